@@ -327,15 +327,18 @@ def test_a_list_in_place_of_an_action() -> None:
         next(iter(collector))
 
 
-def test_a_policy_that_is_refused_closes_what_was_made() -> None:
+@pytest.mark.parametrize(
+    "policy", [lambda td: 1, TensorDictModule(nn.Linear(3, 1), ["observation"], ["move"])]
+)
+def test_a_policy_that_is_refused_closes_what_was_made(policy: Any) -> None:
     made = []
 
     def make() -> Any:
         made.append(ENVS["pendulum"]())
         return made[0]
 
-    with pytest.raises(TypeError, match="to return the TensorDict"):
-        Collector(make, lambda td: 1, frames_per_batch=10)
+    with pytest.raises((TypeError, ValueError), match=r"to return the TensorDict|out_keys"):
+        Collector(make, policy, frames_per_batch=10)
     assert made[0].is_closed
 
 

@@ -548,19 +548,3 @@ def test_random_actions_take_no_policy() -> None:
     with_random = collector.collect(episodes=20, seed=0, random=True)
     torch.manual_seed(0)
     assert_same(collector.collect(episodes=20, seed=0)["action"], with_random["action"])
-
-
-def test_the_pages_timeline() -> None:
-    """Lengths 2, 7, 3, then 5, 2, 4, in three slots."""
-    lengths = {(0, 0): 2, (1, 1): 7, (2, 2): 3, (0, 1): 5, (2, 3): 2, (2, 4): 4}
-
-    class Given(CountingRules):
-        def length(self, slot: int, episode: int) -> int:
-            return lengths.get((slot, episode), 9)  # TorchRL's own env steps waiting slots too
-
-    rules = Given()
-    env, _ = counted(3, rules)
-    collector = Collector(env, StatelessCountingPolicy(rules), frames_per_batch=3)
-    batch = collector.collect(episodes=6, seed=0)
-    found = [(len(one), int(one["observation"][0, 2])) for one in episodes_of(batch)]
-    assert found == [(2, 0), (7, 1), (3, 2), (5, 0), (2, 2), (4, 2)]

@@ -195,26 +195,3 @@ def test_returns_of_episodes_leave_a_trailing_unfinished_one_out() -> None:
             total = 0.0
     assert returns(flat, index)[index.complete].squeeze(-1).tolist() == expected
     assert len(index) == len(expected) + 1
-
-
-@pytest.mark.behaviour(2)
-@pytest.mark.parametrize("slots", [1, 3, 8])
-@pytest.mark.parametrize("count", [1, 3, 11])
-def test_whole_episodes_are_the_first_to_start(slots: int, count: int) -> None:
-    """As in a simulation: a slot whose episode ends takes the next one, if any is left."""
-    rules = CountingRules(lengths=(3, 7, 1, 4, 2))
-    collector = Collector(
-        counting_env(slots, rules=rules), StatelessCountingPolicy(rules), frames_per_batch=slots
-    )
-    batch = collector.collect(episodes=count)
-    _, episode, slot = batch["observation"].long().unbind(-1)
-    begun = [(i, int(episode[0])) for i in range(min(slots, count))]  # one number in all slots
-    left = {i: rules.length(i, e) for i, e in begun}
-    while len(begun) < count:
-        left = {i: steps - 1 for i, steps in left.items()}
-        for i in [i for i, steps in left.items() if not steps and len(begun) < count]:
-            begun.append((i, max(e for s, e in begun if s == i) + 1))
-            left[i] = rules.length(*begun[-1])
-    rows = [(i, e, step) for i, e in begun for step in range(rules.length(i, e))]
-    found = torch.stack([slot, episode, batch["observation"][:, 0].long()], -1)
-    assert [tuple(row) for row in found.tolist()] == rows

@@ -210,19 +210,6 @@ def test_a_policy_may_name_the_entry_that_holds_its_action() -> None:
     check_same(cartpole, lambda env: Nested())
 
 
-def test_an_env_that_the_collector_made_is_closed_where_it_refuses_the_policy() -> None:
-    made = []
-
-    def make() -> Any:
-        made.append(cartpole())
-        return made[-1]
-
-    policy = TensorDictModule(nn.Linear(4, 2), in_keys=["observation"], out_keys=["move"])
-    with pytest.raises(ValueError, match="out_keys"):
-        tdcollect.Collector(make, policy, frames_per_batch=30)
-    assert made[0].is_closed
-
-
 @pytest.mark.parametrize("env", ["mock-nested", "mock-many-keys"])
 def test_a_module_of_the_users_own_gets_the_envs_own_tensordict(env: str) -> None:
     """On envs that do not run on arrays: nested batch sizes are those of the env."""

@@ -59,14 +59,6 @@ def test_statistics_to_a_csv_logger(tmp_path: Path) -> None:
     assert [step for step, _ in written["collect/seconds_between"]] == [24]
 
 
-def test_step_and_names_of_ones_own(tmp_path: Path) -> None:
-    logger = CSVLogger("run", log_dir=str(tmp_path))
-    collector = Collector(cartpole(), frames_per_batch=3 * 4)
-    collector.rollout()
-    LogStatistics(logger, prefix="train").write(collector.stats, step=7)
-    assert logged(tmp_path)["train/steps"] == [(7, 12)]
-
-
 def double(observation: Any, action: Any, reward: Any, done: Any) -> Any:
     return 2 * reward
 
@@ -77,9 +69,9 @@ def test_shaped_returns_are_logged_beside_the_envs(tmp_path: Path) -> None:
         cartpole(max_episode_steps=4), frames_per_batch=3 * 4, reward_shaping=double
     )
     next(iter(collector))
-    LogStatistics(logger).write(collector.stats)
-    assert logged(tmp_path)["collect/return_mean"] == [(12, 4)]
-    assert logged(tmp_path)["collect/shaped_return_mean"] == [(12, 8)]
+    LogStatistics(logger, prefix="train").write(collector.stats, step=7)
+    assert logged(tmp_path)["train/return_mean"] == [(7, 4)]
+    assert logged(tmp_path)["train/shaped_return_mean"] == [(7, 8)]
 
 
 def test_statistics_to_tensorboard(tmp_path: Path) -> None:
@@ -99,7 +91,6 @@ def test_statistics_to_tensorboard(tmp_path: Path) -> None:
     assert found == [(12, 4), (24, 4), (36, 4)]
 
 
-@both_ways
 def test_a_hook_logs_every_so_many_collections(tmp_path: Path) -> None:
     hooks = LogStatistics(CSVLogger("run", log_dir=str(tmp_path)), every=2, prefix="c")
     collector = Collector(cartpole(), frames_per_batch=3 * 4, hooks=hooks)

@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import gymnasium as gym
 import pytest
 import torch
 from tensordict import TensorDictBase
 from torchrl.collectors.distributed import RPCCollector
+from torchrl.envs import GymEnv
 
 from tdcollect import Collector, make_env
 from tdcollect.collectors import (
@@ -24,6 +26,7 @@ from tdcollect.collectors import (
     WorkerLostError,
     worker_of,
 )
+from tdcollect.envs.adopted import chain
 from tdcollect.keys import TRAJ_IDS
 
 from ..workers.test_process_exit import gone
@@ -127,10 +130,29 @@ class Refusing:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_worker_that_cannot_begin_is_named() -> None:
-    with pytest.raises(WorkerLostError, match=r"worker \d .* ended with exit code 1"):
+    """It, and not the first, which is ended with it."""
+    with pytest.raises(WorkerLostError, match=r"worker 1 .* ended with exit code 1"):
         DistributedCollector(
-            [Refusing()] * 2, noisy(), frames_per_batch=40, launcher="mp", tcp_port=free_port()
+            [make, Refusing()], noisy(), frames_per_batch=40, launcher="mp", tcp_port=free_port()
         )
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", KINDS)
+def test_envs_of_torchrl_keep_its_chain_of_seeds(kind: str) -> None:
+    frames = T if "async" in kind else 2 * T
+    envs = [partial(GymEnv, "CartPole-v1")] * 2
+    options: Any = {"frames_per_batch": frames, "launcher": "mp", "tcp_port": free_port()}
+    collector = KINDS[kind](envs, noisy(), **options)
+    try:
+        assert collector.set_seed(7) == chain(7, 3)[-1]
+        first = next(iter(collector)).reshape(-1, T)[:, 0]
+        worker = int(worker_of(first[TRAJ_IDS][0]))
+        expected, _ = gym.make("CartPole-v1").reset(seed=chain(7, 2)[worker])
+        assert first["observation"][0].tolist() == expected.tolist()
+    finally:
+        collector.shutdown()
 
 
 @pytest.mark.slow

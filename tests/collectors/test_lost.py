@@ -26,7 +26,7 @@ from tdcollect.collectors import (
     WorkerLostError,
     worker_of,
 )
-from tdcollect.collectors.asking import LostWorker, LostWorkers, facts_of, slots_of
+from tdcollect.collectors.asking import LostWorker, LostWorkers, facts_of
 from tdcollect.processes.child import ending
 
 from ..collect.oracle import UPSTREAM
@@ -245,10 +245,6 @@ def test_words_of_an_end(code: int | None, words: str) -> None:
     assert ending(code) == words
 
 
-def test_slots_count_over_all_workers() -> None:
-    assert [slots_of(w, [2, 1, 4]) for w in range(3)] == [range(2), range(2, 3), range(3, 7)]
-
-
 def test_record_is_readable() -> None:
     lost = LostWorker(1, 42, "was killed by SIGSEGV", range(2, 3), 8, replaced=True)
     assert str(lost) == "worker 1 (pid 42, slot 2) was killed by SIGSEGV"
@@ -262,27 +258,6 @@ def test_record_is_readable() -> None:
 # ------------------------------------------------------------------------------------------- exit
 
 FORGETFUL = """
-import multiprocessing
-from tests.collectors.made import drawing, two_slots
-from tdcollect.collectors import MultiSyncCollector
-
-if __name__ == "__main__":
-    multiprocessing.set_start_method("fork", force=True)
-    collector = MultiSyncCollector([two_slots] * 2, drawing(), frames_per_batch=64)
-    next(iter(collector))
-    print("done")
-"""
-
-
-@pytest.mark.slow
-def test_a_program_that_forgets_to_shut_down_ends() -> None:
-    ran = subprocess.run(
-        [sys.executable, "-c", FORGETFUL], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert (ran.returncode, ran.stdout) == (0, "done\n"), ran.stderr
-
-
-FORGETFUL_CHILD = """
 import multiprocessing, sys
 from tdcollect.collectors import MultiSyncCollector
 from tests.collectors.made import drawing, two_slots
@@ -298,17 +273,14 @@ if __name__ == "__main__":
     child.start()
     child.join()
     print(child.exitcode)
+    collect()
 """
 
 
 @pytest.mark.slow
-def test_a_process_that_forgets_to_shut_down_ends() -> None:
-    """It would wait for its workers for ever: a node of DistributedCollector with an error did."""
+def test_processes_and_programs_that_forget_to_shut_down_end() -> None:
+    """They would wait for their workers for ever: a node of DistributedCollector did."""
     ran = subprocess.run(
-        [sys.executable, "-c", FORGETFUL_CHILD],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+        [sys.executable, "-c", FORGETFUL], capture_output=True, text=True, timeout=60, check=False
     )
-    assert ran.stdout == "3\n", ran.stderr
+    assert (ran.returncode, ran.stdout) == (3, "3\n"), ran.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 import time
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from tensordict import TensorDictBase
 
 from tdcollect import Collector, make_env
 from tdcollect._upstream.others import state_of
-from tdcollect.collectors import LostWorker, WorkerLostError, worker_of
+from tdcollect.collectors import WorkerLostError, worker_of
 from tdcollect.keys import TRAJ_IDS
 
 from ..workers.test_process_exit import gone
@@ -172,11 +171,6 @@ def test_a_lost_worker_ends_the_collection(collector: Any) -> None:
 def test_a_ray_that_others_started_stays(cluster: str, collector: Any) -> None:
     collector.shutdown()
     assert ray.is_initialized()
-
-
-def test_the_error_can_be_pickled() -> None:
-    error = WorkerLostError(LostWorker(1, 7, "was killed by SIGKILL", range(2, 4), 8, True))
-    assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 
 def test_wrong_arguments_start_nothing() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import hypothesis
 import torch
 from hypothesis import strategies as st
 from tensordict import (
@@ -21,6 +22,11 @@ from tdcollect import keys
 NEXT_DONE = (keys.NEXT, keys.DONE)
 MASK = (keys.COLLECTOR, "mask")
 REWARD = (keys.NEXT, keys.REWARD)
+
+
+def given(*strategies: Any) -> Any:
+    """Hypothesis' decorator, with as many examples as find what a hundred do."""
+    return lambda test: hypothesis.settings(max_examples=25)(hypothesis.given(*strategies)(test))
 
 
 def make(

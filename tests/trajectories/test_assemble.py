@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict, TensorDictBase
 
@@ -12,7 +11,7 @@ import tdcollect
 from tdcollect import keys
 from tdcollect.trajectories import TrajectoryAssembler, TrajectoryIndex, split_trajectories
 
-from .batches import NEXT_DONE, check_same, done_flags, make, naive
+from .batches import NEXT_DONE, check_same, done_flags, given, make, naive
 
 
 def cut(batch: TensorDict, steps: int) -> list[TensorDictBase]:
@@ -113,13 +112,6 @@ def test_lookback() -> None:
     ]
 
 
-def test_no_lookback_asked_for() -> None:
-    with pytest.raises(RuntimeError, match="expected lookback= at construction"):
-        _ = TrajectoryAssembler().chunks
-    with pytest.raises(RuntimeError, match="expected a batch fed before"):
-        _ = TrajectoryAssembler(lookback=1).chunks
-
-
 def test_a_trajectory_that_was_cut_off_is_dropped_and_counted() -> None:
     """A new id without a done flag: a reset from outside, as set_seed makes one."""
     done = torch.zeros(1, 6, dtype=torch.bool)
@@ -150,22 +142,28 @@ def test_several_workers_by_id() -> None:
     assert rows(assembler.unfinished) == [4]
 
 
+def held(assembler: TrajectoryAssembler) -> int:
+    """The rows in memory."""
+    values = [source["observation"] for source in assembler._sources]
+    return sum(v.untyped_storage().nbytes() // v[0].numel() // v.itemsize for v in values)
+
+
 def test_memory_is_bounded_by_what_is_unfinished() -> None:
     """Episodes of 100 steps in batches of three: what is held never outgrows twice its rows."""
-    slots, steps = 8, 3
-    done = torch.zeros(slots, 1200, dtype=torch.bool)
-    for slot in range(slots):
+    done = torch.zeros(8, 450, dtype=torch.bool)
+    for slot in range(8):
         done[slot, 12 * slot :: 100] = True
     assembler = TrajectoryAssembler()
-    for part in cut(make(done), steps):
+    for part in cut(make(done), 3):
         assembler.feed(part)
-        held = sum(
-            value.untyped_storage().nbytes() // value[0].numel() // value.itemsize
-            for source in assembler._sources
-            for value in [source["observation"]]
-        )
-        assert held <= 2 * assembler.unfinished_frames
+        assert held(assembler) <= 2 * assembler.unfinished_frames
         assert len(assembler._sources) <= 8
+    most_end = torch.zeros(8, 101, dtype=torch.bool)
+    most_end[:5, 100] = True
+    assembler = TrajectoryAssembler()
+    for part in cut(make(most_end), 100):
+        assembler.feed(part)
+        assert held(assembler) <= 2 * assembler.unfinished_frames
 
 
 def test_nothing_is_shared_with_the_batch() -> None:

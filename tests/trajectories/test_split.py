@@ -1,12 +1,12 @@
-"""split_trajectories: layouts, and the handling of entries."""
+"""split_trajectories, its inverses, and the handling of entries."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import (
     LazyStackedTensorDict,
@@ -18,26 +18,29 @@ from tensordict import (
 
 import tdcollect
 from tdcollect import keys
-from tdcollect.trajectories import TrajectoryIndex, join_trajectories, split_trajectories, unpad
+from tdcollect.trajectories import (
+    TrajectoryIndex,
+    first,
+    flatten_time,
+    join_trajectories,
+    last,
+    split_trajectories,
+    unflatten_time,
+    unpad,
+)
 
-from .batches import MASK, NEXT_DONE, check_same, done_flags, make, naive
+from .batches import MASK, NEXT_DONE, check_same, done_flags, given, make, naive
 
-LAYOUTS = ("padded", "jagged", "flat", "list")
+LAYOUTS: tuple[Any, ...] = ("padded", "jagged", "flat", "list")
 DONE = torch.tensor([[0, 0, 1, 0], [1, 0, 0, 0]], dtype=torch.bool)
 
 
-def test_exported_at_the_top() -> None:
+def test_golden() -> None:
     assert tdcollect.split_trajectories is split_trajectories
-
-
-def test_padded_golden() -> None:
     split = split_trajectories(make(DONE))
     assert split["observation"][..., 0].tolist() == [[1, 2, 3], [4, 0, 0], [5, 0, 0], [6, 7, 8]]
     assert split[MASK].int().tolist() == [[1, 1, 1], [1, 0, 0], [1, 0, 0], [1, 1, 1]]
     assert split[keys.TRAJ_IDS].tolist() == [[5, 5, 5], [6, 0, 0], [7, 0, 0], [8, 8, 8]]
-
-
-def test_jagged_golden() -> None:
     split = split_trajectories(make(DONE), layout="jagged")
     nested = split["observation"]
     assert split.batch_size == (4,)
@@ -45,9 +48,6 @@ def test_jagged_golden() -> None:
     assert [one[:, 0].tolist() for one in nested.unbind()] == [[1, 2, 3], [4], [5], [6, 7, 8]]
     # One size for all entries, so that they can be combined.
     assert (nested * split["next", "reward"]).shape == nested.shape
-
-
-def test_flat_golden() -> None:
     split = split_trajectories(make(DONE, ids=False), layout="flat")
     assert split["observation"][:, 0].tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
     assert split[keys.TRAJ_IDS].tolist() == [0, 0, 0, 1, 2, 3, 3, 3]
@@ -76,53 +76,76 @@ def test_layouts_agree(done: torch.Tensor) -> None:
     check_same(join_trajectories(pieces), flat)
     for i, piece in enumerate(pieces):
         check_same(padded[i, : len(piece)].exclude(MASK), piece, names=False)
+    check_same(split_trajectories(padded), padded)
+
+
+@given(done_flags(), st.sampled_from(LAYOUTS), st.booleans(), st.booleans(), st.booleans())
+def test_split_then_join_is_the_identity(
+    done: torch.Tensor, layout: Any, ids: bool, names: bool, padded: bool
+) -> None:
+    batch = make(done, ids=ids, names=names, words=True)
+    batch = split_trajectories(batch) if padded else batch
+    index = TrajectoryIndex.of(batch)
+    check_same(join_trajectories(split_trajectories(batch, layout=layout), index), batch)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_entries_added_after_the_split_come_along(layout: Any) -> None:
+    batch = make(DONE)
+    split = split_trajectories(batch, layout=layout)
+    for part in split if isinstance(split, list) else [split]:
+        part["twice"] = part["observation"] * 2
+    joined = join_trajectories(split, TrajectoryIndex.of(batch))
+    assert joined["twice"].tolist() == (batch["observation"] * 2).tolist()
 
 
 def test_time_dim_is_the_one_named_time() -> None:
     batch = make(DONE)
-    turned = TensorDict(
-        {key: batch[key].transpose(0, 1) for key in ("observation", NEXT_DONE, keys.TRAJ_IDS)},
-        batch_size=[4, 2],
-        names=["time", "slot"],
-    )
-    expected = split_trajectories(batch.select("observation", NEXT_DONE, keys.TRAJ_IDS))
-    check_same(split_trajectories(turned), expected)
+    turned = batch.permute(1, 0).contiguous()
+    turned.names = ["time", None]
+    check_same(split_trajectories(turned), split_trajectories(batch))
+    index = TrajectoryIndex.of(turned)
+    for layout in LAYOUTS:
+        check_same(join_trajectories(split_trajectories(turned, layout=layout), index), turned)
+    flat = flatten_time(turned)
+    assert flat["observation"][:, 0].tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
+    check_same(unflatten_time(flat, 2), batch)
+    padded = split_trajectories(batch).permute(1, 0).contiguous()
+    padded.names = ["time", None]
+    check_same(unpad(padded), unpad(split_trajectories(batch)), names=False)
 
 
-def test_ids_go_before_done_flags() -> None:
-    batch = make(DONE, ids=torch.tensor([[1, 1, 1, 1], [2, 2, 3, 3]]))
+@pytest.mark.behaviour(20)
+@given(done_flags())
+def test_flatten_time_and_back(done: torch.Tensor) -> None:
+    batch = make(done, words=True)
+    flat = flatten_time(batch)
+    assert flat.batch_size == (done.numel(),)
+    assert flat["observation"][:, 0].tolist() == list(range(1, done.numel() + 1))
+    check_same(unflatten_time(flat, done.shape[:-1]), batch)
+
+
+def test_keys_decide_where_boundaries_come_from() -> None:
+    ids = torch.tensor([[1, 1, 1, 1], [2, 2, 3, 3]])
+    batch = make(DONE, ids=ids)
     assert TrajectoryIndex.of(batch).lengths.tolist() == [4, 2, 2]
-
-
-def test_done_key_alone_goes_before_ids() -> None:
-    batch = make(DONE, ids=torch.tensor([[1, 1, 1, 1], [2, 2, 3, 3]]))
     split = split_trajectories(batch, done_key=NEXT_DONE)
     assert split[MASK].sum(-1).tolist() == [3, 1, 1, 3]
     assert split[keys.TRAJ_IDS][3].tolist() == [2, 3, 3]
-
-
-def test_keys_of_ones_own() -> None:
     batch = make(DONE, ids=False)
-    batch["mine", "episode"] = torch.tensor([[1, 1, 1, 2], [3, 3, 3, 3]])
+    batch["mine", "episode"] = ids
     split = split_trajectories(batch, trajectory_key=("mine", "episode"))
-    assert split["mine", "mask"].sum(-1).tolist() == [3, 1, 4]
+    assert split["mine", "mask"].sum(-1).tolist() == [4, 2, 2]
     assert keys.COLLECTOR not in split
 
 
-def test_padded_batch_is_split_again() -> None:
-    batch = make(DONE, words=True)
-    padded = split_trajectories(batch)
-    check_same(split_trajectories(padded), padded)
-    flat = split_trajectories(padded, layout="flat")
-    check_same(flat, split_trajectories(batch, layout="flat"), names=False)
-
-
-@pytest.mark.parametrize("names", [True, False])
-def test_entry_of_another_view_is_the_same(names: bool) -> None:
-    batch = make(DONE, names=names)
-    batch["observation"] = batch["observation"].expand(2, 4, 3)[..., :2]
-    split = split_trajectories(batch)
-    assert split["observation"][0, :3].tolist() == batch["observation"][0, :3].tolist()
+def test_unpad_takes_what_the_mask_takes() -> None:
+    padded = split_trajectories(make(DONE, ids=False))
+    assert join_trajectories(padded)[keys.TRAJ_IDS].tolist() == [0, 0, 0, 1, 2, 3, 3, 3]
+    padded[MASK] = torch.tensor([[1, 0, 1], [0, 0, 0], [1, 0, 0], [0, 1, 1]], dtype=torch.bool)
+    assert unpad(padded)["observation"][:, 0].tolist() == [1, 3, 5, 7, 8]
+    assert TrajectoryIndex.of(padded).lengths.tolist() == [1, 1, 1, 2]
+    assert MASK not in unpad(padded).keys(True)
 
 
 DTYPES = [
@@ -133,40 +156,38 @@ DTYPES = [
 
 
 @pytest.mark.parametrize("feature", [(), (1,), (2,), (3,), (2, 4), (0,)], ids=str)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_any_dtype_and_shape(dtype: torch.dtype, feature: tuple[int, ...]) -> None:
-    batch = make(DONE)
+def test_any_dtype_and_shape(feature: tuple[int, ...]) -> None:
     value = torch.arange(8 * torch.Size(feature).numel()).reshape(2, 4, *feature)
-    batch["x"] = value.to(dtype)
+    entries = {str(dtype): value.to(dtype) for dtype in DTYPES}
+    entries["a view"] = value.float().expand(3, *value.shape)[1]
+    batch = make(DONE).update(entries)
     padded = split_trajectories(batch)
+    for name, entry in entries.items():
+        assert padded[name].dtype is entry.dtype
+        assert not padded[name].to(torch.complex128)[~padded[MASK]].abs().any()
     index = TrajectoryIndex.of(batch)
-    assert padded["x"].dtype is dtype
-    zeros = padded["x"].to(torch.complex128)[~padded[MASK]]
-    assert not zeros.abs().any()
     for layout in LAYOUTS:
         check_same(join_trajectories(split_trajectories(batch, layout=layout), index), batch)
 
 
-def test_extreme_bits_are_kept() -> None:
+def test_bits_are_kept_wherever_an_entry_begins_in_memory() -> None:
     batch = make(DONE)
     patterns = torch.tensor([0x7FA00001, -1, 0x7F800000, -0x80000000], dtype=torch.int32)
     batch["x"] = patterns.view(torch.float32).repeat(2, 1)
+    batch["odd"] = torch.arange(17).to(torch.uint8)[1:].view(2, 4, 2)
     flat = split_trajectories(split_trajectories(batch), layout="flat")
     assert flat["x"].view(torch.int32).tolist() == patterns.tolist() * 2
+    assert flat["odd"].flatten().tolist() == list(range(1, 17))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("feature", [(), (3,)], ids=str)
 def test_gradients_pass(layout: Any, feature: tuple[int, ...]) -> None:
     batch = make(DONE)
-    x = torch.rand(2, 4, *feature, requires_grad=True)
+    batch["x"] = x = torch.rand(2, 4, *feature, requires_grad=True)
     weight = torch.rand(2, 4, *feature)
-    batch["x"], batch["weight"] = x, weight
-    split = split_trajectories(batch, layout=layout)
-    parts = split if isinstance(split, list) else [split]
-    for part in parts:
-        product = part["x"] * part["weight"]
-        (product.values() if product.is_nested else product).sum().backward()
+    joined = join_trajectories(split_trajectories(batch, layout=layout), TrajectoryIndex.of(batch))
+    (joined["x"] * weight).sum().backward()
     torch.testing.assert_close(x.grad, weight)
 
 
@@ -193,7 +214,7 @@ class Pair:
     label: str
 
 
-def test_tensorclass_and_lazy_entries() -> None:
+def test_entries_that_are_no_plain_tensors() -> None:
     batch = make(DONE)
     batch["pair"] = Pair(left=torch.arange(8).reshape(2, 4), label="x", batch_size=[2, 4])
     rows = [TensorDict({"a": torch.full((4,), i)}, [4]) for i in range(2)]
@@ -203,12 +224,13 @@ def test_tensorclass_and_lazy_entries() -> None:
     assert split["pair"].label == "x"
     assert split["pair"].left[3].tolist() == [5, 6, 7]
     assert split["lazy", "a"].tolist() == [[0, 0, 0], [0, 0, 0], [1, 0, 0], [1, 1, 1]]
-
-
-def test_lazy_batch() -> None:
     batch = make(DONE)
-    lazy = LazyStackedTensorDict(batch[0], batch[1])
-    check_same(split_trajectories(lazy), split_trajectories(batch))
+    check_same(split_trajectories(LazyStackedTensorDict(*batch)), split_trajectories(batch))
+    batch = make(DONE[0])  # values that are sequences stay whole
+    word = [["a"], ["b", "c"], [], ["d"]]
+    batch.set("word", NonTensorStack(*map(NonTensorData, word)))
+    split = split_trajectories(batch)
+    assert split.get("word").tolist() == [[["a"], ["b", "c"], []], [["d"], None, None]]
 
 
 def test_nested_batch_dims_are_kept() -> None:
@@ -222,12 +244,35 @@ def test_nested_batch_dims_are_kept() -> None:
     assert split_trajectories(batch, layout="jagged")["agents"].batch_size == (4,)
 
 
-def test_values_that_are_sequences_stay_whole() -> None:
-    batch = make(DONE[0])
-    word = [["a"], ["b", "c"], [], ["d"]]
-    batch.set("word", NonTensorStack(*map(NonTensorData, word)))
-    split = split_trajectories(batch)
-    assert split.get("word").tolist() == [[["a"], ["b", "c"], []], [["d"], None, None]]
+SIZES = (2, 3)
+OPERATIONS: dict[str, Callable[[TensorDict], Any]] = {
+    "padded": split_trajectories,
+    "list": lambda batch: split_trajectories(batch, layout="list")[1],
+    "joined": lambda batch: join_trajectories(split_trajectories(batch)),
+    "and back": lambda batch: unflatten_time(flatten_time(batch), 2),
+    "first": first,
+    "last": last,
+}
+
+
+def agent(size: int) -> TensorDict:
+    values = torch.arange(2.0 * 4 * size).view(2, 4, size)
+    return TensorDict({"observation": values, "alive": torch.ones(2, 4, dtype=torch.bool)}, [2, 4])
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_each_of_unlike_agents_is_as_it_would_be_alone(name: str) -> None:
+    def result(agents: Any) -> Any:
+        batch = make(DONE).set("agents", agents)
+        batch[keys.NEXT, "agents"] = agents.clone()
+        return OPERATIONS[name](batch)
+
+    together = result(LazyStackedTensorDict(*map(agent, SIZES), stack_dim=2))
+    assert isinstance(together["agents"], LazyStackedTensorDict)
+    for i, size in enumerate(SIZES):
+        alone = result(agent(size))
+        for part, expected in ((together, alone), (together[keys.NEXT], alone[keys.NEXT])):
+            check_same(part["agents"].tensordicts[i], expected["agents"])
 
 
 def test_the_batch_is_not_changed() -> None:
@@ -238,7 +283,7 @@ def test_the_batch_is_not_changed() -> None:
     check_same(batch, before)
 
 
-def test_index_is_printable_and_countable() -> None:
+def test_index() -> None:
     index = TrajectoryIndex.of(make(DONE))
     assert repr(index) == (
         "TrajectoryIndex(4 trajectories, 2 complete, 8 steps in a batch [2, 4], from ids)"
@@ -247,8 +292,6 @@ def test_index_is_printable_and_countable() -> None:
     assert index.slot.tolist() == [0, 0, 1, 1]
     assert index.starts.tolist() == [0, 3, 4, 5]
     assert index.complete.tolist() == [True, False, True, False]
-
-
-def test_without_done_flags_the_followed_are_complete() -> None:
-    batch = make(DONE).exclude(NEXT_DONE)
-    assert TrajectoryIndex.of(batch).complete.tolist() == [True, False, True, False]
+    # Without done flags, those that another follows are complete.
+    without = TrajectoryIndex.of(make(DONE[:, :3]).exclude(NEXT_DONE))
+    assert without.complete.tolist() == [False, True, False]

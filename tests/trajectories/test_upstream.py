@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
 from hypothesis import strategies as st
 from torchrl.collectors.utils import split_trajectories as upstream
 
 import tdcollect
 from tdcollect import keys, split_trajectories
 
-from .batches import MASK, check_same, done_flags, make, naive
+from .batches import MASK, check_same, done_flags, given, make, naive
 
 
 @given(done_flags().filter(lambda done: done.ndim < 3), st.booleans(), st.booleans())
@@ -56,11 +55,6 @@ def test_nested_tensors_are_upstreams(done: torch.Tensor, ids: bool) -> None:
         assert ours[key].layout == value.layout == torch.strided
         pairs = zip(ours[key].unbind(), value.unbind(), strict=True)
         assert all(torch.equal(*pair) for pair in pairs), key
-
-
-def test_nested_tensors_have_no_other_layout() -> None:
-    with pytest.raises(ValueError, match="expected as_nested or layout, got both"):
-        split_trajectories(make(torch.tensor([True, False])), as_nested=True, layout="flat")
 
 
 # Where upstream is wrong: each test shows both sides.

@@ -12,7 +12,6 @@ from tensordict.nn import (
     CompositeDistribution,
     InteractionType,
     ProbabilisticTensorDictModule,
-    ProbabilisticTensorDictSequential,
     TensorDictModule,
     TensorDictModuleBase,
     TensorDictSequential,
@@ -23,27 +22,19 @@ from torchrl.data import Categorical, Composite, OneHot
 from torchrl.envs import EnvBase, ExplorationType
 from torchrl.envs.utils import exploration_type
 from torchrl.modules import (
-    MLP,
-    ActorCriticOperator,
     ActorValueOperator,
     AdditiveGaussianModule,
-    DistributionalQValueActor,
     EGreedyModule,
     GRUModule,
-    IndependentNormal,
     LSTMModule,
-    MaskedOneHotCategorical,
     MultiStepActorWrapper,
     NoisyLinear,
     OneHotCategorical,
     OrnsteinUhlenbeckProcessModule,
     ProbabilisticActor,
     QValueActor,
-    SafeModule,
     TanhDelta,
-    TanhModule,
     TanhNormal,
-    TruncatedNormal,
     ValueOperator,
 )
 from torchrl.modules.tensordict_module import SafeProbabilisticModule
@@ -149,14 +140,6 @@ def deterministic_with_spec(env: EnvBase) -> TensorDictSequential:
     return policy
 
 
-def safe_module(env: EnvBase) -> SafeModule:
-    """Projects actions that lie outside the spec."""
-    net = network(env, 1, ["action"])
-    big = nn.Sequential(net.module, nn.Linear(1, 1))
-    nn.init.constant_(big[1].weight, 50.0)
-    return SafeModule(big, net.in_keys, ["action"], spec=env.action_spec, safe=True)
-
-
 def delta(env: EnvBase, **options: Any) -> ProbabilisticActor:
     """A TanhDelta actor, as DDPG's and TD3's."""
     return ProbabilisticActor(
@@ -177,13 +160,6 @@ def additive_gaussian(env: EnvBase) -> TensorDictSequential:
 def ornstein_uhlenbeck(env: EnvBase) -> TensorDictSequential:
     noise = OrnsteinUhlenbeckProcessModule(env.action_spec, annealing_num_steps=50)
     return TensorDictSequential(deterministic(env), noise)
-
-
-def tanh_module(env: EnvBase) -> TensorDictSequential:
-    """A squashed network with noise, as TD3's."""
-    bounded = TanhModule(in_keys=["action"], spec=env.action_spec, clamp=True)
-    noise = AdditiveGaussianModule(env.action_spec, annealing_num_steps=50, safe=True)
-    return TensorDictSequential(deterministic(env), bounded, noise)
 
 
 def soft_actor(env: EnvBase, cls: Any = SafeProbabilisticModule, **options: Any) -> Any:
@@ -219,33 +195,6 @@ def two_actions(env: EnvBase) -> TensorDictSequential:
     )
     parts = TensorDictModule(split, in_keys=["hidden"], out_keys=names)
     return TensorDictSequential(network(env, 7, ["hidden"]), parts, sample)
-
-
-def masked(env: EnvBase) -> TensorDictSequential:
-    """A mask that depends on the observation."""
-    mask = TensorDictModule(
-        lambda x: torch.stack([x[..., 0] > 0, x[..., 0] <= 0.02], -1), ["observation"], ["mask"]
-    )
-    sample = SafeProbabilisticModule(
-        in_keys=["logits", "mask"],
-        out_keys=["action"],
-        distribution_class=MaskedOneHotCategorical,
-        default_interaction_type=InteractionType.RANDOM,
-        return_log_prob=True,
-    )
-    return TensorDictSequential(network(env, 2, ["logits"]), mask, sample)
-
-
-def explores_nested(env: EnvBase) -> TensorDictSequential:
-    """Epsilon-greedy over all agents' actions."""
-    (key,) = env.action_keys
-
-    def act(*observations: torch.Tensor) -> torch.Tensor:
-        return env.full_action_spec[key].zero()
-
-    ins = [next(iter(env.observation_spec.keys(True, True)))]
-    module = TensorDictModule(act, in_keys=ins, out_keys=[key])
-    return TensorDictSequential(module, EGreedyModule(env.full_action_spec, 0.5, action_key=key))
 
 
 class Recurrence(nn.Module):
@@ -330,25 +279,6 @@ def actor_then_value(env: EnvBase) -> TensorDictSequential:
     return TensorDictSequential(actor(env), network(env, 1, [("critic", "value")]))
 
 
-def two_samples(env: EnvBase) -> ProbabilisticTensorDictSequential:
-    """Draws a latent, then the action given the latent."""
-    latent = ProbabilisticTensorDictModule(
-        in_keys=["loc", "scale"],
-        out_keys=["latent"],
-        distribution_class=D.Normal,
-        default_interaction_type=InteractionType.RANDOM,
-    )
-    return ProbabilisticTensorDictSequential(
-        network(env, 4, ["hidden"]),
-        TensorDictModule(Split(), in_keys=["hidden"], out_keys=["loc", "scale"]),
-        latent,
-        TensorDictModule(nn.Linear(2, 2), in_keys=["latent"], out_keys=["logits"]),
-        ProbabilisticTensorDictModule(
-            in_keys=["logits"], out_keys=["action"], distribution_class=OneHotCategorical
-        ),
-    )
-
-
 def selected_out_keys(env: EnvBase) -> TensorDictModuleBase:
     return actor(env).select_out_keys("action")
 
@@ -371,30 +301,6 @@ def hidden_outputs(env: EnvBase) -> TensorDictSequential:
 
 def q_values(env: EnvBase) -> QValueActor:
     return QValueActor(network(env, 2, ["action_value"]), spec=env.action_spec)
-
-
-def distributional(env: EnvBase) -> DistributionalQValueActor:
-    """Q-values as distributions over five atoms."""
-    net = nn.Sequential(nn.Linear(4, 10), nn.Unflatten(-1, (5, 2)))
-    return DistributionalQValueActor(
-        TensorDictModule(net, in_keys=["observation"], out_keys=["action_value"]),
-        spec=env.action_spec,
-        support=torch.linspace(-1, 1, 5),
-    )
-
-
-def actor_critic(env: EnvBase) -> ActorCriticOperator:
-    """Shared trunk, and a critic of the action that is drawn."""
-    act = ProbabilisticActor(
-        TensorDictModule(nn.Linear(8, 2), in_keys=["hidden"], out_keys=["logits"]),
-        in_keys=["logits"],
-        spec=env.action_spec,
-        distribution_class=OneHotCategorical,
-    )
-    critic = ValueOperator(
-        MLP(in_features=10, out_features=1, depth=1, num_cells=4), in_keys=["hidden", "action"]
-    )
-    return ActorCriticOperator(network(env, 8, ["hidden"]), act, critic)
 
 
 def several_steps(env: EnvBase) -> MultiStepActorWrapper:
@@ -629,18 +535,10 @@ def keyword_inputs(env: EnvBase) -> TensorDictModule:
 # ------------------------------------------------------------------------------------- the table
 
 
-def independent(env: EnvBase, kind: Any, **options: Any) -> ProbabilisticActor:
-    return actor(env, distribution_class=kind, **options)
-
-
-TRUNCATED = {"low": -2.0, "high": 2.0}
-
 POLICIES: dict[str, tuple[str, Callable[[EnvBase], Any]]] = {
     "deterministic": ("pendulum", deterministic),
-    "deterministic-unbatched": ("pendulum-unbatched", deterministic),
     "deterministic-spec": ("pendulum", deterministic_with_spec),
     "one-hot": ("cartpole", actor),
-    "one-hot-no-log-prob": ("cartpole", lambda env: actor(env, return_log_prob=False)),
     "one-hot-unbatched": ("cartpole-unbatched", actor),
     "one-hot-one-slot": ("cartpole-one-slot", actor),
     "one-hot-mode": (
@@ -648,53 +546,20 @@ POLICIES: dict[str, tuple[str, Callable[[EnvBase], Any]]] = {
         lambda env: actor(env, default_interaction_type=InteractionType.MODE),
     ),
     "categorical": ("cartpole-categorical", actor),
-    "categorical-no-log-prob": (
-        "cartpole-categorical",
-        lambda env: actor(env, return_log_prob=False),
-    ),
-    "categorical-unbatched": ("cartpole-unbatched-categorical", actor),
     "tanh-normal": ("pendulum", actor),
-    "tanh-normal-bounds": (
-        "pendulum",
-        lambda env: actor(env, distribution_kwargs={"low": -2.0, "high": 2.0}),
-    ),
-    "tanh-normal-no-log-prob": ("pendulum", lambda env: actor(env, return_log_prob=False)),
-    "tanh-normal-unbatched": ("pendulum-unbatched", actor),
-    "normal": ("pendulum", lambda env: independent(env, D.Normal)),
-    "normal-no-log-prob": (
-        "pendulum",
-        lambda env: independent(env, D.Normal, return_log_prob=False),
-    ),
-    "independent-normal": ("pendulum", lambda env: independent(env, IndependentNormal)),
-    "truncated-normal": (
-        "pendulum",
-        lambda env: independent(env, TruncatedNormal, distribution_kwargs=TRUNCATED),
-    ),
     "delta": ("pendulum", delta),
-    "delta-log-prob": ("pendulum", lambda env: delta(env, return_log_prob=True)),
     "actor-value": ("cartpole", actor_value),
     "actor-then-value": ("cartpole", actor_then_value),
-    "two-samples": ("cartpole", two_samples),
     "selected-out-keys": ("cartpole", selected_out_keys),
     "hidden-outputs": ("cartpole", hidden_outputs),
     "q-values": ("cartpole", q_values),
-    "distributional-q-values": ("cartpole", distributional),
-    "actor-critic": ("cartpole", actor_critic),
     "several-steps": ("pendulum-init", several_steps),
     "epsilon-greedy": ("cartpole", epsilon_greedy),
     "epsilon-greedy-unbatched": ("cartpole-unbatched", epsilon_greedy),
     "additive-gaussian": ("pendulum", additive_gaussian),
     "ornstein-uhlenbeck": ("pendulum-init", ornstein_uhlenbeck),
-    "tanh-module": ("pendulum", tanh_module),
     "soft-actor": ("pendulum", soft_actor),
-    "soft-actor-unbatched": ("pendulum-unbatched", soft_actor),
-    "scored-afterwards": (
-        "pendulum",
-        lambda env: soft_actor(env, ProbabilisticTensorDictModule, return_log_prob=True),
-    ),
     "two-actions": ("toy-dict-action", two_actions),
-    "masked": ("cartpole", masked),
-    "nested-epsilon-greedy": ("mock-nested", explores_nested),
     "own-output": ("pendulum", reads_its_own_output),
     "last-action": ("pendulum", reads_action_of_the_last_step),
     "alternates": ("toy", alternates),
@@ -703,16 +568,13 @@ POLICIES: dict[str, tuple[str, Callable[[EnvBase], Any]]] = {
     "carries-memory": ("toy", carries_a_memory),
     "carries-memory-unbatched": ("toy-unbatched", carries_a_memory),
     "plain-net": ("cartpole", plain_net),
-    "plain-net-unbatched": ("cartpole-unbatched", plain_net),
     "function": ("cartpole", ones),
     "fresh-tensordict": ("cartpole", fresh_tensordict),
     "overridden-forward": ("cartpole", overridden),
     "overridden-actor": ("cartpole", overridden_actor),
     "hooks": ("cartpole", hooks),
     "dropout": ("cartpole", dropout),
-    "dropout-eval": ("cartpole", lambda env: dropout(env).eval()),
     "batch-norm": ("cartpole", batch_norm),
-    "batch-norm-eval": ("cartpole", lambda env: batch_norm(env).eval()),
     "noisy": ("cartpole", noisy),
     "call-counter": ("cartpole", call_counter),
     "context": ("cartpole", reports_its_context),
@@ -723,7 +585,6 @@ POLICIES: dict[str, tuple[str, Callable[[EnvBase], Any]]] = {
     "reads-everything": ("cartpole", reads_everything),
     "drops-entries": ("cartpole", drops_entries),
     "keyword-inputs": ("cartpole", keyword_inputs),
-    "safe-module": ("pendulum", safe_module),
 }
 
 

@@ -210,18 +210,6 @@ def test_a_recurrent_critic_along_time_agrees_with_a_plain_loop(kind: str) -> No
     assert batch["is_init"][:, 1:].any()
 
 
-def test_step_by_step_torchrl_takes_values_after_first_steps_from_no_state() -> None:
-    """Why the estimator is to be run along time: upstream as it is."""
-    env = make_env("CartPole-v1", 3)
-    torch.manual_seed(0)
-    policy, critic = recurrent_pair("gru", env)
-    gae = GAE(gamma=0.9, lmbda=0.8, value_network=critic, deactivate_vmap=True)
-    batch = next(iter(Collector(env, policy, frames_per_batch=75, postproc=gae)))
-    _, next_value = values_step_by_step(critic, batch)
-    wrong = ~torch.isclose(batch["next", "state_value"], next_value.unsqueeze(-1), atol=1e-6)
-    assert torch.equal(wrong, batch["is_init"])
-
-
 # ------------------------------------------------------------------------------- preprocessing
 
 

@@ -6,6 +6,7 @@ flags, and policies that do not say what they read.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -98,19 +99,14 @@ def check(env: str, policy: Callable[[Any], Any], script: Any, options: Any, key
         pytest.skip(f"TorchRL's collector cannot do it either: {reason}")
 
 
-FAST = ("random", "keyless")
+FAST = [*((env, "keyless") for env in ENVS), *((env, "random") for env in ODD)]
+MORE = [(env, policy) for env in ENVS for policy in POLICIES if (env, policy) not in FAST]
 
 
-@pytest.mark.parametrize("policy", FAST)
-@pytest.mark.parametrize("env", ENVS)
+@pytest.mark.parametrize(
+    ("env", "policy"), [*FAST, *(pytest.param(*case, marks=pytest.mark.slow) for case in MORE)]
+)
 def test_every_env(env: str, policy: str) -> None:
-    check(env, POLICIES[policy], all_ways, lambda slots: {}, policy)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("policy", [name for name in POLICIES if name not in FAST])
-@pytest.mark.parametrize("env", ENVS)
-def test_every_env_with_more_policies(env: str, policy: str) -> None:
     check(env, POLICIES[policy], all_ways, lambda slots: {}, policy)
 
 
@@ -122,7 +118,10 @@ def test_every_policy_where_it_fits(env: str, policy: str) -> None:
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("env", ODD[:2])
+@pytest.mark.parametrize(
+    "env",
+    [env if i < 2 else pytest.param(env, marks=pytest.mark.slow) for i, env in enumerate(ODD)],
+)
 def test_every_option_on_odd_entries(env: str, options: str) -> None:
     check(env, POLICIES["keyless"], batches(2), OPTIONS[options], options)
 
@@ -143,13 +142,6 @@ def test_time_limits_where_the_env_says_nothing_of_truncation(env: str) -> None:
     check(env, POLICIES["keyless"], batches(2), OPTIONS["max_frames_per_traj"], "")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("env", ODD[2:])
-def test_every_option_on_more_odd_entries(env: str, options: str) -> None:
-    check(env, POLICIES["keyless"], batches(2), OPTIONS[options], options)
-
-
 @pytest.mark.parametrize("env", ODD)
 def test_collecting_frames_gives_the_parents_batches(env: str) -> None:
     slots = ENVS[env]().batch_size.numel()
@@ -159,9 +151,7 @@ def test_collecting_frames_gives_the_parents_batches(env: str) -> None:
             yield collector.collect(frames=6 * slots)
 
     def by_iteration(collector: Any) -> Iterator[Any]:
-        stream = iter(collector)
-        for _ in range(2):
-            yield next(stream)
+        yield from itertools.islice(collector, 2)
 
     made = {"frames_per_batch": 6 * slots, "use_buffers": False}
     policy = POLICIES["keyless"]

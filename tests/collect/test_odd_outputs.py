@@ -77,10 +77,14 @@ def function(env: Any, extra: str) -> Callable[[TensorDictBase], TensorDictBase]
     return policy
 
 
-@pytest.mark.parametrize("buffers", [None, False])
-@pytest.mark.parametrize("made", [module, function])
+WAYS = [
+    *(("toy", module, None), ("toy", function, False)),
+    *(("toy-unbatched", module, False), ("torchrl-gym", function, None)),
+]
+
+
+@pytest.mark.parametrize(("env", "made", "buffers"), WAYS)
 @pytest.mark.parametrize("extra", EXTRAS)
-@pytest.mark.parametrize("env", ["toy", "toy-unbatched", "torchrl-gym"])
 def test_the_parents_batches(env: str, extra: str, made: Any, buffers: Any) -> None:
     check_same(
         ENVS[env],

@@ -11,16 +11,23 @@ from tdcollect import make_env
 
 from . import digests, policies
 from .envs import ENVS, Toy, box
-from .loops import array_loop
+from .loops import array_loop, on_arrays
 from .oracle import UPSTREAM, check_same
 
 pytestmark = [pytest.mark.usefixtures("arrays"), pytest.mark.filterwarnings(UPSTREAM)]
 
 
-@array_loop
-@pytest.mark.parametrize("env", ENVS)
-def test_random_policy_on_every_env(env: str) -> None:
-    check_same(ENVS[env], policies.random_policy)
+OF_ACTIONS = [
+    *("cartpole", "cartpole-unbatched", "cartpole-next-step", "cartpole-envpool"),
+    *("cartpole-process", "frozen-lake", "pendulum", "half-cheetah", "toy-many-actions"),
+    *("toy-dict-action", "toy-binary", "torchrl-serial", "mock-continuous", "mock-nested"),
+    *("mock-many-keys", "mock-strings", "mock-unlike", "mock-dynamic", "mock-autoreset"),
+]
+AROUND = [
+    *("one-hot", "one-hot-unbatched", "two-actions", "own-output", "carries-memory"),
+    *("fresh-tensordict", "context", "odd-outputs", "writes-next", "in-place", "drops-entries"),
+]
+"""Policies that our own code meets around TorchRL's loop."""
 
 
 @array_loop
@@ -29,11 +36,18 @@ def test_sampling_actor_on_every_env(env: str) -> None:
     check_same(ENVS[env], policies.actor)
 
 
-@pytest.mark.parametrize("policy", policies.POLICIES)
+@array_loop
+@pytest.mark.parametrize("env", OF_ACTIONS)
+def test_random_policy_on_envs_of_every_action(env: str) -> None:
+    check_same(ENVS[env], policies.random_policy)
+
+
+@on_arrays("policy", policies.POLICIES, parent=AROUND)
 def test_every_policy(policy: str) -> None:
     check_same(*policies.case(policy))
 
 
+@array_loop
 def test_products_that_round_by_where_their_input_begins() -> None:
     """Three rows of 11 numbers: the frames of a chunk, were they packed, would begin unaligned."""
 
@@ -43,7 +57,8 @@ def test_products_that_round_by_where_their_input_begins() -> None:
     check_same(lambda: make_env(lambda: Toy(box(11), box(4)), 3), product)
 
 
+@array_loop
 def test_both_loops_give_the_same_frames_and_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    on_arrays = digests.main()
+    found = digests.main()
     monkeypatch.setattr("tdcollect.collect.arrays.RUN_ON_ARRAYS", False)
-    assert digests.main() == on_arrays
+    assert digests.main() == found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -23,9 +24,8 @@ from torchrl.modules import RandomPolicy
 
 from tdcollect import Collector, make_env
 
-from ..evaluation.test_actions import masked_walk
 from . import policies
-from .envs import ENVS
+from .envs import ENVS, masked
 from .oracle import UPSTREAM, batches, check_same
 
 pytestmark = pytest.mark.filterwarnings(UPSTREAM)
@@ -95,9 +95,11 @@ def test_random_frames_of_every_action(env: str) -> None:
     check_same(RANDOM_ENVS[env], policies.actor, looked_at, lambda: frames)
 
 
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("policy", ["tanh-normal", "ornstein-uhlenbeck", "hidden-outputs"])
-def test_random_frames_under_every_option(policy: str, options: str) -> None:
+REMEMBER = itertools.cycle(["tanh-normal", "ornstein-uhlenbeck", "hidden-outputs"])
+
+
+@pytest.mark.parametrize(("options", "policy"), zip(OPTIONS, REMEMBER, strict=False))
+def test_random_frames_under_every_option(options: str, policy: str) -> None:
     made = {"frames_per_batch": 18, **OPTIONS[options]}
     check_same(*policies.case(policy), script, lambda: made)
 
@@ -151,9 +153,11 @@ POLICIES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("env", ["pendulum", "discretized actions", "cartpole-unbatched"])
-def test_random_policies(env: str, policy: str) -> None:
+TURNS = itertools.cycle(["pendulum", "discretized actions", "cartpole-unbatched"])
+
+
+@pytest.mark.parametrize(("policy", "env"), zip(POLICIES, TURNS, strict=False))
+def test_random_policies(policy: str, env: str) -> None:
     check_same(RANDOM_ENVS[env], POLICIES[policy])
     made = RANDOM_ENVS[env]()
     assert how(Collector(made, POLICIES[policy](made), frames_per_batch=6)) == [DRAWN]
@@ -222,7 +226,7 @@ def legal(batch: TensorDictBase) -> bool:
 def test_masks_are_ignored_where_torchrl_ignores_them_and_a_warning_says_so_once() -> None:
     def two_batches(kind: Any) -> list[TensorDictBase]:
         torch.manual_seed(0)
-        collector = kind(masked_walk(2), None, frames_per_batch=40, total_frames=80)
+        collector = kind(masked(2), None, frames_per_batch=40, total_frames=80)
         collector.set_seed(0)
         found = list(collector)
         collector.shutdown()
@@ -232,7 +236,7 @@ def test_masks_are_ignored_where_torchrl_ignores_them_and_a_warning_says_so_once
         batches = two_batches(Collector)
     assert len([w for w in warned if "masks" in str(w.message)]) == 1
     assert not all(map(legal, batches))
-    collector = Collector(masked_walk(2), None, frames_per_batch=40, total_frames=80)
+    collector = Collector(masked(2), None, frames_per_batch=40, total_frames=80)
     with pytest.warns(UserWarning, match="action masks"):
         lines = str(collector.explain())
     assert "; action masks are ignored, as in TorchRL" in lines
@@ -241,7 +245,7 @@ def test_masks_are_ignored_where_torchrl_ignores_them_and_a_warning_says_so_once
 
 
 def test_the_advice_of_the_warning_gives_legal_actions() -> None:
-    env = masked_walk(2)
+    env = masked(2)
     collector = Collector(env, env.rand_action, frames_per_batch=40, total_frames=40)
     assert all(map(legal, collector))
 
@@ -250,6 +254,6 @@ def test_init_random_frames_are_legal_as_in_torchrl() -> None:
     for kind in (Collector, TorchRLCollector):
         first = lambda td: td.set("action", (td["action_mask"].cumsum(-1) == 1).long())  # noqa: E731
         collector = kind(
-            masked_walk(2), first, frames_per_batch=40, total_frames=40, init_random_frames=40
+            masked(2), first, frames_per_batch=40, total_frames=40, init_random_frames=40
         )
         assert all(map(legal, collector))

@@ -52,6 +52,7 @@ PIPELINES = {
     "with is_init": lambda n: (counting_env(n, is_init=True), CountingPolicy()),
     "primer on the env": lambda n: (with_primer(counting_env(n)), counting_module()),
 }
+PAIRS = [*((pipeline, 4) for pipeline in PIPELINES), *zip(PIPELINES, (None, 1, None), strict=True)]
 
 
 def check(batch: Any) -> None:
@@ -64,8 +65,7 @@ def check(batch: Any) -> None:
 
 
 @pytest.mark.behaviour(16)
-@pytest.mark.parametrize("pipeline", PIPELINES)
-@pytest.mark.parametrize("slots", [None, 1, 4])
+@pytest.mark.parametrize(("pipeline", "slots"), PAIRS)
 def test_a_policy_that_counts_in_its_hidden_state_predicts_the_env(
     pipeline: str, slots: int | None, arrays: bool
 ) -> None:
@@ -83,8 +83,7 @@ def test_a_policy_that_counts_in_its_hidden_state_predicts_the_env(
 
 
 @pytest.mark.behaviour(16)
-@pytest.mark.parametrize("pipeline", PIPELINES)
-@pytest.mark.parametrize("slots", [None, 1, 4])
+@pytest.mark.parametrize(("pipeline", "slots"), PAIRS)
 def test_collecting_by_count_carries_and_starts_it_too(pipeline: str, slots: int | None) -> None:
     env, policy = PIPELINES[pipeline](slots)
     collector = tdcollect.Collector(env, policy, frames_per_batch=13 * (slots or 1))
@@ -104,7 +103,7 @@ def test_collecting_by_count_carries_and_starts_it_too(pipeline: str, slots: int
 @pytest.mark.behaviour(16)
 @pytest.mark.parametrize("pipeline", PIPELINES)
 @settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     steps=st.lists(
@@ -235,22 +234,18 @@ def first_batches(collector_class: Any, env: str, make_policy: Any, **options: A
     return run(collector_class, ENVS[env], make_policy, batches(2), lambda: options)[1:]
 
 
-@pytest.mark.parametrize("kind", ["lstm", "gru"])
-@pytest.mark.parametrize("env", ["cartpole", "cartpole-unbatched", "cartpole-init", "torchrl-gym"])
+@pytest.mark.parametrize(
+    ("env", "kind"),
+    [
+        *(("cartpole", "lstm"), ("cartpole-unbatched", "gru")),
+        *(("cartpole-init", "lstm"), ("torchrl-gym", "gru")),
+    ],
+)
 def test_the_default_is_what_torchrl_does_on_request(env: str, kind: str) -> None:
     policy = partial(policies.recurrent, kind)
     ours = first_batches(tdcollect.Collector, env, policy)
     theirs = first_batches(ParentCollector, env, policy, auto_register_policy_transforms=True)
     assert_same(ours, theirs)
-
-
-def test_left_to_itself_torchrls_collector_forgets_the_state_at_each_step() -> None:
-    """The other side of a difference: upstream as it is."""
-    policy = partial(policies.recurrent, "gru")
-    _, first, _ = first_batches(ParentCollector, "cartpole-init", policy)[0]
-    assert "recurrent_state" not in first.keys()  # noqa: SIM118
-    _, first, _ = first_batches(tdcollect.Collector, "cartpole-init", policy)[0]
-    assert (first["recurrent_state"][:, 1] != 0).any()
 
 
 def test_a_policy_that_asks_where_episodes_begin_is_told() -> None:

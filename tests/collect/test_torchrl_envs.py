@@ -162,15 +162,13 @@ LEVEL_1: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", LEVEL_1)
-def test_batches_are_the_parents(name: str) -> None:
-    check_same(LEVEL_1[name], policies.actor)
+def test_batches_are_the_parents_on_arrays(name: str) -> None:
+    def script(collector: Any) -> Iterator[Any]:
+        if isinstance(collector, Collector):
+            assert "as TorchRL does" not in str(collector.explain())
+        yield from batches()(collector)
 
-
-@pytest.mark.parametrize("name", LEVEL_1)
-def test_nothing_stands_in_the_way(name: str) -> None:
-    env = LEVEL_1[name]()
-    collector = Collector(env, policies.actor(env), frames_per_batch=12)
-    assert "as TorchRL does" not in str(collector.explain())
+    check_same(LEVEL_1[name], policies.actor, script)
 
 
 PARALLEL: dict[str, Callable[[Any], Any]] = {
@@ -313,10 +311,11 @@ OWN: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("options", [{}, {"use_buffers": False}])
-@pytest.mark.parametrize("name", OWN)
-def test_envs_of_a_users_own_give_the_parents_batches(name: str, options: Any) -> None:
-    check_same(OWN[name], policies.actor, make_options=lambda: options)
+@pytest.mark.parametrize(
+    ("name", "buffers"), [*((name, None) for name in OWN), ("extra", False), ("cuts", False)]
+)
+def test_envs_of_a_users_own_give_the_parents_batches(name: str, buffers: bool | None) -> None:
+    check_same(OWN[name], policies.actor, make_options=lambda: {"use_buffers": buffers})
 
 
 class Agents(E.EnvBase):

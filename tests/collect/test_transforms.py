@@ -9,23 +9,20 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
 from tensordict import TensorDict
 from torchrl import envs as E
 from torchrl.collectors import Collector as TorchRLCollector
 from torchrl.envs.transforms import _timer as timer
 
-from tdcollect import Collector, make_env
+from tdcollect import Collector
 from tdcollect.collect import arrays
 from tdcollect.collect.lowering import LOWERED, exact_reward_of
 from tdcollect.envs.traits import TRAITS, of_kind
 
 from . import policies, transforms
-from .envs import ENVS
+from .envs import ENVS, masked
 from .loops import on_arrays
 from .oracle import UPSTREAM, batches, check_same, parents_state
 from .transforms import ISLANDS, OBS, STATEFUL, STATELESS, R, begun
@@ -118,36 +115,10 @@ def test_inverses_of_known_transforms_change_resets_if_asked(enabled: bool) -> N
     check_same(make, policies.actor)
 
 
-class Masked(gym.Env[Any, Any]):
-    """Its observation has a mask of the actions that may be taken."""
-
-    observation_space = spaces.Dict(
-        {"x": spaces.Box(-1, 1, (2,)), "action_mask": spaces.Box(0, 1, (3,), np.int8)}
-    )
-    action_space = spaces.Discrete(3)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.left = int(self.np_random.integers(1, 6))
-        return self._observation(), {}
-
-    def step(self, action: Any) -> Any:
-        self.left -= 1
-        return self._observation(), float(action), self.left == 0, False, {}
-
-    def _observation(self) -> Any:
-        mask = self.np_random.permutation(np.array([0, 1, 1], np.int8))
-        return {"x": self.np_random.uniform(-1, 1, 2).astype(np.float32), "action_mask": mask}
-
-
 @pytest.mark.filterwarnings("ignore:random actions ignore the env's action masks")
 @pytest.mark.parametrize("slots", [None, 3])
 def test_masks_of_actions_reach_the_action_spec(slots: int | None) -> None:
-    def make() -> E.EnvBase:
-        to_bool = E.DTypeCastTransform(torch.int8, torch.bool, in_keys=["action_mask"])
-        return E.TransformedEnv(make_env(Masked, slots), E.Compose(to_bool, E.ActionMask()))
-
-    check_same(make, policies.random_policy)
+    check_same(lambda: masked(slots), policies.random_policy)
 
 
 def test_the_timer_is_asked_as_often_as_by_torchrl(monkeypatch: pytest.MonkeyPatch) -> None:

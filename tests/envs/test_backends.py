@@ -45,7 +45,8 @@ from ..forkserver import forkserver
 N = 3
 SEEDS = [7, 100, 23]
 MODES = {"disabled": "DISABLED", "next-step": "NEXT_STEP", "same-step": "SAME_STEP"}
-VECTOR_KINDS = [f"{way}-{mode}" for way in ("sync", "async") for mode in MODES]
+MODES_OF_WORKERS = ["async-next-step", "async-same-step"]
+VECTOR_KINDS = [*(f"sync-{mode}" for mode in MODES), "async-disabled"]
 PROCESS_KINDS = ["process", "process-unbatched"]
 OWN_KINDS = ["unbatched", "serial", *PROCESS_KINDS]
 """Backends that step plain gymnasium envs themselves."""
@@ -53,7 +54,6 @@ CUSTOM_KINDS = [*OWN_KINDS, *VECTOR_KINDS]
 """Backends that take any gymnasium env."""
 ENVPOOL_KINDS = ["envpool", "envpool-unbatched"]
 KINDS = [*CUSTOM_KINDS, *ENVPOOL_KINDS]
-MODES_OF_WORKERS = ["async-next-step", "async-same-step"]
 BATCHED_KINDS = [kind for kind in KINDS if "unbatched" not in kind]
 
 
@@ -124,10 +124,6 @@ def env(kind: str) -> Iterator[GymnasiumEnv]:
 
 
 every_kind = pytest.mark.parametrize("kind", KINDS, indirect=True)
-some_kinds = pytest.mark.parametrize(
-    "kind", [kind for kind in KINDS if kind not in MODES_OF_WORKERS], indirect=True
-)
-"""Each backend, and each mode of vector envs in one process: for the code that all share."""
 batched_kinds = pytest.mark.parametrize("kind", BATCHED_KINDS, indirect=True)
 
 
@@ -341,27 +337,27 @@ def counts(td: TensorDictBase) -> Counts:
     )
 
 
-@pytest.fixture(scope="module", params=[Counting, counting_dict], ids=["box", "dict"])
-def count_form(request: pytest.FixtureRequest) -> Callable[..., gym.Env]:
-    return request.param
+COUNTED = [
+    *((kind, Counting) for kind in [*CUSTOM_KINDS, *MODES_OF_WORKERS]),
+    *((kind, counting_dict) for kind in ["serial", "process", *VECTOR_KINDS]),
+]
 
 
-@pytest.fixture(scope="module", params=CUSTOM_KINDS)
-def counted(request: pytest.FixtureRequest, count_form: Callable[..., gym.Env]) -> TensorDict:
+@pytest.fixture(scope="module", params=COUNTED, ids=lambda pair: f"{pair[0]}-{pair[1].__name__}")
+def counted(request: pytest.FixtureRequest) -> TensorDict:
     """A rollout of the counting env over many episodes, whose actions are random."""
-    env = build(request.param, count_form, info_keys=["time", "pair", "at_reset"])
+    kind, form = request.param
+    env = build(kind, form, info_keys=["time", "pair", "at_reset"])
     actions = np.random.default_rng(0).integers(10, size=(env.num_envs, 60))
     batch = play(env, np.eye(10, dtype=np.int64)[actions])
     env.close()
     return batch
 
 
-def test_no_row_stands_for_a_reset(counted: TensorDict) -> None:
-    assert (counts(counted["next"]).step == counts(counted).step + 1).all()
-
-
-def test_no_row_joins_two_episodes(counted: TensorDict) -> None:
-    assert (counts(counted["next"]).episode == counts(counted).episode).all()
+def test_no_row_stands_for_a_reset_or_joins_two_episodes(counted: TensorDict) -> None:
+    present, following = counts(counted), counts(counted["next"])
+    assert (following.step == present.step + 1).all()
+    assert (following.episode == present.episode).all()
 
 
 def test_no_action_is_ignored(counted: TensorDict) -> None:
@@ -393,17 +389,14 @@ def test_rewards_belong_to_their_rows(counted: TensorDict) -> None:
     assert (counted["next", "reward"][..., 0] == counts(counted["next"]).step).all()
 
 
-def test_terminated_and_truncated_do_not_merge(counted: TensorDict) -> None:
+def test_terminated_and_truncated_do_not_merge_and_are_gone_after_a_reset(
+    counted: TensorDict,
+) -> None:
     even = counts(counted).episode[..., None] % 2 == 0
     done = counted["next", "done"]
     assert torch.equal(counted["next", "terminated"], done & even)
     assert torch.equal(counted["next", "truncated"], done & ~even)
-
-
-def test_a_slot_shows_no_flag_after_its_reset(counted: TensorDict) -> None:
-    assert not counted["done"].any()
-    assert not counted["terminated"].any()
-    assert not counted["truncated"].any()
+    assert not any(counted[name].any() for name in ("done", "terminated", "truncated"))
 
 
 def test_infos_belong_to_their_rows_final_ones_too(counted: TensorDict) -> None:
@@ -412,13 +405,8 @@ def test_infos_belong_to_their_rows_final_ones_too(counted: TensorDict) -> None:
         assert (td["time"] == seen.step).all()
         assert (td["pair"] == torch.stack([seen.episode, seen.slot], -1)).all()
 
-
-def test_an_info_that_is_missing_reads_zero(counted: TensorDict) -> None:
     assert torch.equal(counted["at_reset"], counts(counted).step == 0)
-    assert not counted["next", "at_reset"].any()
-
-
-def test_infos_have_the_dtypes_of_the_env(counted: TensorDict) -> None:
+    assert not counted["next", "at_reset"].any()  # one that is missing reads zero
     dtypes = [counted[name].dtype for name in ("time", "pair", "at_reset")]
     assert dtypes == [torch.int64, torch.float32, torch.bool]
 
@@ -426,13 +414,9 @@ def test_infos_have_the_dtypes_of_the_env(counted: TensorDict) -> None:
 # --- with TorchRL ------------------------------------------------------------------------------
 
 
-@some_kinds
-def test_check_env_specs_passes(env: GymnasiumEnv) -> None:
+@every_kind
+def test_specs_hold_and_random_rollouts_run_over_many_episodes(env: GymnasiumEnv) -> None:
     check_env_specs(env, seed=0)
-
-
-@some_kinds
-def test_random_rollouts_run_over_many_episodes(env: GymnasiumEnv) -> None:
     torch.manual_seed(0)
     env.set_seed(0)
     batch = env.rollout(60, break_when_any_done=False)
@@ -441,7 +425,7 @@ def test_random_rollouts_run_over_many_episodes(env: GymnasiumEnv) -> None:
     assert env.observation_spec["observation"].is_in(batch["observation"][..., 0, :])
 
 
-@some_kinds
+@pytest.mark.parametrize("kind", ["unbatched", "process", "sync-same-step"], indirect=True)
 def test_a_dozen_transforms_compose(env: GymnasiumEnv) -> None:
     stack = Compose(
         InitTracker(),
@@ -494,27 +478,22 @@ def some_steps_in(env: GymnasiumEnv, steps: int = 5) -> TensorDictBase:
 
 
 @batched_kinds
-@pytest.mark.parametrize("shape", [(N, 1), (N,)], ids=["[N, 1]", "[N]"])
-def test_a_partial_reset_leaves_the_other_slots_alone(
-    env: GymnasiumEnv, shape: tuple[int, ...]
-) -> None:
+def test_a_partial_reset_leaves_the_other_slots_alone(kind: str, env: GymnasiumEnv) -> None:
     before = some_steps_in(env)
     mask = torch.tensor([False, True, False])
+    shape = (N,) if kind == "serial" else (N, 1)
     after = env.reset(before.clone().set("_reset", mask.reshape(shape)))
     assert torch.equal(after[~mask]["observation"], before[~mask]["observation"])
     assert (after[mask]["observation"].abs() <= 0.05).all()
     assert (before[mask]["observation"].abs() > 0.05).any()
-
-
-@batched_kinds
-def test_a_partial_reset_by_mask_alone_shows_the_other_slots(env: GymnasiumEnv) -> None:
-    before = some_steps_in(env)
-    mask = torch.tensor([[False], [True], [False]])
     # TorchRL's reset() pads what its input lacks with zeros; what the env itself gives is whole.
     after = env._reset(TensorDict({"_reset": mask}, [N]))
-    rest = ~mask[:, 0]
-    assert torch.equal(after[rest]["observation"], before[rest]["observation"])
-    assert not torch.equal(after["observation"][1], before["observation"][1])
+    assert torch.equal(after[~mask]["observation"], before[~mask]["observation"])
+    # Nor does a reset of no slot do anything.
+    none = torch.zeros(N, 1, dtype=torch.bool)
+    for seed in (None, 3):
+        again = env.reset(after.clone().set("_reset", none), seed=seed)
+        assert torch.equal(again["observation"], after["observation"])
 
 
 @batched_kinds
@@ -533,15 +512,6 @@ def test_a_partial_reset_does_not_disturb_what_follows(kind: str) -> None:
         env.close()
     for slot in (0, 2):
         assert torch.equal(ends[0][slot]["observation"], ends[1][slot]["observation"])
-
-
-@batched_kinds
-@pytest.mark.parametrize("seed", [None, 3])
-def test_a_partial_reset_of_no_slot_does_nothing(env: GymnasiumEnv, seed: int | None) -> None:
-    before = some_steps_in(env)
-    td = before.clone().set("_reset", torch.zeros(N, 1, dtype=torch.bool))
-    after = env.reset(td, seed=seed)
-    assert torch.equal(after["observation"], before["observation"])
 
 
 @batched_kinds
@@ -589,10 +559,9 @@ def test_a_step_that_would_lose_an_action_is_refused(kind: str) -> None:
     env.close()
 
 
-@pytest.mark.parametrize("kind", ["sync-same-step", "async-same-step"])
-def test_episodes_begun_by_the_vector_env_are_not_lost_beside_a_time_limit(kind: str) -> None:
+def test_episodes_begun_by_the_vector_env_are_not_lost_beside_a_time_limit() -> None:
     # In SAME_STEP mode some slots have begun anew by themselves where others wait for a reset.
-    env = build(kind, Counting, max_episode_steps=3)
+    env = build("sync-same-step", Counting, max_episode_steps=3)
     steps = 40
     batch = play(env, np.eye(10, dtype=np.int64)[np.zeros((N, steps), int)])
     env.close()
@@ -617,42 +586,28 @@ def test_set_seed_decides_the_next_reset(kind: str, env: GymnasiumEnv) -> None:
     assert torch.equal(runs[0]["observation"], by_reset["observation"])
 
 
-@some_kinds
-def test_a_second_close_does_nothing(env: GymnasiumEnv) -> None:
-    env.reset()
+@every_kind
+def test_a_closed_env_says_so(env: GymnasiumEnv) -> None:
+    td = env.fake_tensordict().exclude("next")
+    with pytest.raises(RuntimeError, match=r"expected reset\(\) before the first step\(\)"):
+        env.step(td)
+    td = env.reset()
     env.close()
     env.close()
     assert env.is_closed
-
-
-@some_kinds
-def test_a_closed_env_says_so(env: GymnasiumEnv) -> None:
-    td = env.reset()
-    env.close()
     with pytest.raises(RuntimeError, match=r"cannot reset .* the env is closed; make a new one"):
         env.reset()
     with pytest.raises(RuntimeError, match=r"cannot step .* the env is closed; make a new one"):
         env.rand_step(td)
 
 
-@some_kinds
-def test_a_step_before_the_first_reset_is_refused(env: GymnasiumEnv) -> None:
-    td = env.fake_tensordict().exclude("next")
-    with pytest.raises(RuntimeError, match=r"expected reset\(\) before the first step\(\)"):
-        env.step(td)
-
-
-def test_envpool_seeds_out_of_range_are_refused_before_the_pool_is_made() -> None:
-    pytest.importorskip("envpool", reason="the envpool extra is not installed")
-    with pytest.raises(ValueError, match=r"expected EnvPool seeds in \[0, 2\*\*31\)"):
-        make_env("CartPole-v1", 2, backend="envpool", seed=[0, 2**31])
-
-
-def test_envpool_takes_no_reset_options() -> None:
+def test_what_envpool_cannot_honour_is_refused() -> None:
     env = build_cartpole("envpool")
     with pytest.raises(ValueError, match="EnvPool takes no reset options"):
         env.reset(options={"low": 0.0})
     env.close()
+    with pytest.raises(ValueError, match=r"expected EnvPool seeds in \[0, 2\*\*31\)"):
+        make_env("CartPole-v1", 2, backend="envpool", seed=[0, 2**31])
 
 
 def test_envpool_without_a_seed_draws_fresh_episodes() -> None:
@@ -684,52 +639,42 @@ class Foreign(VectorEnv):
         return self.inner.step(actions)
 
 
-@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED], ids=str)
-def test_foreign_vector_envs_keep_the_contract(mode: AutoresetMode) -> None:
-    batch = play(make_env(Foreign(mode)), np.eye(10, dtype=np.int64)[np.zeros((N, 40), int)])
-    assert (counts(batch["next"]).step == counts(batch).step + 1).all()
-    assert (counts(batch["next"]).episode == counts(batch).episode).all()
-
-
-def test_a_foreign_next_step_env_is_refused_naming_what_works() -> None:
-    with pytest.raises(ValueError, match=r"one action an episode would be ignored.*backend='ser"):
-        make_env(Foreign(AutoresetMode.NEXT_STEP))
-
-
-def test_a_vector_env_that_does_not_say_how_it_resets_is_refused() -> None:
-    with pytest.raises(ValueError, match="expected metadata\\['autoreset_mode'\\]"):
-        make_env(Foreign(None))
-
-
-def test_next_step_without_shared_memory_is_refused_naming_what_works() -> None:
-    vector = async_vector_env(
-        [cartpole], shared_memory=False, autoreset_mode=AutoresetMode.NEXT_STEP
-    )
-    with pytest.raises(ValueError, match="use shared_memory=True or autoreset_mode="):
-        make_env(vector)
-    vector.close()
-
-
-@pytest.mark.parametrize("mode", ["DISABLED", "SAME_STEP"])
-def test_async_without_shared_memory_keeps_the_contract(mode: str) -> None:
+def without_shared_memory(mode: AutoresetMode) -> AsyncVectorEnv:
     factories = [partial(Counting, slot=slot) for slot in range(N)]
-    vector = async_vector_env(factories, shared_memory=False, autoreset_mode=AutoresetMode[mode])
-    env = make_env(vector)
+    return async_vector_env(factories, shared_memory=False, autoreset_mode=mode)
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED], ids=str)
+@pytest.mark.parametrize("make", [Foreign, without_shared_memory])
+def test_other_vector_envs_keep_the_contract(make: Any, mode: AutoresetMode) -> None:
+    env = make_env(make(mode))
     batch = play(env, np.eye(10, dtype=np.int64)[np.zeros((N, 40), int)])
     env.close()
     assert (counts(batch["next"]).step == counts(batch).step + 1).all()
     assert (counts(batch["next"]).episode == counts(batch).episode).all()
 
 
-def test_a_same_step_env_that_resets_whole_only_refuses_single_resets() -> None:
+@pytest.mark.parametrize(
+    ("make", "mode", "told"),
+    [
+        (Foreign, AutoresetMode.NEXT_STEP, "one action an episode would be ignored.*'serial'"),
+        (Foreign, None, r"expected metadata\['autoreset_mode'\]"),
+        (without_shared_memory, AutoresetMode.NEXT_STEP, "use shared_memory=True or autoreset_m"),
+    ],
+)
+def test_a_vector_env_that_would_lose_actions_is_refused(make: Any, mode: Any, told: str) -> None:
+    vector = make(mode)
+    with pytest.raises(ValueError, match=told):
+        make_env(vector)
+    vector.close()
+
+
+def test_a_same_step_env_that_resets_whole_only_resets_no_single_slot() -> None:
     env = make_env(Foreign(AutoresetMode.SAME_STEP))
     env.reset()
     mask = torch.tensor([[True], [False], [False]])
     with pytest.raises(ValueError, match=r"cannot reset slots \[0\] alone.*backend='serial'"):
         env.reset(TensorDict({"_reset": mask}, [N]))
-
-
-def test_a_same_step_env_that_resets_whole_only_takes_no_time_limit() -> None:
     with pytest.raises(ValueError, match="expected no max_episode_steps"):
         make_env(Foreign(AutoresetMode.SAME_STEP), max_episode_steps=3)
 

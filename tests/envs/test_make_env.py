@@ -115,50 +115,64 @@ def test_closing_closes_each_slot(log: list[str]) -> None:
 # --- refused before an env is made -------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_envs", [0, -1, True, 1.5, "2"], ids=repr)
-def test_num_envs_must_be_a_positive_int(log: list[str], num_envs: Any) -> None:
-    with pytest.raises(ValueError, match="expected num_envs to be a positive int, or None for one"):
-        make_env(lambda: Plain(log), num_envs)
-    assert not log
+def cases(name: str, values: list[Any], told: str, **more: Any) -> list[Any]:
+    """Values of one argument that are refused with the same words."""
+    return [({**more, name: value}, told) for value in values]
 
 
-@pytest.mark.parametrize("max_episode_steps", [0, -1, True, 1.5, "2"], ids=repr)
-def test_time_limit_must_be_a_positive_int(log: list[str], max_episode_steps: Any) -> None:
-    with pytest.raises(
-        ValueError, match="expected max_episode_steps to be a positive int or None, got"
-    ):
-        make_env(lambda: Plain(log), max_episode_steps=max_episode_steps)
-    assert not log
+NO_SECONDS = [0, -1.0, True, float("inf"), float("nan"), "2"]
+TWO = {"backend": "process", "num_envs": 2}
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    *cases(
+        "num_envs", [0, -1, True, 1.5, "2"], "expected num_envs to be a positive int, or None for"
+    ),
+    *cases(
+        "max_episode_steps",
+        [0, -1, True, 1.5, "2"],
+        "expected max_episode_steps to be a positive int or None, got",
+    ),
+    ({"seed": [1, 2, 3], "num_envs": 2}, "one seed for each of the 2 slots"),
+    ({"seed": -1, "num_envs": 2}, "expected seeds that are not negative, got -1"),
+    ({"seed": 1.0, "num_envs": 2}, "expected a seed that is an int"),
+    *cases("info_keys", ["length", 3, [1]], "expected info_keys to be a sequence of names"),
+    *cases("env_kwargs", [3, [{}, {}], "x"], "expected env_kwargs to be a dict.*; pass one dict"),
+    ({"backend": "x"}, "backend to be .serial., .process., .gymnasium. or .envpool., got 'x'"),
+    *cases("backend", ["gymnasium"], r"expects a gymnasium.vector.VectorEnv \("),
+    *cases("backend", ["envpool"], "backend='envpool' expects an EnvPool id"),
+    *cases(
+        "num_workers",
+        [0, 3, -1, True, 1.5, "2"],
+        "expected num_workers to be an int from 1 to 2, .*, got",
+        **TWO,
+    ),
+    *cases("timeout", NO_SECONDS, "expected timeout to be seconds above 0, or None, got", **TWO),
+    ({**TWO, "start_method": "thread"}, "start_method to be .spawn., .fork. or None, got 'thread'"),
+    ({"num_workers": 2}, "backend='serial' takes no num_workers; use backend='process'"),
+    ({"timeout": 1}, "backend='serial' takes no timeout; use backend='process'"),
+    ({"start_method": "fork"}, "backend='serial' takes no start_method; use backend='process'"),
+    *cases(
+        "wait_num",
+        [0, -1, 3, True, 1.0, "1"],
+        "expected wait_num to be an int from 1 to 2, .*, got",
+        **TWO,
+    ),
+    *cases(
+        "wait_timeout",
+        NO_SECONDS,
+        "expected wait_timeout to be seconds above 0, or None",
+        **TWO,
+        wait_num=1,
+    ),
+    ({**TWO, "wait_timeout": 0.5}, "expected wait_num with wait_timeout=0.5, got none"),
+    ({"num_envs": 2, "wait_num": 1}, "expected backend='process' and num_envs .*='serial'"),
+    ({"backend": "process", "wait_num": 1}, "expected backend='process' and num_envs .*None"),
+]
 
 
-@pytest.mark.parametrize(
-    ("seed", "error", "message"),
-    [
-        ([1, 2, 3], ValueError, "one seed for each of the 2 slots"),
-        (-1, ValueError, "expected seeds that are not negative, got -1"),
-        (1.0, TypeError, "expected a seed that is an int"),
-    ],
-)
-def test_seeds_must_fit_the_slots(
-    log: list[str], seed: Any, error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        make_env(lambda: Plain(log), 2, seed=seed)
-    assert not log
-
-
-@pytest.mark.parametrize("info_keys", ["length", 3, [1]], ids=repr)
-def test_info_keys_must_be_names(log: list[str], info_keys: Any) -> None:
-    with pytest.raises(TypeError, match="expected info_keys to be a sequence of names"):
-        make_env(lambda: Plain(log), info_keys=info_keys)
-    assert not log
-
-
-def test_an_unknown_backend_is_refused(log: list[str]) -> None:
-    with pytest.raises(
-        ValueError, match=r"backend to be .serial., .process., .gymnasium. or .envpool., got 'x'"
-    ):
-        make_env(lambda: Plain(log), backend="x")
+@pytest.mark.parametrize(("options", "told"), REFUSED, ids=str)
+def test_an_argument_is_refused(log: list[str], options: dict[str, Any], told: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=told):
+        make_env(lambda: Plain(log), **options)
     assert not log
 
 
@@ -169,97 +183,18 @@ def test_an_unknown_id_is_refused() -> None:
         make_env("CartPole-v99")
 
 
-def test_an_unknown_envpool_id_is_refused() -> None:
+def test_what_envpool_does_not_take_is_refused() -> None:
     pytest.importorskip("envpool", reason="the envpool extra is not installed")
     with pytest.raises(ValueError, match=r"expected an id of envpool.list_all_envs\(\), got"):
         make_env("NoSuchEnv-v0", 2, backend="envpool")
+    with pytest.raises(ValueError, match="expected batch_size=4, the number of envs, got 2"):
+        make_env("CartPole-v1", 4, backend="envpool", env_kwargs={"batch_size": 2})
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "envpool", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install '\.\[envpool\]' in a clone"):
         make_env("CartPole-v1", backend="envpool")
-
-
-def test_an_asynchronous_envpool_is_refused() -> None:
-    pytest.importorskip("envpool", reason="the envpool extra is not installed")
-    with pytest.raises(ValueError, match="expected batch_size=4, the number of envs, got 2"):
-        make_env("CartPole-v1", 4, backend="envpool", env_kwargs={"batch_size": 2})
-
-
-@pytest.mark.parametrize("backend", ["gymnasium", "envpool"])
-def test_a_callable_is_for_the_serial_backend(log: list[str], backend: str) -> None:
-    with pytest.raises(TypeError, match=f"backend='{backend}' expects "):
-        make_env(lambda: Plain(log), backend=backend)
-    assert not log
-
-
-@pytest.mark.parametrize(
-    "made", [Plain([]), SyncVectorEnv([lambda: Plain([])])], ids=["env", "vec"]
-)
-def test_an_env_that_is_made_is_not_for_the_process_backend(made: Any) -> None:
-    expected = r"backend='process' expects a gymnasium id or a callable that makes a gymnasium\.Env"
-    with pytest.raises(TypeError, match=expected):
-        make_env(made, backend="process")
-
-
-@pytest.mark.parametrize("num_workers", [0, 3, -1, True, 1.5, "2"], ids=repr)
-def test_num_workers_must_be_an_int_and_no_more_than_slots(num_workers: Any) -> None:
-    with pytest.raises(ValueError, match=r"expected num_workers to be an int from 1 to 2, .*, got"):
-        make_env("CartPole-v1", 2, backend="process", num_workers=num_workers)
-
-
-@pytest.mark.parametrize("timeout", [0, -1.0, True, float("inf"), float("nan"), "2"], ids=repr)
-def test_a_timeout_must_be_seconds(timeout: Any) -> None:
-    with pytest.raises(ValueError, match="expected timeout to be seconds above 0, or None, got"):
-        make_env("CartPole-v1", 2, backend="process", timeout=timeout)
-
-
-def test_an_unknown_start_method_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"expected start_method to be .spawn., .fork. or None, got 'thread'"
-    ):
-        make_env("CartPole-v1", 2, backend="process", start_method="thread")
-
-
-@pytest.mark.parametrize("option", [{"num_workers": 2}, {"timeout": 1}, {"start_method": "fork"}])
-def test_options_of_workers_are_for_the_process_backend(option: dict[str, Any]) -> None:
-    (name,) = option
-    expected = f"backend='serial' takes no {name}; use backend='process'"
-    with pytest.raises(TypeError, match=expected):
-        make_env("CartPole-v1", 2, **option)
-
-
-@pytest.mark.parametrize("wait_num", [0, -1, 3, True, 1.0, "1"], ids=repr)
-def test_wait_num_counts_slots(log: list[str], wait_num: Any) -> None:
-    with pytest.raises(ValueError, match=r"expected wait_num to be an int from 1 to 2, .*, got"):
-        make_env(lambda: Plain(log), 2, backend="process", wait_num=wait_num)
-    assert log == []
-
-
-@pytest.mark.parametrize("wait_timeout", [0, -1.0, True, float("inf"), float("nan"), "2"], ids=repr)
-def test_a_wait_timeout_must_be_seconds(log: list[str], wait_timeout: Any) -> None:
-    with pytest.raises(ValueError, match="expected wait_timeout to be seconds above 0, or None"):
-        make_env(lambda: Plain(log), 2, backend="process", wait_num=1, wait_timeout=wait_timeout)
-    assert log == []
-
-
-def test_a_wait_timeout_needs_slots_to_wait_for(log: list[str]) -> None:
-    with pytest.raises(TypeError, match=r"expected wait_num with wait_timeout=0.5, got none"):
-        make_env(lambda: Plain(log), 2, backend="process", wait_timeout=0.5)
-    assert log == []
-
-
-@pytest.mark.parametrize(
-    ("num_envs", "backend", "got"),
-    [(2, "serial", "backend='serial'"), (2, None, "backend='serial'"), (None, "process", "None")],
-)
-def test_slots_that_are_ready_are_for_several_in_processes(
-    log: list[str], num_envs: int | None, backend: str | None, got: str
-) -> None:
-    with pytest.raises(TypeError, match=rf"expected backend='process' and num_envs .*{got}"):
-        make_env(lambda: Plain(log), num_envs, backend=backend, wait_num=1)
-    assert log == []
 
 
 @pytest.mark.parametrize("wait", [{}, {"wait_num": 2}, {"wait_num": np.int64(1)}], ids=str)
@@ -273,38 +208,33 @@ def test_an_env_steps_all_slots_however_many_a_collector_waits_for(wait: dict[st
     env.close()
 
 
-def test_an_id_is_not_for_the_gymnasium_backend() -> None:
-    with pytest.raises(TypeError, match=r"expects a gymnasium.vector.VectorEnv \("):
-        make_env("CartPole-v1", 2, backend="gymnasium")
+def vector(slots: int = 1) -> SyncVectorEnv:
+    return SyncVectorEnv([lambda: Plain([])] * slots)
 
 
-@pytest.mark.parametrize("backend", ["serial", "envpool"])
-def test_a_vector_env_is_for_the_gymnasium_backend(log: list[str], backend: str) -> None:
-    with pytest.raises(TypeError, match=f"backend='{backend}' expects .*, got SyncVectorEnv"):
-        make_env(SyncVectorEnv([lambda: Plain(log)]), backend=backend)
+A_PROCESS_ENV = (
+    r"backend='process' expects a gymnasium id or a callable that makes a gymnasium\.Env"
+)
+MISPLACED: list[tuple[Any, dict[str, Any], str]] = [
+    (Plain([]), {"backend": "process"}, A_PROCESS_ENV),
+    (vector(), {"backend": "process"}, A_PROCESS_ENV),
+    (vector(), {"backend": "serial"}, "backend='serial' expects .*, got SyncVectorEnv"),
+    (vector(), {"backend": "envpool"}, "backend='envpool' expects .*, got SyncVectorEnv"),
+    (vector(2), {"num_envs": 3}, "expected num_envs=2, which the vector env has, got 3"),
+    (Plain([]), {"num_envs": 2}, "a callable to make 2 slots from, got the single env"),
+    (vector(), {"env_kwargs": {"size": 3}}, r"\['size'\] cannot change an env that is made"),
+    (Plain([]), {"env_kwargs": {"size": 3}}, r"\['size'\] cannot change an env that is made"),
+    (3, {}, "expects a gymnasium id, a callable that makes"),
+    (None, {}, "expects a gymnasium id, a callable that makes"),
+    (["CartPole-v1"], {}, "expects a gymnasium id, a callable that makes"),
+    (GymEnv("CartPole-v1"), {}, r"the TorchRL env GymEnv\(.*; collect from it directly"),
+]
 
 
-def test_the_number_of_a_vector_env_is_its_own(log: list[str]) -> None:
-    with pytest.raises(ValueError, match="expected num_envs=2, which the vector env has, got 3"):
-        make_env(SyncVectorEnv([lambda: Plain(log)] * 2), num_envs=3)
-
-
-def test_one_env_makes_one_slot(log: list[str]) -> None:
-    with pytest.raises(ValueError, match="a callable to make 2 slots from, got the single env"):
-        make_env(Plain(log), num_envs=2)
-
-
-@pytest.mark.parametrize("vector", [False, True])
-def test_env_kwargs_are_not_for_an_env_that_is_made(log: list[str], vector: bool) -> None:
-    env = SyncVectorEnv([lambda: Plain(log)]) if vector else Plain(log)
-    with pytest.raises(TypeError, match=r"env_kwargs \['size'\] cannot change an env that is made"):
-        make_env(env, env_kwargs={"size": 3})
-
-
-@pytest.mark.parametrize("env", [3, None, ["CartPole-v1"]], ids=repr)
-def test_what_makes_no_env_is_refused(env: Any) -> None:
-    with pytest.raises(TypeError, match="expects a gymnasium id, a callable that makes"):
-        make_env(env)
+@pytest.mark.parametrize(("env", "options", "told"), MISPLACED, ids=str)
+def test_an_env_is_refused(env: Any, options: dict[str, Any], told: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=told):
+        make_env(env, **options)
 
 
 # --- refused once an env is made, and then closed ----------------------------------------------
@@ -422,21 +352,6 @@ def test_a_missing_action_is_refused() -> None:
         env.step(env.reset())
 
 
-@pytest.mark.parametrize("verb", ["step", "reset"])
-def test_a_closed_env_is_refused(verb: str) -> None:
-    env = make_env("CartPole-v1", 2)
-    td = env.rand_action(env.reset())
-    env.close()
-    with pytest.raises(RuntimeError, match=f"cannot {verb} CartPole-v1: the env is closed; make a"):
-        getattr(env, verb)(td)
-
-
-def test_a_step_before_the_first_reset_is_refused() -> None:
-    env = make_env("CartPole-v1", 2)
-    with pytest.raises(RuntimeError, match=r"expected reset\(\) before the first step\(\)"):
-        env.step(env.fake_tensordict().exclude("next"))
-
-
 def test_a_vector_env_that_keeps_no_contract_is_left_open(log: list[str]) -> None:
     # It was made by the caller, whose it stays.
     vector = SyncVectorEnv([lambda: Plain(log)])
@@ -461,21 +376,6 @@ def test_each_frame_begins_where_a_tensor_of_torchs_own_would(slots: int) -> Non
         assert all(tensor.data_ptr() % 64 == 0 for tensor in buffers.tensors)
         assert all(tensor.is_contiguous() for tensor in buffers.tensors)
     env.close()
-
-
-def test_an_env_of_torchrl_is_no_gymnasium_env() -> None:
-    with pytest.raises(
-        TypeError, match=r"got the TorchRL env GymEnv\(.*; collect from it directly"
-    ):
-        make_env(GymEnv("CartPole-v1"))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("env_kwargs", [3, [{}, {}], "x"])
-def test_env_kwargs_that_are_no_dict(env_kwargs: Any) -> None:
-    with pytest.raises(
-        TypeError, match=r"expected env_kwargs to be a dict.* got .*; pass one dict"
-    ):
-        make_env("CartPole-v1", 2, env_kwargs=env_kwargs)
 
 
 class Gym21:

@@ -338,13 +338,6 @@ def test_a_closed_view_starts_nothing_and_says_what_torchrl_says() -> None:
     env.close()
 
 
-def test_a_gym_env_of_several_workers_has_started_and_closes() -> None:
-    env = GymEnv("CartPole-v1", num_workers=2)
-    assert not env.is_closed
-    env.close()
-    assert env.is_closed
-
-
 def test_an_error_of_an_env_names_its_slot() -> None:
     env = ours(2, torchrl_envs.fails)
     with pytest.raises(tdcollect.envs.SlotError, match=r"slot 0.*three"):
@@ -499,12 +492,15 @@ def test_num_envs_gives_true_final_observations(kwargs: dict[str, Any], count: i
     env.close()
 
 
-def test_num_workers_gives_a_parallel_env() -> None:
-    env = GymEnv("CartPole-v1", num_workers=3, frame_skip=2)
+@pytest.mark.usefixtures("quick_children")
+def test_num_workers_gives_a_parallel_env_that_has_started_and_closes() -> None:
+    env = GymEnv("CartPole-v1", num_workers=2, frame_skip=2)
     assert type(env) is ParallelEnv
-    assert env.batch_size == (3,)
+    assert env.batch_size == (2,)
     assert env.fallback_reason is None
-    env.close(raise_if_closed=False)
+    assert not env.is_closed
+    env.close()
+    assert env.is_closed
 
 
 def test_one_worker_gives_a_gym_env() -> None:

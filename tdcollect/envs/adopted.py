@@ -277,13 +277,7 @@ class ParallelEnv(TorchRLParallelEnv, metaclass=_Meta):
             return EnvBase.step_and_maybe_reset(self, tensordict)
 
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
-        """Reset the slots that ``"_reset"`` marks, or all.
-
-        Args:
-            tensordict: may hold a bool mask ``"_reset"``.
-            **kwargs: ``seed``, an int for every slot or one per slot; ``options``; and
-                ``list_of_kwargs``, a dict of these per slot.
-        """
+        """Reset the slots that ``"_reset"`` marks, or all, with seeds and options of each."""
         inner = self._ours()
         if inner is None:
             if isinstance(kwargs.get("seed"), Sequence):
@@ -578,18 +572,11 @@ SERIAL = (SerialEnv,)
 
 
 class Adopted(NamedTuple):
-    """The slots of a TorchRL env.
-
-    Attributes:
-        slots: the env on them.
-        members: the single envs, with transforms of their own; empty for a single env itself.
-        shown: the tensors ``[N, ...]`` in which TorchRL's env keeps what the latest reset of each
-            slot gave, by entry; empty for a single env.
-    """
+    """The slots of a TorchRL env."""
 
     slots: GymnasiumEnv
-    members: Sequence[EnvBase]
-    shown: dict[Any, torch.Tensor]
+    members: Sequence[EnvBase]  # with transforms of their own; empty for a single env
+    shown: dict[Any, torch.Tensor]  # what each slot's latest reset gave, [N, ...], by entry
 
 
 def chain(seed: int, count: int, static: bool = False) -> list[int]:

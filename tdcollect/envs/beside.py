@@ -47,46 +47,26 @@ Box = tuple[tuple[str, ...], tuple[int, ...], str]
 
 
 class SlotPlan(NamedTuple):
-    """The way in which a worker runs a slot.
+    """The way in which a worker runs a slot."""
 
-    Attributes:
-        beside: the number of leading transforms that run beside the env.
-        direct: whether the gymnasium env is stepped without TensorDicts; transforms beside it can
-            then only be ``NoopResetEnv`` and ``EndOfLifeTransform``.
-        draws: whether transforms beside it draw random numbers when they step or reset.
-        entries: entries that come with the infos rather than with the observation.
-        boxes: if not direct, the other observation entries.
-    """
-
-    beside: int
-    direct: bool
-    draws: bool
-    entries: Sequence[InfoEntry] = ()
-    boxes: Sequence[Box] = ()
+    beside: int  # the number of leading transforms that run beside the env
+    direct: bool  # the gymnasium env is stepped without TensorDicts
+    draws: bool  # transforms beside it draw random numbers when they step or reset
+    entries: Sequence[InfoEntry] = ()  # that come with the infos rather than with the observation
+    boxes: Sequence[Box] = ()  # if not direct, the other observation entries
 
 
 class Parts(NamedTuple):
-    """An env taken apart.
-
-    Attributes:
-        plan: the way in which a worker runs it.
-        lifted: the transforms that run once for all slots, without a parent.
-        digest: identifies these transforms and their settings.
-        categorical: whether discrete spaces are encoded as integers.
-        name: the name of the env in messages.
-        observation_spec: the entries that a worker gives.
-        action_spec: of the env in the worker.
-        spec: the gymnasium spec of the env, if it is stepped as gymnasium makes it; else None.
-    """
+    """An env taken apart."""
 
     plan: SlotPlan
-    lifted: Sequence[T.Transform]
-    digest: str
+    lifted: Sequence[T.Transform]  # that run once for all slots, without a parent
+    digest: str  # identifies these transforms and their settings
     categorical: bool
-    name: str
-    observation_spec: Composite
-    action_spec: Composite
-    spec: EnvSpec | None
+    name: str  # in messages
+    observation_spec: Composite  # the entries that a worker gives
+    action_spec: Composite  # of the env in the worker
+    spec: EnvSpec | None  # of the env, if it is stepped as gymnasium makes it
 
 
 def parts_of_made(
@@ -284,19 +264,12 @@ def _text(value: Any) -> str:
 
 
 class SlotSettings(NamedTuple):
-    """The settings that the slots of one ``ParallelEnv`` share.
-
-    Attributes:
-        plan: the way in which a worker runs a slot.
-        states: the global random states that each slot starts with; None for fresh ones.
-        seeds_torch: whether a seed of the env seeds torch's generator, too.
-        threads: the number of torch's threads in a worker.
-    """
+    """The settings that the slots of one ``ParallelEnv`` share."""
 
     plan: SlotPlan
-    states: Mapping[str, Any] | None
-    seeds_torch: bool
-    threads: int
+    states: Mapping[str, Any] | None  # the global random ones to start with; None for fresh ones
+    seeds_torch: bool  # a seed of the env seeds torch's generator, too
+    threads: int  # of torch in a worker
 
 
 def make_slot(
@@ -403,11 +376,7 @@ class SlotEnv(gym.Wrapper[Any, Any, Any, Any]):
 
 
 class _DirectSlot(SlotEnv):
-    """A slot whose gymnasium env is stepped as it is.
-
-    Only resets with ``NoopResetEnv``, which draws its actions from the env's spec, run in TorchRL's
-    own code.
-    """
+    """A slot whose gymnasium env is stepped as it is, but for resets with ``NoopResetEnv``."""
 
     def _prepare(self, plan: SlotPlan) -> None:
         self._stepped = repeated(self._base)

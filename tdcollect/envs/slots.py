@@ -1,10 +1,8 @@
 """Slots on arrays: what a backend gives, and the `Stepper`, the one place where envs are stepped.
 
 A backend resets and steps N gymnasium slots, and writes the results straight into arrays that its
-caller owns. It knows nothing of TensorDict. The ``EnvBase`` wrapper, which hands it fresh arrays,
-and the collector, which hands it the arrays of many steps allocated together, both drive it through
-a :class:`Stepper`. This adds the entries of TorchRL's StepCounter, RewardSum and InitTracker, a
-time limit, waiting seeds, checks, and restarts of envs that fail.
+caller owns. The ``EnvBase`` wrapper and the collector drive it through a :class:`Stepper`, which
+adds counters, a time limit, waiting seeds, checks, and restarts of envs that fail.
 """
 
 from __future__ import annotations
@@ -38,27 +36,15 @@ RESUMABLE = ("serial", "process")
 
 
 class Can(NamedTuple):
-    """What the slots of an env can do. The layers above hand it on, less what they take away.
+    """What the slots of an env can do. The layers above hand it on, less what they take away."""
 
-    Attributes:
-        pause: some slots can be stepped while others wait.
-        step_ended: a slot whose episode has ended may be stepped on, as a plain gymnasium env may.
-            If False, the action would be lost and the step is refused.
-        reset_singly: some slots can be reset while the episodes of others go on. If False, a slot
-            alone starts anew only after the env itself has ended its episode.
-        seed_singly: some slots can be reset with seeds while the episodes of others go on.
-        rebuild: the env of a single slot can be built anew.
-        resume: the envs can be saved and brought back.
-        wait_num: how many slots an asynchronous step waits for; None for synchronous slots only.
-    """
-
-    pause: bool = True
-    step_ended: bool = False
-    reset_singly: bool = True
-    seed_singly: bool = True
-    rebuild: bool = False
-    resume: bool = False
-    wait_num: int | None = None
+    pause: bool = True  # some slots can be stepped while others wait
+    step_ended: bool = False  # else a step after an episode's end would lose its action
+    reset_singly: bool = True  # else a slot alone starts anew only after its episode has ended
+    seed_singly: bool = True  # some slots can be reset with seeds while others go on
+    rebuild: bool = False  # the env of a single slot can be built anew
+    resume: bool = False  # the envs can be saved and brought back
+    wait_num: int | None = None  # the slots that an asynchronous step waits for
 
     @property
     def asynchronous(self) -> bool:
@@ -227,7 +213,7 @@ class Backend(abc.ABC):
         """
 
     def send(self, actions: Sequence[Array], slots: Sequence[int]) -> None:
-        """Have ``slots``, idle ones, take a step, and go on; :meth:`receive` gives its outcome."""
+        """Have idle ``slots`` take a step, and go on; :meth:`receive` gives its outcome."""
         raise NotImplementedError
 
     def send_reset(
@@ -364,7 +350,7 @@ class EpisodeCounters:
                 self.seeded[slot] = tuple(state["seeds"][slot])
 
     def located(self, failed: SlotError, seeds: Mapping[int, int]) -> SlotError:
-        """The same error, with words for episode, step and seed (asked of a reset) of each slot."""
+        """The same error, with words for episode, step and seed of each slot."""
         words = {}
         for slot in failed.causes:
             resets = failed.verb == "reset"
@@ -391,11 +377,7 @@ class WaitingSeeds:
         self._derived.clear()
 
     def derive(self, slots: Iterable[int], latest: Mapping[int, tuple[int, int]]) -> None:
-        """Choose the next seeds of slots whose envs were built anew.
-
-        The user's seeds stay. Else each follows from the one before, so that seeded runs repeat;
-        slots that were never seeded go on without.
-        """
+        """Choose seeds that follow from the ones before, unless the user's wait."""
         for slot in slots:
             if slot in self._seeds and slot not in self._derived:
                 continue
@@ -501,8 +483,7 @@ class Stepper:
     ) -> list[StepBuffers]:
         """Zeroed buffers for ``count`` steps, allocated together.
 
-        ``pinned`` ones are in page-locked memory, from which copies to a GPU need not be waited
-        for. In ``exact`` ones, the backend writes rewards in float64; tensors hold their rounding.
+        ``pinned`` ones are page-locked; in ``exact`` ones, the backend writes rewards in float64.
         """
         infos = len(self.backend.observation.leaves)
         split = infos, infos + len(self.backend.info)
@@ -514,10 +495,7 @@ class Stepper:
         self._seeds.ask(seeds)
 
     def derive_seeds(self) -> None:
-        """Seed the next reset of each slot that was seeded before from that seed.
-
-        For envs whose generators stand where timing has left them: seeded runs repeat so.
-        """
+        """Seed the next reset of each slot from its seed before: timing moved its generator."""
         self._seeds.derive(self._every_slot, self._counters.seeded)
 
     def follow(self) -> None:
@@ -748,10 +726,7 @@ class Stepper:
         return joined(failed, SlotError("step", taken))
 
     def _receive_begun(self, came: Came, out: StepBuffers) -> tuple[list[int], SlotError | None]:
-        """Complete the rows of resets that have come; returns their slots, and the failures.
-
-        Where envs are built anew, those that failed are reset once more.
-        """
+        """Complete the rows of resets that have come; returns their slots, and the failures."""
         begun, failed = sorted(came.begun), came.failed_begins
         if not begun and failed is None:
             return [], None
@@ -796,10 +771,7 @@ class Stepper:
     def _failed_step(
         self, failed: SlotError, slots: Sequence[int] | None, out: StepBuffers, restart: bool
     ) -> tuple[Sequence[int] | None, SlotError | None]:
-        """Deal with failures; returns the slots that have taken the step, and the error to raise.
-
-        If envs were built anew, all slots have, and there is no error.
-        """
+        """Deal with failures; returns the slots that have stepped, and the error to raise."""
         failed = self._counters.located(failed, {})
         if restart and self.max_restarts is not None:
             self._break_off(failed, out)
@@ -854,10 +826,9 @@ class Stepper:
             return
 
     def rebuild(self, slots: Sequence[int]) -> list[int]:
-        """Make the envs of ``slots`` anew; each must be reset before it is stepped.
+        """Make the envs of ``slots``, and those lost with them, anew; returns all, ascending.
 
-        Envs that were lost together with these are made anew, too. If one of them is amid an
-        episode, its next step fails. Returns the slots built anew, ascending.
+        Each must be reset. The next step of one that was amid an episode fails.
         """
         built = self.backend.rebuild(slots)
         for slot in built:

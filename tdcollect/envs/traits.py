@@ -81,31 +81,18 @@ class EnvAction(Transform):
 
 
 class Trait(NamedTuple):
-    """What is known of a transform's class.
+    """What is known of a transform's class."""
 
-    Attributes:
-        elementwise: stateless, and treats every row by itself.
-        own_code: its own code runs on StepDicts.
-        by_row: its own code treats every row by itself.
-        own_pace: its own code gives the same for the same rows, whenever these come.
-        beside: it needs no more than its own env, so that it can run in that env's worker.
-        once: inside of single envs, it can run once for a batch of these; see :func:`runs_once`.
-        draws: it may draw random numbers, or step the env itself.
-        leaves_reward: it leaves the reward alone unless that is among its ``out_keys``.
-        scalar: it computes one number from another, in any float dtype.
-        holds_episode: its buffers hold the latest steps, and nothing that was learned.
-    """
-
-    elementwise: bool = False
-    own_code: bool = False
-    by_row: bool = False
-    own_pace: bool = False
-    beside: bool = False
-    once: bool = False
-    draws: bool = False
-    leaves_reward: bool = False
-    scalar: bool = False
-    holds_episode: bool = False
+    elementwise: bool = False  # stateless, and treats every row by itself
+    own_code: bool = False  # its own code runs on StepDicts
+    by_row: bool = False  # its own code treats every row by itself
+    own_pace: bool = False  # its own code gives the same for the same rows, whenever these come
+    beside: bool = False  # it needs its own env alone, and can run in that env's worker
+    once: bool = False  # of single envs, it can run once for a batch of these; see runs_once
+    draws: bool = False  # it may draw random numbers, or step the env itself
+    leaves_reward: bool = False  # unless that is among its out_keys
+    scalar: bool = False  # it computes one number from another, in any float dtype
+    holds_episode: bool = False  # its buffers hold the latest steps, and nothing that was learned
 
 
 _ELEMENTWISE = Trait(

@@ -158,12 +158,9 @@ class Child(ABC):
 
 
 class Spawned(Child):
-    """A fresh interpreter that runs a function; the main program is not imported again.
+    """A fresh interpreter that runs ``"module:name"``, and a pickled ``init_fn`` before it.
 
-    Args:
-        function: as ``"module:name"``.
-        descriptors: as for :class:`Child`.
-        init_fn: a pickled function to call first.
+    The main program is not imported again.
     """
 
     def __init__(
@@ -385,11 +382,9 @@ class FromTemplate(Child):
 
 
 def fork_on_request(end: int, function: Callable[..., object]) -> None:
-    """Fork children for the parent that run a function, until it has gone.
+    """Fork children for the parent at a socket's descriptor, until it has gone.
 
-    Args:
-        end: the descriptor of a socket to the parent.
-        function: called in each child with the descriptors that were sent for it.
+    Each runs the function with the descriptors that were sent for it.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would keep exit codes from us
     gc.collect()

@@ -93,8 +93,7 @@ def test_end_of_life_reads_lives() -> None:
 # --- infos
 
 
-@pytest.mark.parametrize("backend", ["serial", "process"])
-@pytest.mark.parametrize("by_name", [True, False])
+@pytest.mark.parametrize(("backend", "by_name"), [("serial", False), ("process", True)])
 def test_infos_are_stored_as_info_keys_are(backend: str, by_name: bool) -> None:
     expected = tdcollect.make_env(Drawn, 2, backend=backend, info_keys=["left", "noise"])
     env = tdcollect.make_env(Drawn, 2, backend=backend)

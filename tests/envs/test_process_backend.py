@@ -28,6 +28,7 @@ from tdcollect.envs.process.pool import WorkerLost, usable_cores
 from tdcollect.envs.slots import Backend, SlotError, Stepper
 from tdcollect.envs.spaces import SlotBuffers
 
+from ..workers.test_process_exit import runs
 from ..zoo.process_envs import Drawn, Odd, Painter
 
 METHODS = ["spawn", "fork"]
@@ -66,14 +67,6 @@ def actions(backend: Backend, value: int = 0) -> list[np.ndarray]:
 
 def pids(backend: ProcessBackend) -> list[int]:
     return [process.pid for process in backend._pool.processes]
-
-
-def runs(pid: int) -> bool:
-    """Return whether a process exists and is no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 # --- the same data as serial -------------------------------------------------------------------
@@ -166,11 +159,10 @@ def test_observations_of_another_type_are_cast_as_serial_casts_them(make: Any, f
         assert all((a == b).all() for a, b in zip(ours, serials, strict=True))
 
 
-@every_method
-def test_infos_read_by_name_are_those_of_serial(make: Any, method: str) -> None:
+def test_infos_read_by_name_are_those_of_serial(make: Any) -> None:
     factories = [Drawn] * 3
     seen = []
-    for backend in (make(factories, start_method=method), SerialBackend(factories)):
+    for backend in (make(factories), SerialBackend(factories)):
         backend.read_info(["left", "noise"])
         seen.append(apply(backend, [("step", [0, 1, 2], False, 0)] * 3, buffers(backend)))
         assert [entry.key for entry in backend.info] == ["left", "noise"]
@@ -188,9 +180,8 @@ def test_the_latest_infos_are_those_of_serial(make: Any) -> None:
         assert [backend.latest_info(slot) for slot in range(3)] == [{"count": 2}, {}, {"count": 2}]
 
 
-@every_method
-def test_frames_are_rendered_slot_by_slot(make: Any, method: str) -> None:
-    backend = make([Painter] * 3, start_method=method)
+def test_frames_are_rendered_slot_by_slot(make: Any) -> None:
+    backend = make([Painter] * 3)
     backend.reset(range(3), [3, 4, 5], None, buffers(backend))
     assert [image[0, 0, 0] for image in backend.render()] == [3, 4, 5]
 
@@ -206,11 +197,10 @@ def test_a_fresh_worker_imports_no_torch(make: Any) -> None:
     assert not out.info[0].any()
 
 
-@every_method
-def test_there_are_as_many_workers_as_asked_for(make: Any, method: str) -> None:
-    backend = make([Odd] * 5, num_workers=3, start_method=method)
+def test_there_are_as_many_workers_as_asked_for(make: Any) -> None:
+    backend = make([Odd] * 5, num_workers=3)
     assert [list(p.slots) for p in backend._pool.processes] == [[0], [1, 2], [3, 4]]
-    assert repr(backend) == f"ProcessBackend(5 slots in 3 workers, {method})"
+    assert repr(backend) == "ProcessBackend(5 slots in 3 workers, fork)"
 
 
 def test_by_default_there_is_a_worker_a_core_and_no_more_than_slots(make: Any) -> None:
@@ -223,7 +213,7 @@ def test_by_default_there_is_a_worker_a_core_and_no_more_than_slots(make: Any) -
 def test_workers_and_parent_sleep_while_there_is_nothing_to_do(make: Any) -> None:
     class Slow(Odd):
         def step(self, action: Any) -> Any:
-            time.sleep(1)
+            time.sleep(0.5)
             return super().step(action)
 
     def seconds(pid: int) -> float:
@@ -236,8 +226,8 @@ def test_workers_and_parent_sleep_while_there_is_nothing_to_do(make: Any) -> Non
     everyone = [os.getpid(), *pids(backend)]
     before = [seconds(pid) for pid in everyone]
     backend.step(actions(backend), None, out)
-    time.sleep(1)
-    assert [seconds(pid) - s < 0.5 for pid, s in zip(everyone, before, strict=True)] == [True] * 2
+    time.sleep(0.5)
+    assert [seconds(pid) - s < 0.3 for pid, s in zip(everyone, before, strict=True)] == [True] * 2
 
 
 def test_forked_workers_draw_apart_from_global_random_states(make: Any) -> None:
@@ -340,8 +330,11 @@ def test_an_env_that_raises_is_named_with_its_seed_and_its_own_traceback(
     assert "worker.py" not in told
 
 
-def test_the_other_slots_are_stepped_all_the_same(make: Any) -> None:
-    backend = make(odd_one("raise_"))
+@pytest.mark.parametrize("kind", ["process", "serial"])
+@pytest.mark.parametrize("what", ["raise_", "wrong shape"])
+def test_the_other_slots_are_stepped_all_the_same(make: Any, kind: str, what: str) -> None:
+    factories = odd_one(what)
+    backend = make(factories) if kind == "process" else SerialBackend(factories)
     with pytest.raises(SlotError) as info:
         second_step(backend)
     out = info.value.buffers  # type: ignore[attr-defined]
@@ -471,21 +464,12 @@ def test_values_that_are_no_array_are_refused_as_serial_refuses_them(make: Any, 
     both_fail(make, step, [Odd, partial(Ragged, what), Odd])
 
 
-def test_the_others_are_written_where_one_gives_nonsense(make: Any) -> None:
-    for backend in (SerialBackend(odd_one("wrong shape")), make(odd_one("wrong shape"))):
-        with pytest.raises(SlotError) as info:
-            second_step(backend)
-        out = info.value.buffers  # type: ignore[attr-defined]
-        assert out.observation[0][:, 0].tolist() == [2, 1, 2, 2]
-        assert out.reward.tolist() == [2, 1, 2, 2]
-
-
 # --- workers that are lost ---------------------------------------------------------------------
 
 
-@every_method
 @pytest.mark.parametrize(
-    ("what", "how"), [("die", "was killed by SIGKILL"), ("leave", "ended with exit code 7")]
+    ("what", "method", "how"),
+    [("die", "spawn", "was killed by SIGKILL"), ("leave", "fork", "ended with exit code 7")],
 )
 def test_a_worker_that_ends_is_noticed_at_once_and_its_slots_are_named(
     make: Any, method: str, what: str, how: str
@@ -553,29 +537,19 @@ def test_many_slow_calls_are_no_hang(make: Any) -> None:
 # --- slots built anew --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lost", [False, True])
-@every_method
+@pytest.mark.parametrize(("method", "lost"), [("spawn", True), ("fork", True), ("fork", False)])
 def test_slots_can_be_built_anew(make: Any, method: str, lost: bool) -> None:
     backend = make(odd_one("die" if lost else "raise_"), start_method=method)
     backend.read_info({"count": 0})
     with pytest.raises(SlotError) as info:
         second_step(backend)
     failed = list(info.value.causes)
-    backend.rebuild(failed)
+    assert backend.rebuild([1]) == failed == ([0, 1] if lost else [1])
     out = buffers(backend)
     backend.reset(failed, None, None, out)
     backend.step(actions(backend), None, out)
     assert out.observation[0][:, 0].tolist() == [1 if s in failed else 3 for s in range(4)]
     assert out.info[0].tolist() == [1 if s in failed else 3 for s in range(4)]
-
-
-def test_a_lost_worker_comes_back_with_all_of_its_slots(make: Any) -> None:
-    backend = make(odd_one("die"))
-    with pytest.raises(SlotError):
-        second_step(backend)
-    assert backend.rebuild([1]) == [0, 1]
-    backend.reset([0, 1], None, None, buffers(backend))
-    assert len({*pids(backend)}) == 2
 
 
 def test_an_env_with_other_spaces_is_no_replacement(make: Any, tmp_path: Path) -> None:
@@ -676,8 +650,7 @@ def test_made_and_closed_many_times_it_leaves_no_descriptor(method: str) -> None
     once()
     gc.collect()  # what other tests left
     before = len(os.listdir("/proc/self/fd"))
-    for _ in range(3):
-        once()
+    once()
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) == before
 

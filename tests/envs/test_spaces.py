@@ -74,10 +74,15 @@ encodings = pytest.mark.parametrize("categorical", [False, True], ids=["one-hot"
 
 @like_torchrl
 @encodings
-def test_observation_specs_are_torchrls(space: spaces.Space[Any], categorical: bool) -> None:
+def test_specs_are_torchrls(space: spaces.Space[Any], categorical: bool) -> None:
     options = {"categorical_action_encoding": categorical}
-    ours = make_env(Sampler(space), **options)
-    assert ours.observation_spec == GymWrapper(Sampler(space), **options).observation_spec
+    ours, theirs = make_env(Sampler(space), **options), GymWrapper(Sampler(space), **options)
+    assert ours.observation_spec == theirs.observation_spec
+    assert ours.full_reward_spec == theirs.full_reward_spec
+    assert ours.full_done_spec == theirs.full_done_spec
+    theirs = GymWrapper(Sampler(box(np.float32, 2), space), **options)
+    ours = make_env(Sampler(box(np.float32, 2), space), **options)
+    assert ours.full_action_spec == theirs.full_action_spec
 
 
 @pytest.mark.parametrize("space", RENAMED.values(), ids=RENAMED)
@@ -85,21 +90,6 @@ def test_observations_that_torchrl_renames_are_renamed(space: spaces.Space[Any])
     ours, theirs = make_env(Sampler(space)), GymWrapper(Sampler(space))
     assert ours.observation_spec == theirs.observation_spec
     assert set(ours.observation_spec.keys(True, True)) <= set(ours.reset().keys(True, True))
-
-
-@like_torchrl
-@encodings
-def test_action_specs_are_torchrls(space: spaces.Space[Any], categorical: bool) -> None:
-    options = {"categorical_action_encoding": categorical}
-    theirs = GymWrapper(Sampler(box(np.float32, 2), space), **options)
-    ours = make_env(Sampler(box(np.float32, 2), space), **options)
-    assert ours.full_action_spec == theirs.full_action_spec
-
-
-def test_reward_and_done_specs_are_torchrls() -> None:
-    theirs, ours = GymWrapper(Sampler(box(np.float32, 2))), make_env(Sampler(box(np.float32, 2)))
-    assert ours.full_reward_spec == theirs.full_reward_spec
-    assert ours.full_done_spec == theirs.full_done_spec
 
 
 WIDER_THAN_TORCHRL = {
@@ -118,23 +108,19 @@ EVERY = LIKE_TORCHRL | WIDER_THAN_TORCHRL
 
 
 @pytest.mark.parametrize("space", EVERY.values(), ids=EVERY)
-def test_batched_specs_are_the_unbatched_ones_expanded(space: spaces.Space[Any]) -> None:
-    one, many = (make_env(lambda: Sampler(space), num_envs=n) for n in (None, 3))
-    for name in ("observation_spec", "full_action_spec", "full_reward_spec", "full_done_spec"):
-        assert getattr(many, name) == getattr(one, name).expand(3)
-
-
-@pytest.mark.parametrize("space", EVERY.values(), ids=EVERY)
 @encodings
 def test_an_env_of_the_space_passes_torchrls_check(
     space: spaces.Space[Any], categorical: bool
 ) -> None:
     # Nested, for a Dict of actions and the same Dict of observations share their names.
     observation = spaces.Dict(seen=space)
-    env = make_env(
-        lambda: Sampler(observation, space), num_envs=2, categorical_action_encoding=categorical
+    one, many = (
+        make_env(lambda: Sampler(observation, space), n, categorical_action_encoding=categorical)
+        for n in (None, 2)
     )
-    check_env_specs(env, seed=0)
+    check_env_specs(many, seed=0)
+    for name in ("observation_spec", "full_action_spec", "full_reward_spec", "full_done_spec"):
+        assert getattr(many, name) == getattr(one, name).expand(2)
 
 
 def leaves() -> st.SearchStrategy[spaces.Space[Any]]:

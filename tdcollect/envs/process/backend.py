@@ -38,22 +38,12 @@ from tdcollect.processes.child import GRACE
 
 
 class ProcessBackend(Backend):
-    """N gymnasium envs in worker processes.
+    """N gymnasium envs in worker processes; the arguments are those of ``make_env``.
 
     An env that raises leaves its worker as it is: the other slots are stepped or reset all the
-    same. A worker that is killed, or ended as an env in it hangs, is lost with all of its slots,
-    until they are built anew; the other workers go on.
-
-    Args:
-        factories: one callable per slot, sent to its worker with cloudpickle and called there.
-        categorical: encode discrete entries as integers rather than one-hot.
-        num_workers: how many processes; None for as many as this process may use cores.
-        timeout: seconds that an env may take for one call before its worker is killed, which is
-            noticed within twice as long; None to wait for ever.
-        start_method: ``"spawn"`` (a fresh interpreter) or ``"fork"``.
-        grace: seconds that the envs of a worker may take to close before it is killed.
-        wait_num: :meth:`receive` waits for so many slots; None for synchronous slots.
-        wait_timeout: seconds after which it waits for no more than one; None for no limit.
+    same. A worker that is killed, or ended as an env in it hangs (noticed within twice the
+    ``timeout``), is lost with all of its slots, until they are built anew. The envs of a worker may
+    take ``grace`` seconds to close before it is killed.
     """
 
     name = "process"

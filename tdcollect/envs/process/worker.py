@@ -231,13 +231,9 @@ class Worker(EnvSlots):
     def step(
         self, slots: Sequence[int] | None, actions: Sequence[Array] | None = None
     ) -> tuple[dict[int, Described], dict[int, Any]]:
-        """Step ``slots`` (ascending, None for all).
+        """Step ``slots`` (ascending, None for all), with the actions in shared memory unless given.
 
-        ``actions`` are those of all slots here, None for those in shared memory.
-
-        Returns:
-            The failures, by slot; and the observation and infos, by slot, where these do not fit
-            the shared memory.
+        Returns, by slot, failures, and observation and infos that do not fit the shared memory.
         """
         # Copies: an env may keep or change the array that it is given.
         given = [array.copy() for array in self.action] if actions is None else actions
@@ -404,12 +400,7 @@ def _packed_outcome(failed: dict[int, Described], misfits: dict[int, Any]) -> by
 
 
 def main(end: int, factories: Sequence[EnvFactory] | None = None) -> None:
-    """Serve a parent.
-
-    Args:
-        end: the descriptor of this worker's end of the socket pair.
-        factories: one callable per slot; None to read them, pickled, from the socket.
-    """
+    """Serve a parent at a socket's descriptor, from which the factories come unless given."""
     connection = Connection(socket.socket(fileno=end))
     try:
         _, sequence, payload = connection.receive()

@@ -78,11 +78,7 @@ def address() -> str | None:
 
 
 def room(needs: dict[str, float]) -> float:
-    """Return the number of actors that the cluster has room for, if nothing else runs on it.
-
-    Args:
-        needs: the resources of one actor, by Ray's names.
-    """
+    """The number of actors with these needs that the cluster has room for, if it is empty."""
     import ray
 
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]

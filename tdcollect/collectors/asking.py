@@ -46,9 +46,6 @@ class TrajectoryIds:
     would. TorchRL's workers share one counter, so that an id depends on which of them came first;
     these repeat, are unique on several machines too, and those of a worker that takes the place of
     a lost one are new, whatever the lost one gave.
-
-    Args:
-        worker: w, the number of the worker.
     """
 
     def __init__(self, worker: int):
@@ -110,8 +107,7 @@ def report_of(collector: Any) -> WorkerReport:
 def seeds_of(seed: int, worker: int, replacement: int = 0) -> list[int]:
     """The seeds in a worker: of torch's, NumPy's and Python's global generators, and of its env.
 
-    That of the env is for a worker that takes the place of a lost one, whose episodes would be
-    collected twice; ``replacement`` is 1 for the first that does.
+    That of the env is for a replacement, 1 being the first: it repeats no episode of the lost one.
     """
     key = (worker, replacement) if replacement else (worker,)
     *generators, env = np.random.SeedSequence(seed, spawn_key=key).generate_state(4)
@@ -128,16 +124,8 @@ def seeded(
 ) -> int:
     """Seed the global generators of a worker's process and its env, and restart.
 
-    Args:
-        collector: of the worker.
-        env_seed: of the first slot; None for that of a replacement.
-        root: the seed of the whole collection.
-        worker: the worker's index.
-        replacement: how many workers had the place before.
-        static_seed: return ``env_seed`` as it is.
-
-    Returns:
-        The seed for the next env, as TorchRL computes it.
+    ``root`` is the seed of the whole collection, ``env_seed`` that of the first slot; None is for a
+    replacement. Returns the seed for the next env, as TorchRL computes it.
     """
     torchs, numpys, pythons, envs = seeds_of(root, worker, replacement)
     torch.manual_seed(torchs)
@@ -227,10 +215,7 @@ class WorkerMethods:
 class InnerCollector:
     """Makes the collector of a worker: given to TorchRL in the place of a class, and pickled.
 
-    Args:
-        cls: of the collectors: :class:`tdcollect.Collector`, or a subclass.
-        numbers: the number of each worker, which its trajectory ids begin with.
-        channels: one per worker, on which it is asked for reports.
+    Each worker has a number that its trajectory ids begin with, and a channel for its reports.
     """
 
     def __init__(
@@ -463,12 +448,6 @@ class MergedStatistics(Statistics):
     worker, and ``window`` the latest episodes of all, taken from the workers in turn.
 
     A call gives the dict of TorchRL's ``collector.stats(workers=...)``.
-
-    Args:
-        reports: gives the latest report of each worker.
-        slots: N of each worker.
-        progress: gives TorchRL's counters.
-        window: K, how many episodes :attr:`window` holds.
     """
 
     def __init__(

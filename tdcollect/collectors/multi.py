@@ -376,13 +376,7 @@ _OF_ALL = (
 
 
 class Crews:
-    """Starts workers in the place of lost ones: each is a collector of TorchRL's with one worker.
-
-    Args:
-        collector: that has lost the worker; is not kept alive.
-        inner: makes the collectors in its workers.
-        options: arguments that it was made with.
-    """
+    """Starts workers in the place of lost ones, each a TorchRL collector with one worker."""
 
     def __init__(self, collector: Any, inner: Any, options: Mapping[str, Any]):
         self.crews: dict[int, Any] = {}

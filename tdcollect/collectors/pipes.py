@@ -147,11 +147,7 @@ class WorkerQueue:
         self._queues.append((queue, worker))
 
     def get(self, timeout: float | None = None) -> Any:
-        """The next word of a worker.
-
-        Raises:
-            Empty: if there is none within ``timeout`` seconds.
-        """
+        """The next word of a worker; ``Empty`` is raised if none comes in ``timeout`` seconds."""
         end = math.inf if timeout is None else time.monotonic() + timeout
         while True:
             try:
@@ -222,11 +218,7 @@ class Reports:
         """The workers' ends."""
 
     def latest(self, procs: Callable[[], Sequence[Any]]) -> list[WorkerReport]:
-        """The latest report of each worker.
-
-        Args:
-            procs: the processes; raises, or has another take the place, where one has died.
-        """
+        """The latest report of each worker; ``procs`` raises or replaces one that has died."""
         return [self._ask(worker, procs) for worker in range(len(self._channels))]
 
     def _ask(self, worker: int, procs: Callable[[], Sequence[Any]]) -> WorkerReport:
@@ -290,15 +282,8 @@ class Guard:
     """Watches the worker processes of a collector.
 
     A thread of it waits until a process ends. Whoever waits for a worker in another thread looks
-    here too.
-
-    Args:
-        collector: whose workers they are; is not kept alive.
-        procs: the processes.
-        frames: how many frames each collects per batch.
-        replace: starts another worker in the place of a lost one, given its index and how many
-            have taken this place, the new one included; returns its process. None to raise.
-        cause: the error that a worker ended with, given its index; empty if it had none to tell.
+    here too. ``replace(worker, count)`` starts the count-th replacement of a lost worker and
+    returns its process; None is to raise. ``cause(worker)`` gives the error that ended one.
     """
 
     def __init__(
@@ -346,12 +331,7 @@ class Guard:
         self._in_a_row[worker] = 0
 
     def check(self) -> None:
-        """Raise for a worker that has died, or put another in its place.
-
-        Raises:
-            WorkerLostError: for ``on_worker_lost="raise"``, and for a worker that is lost again and
-                again; the other workers are ended.
-        """
+        """Replace a worker that has died, or end the others and raise :class:`WorkerLostError`."""
         if self.closed:
             return
         with self.lock:

@@ -54,6 +54,7 @@ def first_observations(seeds: range) -> torch.Tensor:
 
 
 def test_slots_of_workers_count_on_from_the_seed(pair: MultiSyncCollector) -> None:
+    assert pair.set_seed(5, static_seed=True) == 5
     assert pair.set_seed(7) == chain(7, 3)[-1]
     (batch,) = batches(pair, 1)
     assert batch.shape == (2, 2, 16)
@@ -69,10 +70,6 @@ def test_a_policy_that_draws_repeats(pair: MultiSyncCollector) -> None:
     assert not torch.equal(runs[0]["action"], runs[2]["action"])
     same = runs[0]["action"][:, 0] == runs[0]["action"][:, 1]
     assert not same.all()  # the workers draw from generators of their own
-
-
-def test_static_seed_is_returned(pair: MultiSyncCollector) -> None:
-    assert pair.set_seed(5, static_seed=True) == 5
 
 
 def test_one_worker_is_one_collector() -> None:
@@ -248,29 +245,25 @@ def test_refused_before_a_worker_starts(
         MultiSyncCollector([two_slots], Leaning(), **{"frames_per_batch": 8, **options})
 
 
-@pytest.mark.parametrize(("envs", "error"), [([], ValueError), (["CartPole-v1"], TypeError)])
-def test_envs_are_refused(envs: Any, error: type[Exception]) -> None:
-    with pytest.raises(error, match="expected"):
-        MultiAsyncCollector(envs, Leaning(), frames_per_batch=8)
+@pytest.mark.parametrize(
+    ("cls", "envs", "error", "text"),
+    [
+        (MultiAsyncCollector, [], ValueError, "expected"),
+        (MultiAsyncCollector, ["CartPole-v1"], TypeError, "expected"),
+        (MultiSyncCollector, two_slots, ValueError, "or num_workers, got one function"),
+        (MultiCollector, [two_slots], TypeError, "expected sync to be True or False, got None"),
+    ],
+)
+def test_envs_and_classes_are_refused(cls: Any, envs: Any, error: Any, text: str) -> None:
+    with pytest.raises(error, match=text):
+        cls(envs, Leaning(), frames_per_batch=8)
 
 
-def test_the_number_of_workers_must_be_said() -> None:
-    with pytest.raises(ValueError, match="one per worker, or num_workers, got one function"):
-        MultiSyncCollector(two_slots, Leaning(), frames_per_batch=8)
-
-
-def test_multi_collector_needs_sync() -> None:
-    with pytest.raises(TypeError, match="expected sync to be True or False, got None"):
-        MultiCollector([two_slots], Leaning(), frames_per_batch=8)
-
-
-@pytest.mark.parametrize("cls", [MultiSyncCollector, MultiAsyncCollector])
-def test_a_shared_buffer_of_one_dimension_is_refused(cls: Any) -> None:
+def test_a_shared_buffer_of_one_dimension_is_refused() -> None:
     buffer = ReplayBuffer(storage=LazyTensorStorage(100), shared=True)
-    with pytest.raises(
-        ValueError, match=r"got ndim=1; make it LazyTensorStorage\(max_size, ndim=2"
-    ):
-        cls([two_slots], Leaning(), frames_per_batch=8, replay_buffer=buffer)
+    text = r"got ndim=1; make it LazyTensorStorage\(max_size, ndim=2"
+    with pytest.raises(ValueError, match=text):
+        MultiSyncCollector([two_slots], Leaning(), frames_per_batch=8, replay_buffer=buffer)
 
 
 def test_single_is_ours(pair: MultiSyncCollector) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import re
-import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,8 @@ import pytest
 
 from tdcollect.cli.commands import program
 
+from ..forkserver import run
+
 ROOT = Path(__file__).parents[2]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").glob("*.md")]
 SOURCES = [*(ROOT / "tdcollect").rglob("*.py"), *(ROOT / "examples").glob("*.py")]
@@ -23,36 +24,37 @@ NAMES = r"(?<![\w./-])tdcollect((?:\.[A-Za-z_]\w*)+)(?![\w/])"
 PLACEHOLDERS = ("FILE.py", "path/to/file.py", "file.py")
 
 
-def texts(file: Path) -> Iterator[str]:
+@functools.cache
+def texts(file: Path) -> list[str]:
     """The text of a page; for a module, its strings, joined as Python joins them."""
     if file.suffix == ".md":
-        yield file.read_text()
-        return
+        return [file.read_text()]
+    found = []
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node.value
+            found.append(node.value)
         elif isinstance(node, ast.JoinedStr):
             parts = (part.value if isinstance(part, ast.Constant) else "{}" for part in node.values)
-            yield "".join(map(str, parts))
+            found.append("".join(map(str, parts)))
+    return found
 
 
-def found(pattern: str) -> list[Any]:
-    """The matches of a pattern, each with its file."""
-    return sorted(
-        {
-            (str(file.relative_to(ROOT)), match)
-            for file in [*PAGES, *SOURCES]
-            for text in texts(file)
-            for match in re.findall(pattern, text, re.MULTILINE)
-        }
-    )
+def named(pattern: str, least: int) -> list[Any]:
+    """The matches of a pattern, each with its file; there are at least so many."""
+    found = {
+        (str(file.relative_to(ROOT)), match)
+        for file in [*PAGES, *SOURCES]
+        for text in texts(file)
+        for match in re.findall(pattern, text, re.MULTILINE)
+    }
+    assert len(found) >= least
+    return sorted(found)
 
 
 def test_functions_of_files_are_there() -> None:
-    named = found(r"([\w./-]+\.py):([A-Za-z_]\w*)")
-    wanted = [(said, file, name) for said, (file, name) in named if file not in PLACEHOLDERS]
-    assert len(wanted) >= 5
-    for said, file, name in wanted:
+    for said, (file, name) in named(r"([\w./-]+\.py):([A-Za-z_]\w*)", 5):
+        if file in PLACEHOLDERS:
+            continue
         place = ROOT / file if (ROOT / file).is_file() else ROOT / "examples" / file
         assert place.is_file(), f"{said} advises {file}"
         body = ast.parse(place.read_text()).body
@@ -60,11 +62,20 @@ def test_functions_of_files_are_there() -> None:
         assert name in there, f"{said} advises {file}:{name}"
 
 
-def test_files_are_there() -> None:
+def listed(file: str, pattern: str) -> set[str]:
+    return set(re.findall(pattern, (ROOT / file).read_text(), re.MULTILINE))
+
+
+def test_files_targets_and_extras_are_there() -> None:
     folders = "docs|examples|benchmarks|tests|tdcollect"
-    named = found(rf"(?<![\w./-])((?:{folders})/[\w/-]+\.(?:py|md))\b")
-    assert len(named) >= 20
-    assert [(said, file) for said, file in named if not (ROOT / file).exists()] == []
+    files = named(rf"(?<![\w./-])((?:{folders})/[\w/-]+\.(?:py|md))\b", 20)
+    assert [(said, file) for said, file in files if not (ROOT / file).exists()] == []
+    targets = listed("Makefile", r"^([a-z-]+):")
+    made = named(r"(?:^|`)make ([a-z-]+)(?=`|$|  )", 4)
+    assert [(said, target) for said, target in made if target not in targets] == []
+    extras = listed("pyproject.toml", r"^(\w+) = \[")
+    installed = named(r"pip install '(?:tdcollect|\.)\[(\w+)\]'", 2)
+    assert [(said, extra) for said, extra in installed if extra not in extras] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -74,64 +85,41 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def known(command: click.Command) -> set[str]:
-    """The options of a command."""
-    return {o for p in command.params for o in (*p.opts, *p.secondary_opts)}
+    """The options of a command, and of those that it groups."""
+    parts = command.commands.values() if isinstance(command, click.Group) else []
+    own = {o for p in command.params for o in (*p.opts, *p.secondary_opts)}
+    return own.union(*map(known, parts))
 
 
 def test_commands_and_their_options_are_there() -> None:
-    named = found(r"(?:^\s*(?:\$ )?|`)tdcollect ([a-z]+)([^`\n]*)")
-    assert len(named) >= 15
-    for said, (name, rest) in named:
+    for said, (name, rest) in named(r"(?:^\s*(?:\$ )?|`)tdcollect ([a-z]+)([^`\n]*)", 15):
         command = program.commands.get(name)
         if isinstance(command, click.Group) and (words := re.match(r" ([a-z]+)", rest)):
             name, command = f"{name} {words[1]}", command.commands.get(words[1])
         assert isinstance(command, click.Command), f"{said} advises tdcollect {name}"
-        options = known(command)
         for option in re.findall(r"(?<!\S)--[a-z-]+", rest):
-            assert option in options, f"{said} advises tdcollect {name} {option}"
+            assert option in known(command), f"{said} advises tdcollect {name} {option}"
+    for page in ("README", "docs/reproducibility", "docs/safe-to-open", "docs/doctor"):
+        alone = listed(f"{page}.md", r"`(--[a-z-]+)")
+        assert alone
+        assert alone <= known(program), page
 
 
-def test_options_that_are_named_alone_are_of_some_command() -> None:
-    groups = [c for c in program.commands.values() if isinstance(c, click.Group)]
-    commands = [
-        *program.commands.values(),
-        *(c for group in groups for c in group.commands.values()),
-    ]
-    options = set().union(*map(known, commands))
-    for name in ("README", "docs/reproducibility", "docs/safe-to-open", "docs/doctor"):
-        named = re.findall(r"`(--[a-z-]+)", (ROOT / f"{name}.md").read_text())
-        assert named
-        assert set(named) <= options, name
-
-
-def test_targets_of_make_are_there() -> None:
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    named = found(r"(?:^|`)make ([a-z-]+)(?=`|$|  )")
-    assert len(named) >= 4
-    assert [(said, target) for said, target in named if target not in targets] == []
-
-
-def test_extras_are_there() -> None:
-    extras = set(re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text(), re.MULTILINE))
-    named = found(r"pip install '(?:tdcollect|\.)\[(\w+)\]'")
-    assert len(named) >= 2
-    assert [(said, extra) for said, extra in named if extra not in extras] == []
-
-
-def test_names_on_pages_need_no_import_but_that_of_the_package() -> None:
-    """So a line can be copied from a page."""
-    named = {path for said, path in found(NAMES) if said.endswith(".md") and path != ".md"}
-    assert ".evaluation.sb3.load_policy" in named
-    lines = ["import tdcollect", *(f"tdcollect{path}" for path in sorted(named))]
-    command = [sys.executable, "-c", "\n".join(lines)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+def import_and_exec(lines: str) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tdcollect"]:
+        del sys.modules[name]
+    exec(lines)
 
 
 def test_names_of_the_package_are_there() -> None:
-    named = found(NAMES)
-    assert len(named) >= 20
-    for said, path in named:
+    """On pages, they need no import but that of the package, so that a line can be copied."""
+    found = named(NAMES, 20)
+    on_pages = {path for said, path in found if said.endswith(".md") and path != ".md"}
+    assert ".evaluation.sb3.load_policy" in on_pages
+    lines = "\n".join(["import tdcollect", *(f"tdcollect{path}" for path in sorted(on_pages))])
+    done = run(import_and_exec, lines)
+    assert done.returncode == 0, done.stderr
+    for said, path in found:
         value = importlib.import_module("tdcollect")
         where = "tdcollect"
         for part in path.split(".")[1:]:
@@ -144,3 +132,11 @@ def test_names_of_the_package_are_there() -> None:
                 except ModuleNotFoundError as error:
                     raise AssertionError(f"{said} names tdcollect{path}") from error
             value = getattr(value, part)
+
+
+def test_each_numbered_behaviour_is_shown_by_a_test() -> None:
+    """The collectors that tdcollect succeeds have these; ``pytest.mark.behaviour`` names them."""
+    marks = re.compile(r"pytest\.mark\.behaviour\(([\d, ]+)\)")
+    texts = (path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    shown = {int(n) for text in texts for mark in marks.findall(text) for n in mark.split(",")}
+    assert set(range(1, 32)) <= shown <= set(range(1, 34))

@@ -109,6 +109,17 @@ def _script(path: str, arguments: list[str]) -> None:
     runpy.run_path(path, run_name="__main__")
 
 
+def run_anew(program: str) -> Ended:
+    """Run a program that finds nothing of tdcollect imported yet, as in a fresh interpreter."""
+    return run(_anew, program)
+
+
+def _anew(program: str) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tdcollect"]:
+        del sys.modules[name]
+    exec(program, {})
+
+
 def _redirected(
     folder: str, cwd: Path | None, function: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> None:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tokenize
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -135,20 +135,20 @@ def _reach(name: str, edges: dict[str, set[str]]) -> set[str]:
     return found
 
 
-def modules_loaded(name: str) -> int:
+def output_of(program: str) -> str:
+    """What a program prints in a fresh interpreter."""
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def modules_loaded(name: str, run: Callable[[str], str]) -> int:
     """The modules of the package that a first use of a name loads."""
     program = (
         f"import sys, tdcollect; {ENTRY_POINTS[name]};"
         "print(sum(name.startswith('tdcollect') for name in sys.modules))"
     )
-    ended = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return int(ended.stdout.split()[-1])
+    return int(run(program).split()[-1])
 
 
 def public_names() -> int:
@@ -156,8 +156,8 @@ def public_names() -> int:
     return sum(len(importlib.import_module(package).__all__) for package in PUBLIC)
 
 
-def measured() -> dict[str, int]:
-    """Each size, under its name in the file of limits."""
+def measured(run: Callable[[str], str] = output_of) -> dict[str, int]:
+    """Each size, under its name in the file of limits; ``run`` runs programs."""
     code = code_lines()
     documented = sum(lines_of(path.read_text())[1] for path in PACKAGE.rglob("*.py"))
     kept = [path.read_bytes() for path in (ROOT / "benchmarks").rglob("*.json")]
@@ -166,7 +166,7 @@ def measured() -> dict[str, int]:
         "code lines of the longest file": max(code.values()),
         "Python files": sum(name.endswith(".py") for name in code),
         "docstring lines": documented,
-        **{f"modules loaded by {name}": modules_loaded(name) for name in ENTRY_POINTS},
+        **{f"modules loaded by {name}": modules_loaded(name, run) for name in ENTRY_POINTS},
         "public names": public_names(),
         "circles of imports": len(circles()),
         "lines under tests": sum(

@@ -6,7 +6,6 @@ import ast
 import functools
 import importlib
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 
 from tdcollect.cli.commands import program
 
-from ..forkserver import run
+from ..forkserver import run_anew
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").glob("*.md")]
@@ -105,19 +104,13 @@ def test_commands_and_their_options_are_there() -> None:
         assert alone <= known(program), page
 
 
-def import_and_exec(lines: str) -> None:
-    for name in [name for name in sys.modules if name.partition(".")[0] == "tdcollect"]:
-        del sys.modules[name]
-    exec(lines)
-
-
 def test_names_of_the_package_are_there() -> None:
     """On pages, they need no import but that of the package, so that a line can be copied."""
     found = named(NAMES, 20)
     on_pages = {path for said, path in found if said.endswith(".md") and path != ".md"}
     assert ".evaluation.sb3.load_policy" in on_pages
     lines = "\n".join(["import tdcollect", *(f"tdcollect{path}" for path in sorted(on_pages))])
-    done = run(import_and_exec, lines)
+    done = run_anew(lines)
     assert done.returncode == 0, done.stderr
     for said, path in found:
         value = importlib.import_module("tdcollect")

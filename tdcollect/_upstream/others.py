@@ -24,14 +24,9 @@ steps_of_time_limit: Callable[[TimeLimit], int] = attrgetter("_max_episode_steps
 
 
 class FlatPool(NamedTuple):
-    """The methods of a pool below its ``step`` and ``reset``, which nest its arrays.
-
-    A step is ``pool.send(actions, slots)``, then ``receive()``; a reset, ``reset(slots)``, then
-    ``receive()``.
-    """
+    """The methods of a pool below its ``step`` and ``reset``; ``receive()`` follows either."""
 
     names: list[str]
-    """Of the arrays that ``receive`` gives."""
     reset: Callable[[Any], None]
     """Starts episodes in slots, an int32 array."""
     receive: Callable[[], list[Any]]
@@ -41,15 +36,11 @@ class FlatPool(NamedTuple):
 
 
 def flat_pool(pool: Any) -> FlatPool:
-    """The methods of a pool of ``envpool.make_gymnasium``, bound to it."""
     return FlatPool(list(pool._state_keys), pool._reset, pool._recv, pool._to)
 
 
 def bounded(items: int) -> dict[str, Any]:
-    """Return the options of a stream that holds so many items that nobody has read yet.
-
-    Its actor waits before it makes more. Without, a stream takes memory without bound.
-    """
+    """The options of a stream whose actor waits while nobody has read so many of its items."""
     return {"num_returns": "streaming", "_generator_backpressure_num_objects": items}
 
 
@@ -74,7 +65,7 @@ class ActorState(NamedTuple):
 
 
 def state_of(actor: Any) -> ActorState:
-    """Return the state of an actor, from the cluster: it takes a quarter of a millisecond."""
+    """The state of an actor, from the cluster: it takes a quarter of a millisecond."""
     from ray._private import state
 
     found = state.actors(actor._actor_id.hex())

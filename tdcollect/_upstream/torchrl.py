@@ -94,10 +94,7 @@ def complete_done(env: EnvBase, entries: Any) -> None:
 
 
 def replaced_methods(env: EnvBase) -> list[str]:
-    """The stepping and reading methods that a user has replaced on this env object.
-
-    ``GymWrapper`` itself keeps two of its methods, bound, on each object.
-    """
+    """The stepping and reading methods that a user, not ``GymWrapper``, has set on this object."""
     return [
         name
         for name in (*STEPPING_METHODS, *READING_METHODS)
@@ -134,7 +131,6 @@ GymEnvMeta: Any = type(GymEnv)
 ParallelEnvMeta: Any = type(ParallelEnv)
 
 is_categorical: Callable[[GymWrapper], bool] = attrgetter("_categorical_action_encoding")
-"""Tells whether a ``GymWrapper`` encodes discrete spaces as integers rather than one-hot."""
 converts_actions: Callable[[GymWrapper], bool] = attrgetter("_convert_actions_to_numpy")
 is_vectorised: Callable[[GymWrapper], bool] = attrgetter("_is_batched")
 uses_buffers: Callable[[ParallelEnv], bool] = attrgetter("_use_buffers")
@@ -143,7 +139,6 @@ has_metadata_from_workers: Callable[[ParallelEnv], bool] = attrgetter("_metadata
 owns_workers: Callable[[ParallelEnv], bool] = attrgetter("_owns_workers")
 """False for a ``ParallelEnv`` that is an index into another."""
 chain_of_seeds: Callable[[ParallelEnv], list[int] | None] = attrgetter("_seeds")
-"""The seeds of the latest ``set_seed``, one per slot; None before it."""
 
 TRANSIENT_ATTRIBUTES = {"_container", "_parent", "_reset_key", "_reset_keys", "_validated"}
 """Attributes of transforms that are set when their env runs."""
@@ -266,10 +261,7 @@ def settings_of(transform: T.Transform) -> dict[str, Any]:
 
 
 def only_applies(transform: T.Transform, known: Sequence[type[T.Transform]]) -> bool:
-    """Tell whether a transform only maps tensors to tensors, in TorchRL's own way.
-
-    ``known`` are classes whose resets do nothing but map, too.
-    """
+    """Tell whether a transform only maps tensors, as the ``known`` classes do in resets, too."""
     if _overrides(transform, "_step", "_call", "_inv_call", "inv"):
         return False
     own = type(transform)._reset
@@ -324,10 +316,7 @@ def stack_buffer_name(key: Key) -> str:
 
 
 def restart_stacks(transform: T.CatFrames, entries: Any, starting: torch.Tensor) -> None:
-    """Begin the stacks of a ``CatFrames`` anew in the slots that ``starting`` ``[N]`` marks.
-
-    ``entries`` have the frames, and are given all stacks; the first call makes the buffers.
-    """
+    """Begin the stacks of a ``CatFrames`` in the slots that ``starting`` ``[N]`` marks."""
     transform._call(entries, _reset=starting)
 
 
@@ -413,10 +402,7 @@ def set_exploration_spec(module: Any, spec: Any) -> None:
 def unchecked_tensordict(
     entries: dict[str, Any], batch_size: torch.Size, device: torch.device | None
 ) -> TensorDict:
-    """A TensorDict of tensors that are known to fit its batch size and device.
-
-    The entries of nested TensorDicts are in dicts of their own.
-    """
+    """A TensorDict of tensors, nested in dicts, that are known to fit its batch size and device."""
     return TensorDict._new_unsafe(entries, batch_size=batch_size, device=device)
 
 

@@ -185,8 +185,7 @@ def _island(transform: T.Transform, env: EnvBase, reason: str) -> StepTransform:
 class Shown(StepTransform):
     """Notes what resets give in the tensors ``[N, ...]`` where TorchRL's ``SerialEnv`` keeps it.
 
-    ``mixes``: transforms that mix rows follow. They must find what they find under TorchRL: for
-    slots that go on, the entries of their latest reset.
+    Transforms that follow and mix rows (``mixes``) find these entries in slots that go on.
     """
 
     def __init__(self, shown: Mapping[Key, torch.Tensor], mixes: bool):

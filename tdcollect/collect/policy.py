@@ -45,7 +45,6 @@ from tdcollect.envs.traits import NotKnown
 from tdcollect.keys import Key, entry_path, name_of
 
 Call = Callable[[StepDict], None]
-"""Reads and writes entries of a StepDict."""
 
 ON_TENSORDICT = "on a TensorDict"
 """The beginning of the line on a module that is called as it is."""
@@ -210,7 +209,7 @@ class Policy:
         self.reads_first.update(self._given - self.writes)
 
     def _own_code(self, module: Any) -> Call:
-        """A call of a TorchRL module's own ``forward``, freed of what dispatches it."""
+        """A call of a module's own ``forward``, freed of what dispatches it."""
         forward, batch_size, device = _OWN_CODE[type(module)], self._batch_size, self._device
         if isinstance(module, (M.GRUModule, M.LSTMModule)):
             return _recurrent(module, forward, batch_size)

@@ -17,6 +17,7 @@ from gymnasium import spaces
 from tensordict import TensorDict
 from tensordict.nn import (
     ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
     TensorDictModule,
     TensorDictSequential,
 )
@@ -185,6 +186,18 @@ def test_a_call_of_a_module_goes_through_the_methods_named(module: Any, names: A
                 patch.setattr(type(module), name, lambda *_, **__: 1 / 0)
                 with pytest.raises(ZeroDivisionError):
                     module(given.clone())
+
+
+def test_options_of_modules() -> None:
+    options = {"as_padded_tensor": True}
+    assert torchrl.get_options(module_of(get_kwargs=options)) == options
+    assert not torchrl.get_options(module_of())
+    named = TensorDictModule(lambda x, y: x - y, in_keys={"y": "a", "x": "b"}, out_keys=["c"])
+    names = torchrl.keyword_names(named) or []
+    assert dict(zip(names, named.in_keys, strict=True)) == {"y": "a", "x": "b"}
+    parameters = TensorDictModule(lambda a: (a, a.exp()), ["a"], ["loc", "scale"])
+    assert not torchrl.draws_sample(ProbabilisticTensorDictSequential(parameters))
+    assert torchrl.draws_sample(ProbabilisticTensorDictSequential(parameters, distribution_of()))
 
 
 def test_draws_of_a_module_are_those_of_its_call() -> None:

@@ -69,11 +69,14 @@ def brought(
     return why, *given
 
 
-@pytest.mark.parametrize("space", SPACES)
 @pytest.mark.parametrize(
-    "start",
-    [{}, {"seed": 3}, {"options": {"start": 7}}, {"seed": 3, "options": {"start": 7}}],
-    ids=["unseeded", "seeded", "options", "both"],
+    ("space", "start"),
+    [
+        ("discrete", {}),
+        ("box", {"seed": 3}),
+        ("nested", {"options": {"start": 7}}),
+        ("binary", {"seed": 3, "options": {"start": 7}}),
+    ],
 )
 def test_another_env_is_brought_there(space: str, start: dict[str, Any]) -> None:
     why, there, here = brought(partial(Any_, SPACES[space]), 6, **start)

@@ -74,7 +74,8 @@ def feed(digest: Any, value: Any) -> None:
         digest.update(f"{list(value.batch_size)}{value.names}{value.device}".encode())
         feed(digest, {str(key): value.get(key) for key in sorted(value.keys(), key=str)})
     elif isinstance(value, torch.Tensor):
-        plain = (value.values() if value.is_nested else value).detach().cpu().contiguous()
+        plain = (value.values() if value.is_nested else value).detach().cpu()
+        plain = plain.clone(memory_format=torch.contiguous_format)  # one number may be expanded
         digest.update(f"{value.dtype}{list(plain.shape)}".encode())
         digest.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes())
     elif isinstance(value, dict):

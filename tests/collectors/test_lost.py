@@ -47,7 +47,7 @@ def made(cls: Any, **options: Any) -> Iterator[Any]:
 
 
 def shared() -> ReplayBuffer:
-    return ReplayBuffer(storage=LazyTensorStorage(100_000, ndim=2), shared=True)
+    return ReplayBuffer(storage=LazyTensorStorage(2_000, ndim=2), shared=True)
 
 
 def assert_names(error: WorkerLostError, worker: int, pid: int) -> None:

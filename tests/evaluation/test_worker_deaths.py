@@ -31,7 +31,7 @@ from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.evaluation.settings import EvaluationSettings
 from tdcollect.evaluation.workers import dispatcher, local
 from tdcollect.evaluation.workers.worker import Job
-from tdcollect.processes import channel, template
+from tdcollect.processes import channel, child
 from tdcollect.processes.child import Spawned
 
 from ..forkserver import start
@@ -406,7 +406,7 @@ def test_many_that_are_hit_at_once(set_up: Any, whom: str) -> None:
 def test_a_template_that_does_not_answer_is_replaced(
     quick_children: None, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(template, "_SECONDS", 2.0)
+    monkeypatch.setattr(child, "_SECONDS", 2.0)
     with LocalWorkers(2) as workers:
         workers.start(0)
         (own,) = workers._templates

@@ -9,47 +9,21 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tdcollect import check
-from tdcollect.display import (
-    count_text,
-    html_table,
-    listed_text,
-    number_columns,
-    number_text,
-    one_line,
-    percent_text,
-    text_table,
-    visible,
-)
+from tdcollect import check, display
+from tdcollect.evaluation import statistics
 from tdcollect.evaluation.ledger import (
     RANDOM,
     Episode,
+    differences_text,
     leaf_differences,
     manifest_entry,
     mixed_values,
 )
-from tdcollect.evaluation.statistics import (
-    Quantity,
-    check_settings,
-    describe,
-    ends,
-    exact_mean,
-    flips_are_exact,
-    generator,
-    in_order,
-    mean_text,
-    sign_flip_p_value,
-)
+from tdcollect.evaluation.statistics import Quantity
 from tdcollect.packages import extra_module
 
 SAME = ("protocol", "env", "max_episode_steps", "returns")
-REMARKED = (
-    "inference_batch_size",
-    "inference_threads",
-    "device",
-    "platform",
-    "versions",
-)
+REMARKED = ("inference_batch_size", "inference_threads", "device", "platform", "versions")
 TRANSFORMS = "env.transforms"  # those of one policy may normalise its observations, say
 OF_POLICY = ("policy.exploration", "policy.mode")
 
@@ -70,16 +44,23 @@ def check_same_episodes(
     first: Evaluation, second: Evaluation, first_name: str, second_name: str
 ) -> None:
     """Refuse evaluations that are not of the same episodes."""
-    reasons = [
-        *(
-            text
-            for text in _manifest_differences(first, second, SAME, first_name, second_name)
-            if not text.startswith(TRANSFORMS)
-        ),
-        *_episode_differences(
-            in_order(first.episodes), in_order(second.episodes), first_name, second_name
-        ),
-    ]
+    names = first_name, second_name
+    found = _manifest_differences(first, second, SAME, *names)
+    reasons = [text for text in found if not text.startswith(TRANSFORMS)]
+    a, b = (
+        {e.index: e.env_seed for e in statistics.in_order(one.episodes)} for one in (first, second)
+    )
+    if len(a) != len(b):
+        reasons.append(f"{first_name} has {len(a)} episodes and {second_name} has {len(b)}")
+    unequal = sorted(index for index in a.keys() & b.keys() if a[index] != b[index])
+    if unequal:
+        index, others = unequal[0], len(unequal) - 1
+        found = [(f"env_seed of episode {index}", a[index], b[index])]
+        text = differences_text(found, *(f"in {name}" for name in names))
+        reasons.append(text + (f", and {others} more differ" if others else ""))
+    if len(a) == len(b) and a.keys() != b.keys():
+        missing = min(a.keys() ^ b.keys())
+        reasons.append(f"episode {missing} is in only one of {first_name} and {second_name}")
     if reasons:
         raise ValueError(
             f"expected evaluations on the same episodes, but {first_name} and {second_name} "
@@ -91,56 +72,33 @@ def remarks(
     first: Evaluation, second: Evaluation, first_name: str, second_name: str
 ) -> tuple[str, ...]:
     """Return their other differences that may change a return, one sentence each."""
+    names = first_name, second_name
     acting = (manifest_entry(e.manifest, "policy.class") != RANDOM for e in (first, second))
     # Random actions do not depend on the mode, nor on the exploration type.
     keys = REMARKED + (OF_POLICY if all(acting) else ())
-    found = _manifest_differences(first, second, keys, first_name, second_name)
-    transforms = [
-        f"Not the same in both: {text}. Returns can be compared if these leave rewards alone."
-        for text in _manifest_differences(first, second, [TRANSFORMS], first_name, second_name)
+    found = [f"{text}." for text in _manifest_differences(first, second, keys, *names)]
+    found += [
+        f"{text}. Returns can be compared if these leave rewards alone."
+        for text in _manifest_differences(first, second, [TRANSFORMS], *names)
     ]
     mixed = [
-        f"Not the same for all episodes of {name}: {path}, {listed_text(values)}."
-        for name, evaluation in ((first_name, first), (second_name, second))
+        f"Not the same for all episodes of {name}: {path}, {display.listed_text(values)}."
+        for name, evaluation in zip(names, (first, second), strict=True)
         for path, values in mixed_values(evaluation.manifest).items()
     ]
-    return (*(f"Not the same in both: {text}." for text in found), *transforms, *mixed)
+    return (*(f"Not the same in both: {text}" for text in found), *mixed)
 
 
 def _manifest_differences(
-    first: Evaluation, second: Evaluation, keys: Sequence[str], name_a: str, name_b: str
+    first: Evaluation, second: Evaluation, keys: Sequence[str], first_name: str, second_name: str
 ) -> list[str]:
     return [
-        f"{path} is {a!r} in {name_a} and {b!r} in {name_b}"
+        differences_text([found], f"in {first_name}", f"in {second_name}")
         for key in keys
-        for path, a, b in leaf_differences(
+        for found in leaf_differences(
             key, manifest_entry(first.manifest, key), manifest_entry(second.manifest, key)
         )
     ]
-
-
-def _episode_differences(
-    first: Sequence[Episode], second: Sequence[Episode], name_a: str, name_b: str
-) -> list[str]:
-    reasons = []
-    if len(first) != len(second):
-        reasons.append(f"{name_a} has {len(first)} episodes and {name_b} has {len(second)}")
-    seeds_a = {episode.index: episode.env_seed for episode in first}
-    seeds_b = {episode.index: episode.env_seed for episode in second}
-    common = sorted(seeds_a.keys() & seeds_b.keys())
-    unequal = [index for index in common if seeds_a[index] != seeds_b[index]]
-    if unequal:
-        index = unequal[0]
-        text = (
-            f"env_seed of episode {index} is {seeds_a[index]} in {name_a} and {seeds_b[index]} "
-            f"in {name_b}"
-        )
-        others = len(unequal) - 1
-        reasons.append(text + (f", and {others} more differ" if others else ""))
-    if len(first) == len(second) and len(common) < len(first):
-        missing = min(seeds_a.keys() ^ seeds_b.keys())
-        reasons.append(f"episode {missing} is in only one of {name_a} and {name_b}")
-    return reasons
 
 
 @dataclass(frozen=True)
@@ -193,8 +151,11 @@ class Difference:
 
     def __repr__(self) -> str:
         names = f"{self.name} minus {self.baseline}"
-        counts = (count_text(len(self.values), "episode"), mean_text(self.difference))
-        return one_line(self, names, *counts, f"p-value {_p_text(self.p_value)}")
+        counts = (
+            display.count_text(len(self.values), "episode"),
+            statistics.mean_text(self.difference),
+        )
+        return display.one_line(self, names, *counts, f"p-value {_p_text(self.p_value)}")
 
     @property
     def improvement(self) -> float | None:
@@ -273,25 +234,29 @@ class Comparison:
         return fields | {name: list(fields[name]) for name in ("names", "differences", "remarks")}
 
     def __repr__(self) -> str:
-        return one_line(self, self._head(), *(mean_text(d.difference) for d in self.differences))
+        return display.one_line(
+            self, self._head(), *(statistics.mean_text(d.difference) for d in self.differences)
+        )
 
     def __str__(self) -> str:
-        table = text_table(self.rows(), header=["", *self.names[1:]])
-        return "\n".join([visible(self._head()), "", table, "", *map(visible, self.notes())])
+        table = display.text_table(self.rows(), header=["", *self.names[1:]])
+        return "\n".join(
+            [display.visible(self._head()), "", table, "", *map(display.visible, self.notes())]
+        )
 
     def _repr_html_(self) -> str:
         header = ["", *self.names[1:]]
-        return html_table(header, self.rows(), before=[self._head()], after=self.notes())
+        return display.html_table(header, self.rows(), before=[self._head()], after=self.notes())
 
     def _head(self) -> str:
         return (
             f"{self.env}: {', '.join(self.names[1:])} minus {self.names[0]} on the same "
-            f"{count_text(self.episodes, 'episode')}"
+            f"{display.count_text(self.episodes, 'episode')}"
         )
 
     def rows(self) -> list[list[str]]:
         """Return the table's rows: a label, then a cell per difference."""
-        percent = percent_text(self.confidence)
+        percent = display.percent_text(self.confidence)
 
         def row(label: str, cell: Any) -> list[str]:
             return [label, *(cell(difference) for difference in self.differences)]
@@ -301,31 +266,31 @@ class Comparison:
             row("mean return", lambda d: d.mean),
             row(f"mean return of {self.names[0]}", lambda d: d.baseline_mean),
             row("mean difference", lambda d: d.difference.mean),
-            row(f"  {percent} interval", lambda d: ends(d.difference.mean_interval)),
+            row(f"  {percent} interval", lambda d: statistics.ends(d.difference.mean_interval)),
             row("standard deviation", lambda d: d.difference.std),
             row("won, tied, lost", lambda d: f"{d.won}, {d.tied}, {d.lost}"),
-            row("probability of improvement", lambda d: number_text(d.improvement)),
+            row("probability of improvement", lambda d: display.number_text(d.improvement)),
             row("p-value", lambda d: _p_text(d.p_value)),
         ]
         if len(self.differences) > 1:
             rows.append(row("  Holm's correction", lambda d: _p_text(d.adjusted_p_value)))
         rows.append(row("detectable difference", lambda d: d.detectable()))
-        if any(d.failed or d.baseline_failed or d.both_failed for d in self.differences):
-            rows.append(row("failed, no difference", _failed_text))
-        return number_columns(rows)
+        if any(map(_failed_text, self.differences)):
+            rows.append(row("failed, no difference", lambda d: _failed_text(d) or "0"))
+        return display.number_columns(rows)
 
     def notes(self) -> list[str]:
         """Return the notes to the table, one sentence each."""
         alpha = 1 - self.confidence
         notes = [
             "p-value: sign-flip permutation test of the mean difference, two-sided. Detectable: "
-            f"with power 80% at significance {number_text(alpha)}."
+            f"with power 80% at significance {display.number_text(alpha)}."
         ]
         for d in self.differences:
-            if d.failed or d.baseline_failed or d.both_failed:
+            if failed := _failed_text(d):
                 notes.append(
-                    f"{d.name}: of {count_text(self.episodes, 'episode')}, {_failed_text(d)} "
-                    "failed: these have no difference and are not in the numbers."
+                    f"{d.name}: of {display.count_text(self.episodes, 'episode')}, {failed} failed: "
+                    "these have no difference and are not in the numbers."
                 )
             if d.difference.not_finite:
                 notes.append(
@@ -335,8 +300,8 @@ class Comparison:
             smallest = 2 * 0.5 ** len(d.values)
             if d.p_value is not None and smallest > alpha:
                 notes.append(
-                    f"{d.name}: with {count_text(len(d.values), 'episode')} no p-value is below "
-                    f"{number_text(smallest)}."
+                    f"{d.name}: with {display.count_text(len(d.values), 'episode')} no p-value is "
+                    f"below {display.number_text(smallest)}."
                 )
         return [*notes, *self.remarks]
 
@@ -371,10 +336,10 @@ def compare(
             difference; if a number is out of range; if names are not distinct, one per evaluation.
         ModuleNotFoundError: without scipy, which the extra ``evaluate`` brings.
     """
-    resamples = check_settings(confidence, resamples, seed, len(first.episodes))
+    resamples = statistics.check_settings(confidence, resamples, seed, len(first.episodes))
     evaluations = [first, second, *more]
     called = _names(evaluations, names)
-    ledgers = [in_order(evaluation.episodes) for evaluation in evaluations]
+    ledgers = [statistics.in_order(evaluation.episodes) for evaluation in evaluations]
     for name, evaluation in zip(called[1:], evaluations[1:], strict=True):
         check_same_episodes(first, evaluation, called[0], name)
     differences = [
@@ -446,7 +411,7 @@ def _difference(
     returns_b = np.array([b.episode_return for _, b in both], np.float64)
     values = returns_b - returns_a
     finite = bool(np.isfinite(values).all())
-    rngs = [generator(seed, place, stream) for stream in range(3)]
+    rngs = [statistics.generator(seed, place, stream) for stream in range(3)]
     usable = len(both) > 0 and finite
     return Difference(
         name=name,
@@ -458,15 +423,15 @@ def _difference(
         failed=sum(a.completed > b.completed for a, b in pairs),
         baseline_failed=sum(a.completed < b.completed for a, b in pairs),
         both_failed=sum(not (a.completed or b.completed) for a, b in pairs),
-        mean=exact_mean(returns_b) if usable else None,
-        baseline_mean=exact_mean(returns_a) if usable else None,
-        difference=describe(values, confidence, resamples, rngs[:2]),
+        mean=statistics.exact_mean(returns_b) if usable else None,
+        baseline_mean=statistics.exact_mean(returns_a) if usable else None,
+        difference=statistics.describe(values, confidence, resamples, rngs[:2]),
         won=int((values > 0).sum()),
         tied=int((values == 0).sum()),
         lost=int((values < 0).sum()),
-        p_value=sign_flip_p_value(values, resamples, rngs[2]) if usable else None,
+        p_value=statistics.sign_flip_p_value(values, resamples, rngs[2]) if usable else None,
         adjusted_p_value=None,
-        exact=flips_are_exact(len(both), resamples),
+        exact=statistics.flips_are_exact(len(both), resamples),
         confidence=confidence,
     )
 
@@ -508,4 +473,4 @@ def _failed_text(difference: Difference) -> str:
         (difference.baseline_failed, difference.baseline),
         (difference.both_failed, "both"),
     ]
-    return ", ".join(f"{count} with {name}" for count, name in counts if count) or "0"
+    return ", ".join(f"{count} with {name}" for count, name in counts if count)

@@ -15,18 +15,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from tdcollect.evaluation import ledger
 from tdcollect.evaluation.comparison import SAME
-from tdcollect.evaluation.ledger import (
-    MANIFEST,
-    Problem,
-    differences,
-    differences_text,
-    is_digest,
-    is_finished,
-    manifest_entry,
-    read_manifest,
-    sha256,
-)
+from tdcollect.evaluation.ledger import Problem
 from tdcollect.evaluation.manifest import versions
 from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.evaluation.statistics import Summary, alike
@@ -140,7 +131,7 @@ def read_csv(file: Path) -> list[Point]:
 
 
 def _point(line: Sequence[str]) -> Point:
-    if len(line) != len(COLUMNS) or not is_digest(line[-1]):
+    if len(line) != len(COLUMNS) or not ledger.is_digest(line[-1]):
         raise ValueError(f"a line is {line}")
     step, episodes, failed = map(int, line[:3])
     mean, low, high, std, iqm, length = (float(text) if text else None for text in line[3:-1])
@@ -171,14 +162,18 @@ class Folder:
 
     def check_same_episodes(self, manifest: Mapping[str, Any]) -> None:
         """Refuse an evaluation of other episodes than those of the curve."""
-        there = next((d for d in steps_of(self.path).values() if (d / MANIFEST).exists()), None)
+        there = next(
+            (d for d in steps_of(self.path).values() if (d / ledger.MANIFEST).exists()), None
+        )
         if there is None:
             return
-        found = differences(_episodes_of(read_manifest(there)), _episodes_of(manifest))
+        found = ledger.differences(
+            _episodes_of(ledger.read_manifest(there)), _episodes_of(manifest)
+        )
         if found:
             raise ValueError(
-                f"{self.path} holds a curve of other episodes: {differences_text(found)}. Choose "
-                "another directory, or remove this one to start anew"
+                f"{self.path} holds a curve of other episodes: {ledger.differences_text(found)}. "
+                "Choose another directory, or remove this one to start anew"
             )
 
     def note(self, point: Point, name: str, policy_state: Callable[[], Mapping[str, Any]]) -> None:
@@ -201,7 +196,7 @@ class Folder:
                 "by": self._by,
                 "value": value,
                 "weights": None if path is None else path.name,
-                **({} if path is None else {"digest": sha256(path)}),
+                **({} if path is None else {"digest": ledger.sha256(path)}),
             }
             write_json(self.path / BEST, entries)
         for written, data in _written(self.curve, self.best, name, self._by).items():
@@ -236,13 +231,13 @@ def read_folder(
     check_folder(path)
     points = {}
     for step, directory in steps_of(path).items():
-        if is_finished(directory):
+        if ledger.is_finished(directory):
             result = EvaluationResult.load(directory)
             points[step] = point_of(step, result.summary(), result.digest)
     curve, file = [*points.values()], path / CURVE
     for row in read_csv(file) if file.exists() else ():
         point = points.get(row.step)
-        if point is None and (path / step_name(row.step) / MANIFEST).exists():
+        if point is None and (path / step_name(row.step) / ledger.MANIFEST).exists():
             continue  # it is to be run again
         if point is None or not alike(row._asdict(), point._asdict()):
             raise ValueError(f"{file} has {row}, and its evaluation {point}; {_ANEW}")
@@ -268,7 +263,7 @@ def read_folder(
     own = value_of(points[step], by) if step in points else None
     if not alike(own, value):
         raise ValueError(f"{file} has {value} of step {step}, and its evaluation {own}; {_ANEW}")
-    now = sha256(weights) if weights.is_file() else None
+    now = ledger.sha256(weights) if weights.is_file() else None
     if now != digest:
         warn(f"{weights} has the digest {now}, and {digest} in {BEST}: it is not the best's")
     return curve, Best(step, value, weights if named and now == digest else None), by
@@ -282,9 +277,11 @@ def check_curve(path: Path) -> Iterator[Problem]:
     top = max((value_of(point, by) for point in curve), default=float("-inf"))
     if top > (float("-inf") if best is None else best.value):
         yield Problem(path / BEST, f"it lacks the best, {top}: its process was killed, say")
-    manifest = read_manifest(path / step_name(curve[0].step))
-    theirs = manifest_entry(manifest, "versions.tdcollect")
-    for name, data in _written(curve, best, str(manifest_entry(manifest, "env.id")), by).items():
+    manifest = ledger.read_manifest(path / step_name(curve[0].step))
+    theirs = ledger.manifest_entry(manifest, "versions.tdcollect")
+    for name, data in _written(
+        curve, best, str(ledger.manifest_entry(manifest, "env.id")), by
+    ).items():
         there = (path / name).read_bytes() if (path / name).is_file() else b""
         if name == CURVE:  # whose rows were compared, but for rounding
             same = there.count(b"\n") == data.count(b"\n")
@@ -319,7 +316,7 @@ def steps_of(path: Path) -> dict[int, Path]:
 
 def _episodes_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entries of a manifest that decide which episodes are run."""
-    entries = {key: manifest_entry(manifest, key) for key in (*SAME, "episodes", "seeds")}
+    entries = {key: ledger.manifest_entry(manifest, key) for key in (*SAME, "episodes", "seeds")}
     env = dict(entries["env"] or {})
     # Not the digests of running statistics, which training moves.
     env["transforms"] = [str(name).partition("(")[0] for name in env.get("transforms", [])]

@@ -29,36 +29,9 @@ from tensordict import TensorDict
 from tdcollect import keys
 from tdcollect._upstream.torchrl import MEMMAP_TYPE, encode_key_for_filesystem
 from tdcollect.display import without_process_ids
+from tdcollect.evaluation import ledger
 from tdcollect.evaluation.episodes.data import disagreements
-from tdcollect.evaluation.ledger import (
-    DIGESTED,
-    EPISODES,
-    MANIFEST,
-    MIXED,
-    REFUSED,
-    RESULTS,
-    RUN,
-    SHARD,
-    TRAJECTORIES,
-    Episode,
-    Shard,
-    asked_indices,
-    complete_lines,
-    differences,
-    differences_text,
-    is_finished,
-    kept_digests,
-    kept_trajectories,
-    may_be_mixed,
-    mixed_entries,
-    mixed_values,
-    read_json,
-    read_manifest,
-    read_records,
-    read_shard,
-    sha256,
-    trajectory_path,
-)
+from tdcollect.evaluation.ledger import Episode, Shard
 from tdcollect.files import (
     check_no_links,
     check_output,
@@ -108,17 +81,17 @@ class Directory:
             there = check_directory(self.path)
             if there is None:
                 there = dict(manifest)
-                write_json(self.path / MANIFEST, there)
+                write_json(self.path / ledger.MANIFEST, there)
             else:
-                if (self.path / REFUSED).exists():
-                    read_records(self.path, there)  # raises, with the reason
+                if (self.path / ledger.REFUSED).exists():
+                    ledger.read_records(self.path, there)  # raises, with the reason
                 self._check_manifest(there, manifest, allow_mixed)
             self.manifest = there
-            self.episodes = read_records(self.path, there)
+            self.episodes = ledger.read_records(self.path, there)
             self._mark()
-            check_no_links(self.path, EPISODES, TRAJECTORIES)
-            self.kept = kept_digests(self.path)
-            data = kept_trajectories(self.path) if self.kept is None else frozenset()
+            check_no_links(self.path, ledger.EPISODES, ledger.TRAJECTORIES)
+            self.kept = ledger.kept_digests(self.path)
+            data = ledger.kept_trajectories(self.path) if self.kept is None else frozenset()
             for episode in self.episodes:
                 if episode.index in data:  # of a run that was interrupted: a digest is to come
                     read_data(self.path, episode, self.manifest, None)
@@ -126,8 +99,8 @@ class Directory:
                 self._forget_lost()
             # From here on it is known to be this evaluation's.
             self._sweep()
-            self._journal = opened.enter_context((self.path / EPISODES).open("a+b"))
-            size = sum(map(len, complete_lines(self.path / EPISODES)))
+            self._journal = opened.enter_context((self.path / ledger.EPISODES).open("a+b"))
+            size = sum(map(len, ledger.complete_lines(self.path / ledger.EPISODES)))
             if self._journal.tell() > size:  # a process died as it wrote a line
                 self._journal.truncate(size)
                 self._journal.seek(size)
@@ -137,26 +110,26 @@ class Directory:
         self, there: Mapping[str, Any], manifest: Mapping[str, Any], allow_mixed: bool
     ) -> None:
         """Refuse to go on from the manifest found there if it is of another evaluation."""
-        found = differences(there, manifest)
-        mixable = all(may_be_mixed(path) for path, *_ in found)
+        found = ledger.differences(there, manifest)
+        mixable = all(ledger.may_be_mixed(path) for path, *_ in found)
         if found and not (allow_mixed and mixable):
             advice = "; or go on with allow_mixed=True (--allow-mixed)" if mixable else ""
             raise ValueError(
-                f"{self.path} holds another evaluation: {differences_text(found)}. Choose another "
-                f"directory, or remove this one to start anew{advice}"
+                f"{self.path} holds another evaluation: {ledger.differences_text(found)}. Choose "
+                f"another directory, or remove this one to start anew{advice}"
             )
 
     def _mark(self) -> None:
         """Mark the directory as the shard's; refuse one of another shard, or of the whole."""
-        found = read_shard(self.path)
+        found = ledger.read_shard(self.path)
         self._was_shard = self.shard is None and found is not None
         if self.shard is None:
             return
         there = None if found is None else str(found.shard)
-        if found is None and is_finished(self.path):
+        if found is None and ledger.is_finished(self.path):
             there = "the whole evaluation"
         elif found is None and self.episodes:  # a process may have died before it marked it
-            own = {*self.shard.select(asked_indices(self.manifest))}
+            own = {*self.shard.select(ledger.asked_indices(self.manifest))}
             other = [episode.index for episode in self.episodes if episode.index not in own]
             there = f"episode {other[0]}, which is not of this shard" if other else None
         if there not in (None, str(self.shard)):
@@ -166,20 +139,20 @@ class Directory:
                 "the whole evaluation there"
             )
         if found is None:
-            write_json(self.path / SHARD, {"shard": self.shard})
+            write_json(self.path / ledger.SHARD, {"shard": self.shard})
 
     def _unmark(self) -> None:
         """Go on with the whole evaluation where a shard was, once something is written."""
         if self._was_shard:
-            remove(self.path / SHARD)
+            remove(self.path / ledger.SHARD)
             self._was_shard = False
 
     def _forget_lost(self) -> None:
         """Forget the lost episodes; first, that the evaluation or the shard is finished."""
         self._unmark()
-        remove(self.path / RESULTS)
+        remove(self.path / ledger.RESULTS)
         if self.shard is not None:
-            write_json(self.path / SHARD, {"shard": self.shard})
+            write_json(self.path / ledger.SHARD, {"shard": self.shard})
         self.episodes = [episode for episode in self.episodes if not episode.lost]
         self._write_ledger(self.episodes)
 
@@ -189,15 +162,15 @@ class Directory:
         It is rewritten before they run, so that a ledger never has episodes that it does not tell
         of. Values that it has already change nothing.
         """
-        mixed = mixed_entries(self.manifest, manifest)
-        if mixed != mixed_values(self.manifest):
+        mixed = ledger.mixed_entries(self.manifest, manifest)
+        if mixed != ledger.mixed_values(self.manifest):
             self._unmark()
-            self.manifest[MIXED] = mixed
-            write_json(self.path / MANIFEST, self.manifest)
+            self.manifest[ledger.MIXED] = mixed
+            write_json(self.path / ledger.MANIFEST, self.manifest)
 
     def _sweep(self, data: bool = False) -> None:
         """Remove half-written data; with ``data``, all data of episodes."""
-        for part in (self.path / TRAJECTORIES).glob("*" if data else "*.part"):
+        for part in (self.path / ledger.TRAJECTORIES).glob("*" if data else "*.part"):
             if part.name.removesuffix(".part").isdecimal():
                 shutil.rmtree(part)
 
@@ -206,7 +179,7 @@ class Directory:
         lacking = [
             episode.index
             for episode in episodes
-            if episode.completed and not trajectory_path(self.path, episode.index).exists()
+            if episode.completed and not ledger.trajectory_path(self.path, episode.index).exists()
         ]
         if lacking:
             raise ValueError(
@@ -219,7 +192,7 @@ class Directory:
         """Write an episode: its data first, then its line."""
         self._put(episode.index, None if data is None else partial(write_trajectory, data=data))
         self._unmark()
-        with naming(self.path / EPISODES):
+        with naming(self.path / ledger.EPISODES):
             self._journal.write(episode.to_json().encode() + b"\n")
             self._journal.flush()
 
@@ -228,7 +201,7 @@ class Directory:
         self._put(index, partial(link_trajectory, source))
 
     def _put(self, index: int, write: Callable[[Path], None] | None) -> None:
-        target = trajectory_path(self.path, index)
+        target = ledger.trajectory_path(self.path, index)
         if target.exists():  # its line was never written
             shutil.rmtree(target)
         if write is not None:
@@ -239,21 +212,21 @@ class Directory:
     def finish(self, episodes: Sequence[Episode]) -> None:
         """Sort the ledger by index."""
         if self.shard is None:
-            remove(self.path / SHARD)  # and what a process that was killed left of it
+            remove(self.path / ledger.SHARD)  # and what a process that was killed left of it
         self._write_ledger(sorted(episodes, key=lambda episode: episode.index))
 
     def _write_ledger(self, episodes: Iterable[Episode]) -> None:
         lines = (episode.to_json().encode() + b"\n" for episode in episodes)
-        write_atomically(self.path / EPISODES, lambda file: file.writelines(lines))
+        write_atomically(self.path / ledger.EPISODES, lambda file: file.writelines(lines))
 
     def write_results(self, results: Mapping[str, Any], files: Sequence[Path]) -> None:
         """Write the statistics and digests of the other files, which finishes the evaluation."""
-        digests = {str(file.relative_to(self.path)): sha256(file) for file in files}
-        write_json(self.path / RESULTS, {**self._digests(), "files": digests, **results})
+        digests = {str(file.relative_to(self.path)): ledger.sha256(file) for file in files}
+        write_json(self.path / ledger.RESULTS, {**self._digests(), "files": digests, **results})
 
     def finish_shard(self, **note: Any) -> None:
         """Write the digests of ledger and manifest, which finishes the shard, and a note."""
-        write_json(self.path / SHARD, {**note, **self._digests(), "shard": self.shard})
+        write_json(self.path / ledger.SHARD, {**note, **self._digests(), "shard": self.shard})
 
     def _digests(self) -> dict[str, Any]:
         """Return the digests of ledger, manifest, and all data, if there are any.
@@ -262,11 +235,11 @@ class Directory:
         that finds it done would take data that were altered for its own.
         """
         before = [] if self.kept is None else self.episodes
-        new = kept_trajectories(self.path) - {episode.index for episode in before}
-        paths = [trajectory_path(self.path, index) for index in sorted(new)]
+        new = ledger.kept_trajectories(self.path) - {episode.index for episode in before}
+        paths = [ledger.trajectory_path(self.path, index) for index in sorted(new)]
         kept = (self.kept or {}) | {path.name: trajectory_digest(path) for path in paths}
-        found = {name: sha256(self.path / file) for name, file in DIGESTED.items()}
-        return {**found, TRAJECTORIES: kept} if kept else found
+        found = {name: ledger.sha256(self.path / file) for name, file in ledger.DIGESTED.items()}
+        return {**found, ledger.TRAJECTORIES: kept} if kept else found
 
     def note_run(self, started: float, ran: int, how: Mapping[str, Any]) -> None:
         """Append the times of this run to the one file that holds times."""
@@ -277,7 +250,7 @@ class Directory:
 
     def write_runs(self, runs: Sequence[Any]) -> None:
         """Write the file of times."""
-        write_json(self.path / RUN, runs)
+        write_json(self.path / ledger.RUN, runs)
 
     def give_up(self, error: BaseException) -> None:
         """Remove the files if no episode has ever ended; mark a refused evaluation as refused.
@@ -285,13 +258,13 @@ class Directory:
         A refused evaluation is not taken for an unfinished one, and the directory is free again
         once env or policy are corrected.
         """
-        if not self._journal.tell() and not (self.path / RUN).exists():
+        if not self._journal.tell() and not (self.path / ledger.RUN).exists():
             self._sweep(data=True)
-            remove(self.path / SHARD)
-            for name in (EPISODES, MANIFEST):
+            remove(self.path / ledger.SHARD)
+            for name in (ledger.EPISODES, ledger.MANIFEST):
                 (self.path / name).unlink()
             with suppress(OSError):  # it was there before, and may hold what is not ours
-                (self.path / TRAJECTORIES).rmdir()
+                (self.path / ledger.TRAJECTORIES).rmdir()
             with suppress(OSError):  # of a journal on a full disk
                 self.close()  # which removes the lock, too
             with suppress(OSError):
@@ -299,28 +272,28 @@ class Directory:
                     self.path.rmdir()
         elif isinstance(error, NotReproducibleError):
             reason = without_process_ids(str(error))
-            write_json(self.path / REFUSED, {"reason": reason})
+            write_json(self.path / ledger.REFUSED, {"reason": reason})
 
     def close(self) -> None:
         """Release the directory."""
-        with naming(self.path / EPISODES):  # of which a full disk left a part to write
+        with naming(self.path / ledger.EPISODES):  # of which a full disk left a part to write
             self._opened.close()
 
 
 def check_directory(path: Path) -> dict[str, Any] | None:
     """Return the manifest found at a path, or None; refuse one that holds something else."""
-    if (path / MANIFEST).exists():
-        return read_manifest(path)
+    if (path / ledger.MANIFEST).exists():
+        return ledger.read_manifest(path)
     # A process may have died as it wrote the first file.
-    check_output(path, "an evaluation", (MANIFEST,))
+    check_output(path, "an evaluation", (ledger.MANIFEST,))
     return None
 
 
 def read_runs(path: Path) -> list[Any]:
     """Read the entries of the file of times, one per run; empty if there is none."""
-    file = path / RUN
+    file = path / ledger.RUN
     advice = "remove the file: all others are written"
-    runs: list[Any] = read_json(file, list, advice) if file.exists() else []
+    runs: list[Any] = ledger.read_json(file, list, advice) if file.exists() else []
     return runs
 
 
@@ -489,7 +462,7 @@ def read_data(
     root: Path, record: Episode, manifest: Mapping[str, Any], listed: Mapping[str, str] | None
 ) -> TensorDict:
     """Read the data ``[L]`` that were kept of an episode, and check them against its record."""
-    path = trajectory_path(root, record.index)
+    path = ledger.trajectory_path(root, record.index)
     data = read_trajectory(path)
     try:
         counted = (manifest.get("returns") or {}).get("rewards")
@@ -498,7 +471,9 @@ def read_data(
         found = [str(error)]
     if listed is not None and (now := trajectory_digest(path)) != listed.get(path.name):
         then = listed.get(path.name, "none")
-        found.append(f"the digest of their files is {now}, in {RESULTS} or {SHARD} {then}")
+        found.append(
+            f"the digest of their files is {now}, in {ledger.RESULTS} or {ledger.SHARD} {then}"
+        )
     if found:
         raise ValueError(
             f"the data kept of episode {record.index} are not those of its record: "

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -125,20 +126,18 @@ def evaluate(
     crew = as_workers(workers) if asked.episode_indices else None
     job = Job(env, policy, asked, 1 if crew is None else crew.num_workers)
 
-    def record(manifest: Mapping[str, Any]) -> Recording:
-        return Recording(
-            manifest,
-            asked.episode_indices,
-            keep_trajectories=keep_trajectories,
-            output_dir=output_dir,
-            shard=part,
-            allow_mixed=allow_mixed,
-            retry_lost=retry_lost,
-            recheck=recheck,
-            request=request,
-            replay=replayer(env, policy, lambda index: replace(asked, episodes=[index])),
-        )
-
+    record = partial(
+        Recording,
+        indices=asked.episode_indices,
+        keep_trajectories=keep_trajectories,
+        output_dir=output_dir,
+        shard=part,
+        allow_mixed=allow_mixed,
+        retry_lost=retry_lost,
+        recheck=recheck,
+        request=request,
+        replay=replayer(env, policy, lambda index: replace(asked, episodes=[index])),
+    )
     evaluation = Evaluation(lambda: job, record, keep_trajectories)
     bar = None
 

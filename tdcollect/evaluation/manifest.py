@@ -9,6 +9,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -36,16 +37,10 @@ if TYPE_CHECKING:
 
 STREAMS = "from a stream of each episode, started from its env seed"
 """The origin of draws from the global generators in envs; without the entry, there are none."""
-_PACKAGES = ("tdcollect", "torch", "tensordict", "torchrl", "gymnasium", "numpy")
-_ENV_PACKAGES = (
-    "ale-py",
-    "box2d",
-    "dm-control",
-    "envpool",
-    "mujoco",
-    "pettingzoo",
-    "vmas",
-)  # listed if installed
+_PACKAGES = (
+    *("tdcollect", "torch", "tensordict", "torchrl", "gymnasium", "numpy"),
+    *("ale-py", "box2d", "dm-control", "envpool", "mujoco", "pettingzoo", "vmas"),  # if installed
+)
 
 
 def describe(collector: EvaluationCollector) -> dict[str, Any]:
@@ -240,11 +235,9 @@ def _transform(transform: Any) -> str:
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that may change an episode."""
     versions = {"python": platform.python_version()}
-    for name in (*_PACKAGES, *_ENV_PACKAGES):
-        try:
+    for name in _PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return versions
 
 

@@ -15,27 +15,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tdcollect.display import count_text, listed_text
+from tdcollect.evaluation import ledger
 from tdcollect.evaluation.directory import Directory, check_directory, read_data, read_runs
 from tdcollect.evaluation.evaluate import check_report_extras, finish
-from tdcollect.evaluation.ledger import (
-    MIXED,
-    TRAJECTORIES,
-    Episode,
-    Shard,
-    asked_indices,
-    differences,
-    differences_text,
-    is_finished,
-    kept_digests,
-    may_be_mixed,
-    mixed_entries,
-    read_manifest,
-    read_records,
-    read_shard,
-    record_differences,
-    trajectory_path,
-    was_rechecked,
-)
+from tdcollect.evaluation.ledger import Episode, Shard
 from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.result import EvaluationResult
 
@@ -52,7 +35,7 @@ class _Part(NamedTuple):
     @property
     def own(self) -> Sequence[int]:
         """The indices of the episodes that it should have."""
-        asked = asked_indices(self.manifest)
+        asked = ledger.asked_indices(self.manifest)
         return asked if self.shard is None else self.shard.select(asked)
 
 
@@ -102,7 +85,7 @@ def merge(
             if index not in there:
                 directory.take_data(index, source)
         result = EvaluationResult(directory.manifest, episodes, directory.path)
-        finish(directory, result, request, all(was_rechecked(part.path) for part in parts))
+        finish(directory, result, request, all(ledger.was_rechecked(part.path) for part in parts))
         if not read_runs(output):
             runs = [run for part in parts for run in read_runs(part.path)]
             directory.write_runs(sorted(runs, key=lambda run: json.dumps(run, sort_keys=True)))
@@ -128,7 +111,7 @@ def _checked_paths(
                 f"lies in {path}; choose another"
             )
     check_directory(output)
-    if (shard := read_shard(output)) is not None:
+    if (shard := ledger.read_shard(output)) is not None:
         raise ValueError(
             f"expected output_dir to be empty, or to hold the merged evaluation, got {output}, "
             f"which holds {shard.shard}; choose another"
@@ -139,12 +122,12 @@ def _checked_paths(
 def _read(path: Path) -> _Part | None:
     """Read a directory; None if it holds no evaluation, as after a job that never started."""
     try:
-        manifest = read_manifest(path)
+        manifest = ledger.read_manifest(path)
     except FileNotFoundError:
         return None
-    episodes = read_records(path, manifest)
-    found = read_shard(path)
-    finished = is_finished(path) or (found is not None and found.last is not None)
+    episodes = ledger.read_records(path, manifest)
+    found = ledger.read_shard(path)
+    finished = ledger.is_finished(path) or (found is not None and found.last is not None)
     return _Part(path, manifest, None if found is None else found.shard, finished, episodes)
 
 
@@ -156,12 +139,14 @@ def _merged_manifest(parts: Sequence[_Part], allow_mixed: bool) -> dict[str, Any
     first, *others = (by_text[text] for text in sorted(by_text))
     merged = dict(first.manifest)
     for other in others:
-        found = differences(first.manifest, other.manifest) or [  # of which the first one knows
-            (path, a, b) for path, b, a in differences(other.manifest, first.manifest)
+        found = ledger.differences(
+            first.manifest, other.manifest
+        ) or [  # of which the first one knows
+            (path, a, b) for path, b, a in ledger.differences(other.manifest, first.manifest)
         ]
-        mixable = all(may_be_mixed(path) for path, *_ in found)
+        mixable = all(ledger.may_be_mixed(path) for path, *_ in found)
         if not (allow_mixed and mixable):
-            texts = differences_text(found, f"in {first.path}", f"in {other.path}")
+            texts = ledger.differences_text(found, f"in {first.path}", f"in {other.path}")
             advice = "merge only shards of one evaluation"
             if mixable:
                 advice = (
@@ -169,7 +154,7 @@ def _merged_manifest(parts: Sequence[_Part], allow_mixed: bool) -> dict[str, Any
                     "(--allow-mixed), which the manifest then tells"
                 )
             raise ValueError(f"expected shards of one evaluation, but {texts}; {advice}")
-        merged[MIXED] = mixed_entries(merged, other.manifest)
+        merged[ledger.MIXED] = ledger.mixed_entries(merged, other.manifest)
     return merged
 
 
@@ -187,7 +172,7 @@ def _check_complete(parts: Sequence[_Part], absent: Sequence[Path]) -> None:
         elif not part.finished:
             lacks.append(f"{name} is unfinished: it has all episodes, and no digest of them")
     if parts:
-        missing = [index for index in asked_indices(parts[0].manifest) if index not in own]
+        missing = [index for index in ledger.asked_indices(parts[0].manifest) if index not in own]
         if missing:
             lacks.append(f"none has {_missing(missing, parts)}")
     if lacks:
@@ -204,7 +189,7 @@ def _missing(missing: Sequence[int], parts: Sequence[_Part]) -> str:
         return _episodes(missing)
     (shards,) = cuts
     positions = {part.shard.position for part in parts if part.shard is not None}
-    asked = range(min(shards, len(asked_indices(parts[0].manifest))))
+    asked = range(min(shards, len(ledger.asked_indices(parts[0].manifest))))
     lost = [f"{position}/{shards}" for position in asked if position not in positions]
     noun = "shard" if len(lost) == 1 else "shards"
     return f"{noun} {listed_text(lost)}: {_episodes(missing)}"
@@ -227,7 +212,7 @@ def _merged_episodes(parts: Sequence[_Part]) -> list[Episode]:
             holder = holders.setdefault(episode.index, part.path)
             if other is episode:
                 continue
-            unlike = record_differences(other, episode)
+            unlike = ledger.record_differences(other, episode)
             if unlike and not (other.lost or episode.lost):
                 name, a, b = min(unlike, key=lambda found: found[0] != "digest")
                 raise ValueError(
@@ -248,10 +233,10 @@ def _kept_data(parts: Sequence[_Part]) -> dict[int, Path]:
     lacking: list[tuple[Path, int]] = []
     for part in parts:
         completed = [episode for episode in part.episodes if episode.completed]
-        any_kept = (part.path / TRAJECTORIES).is_dir()
-        listed = kept_digests(part.path)
+        any_kept = (part.path / ledger.TRAJECTORIES).is_dir()
+        listed = ledger.kept_digests(part.path)
         for episode in completed:
-            data = trajectory_path(part.path, episode.index)
+            data = ledger.trajectory_path(part.path, episode.index)
             if any_kept and data.exists():
                 read_data(part.path, episode, part.manifest, listed)
                 found.setdefault(episode.index, data)
@@ -297,15 +282,15 @@ def _check_same(
         if by_index[episode.index].to_json() != episode.to_json():
             wrong = f"episode {episode.index} is not the same there"
         elif episode.index in data:
-            if not trajectory_path(directory.path, episode.index).exists():
+            if not ledger.trajectory_path(directory.path, episode.index).exists():
                 wrong = f"it lacks the data of episode {episode.index}"
             else:
                 read_data(directory.path, episode, manifest, directory.kept)
         if wrong:
             break
     if directory.manifest != manifest:
-        wrong = f"its manifest has other values in {MIXED!r}"
-    if not data and (directory.path / TRAJECTORIES).exists():
+        wrong = f"its manifest has other values in {ledger.MIXED!r}"
+    if not data and (directory.path / ledger.TRAJECTORIES).exists():
         wrong = "it holds data of episodes, and the shards have none"
     if wrong:
         raise ValueError(

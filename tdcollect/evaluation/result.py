@@ -49,14 +49,8 @@ if TYPE_CHECKING:
 
 # Entries of a manifest that may change an episode. The first differs if it is filmed.
 _MATTERS = (
-    "env",
-    "policy",
-    "inference_batch_size",
-    "inference_threads",
-    "device",
-    "versions",
-    "platform",
-    "git",
+    *("env", "policy", "inference_batch_size", "inference_threads"),
+    *("device", "versions", "platform", "git"),
 )
 
 

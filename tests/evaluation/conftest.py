@@ -10,6 +10,10 @@ import pytest
 
 from tdcollect.cli import main
 
+from ..zoo.reports import small_reports
+
+__all__ = ["small_reports"]
+
 POLICIES = r"""
 import gymnasium as gym
 import torch

@@ -1,7 +1,9 @@
-"""Hand-written ledgers, for tests of statistics."""
+"""Ledgers written by hand, and directories of evaluations that are altered."""
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 
 from tdcollect import env_seed, policy_seed
 from tdcollect.evaluation.ledger import FAILED, Episode
+from tdcollect.files import write_json
 
 ENV = {
     "id": "CartPole-v1",
@@ -47,6 +50,51 @@ def ledger(
             )
         )
     return records
+
+
+GONE = object()
+
+
+def alter(path: Path, how: Any, line: int = 1) -> None:
+    """Alter a file or a folder.
+
+    None removes it, a text takes its place, and a function is called with it. A dict changes
+    entries of its JSON object, or of the record in a line, from 0; a key may be the path to an
+    entry, and `GONE` removes one.
+    """
+    if callable(how):
+        how(path)
+    elif how is None:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    elif isinstance(how, str):
+        path.write_text(how)
+    else:
+        lines = path.read_text().splitlines(keepends=True)
+        found = json.loads(lines[line] if path.suffix == ".jsonl" else "".join(lines))
+        for key, value in how.items():
+            *into, last = key if isinstance(key, tuple) else (key,)
+            entry = found
+            for name in into:
+                entry = entry[name]
+            if value is GONE:
+                del entry[last]
+            else:
+                entry[last] = value
+        if path.suffix == ".jsonl":
+            lines[line] = json.dumps(found) + "\n"
+            path.write_text("".join(lines))
+        else:
+            write_json(path, found)
+
+
+def contents(*outs: Path) -> dict[str, bytes]:
+    """All files of directories by name, except those of the times."""
+    return {
+        f"{number}/{path.relative_to(out)}": path.read_bytes()
+        for number, out in enumerate(outs)
+        for path in sorted(out.rglob("*"))
+        if path.is_file() and path.name != "run.json"
+    }
 
 
 def unfinished(directory: Path, lines: int) -> None:

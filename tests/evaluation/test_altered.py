@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +18,19 @@ import torch
 import tdcollect
 from tdcollect.cli import main
 from tdcollect.evaluation import directory as files
-from tdcollect.evaluation.ledger import Episode, ledger_digest
 
 from .envs import Walk
-from .ledgers import manifest, unfinished
+from .ledgers import GONE, alter, contents, ledger, manifest, unfinished
 from .policies import deterministic
 
+pytestmark = pytest.mark.usefixtures("small_reports")
+
 EPISODES = 4
+LEDGER, RESULTS, DATA = "episodes.jsonl", "results.json", "trajectories"
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory) -> Path:
+def written(tmp_path_factory, small_reports) -> Path:
     """A finished evaluation with its data; copy it before you alter it."""
     out = tmp_path_factory.mktemp("written") / "run"
     tdcollect.evaluate(
@@ -50,23 +51,6 @@ def again(out: Path, **settings: Any) -> Any:
     )
 
 
-def contents(out: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()
-    }
-
-
-def alter(file: Path, line: int, **changed: Any) -> None:
-    """Change entries of a record in place."""
-    lines = file.read_text().splitlines(keepends=True)
-    lines[line] = json.dumps(json.loads(lines[line]) | changed) + "\n"
-    file.write_text("".join(lines))
-
-
-def rewrite(file: Path, **changed: Any) -> None:
-    file.write_text(json.dumps(json.loads(file.read_text()) | changed))
-
-
 def load(out: Path) -> Any:
     return tdcollect.EvaluationResult.load(out)
 
@@ -75,35 +59,27 @@ def load(out: Path) -> Any:
 
 
 @pytest.mark.parametrize("reader", [load, again], ids=["load", "rerun"])
-def test_a_record_that_was_altered_is_refused_and_nothing_is_rewritten(run: Path, reader) -> None:
-    alter(run / "episodes.jsonl", 1, **{"return": 999.0})
+@pytest.mark.parametrize(
+    ("name", "how"), [(LEDGER, {"return": 999.0}), ("manifest.json", {"device": "cuda"})]
+)
+def test_what_was_altered_is_refused_and_nothing_is_rewritten(run, reader, name, how) -> None:
+    alter(run / name, how)
     before = contents(run)
-    with pytest.raises(ValueError, match=r"episodes\.jsonl: its digest is .* was altered"):
+    with pytest.raises(ValueError, match=rf"{name}: its digest .* was altered|device is 'cuda'"):
         reader(run)
     assert contents(run) == before
 
 
-def test_compare_refuses_a_record_that_was_altered(run: Path, written: Path, capsys) -> None:
-    alter(run / "episodes.jsonl", 1, **{"return": 999.0})
-    assert main(["compare", str(written), str(run)]) == 1
-    assert "was altered" in capsys.readouterr().err
+def test_compare_refuses_what_was_altered_or_is_unfinished_and_twins(run, written, capsys) -> None:
+    def told(status: int, *of: Any) -> str:
+        assert main(["compare", str(written), *map(str, of)]) == status
+        return capsys.readouterr().err
 
-
-def test_compare_refuses_one_directory_twice(written: Path, capsys) -> None:
-    assert main(["compare", str(written), f"{written}/"]) == 2
-    assert "expected directories that differ, got one of them twice" in capsys.readouterr().err
-
-
-def test_compare_refuses_a_ledger_without_its_digest(run: Path, written: Path, capsys) -> None:
+    assert "expected directories that differ, got one of them twice" in told(2, f"{written}/")
+    alter(run / LEDGER, {"return": 999.0})
+    assert "was altered" in told(1, run)
     unfinished(run, EPISODES)
-    assert main(["compare", str(written), str(run)]) == 1
-    assert f"{run} is unfinished: it lacks its results; run" in capsys.readouterr().err
-
-
-def test_a_manifest_that_was_altered_is_refused(run: Path) -> None:
-    rewrite(run / "manifest.json", device="cuda")
-    with pytest.raises(ValueError, match=r"manifest\.json: its digest is .* was altered"):
-        load(run)
+    assert f"{run} is unfinished: it lacks its results; run" in told(1, run)
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
@@ -125,27 +101,23 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_a_line_that_is_wrong_is_named(run: Path, name: str) -> None:
-    wrong_line(run, name, load)
-
-
-@pytest.mark.parametrize("name", ["policy seed", "duplicate", "return"])
-def test_a_rerun_refuses_a_wrong_line_until_it_is_removed(run: Path, name: str) -> None:
-    kept = wrong_line(run, name, again)
-    (run / "episodes.jsonl").write_text("".join(kept[:1] + kept[2:]))  # as the message says
-    assert again(run).missing == []
-
-
-def wrong_line(run: Path, name: str, reader: Callable[[Path], Any]) -> list[str]:
-    """Check that a reader refuses an altered second line; return the lines of the ledger."""
-    changed, reason = WRONG[name]
+@pytest.mark.parametrize(("changed", "reason"), WRONG.values(), ids=WRONG)
+def test_a_line_that_is_wrong_is_named(run: Path, changed: Any, reason: str) -> None:
     unfinished(run, EPISODES)
-    alter(run / "episodes.jsonl", 1, **changed)
+    alter(run / LEDGER, changed)
     with pytest.raises(ValueError, match=rf"line 2 of .*episodes\.jsonl: {reason}") as error:
-        reader(run)
+        load(run)
     assert "; remove the line, and the same command runs the episode again" in str(error.value)
-    return (run / "episodes.jsonl").read_text().splitlines(keepends=True)
+
+
+def test_a_rerun_refuses_a_wrong_line_until_it_is_removed(run: Path) -> None:
+    unfinished(run, EPISODES)
+    kept = (run / LEDGER).read_text().splitlines(keepends=True)
+    alter(run / LEDGER, {"index": 0})
+    with pytest.raises(ValueError, match=r"line 2 of .*: episode 0 has a record already"):
+        again(run)
+    (run / LEDGER).write_text("".join(kept[:1] + kept[2:]))
+    assert again(run).missing == []
 
 
 @pytest.mark.parametrize("line", ["[]", "3", "", "nonsense", "[" * 100_000, '{"index": 1'])
@@ -163,7 +135,7 @@ def test_seeds_that_were_given_are_those_of_the_manifest(tmp_path: Path) -> None
     tdcollect.evaluate(Walk, None, [3, 5], env_seeds=range(10, 16), output_dir=out, progress=False)
     assert [episode.env_seed for episode in load(out).episodes] == [13, 15]
     unfinished(out, 2)
-    alter(out / "episodes.jsonl", 1, env_seed=14)
+    alter(out / LEDGER, {"env_seed": 14})
     with pytest.raises(ValueError, match=r"line 2 of .*expected the seeds 15 and"):
         load(out)
 
@@ -180,55 +152,47 @@ def test_seeds_that_were_given_are_those_of_the_manifest(tmp_path: Path) -> None
         ('{"protocol": 2, "episodes": 1, "format": 2}', "as tdcollect writes it, got env None"),
     ],
 )
-@pytest.mark.parametrize("reader", [load, again], ids=["load", "rerun"])
-def test_a_manifest_that_is_none_is_told(run: Path, reader, text: str, reason: str) -> None:
-    (run / "manifest.json").write_text(text)
+def test_a_manifest_that_is_none_is_told(run: Path, text: str, reason: str) -> None:
+    alter(run / "manifest.json", text)
     before = contents(run)
-    with pytest.raises(ValueError, match=reason):
-        reader(run)
+    for reader in (load, again):
+        with pytest.raises(ValueError, match=reason):
+            reader(run)
     assert contents(run) == before
 
 
-@pytest.mark.parametrize(
-    ("changed", "reason"),
-    [
-        ({"episodes": -1}, "got episodes -1"),
-        ({"episodes": [1, 1]}, r"got episodes \[1, 1\]"),
-        ({"episodes": 10**12}, "got episodes 1000000000000"),
-        ({"seeds": {"root": "0"}}, "got seeds.root '0'"),
-        ({"seeds": {"root": 0, "env": [1]}}, "for each of 4 episodes, got 1 seeds"),
-        ({"seeds": {"root": 0, "env": [1, 2, 2, 3]}}, "got 4 seeds, 3 of them distinct"),
-        ({"policy": []}, r"got policy \[\]"),
-        (
-            {"policy": {"class": "x", "digest": None, "exploration": "any"}},
-            r"got policy.exploration 'any'",
-        ),
-        ({"inference_threads": 0}, "got inference_threads 0"),
-        ({"inference_threads": None}, "got inference_threads None"),
-        ({"entries": {"observation": [1], "action": []}}, r"got entries.observation \[1\]"),
-    ],
-)
+ENTRIES = [
+    ({"episodes": -1}, "got episodes -1"),
+    ({"episodes": [1, 1]}, r"got episodes \[1, 1\]"),
+    ({"episodes": 10**12}, "got episodes 1000000000000"),
+    ({"seeds": {"root": "0"}}, "got seeds.root '0'"),
+    ({"seeds": {"root": 0, "env": [1]}}, "for each of 4 episodes, got 1 seeds"),
+    ({"seeds": {"root": 0, "env": [1, 2, 2, 3]}}, "got 4 seeds, 3 of them distinct"),
+    ({"policy": []}, r"got policy \[\]"),
+    ({("policy", "exploration"): "any"}, r"got policy.exploration 'any'"),
+    ({"inference_threads": 0}, "got inference_threads 0"),
+    ({"inference_threads": None}, "got inference_threads None"),
+    ({("entries", "observation"): [1]}, r"got entries.observation \[1\]"),
+    *(({"mixed": mixed}, "got mixed") for mixed in ([], {"env.id": ["a", "b"]})),
+    *(({"mixed": {"device": of}}, "got mixed") for of in ("cpu", ["cpu"])),
+]
+
+
+@pytest.mark.parametrize(("changed", "reason"), ENTRIES)
 def test_an_entry_of_the_manifest_that_is_wrong_is_named(run: Path, changed, reason: str) -> None:
-    rewrite(run / "manifest.json", **changed)
-    with pytest.raises(ValueError, match=reason):
+    alter(run / "manifest.json", changed)
+    with pytest.raises(ValueError, match=f"as tdcollect writes it, {reason}|a seed .*{reason}"):
         load(run)
-
-
-def load_records(run: Path) -> list[Episode]:
-    lines = (run / "episodes.jsonl").read_text().splitlines()
-    return [Episode.from_json(line) for line in lines]
 
 
 # Data that were kept
 
 
-def test_data_that_were_altered_are_refused(run: Path) -> None:
-    file = run / "trajectories" / "000001" / "action.memmap"
-    file.write_bytes(bytes([file.read_bytes()[0] ^ 1]) + file.read_bytes()[1:])
-    result = load(run)
-    with pytest.raises(ValueError, match=r"data kept of episode 1 are not those of its record"):
-        result.trajectory(1)
-    assert len(result.trajectory(2)) == result.episodes[2].length
+def flip(file: Path) -> None:
+    """Change one bit."""
+    whole = bytearray(file.read_bytes())
+    whole[np.random.default_rng(0).integers(len(whole))] ^= 1
+    file.write_bytes(whole)
 
 
 @pytest.mark.parametrize(
@@ -239,45 +203,42 @@ def test_data_that_were_altered_are_refused(run: Path) -> None:
     ],
 )
 def test_each_bit_of_an_episode_is_checked(run: Path, name: str) -> None:
-    file = run / "trajectories" / "000000" / f"{name}.memmap"
-    whole = bytearray(file.read_bytes())
-    whole[np.random.default_rng(0).integers(len(whole))] ^= 1
-    file.write_bytes(whole)
+    flip(run / DATA / "000000" / f"{name}.memmap")
+    result = load(run)
     with pytest.raises(ValueError, match="data kept of episode 0 are not those of its record"):
-        load(run).trajectory(0)
-
-
-def test_data_that_are_missing_are_told(run: Path, tmp_path: Path) -> None:
-    shutil.rmtree(run / "trajectories" / "000002")
-    with pytest.warns(UserWarning, match="1 folders of data .* are missing, 000002 first"):
-        result = load(run)
-    with pytest.raises(ValueError, match=r"trajectories/000002 does not hold the data"):
-        result.trajectory(2)
-    again(run)  # which finds the evaluation done, and what is missing is still missing
-    assert not tdcollect.verify(run).passed
+        result.trajectory(0)
+    assert len(result.trajectory(2)) == result.episodes[2].length
 
 
 def test_a_run_that_finds_the_evaluation_done_takes_no_altered_data_for_its_own(run: Path) -> None:
-    file = run / "trajectories" / "000001" / "next" / "done.memmap"
-    file.write_bytes(bytes([file.read_bytes()[0] ^ 1]) + file.read_bytes()[1:])
+    flip(run / DATA / "000001" / "next" / "done.memmap")
+    alter(run / RESULTS, {(DATA, "000003"): GONE})
     again(run, keep_trajectories=True)
-    assert [str(problem.file)[-6:] for problem in tdcollect.verify(run).problems] == ["000001"]
+    alter(run / DATA / "000002", None)
+    again(run)
+    with pytest.warns(UserWarning, match="1 folders of data .* are missing, 000002 first"):
+        result = load(run)
+    for index, told in [
+        (2, "does not hold the data"),
+        (3, r"the digest of their files is .* none"),
+    ]:
+        with pytest.raises(ValueError, match=told):
+            result.trajectory(index)
+    told = [problem.file.name for problem in tdcollect.verify(run).problems]
+    assert told == ["000001", "000002", "000003"]
 
 
 def test_data_that_were_altered_before_their_digest_are_refused(run: Path, written: Path) -> None:
     unfinished(run, 2)
-    file = run / "trajectories" / "000001" / "action.memmap"
+    file = run / DATA / "000001" / "action.memmap"
     data = file.read_bytes()
-    file.write_bytes(bytes([data[0] ^ 1]) + data[1:])
+    flip(file)
     with pytest.raises(ValueError, match="data kept of episode 1 are not those of its record"):
         again(run, keep_trajectories=True)
     file.write_bytes(data)
-    assert (run / "trajectories" / "000002").exists()  # and its line was never written
+    assert (run / DATA / "000002").exists()  # and its line was never written
     again(run, keep_trajectories=True)
-    names = contents(written).keys() - {"run.json"}
-    assert {name: contents(run)[name] for name in names} == {
-        name: contents(written)[name] for name in names
-    }
+    assert contents(run) == contents(written)
 
 
 def test_a_run_that_keeps_no_data_leaves_none_of_an_episode_without_a_line(run: Path) -> None:
@@ -285,23 +246,6 @@ def test_a_run_that_keeps_no_data_leaves_none_of_an_episode_without_a_line(run: 
     again(run)
     assert sorted(path.name for path in (run / "trajectories").iterdir()) == ["000000", "000001"]
     assert tdcollect.verify(run).passed
-
-
-def test_data_without_digests_are_refused_and_not_certified(run: Path) -> None:
-    results = json.loads((run / "results.json").read_text())
-    del results["trajectories"]
-    text = json.dumps(results, indent=1, sort_keys=True) + "\n"
-    (run / "results.json").write_text(text)
-    again(run)  # which finds them done, and gives them none
-    assert (run / "results.json").read_text() == text
-    with pytest.raises(ValueError, match=r"the digest of their files is .* or shard\.json none"):
-        load(run).trajectory(1)
-    assert len(tdcollect.verify(run).problems) == 4
-
-
-def test_an_evaluation_that_keeps_no_data_lists_none(tmp_path: Path) -> None:
-    again(tmp_path / "run")
-    assert "trajectories" not in json.loads((tmp_path / "run" / "results.json").read_text())
 
 
 def test_a_relative_directory_holds_wherever_the_process_goes(tmp_path: Path, monkeypatch) -> None:
@@ -342,11 +286,26 @@ def test_a_digest_is_what_the_docs_say(run: Path) -> None:
 
 
 def test_data_that_were_not_kept_cannot_be_kept_afterwards(run: Path) -> None:
-    again(run, keep_trajectories=True)
-    shutil.rmtree(run / "trajectories" / "000002")
+    alter(run / DATA / "000002", None)
     with pytest.raises(ValueError, match=r"got 1 without \(episode 2 first\): data are kept as"):
         again(run, keep_trajectories=True)
-    again(run)
+
+
+def test_a_torn_last_line_is_run_again(run: Path, written: Path) -> None:
+    for cut in (1, 30):
+        unfinished(run, EPISODES)
+        (run / LEDGER).write_bytes((run / LEDGER).read_bytes()[:-cut])
+        again(run, keep_trajectories=True)
+        assert contents(run) == contents(written)
+    assert [ran["episodes"] for ran in json.loads((run / "run.json").read_text())] == [4, 1, 1]
+
+
+def test_episodes_that_ended_in_another_order_become_the_same_ledger(run, written) -> None:
+    lines = (run / LEDGER).read_text().splitlines(keepends=True)
+    unfinished(run, 0)
+    (run / LEDGER).write_text("".join(lines[:1:-1]))
+    again(run, keep_trajectories=True)
+    assert contents(run) == contents(written)
 
 
 # verify
@@ -361,184 +320,106 @@ def test_verify_finds_nothing_wrong(run: Path, capsys) -> None:
     assert len(repr(found)) < 200
 
 
-def higher(run: Path) -> Any:
-    return json.loads((run / "results.json").read_text())["returns"] | {"mean": 999.0}
-
-
-def without(run: Path, entry: str, name: str) -> dict[str, str]:
-    listed = json.loads((run / "results.json").read_text())[entry]
-    return {key: value for key, value in listed.items() if key != name}
-
-
-def shrink(run: Path) -> None:
-    file = run / "trajectories" / "000003" / "action.memmap"
-    file.write_bytes(file.read_bytes()[:8])
-
-
-def widen(run: Path) -> None:
-    folder = run / "trajectories" / "000003" / "next"
+def widen(folder: Path) -> None:
     file = folder / "terminated.memmap"
     length = len(file.read_bytes())
     file.write_bytes(bytes(2 * length))
-    told = json.loads((folder / "meta.json").read_text())["terminated"]
-    rewrite(folder / "meta.json", terminated=told | {"shape": [length, 2]})
+    alter(folder / "meta.json", {("terminated", "shape"): [length, 2]})
 
 
-ALTERED: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "return": (
-        lambda run: alter(run / "episodes.jsonl", 2, **{"return": 999.0}),
-        r"episodes\.jsonl: its digest is",
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+FIGURE, NONE = "figures/returns.svg", "the evaluation is unfinished: "
+ALTERED: dict[str, tuple[str, Any, str]] = {
+    "seed": (LEDGER, {"env_seed": 1}, r"line 2 of .*episodes\.jsonl: expected the seeds"),
+    "statistics": (RESULTS, {"completed": 3}, "completed is 3, and by the ledger 4"),
+    "a number deep in them": (RESULTS, {("returns", "mean"): 999.0}, "returns is .*'mean': 999"),
+    "report": ("report.html", "<b>999</b>", "it is missing, or is not the file that was written"),
+    "figure": (FIGURE, None, r"returns\.svg: it is missing"),
+    "listed": (RESULTS, {("files", FIGURE): GONE}, r"it lists no digest of figures/returns\.svg"),
+    "a NUL": (
+        RESULTS,
+        {"files": {"a\0b": "ab"}},
+        "the file .*a.*b', which is not in the directory",
     ),
-    "seed": (
-        lambda run: alter(run / "episodes.jsonl", 2, env_seed=1),
-        r"line 3 of .*episodes\.jsonl: expected the seeds",
-    ),
-    "statistics": (
-        lambda run: rewrite(run / "results.json", completed=3),
-        r"results\.json: completed is 3, and by the ledger 4",
-    ),
-    "a number deep in the statistics": (
-        lambda run: rewrite(run / "results.json", returns=higher(run)),
-        r"results\.json: returns is .*'mean': 999",
-    ),
-    "report": (
-        lambda run: (run / "report.html").write_text("<b>Mean return 999</b>"),
-        r"report\.html: it is missing, or is not the file that was written with the others",
-    ),
-    "an entry of files that was removed": (
-        lambda run: rewrite(run / "results.json", files=without(run, "files", "report.html")),
-        r"results\.json: it lists no digest of report\.html",
-    ),
-    "a figure that was removed from files": (
-        lambda run: rewrite(
-            run / "results.json", files=without(run, "files", "figures/returns.svg")
-        ),
-        r"results\.json: it lists no digest of figures/returns\.svg",
-    ),
-    "a name with a NUL": (
-        lambda run: rewrite(run / "results.json", files={"a\0b": "ab"}),
-        r"names the file .*a.*b', which is not in the directory",
-    ),
-    "a name that is too long": (
-        lambda run: rewrite(run / "results.json", files={"a" * 5000: "ab"}),
-        r"which is not in the directory",
-    ),
-    "a mark of a shard": (
-        lambda run: (run / "shard.json").write_text('{"shard": [0, 2]}'),
-        r"shard\.json: it marks a shard, and results\.json the whole evaluation: one was added",
-    ),
-    "no folder of data": (
-        lambda run: shutil.rmtree(run / "trajectories" / "000002"),
-        r"trajectories/000002: .*No such file",
-    ),
-    "no data at all": (
-        lambda run: shutil.rmtree(run / "trajectories"),
-        r"trajectories/000000: .*No such file",
-    ),
-    "an entry of the data that was removed": (
-        lambda run: rewrite(
-            run / "results.json", trajectories=without(run, "trajectories", "000001")
-        ),
-        r"trajectories/000001: .* in results\.json or shard\.json none",
-    ),
-    "digests of data that are none": (
-        lambda run: rewrite(run / "results.json", trajectories={"../x": "ab"}),
-        r"trajectories: expected .*results\.json to have a digest for each folder",
-    ),
-    "files": (
-        lambda run: rewrite(run / "results.json", files={"../run.json": "ab"}),
-        r"names the file '\.\./run\.json', which is not in the directory",
-    ),
-    "figure": (
-        lambda run: (run / "figures" / "returns.svg").unlink(),
-        r"returns\.svg: it is missing",
-    ),
-    "results": (
-        lambda run: (run / "results.json").write_text("[]"),
-        r"results\.json: expected .* to hold a JSON object, got list",
-    ),
-    "no digests of files": (
-        lambda run: rewrite(run / "results.json", files=[]),
-        r"results\.json: files is \[\]",
-    ),
+    "a long name": (RESULTS, {"files": {"a" * 5000: "ab"}}, "which is not in the directory"),
+    "outside": (RESULTS, {"files": {"../run.json": "ab"}}, "which is not in the directory"),
+    "no digests of files": (RESULTS, {"files": []}, r"results\.json: files is \[\]"),
     "resamples": (
-        lambda run: rewrite(run / "results.json", resamples=10**12),
-        r"cannot be computed again \(resamples is 1000000000000",
+        RESULTS,
+        {"resamples": 10**12},
+        r"be computed again \(resamples is 1000000000000",
     ),
-    "no results": (
-        lambda run: (run / "results.json").unlink(),
-        r"results\.json: the evaluation is unfinished: without this file",
-    ),
-    "refusal": (
-        lambda run: (run / "refused.json").write_text("["),
-        r"refused\.json: expected .* to hold a JSON object",
-    ),
-    "pipe": (
-        lambda run: ((run / "episodes.jsonl").unlink(), os.mkfifo(run / "episodes.jsonl")),
-        r"episodes\.jsonl: it is not a file",
-    ),
-    "manifest": (
-        lambda run: (run / "manifest.json").write_text("{"),
-        r"manifest\.json: expected .* to hold a JSON object",
-    ),
-    "data": (shrink, r"trajectories/000003: "),
+    "mark": ("shard.json", '{"shard": [0, 2]}', "it marks a shard, and .*: one was added"),
+    "no folder of data": (f"{DATA}/000002", None, "trajectories/000002: .*No such file"),
+    "no data at all": (DATA, None, "trajectories/000000: .*No such file"),
+    "listed data": (RESULTS, {(DATA, "000001"): GONE}, r"in results\.json or shard\.json none"),
+    "no digests of data": (RESULTS, {DATA: {"../x": "ab"}}, "to have a digest for each folder"),
+    "results": (RESULTS, "[]", r"results\.json: expected .* to hold a JSON object, got list"),
+    "no results": (RESULTS, None, rf"results\.json: {NONE}without this file"),
+    "refusal": ("refused.json", "[", r"refused\.json: expected .* to hold a JSON object"),
+    "pipe": (LEDGER, pipe, r"episodes\.jsonl: it is not a file"),
+    "manifest": ("manifest.json", "{", r"manifest\.json: expected .* to hold a JSON object"),
     "data without steps": (
-        lambda run: rewrite(run / "trajectories" / "000003" / "meta.json", shape=[]),
-        r"trajectories/000003: .*its shape is \[\], and not \[L\]",
+        f"{DATA}/000003/meta.json",
+        {"shape": []},
+        r"its shape is \[\], and not",
     ),
-    "a flag that is none": (widen, r"trajectories/000003: .*Boolean value of Tensor"),
+    "a flag that is none": (f"{DATA}/000003/next", widen, "000003: .*Boolean value of Tensor"),
     "data of another": (
-        lambda run: (run / "trajectories" / "000003").rename(run / "trajectories" / "000007"),
-        r"000007: the ledger has no completed episode of this index",
+        f"{DATA}/000003",
+        lambda folder: folder.rename(folder.with_name("000007")),
+        "000007: the ledger has no completed episode of this index",
     ),
-    "unfinished": (
-        lambda run: unfinished(run, 3),
-        r"episodes\.jsonl: the evaluation is unfinished: it lacks 1 episode",
-    ),
+    "unfinished": (".", lambda run: unfinished(run, 3), rf"jsonl: {NONE}it lacks 1 episode"),
 }
 
 
 @pytest.mark.parametrize("name", ALTERED)
 def test_verify_names_what_is_wrong(run: Path, capsys, name: str) -> None:
-    change, reason = ALTERED[name]
-    change(run)
+    of, how, reason = ALTERED[name]
+    alter(run / of, how)
     found = tdcollect.verify(run)
     assert not found.passed
-    assert main(["verify", str(run)]) == 1
-    printed = capsys.readouterr().out
-    assert re.search(reason, printed), printed
+    assert re.search(reason, str(found)), str(found)
+
+
+def test_verify_prints_each_line_that_is_wrong(run: Path, capsys) -> None:
+    for line in (0, 2):
+        alter(run / LEDGER, {"status": "won"}, line)
     assert main(["verify", str(run), "--json"]) == 1
     (told,) = json.loads(capsys.readouterr().out)["evaluations"]
-    assert len(told["problems"]) == len(found.problems)
+    assert [problem["line"] for problem in told["problems"] if problem["line"]] == [1, 3]
+    assert main(["verify", str(run)]) == 1
+    assert "line 3 of" in capsys.readouterr().out
 
 
-def test_verify_passes_over_what_a_file_manager_left(run: Path) -> None:
-    for folder in (run, run / "trajectories", run / "trajectories" / "000000"):
+def test_what_file_managers_and_killed_processes_left_is_no_problem(run: Path) -> None:
+    for folder in (run, run / DATA, run / DATA / "000000"):
         (folder / ".DS_Store").touch()
+    before = contents(run)
+    for name in (".lock", ".results.json.node7-12-0123abcd.part"):
+        (run / name).touch()
+    assert tdcollect.verify(run).passed
+    again(run)
+    assert contents(run) == before
+
+
+def test_times_that_are_none_are_told_with_their_file(run: Path) -> None:
+    unfinished(run, 3)
+    (run / "run.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"run\.json to hold a JSON list, .* remove the file"):
+        again(run)
     assert tdcollect.verify(run).passed
 
 
-@pytest.mark.parametrize("text", ["nonsense", "{}"])
-def test_times_that_are_none_are_told_with_their_file(tmp_path: Path, text: str) -> None:
-    again(tmp_path)
-    unfinished(tmp_path, 3)
-    (tmp_path / "run.json").write_text(text)
-    with pytest.raises(ValueError, match=r"run\.json to hold a JSON list, .* remove the file"):
-        again(tmp_path)
-    assert tdcollect.verify(tmp_path).passed
-
-
-def test_verify_lists_every_line(run: Path) -> None:
-    for line in (0, 2):
-        alter(run / "episodes.jsonl", line, status="won")
-    assert [problem.line for problem in tdcollect.verify(run).problems if problem.line] == [1, 3]
-
-
 def test_a_ledger_and_its_digest_altered_together_are_found_by_the_data(run: Path) -> None:
-    alter(run / "episodes.jsonl", 1, **{"return": 999.0})
-    digest = ledger_digest(load_records(run))
-    rewrite(run / "results.json", ledger=digest)
-    (problem,) = [p for p in tdcollect.verify(run).problems if "trajectories" in str(p.file)]
+    alter(run / LEDGER, {"return": 999.0})
+    alter(run / RESULTS, {"ledger": hashlib.sha256((run / LEDGER).read_bytes()).hexdigest()})
+    (problem,) = [p for p in tdcollect.verify(run).problems if DATA in str(p.file)]
     assert "return" in problem.text
 
 
@@ -554,21 +435,20 @@ def test_verify_of_no_evaluation_is_told(run: Path, tmp_path: Path, capsys) -> N
 # replay
 
 
-@pytest.mark.parametrize(
-    "changed", [{"return": 999.0}, {"length": 7}, {"success": None}, {"truncated": True}]
-)
-def test_replay_compares_all_that_the_record_says(run: Path, changed: dict[str, Any]) -> None:
+def test_replay_compares_all_that_the_record_says(run: Path) -> None:
     unfinished(run, EPISODES)  # no digest tells on it
-    (name,) = changed
-    was = json.loads((run / "episodes.jsonl").read_text().splitlines()[1])[name]
-    changed = {name: not was} if isinstance(was, bool) and name != "success" else changed
-    alter(run / "episodes.jsonl", 1, **changed)
+    record = load(run).record(1)
+    alter(
+        run / LEDGER,
+        {"return": 9.0, "length": 7, "success": None, "truncated": not record.truncated},
+    )
     result = tdcollect.EvaluationResult.load(run, Walk, deterministic())
-    with pytest.raises(
-        RuntimeError, match=rf"episode 1 is not .*: {name} is .*, in the ledger"
-    ) as e:
+    with pytest.raises(RuntimeError, match="episode 1 is not what the ledger says: ") as error:
         result.replay(1)
-    assert "Its data are the same to the bit: the ledger was altered" in str(e.value)
+    told = str(error.value)
+    for name, value in [("return", "9.0"), ("length", "7"), ("success", "None"), ("truncated", "")]:
+        assert re.search(f"{name} is [^;]*, in the ledger {value}", told)
+    assert "Its data are the same to the bit: the ledger was altered" in told
     assert result.replay(2) is not None
 
 
@@ -609,15 +489,6 @@ def test_a_directory_whose_first_file_is_half_written_is_taken(tmp_path: Path) -
     assert not list(tmp_path.glob(".*"))
 
 
-def test_what_a_killed_process_left_is_no_problem(run: Path) -> None:
-    before = contents(run)
-    for name in (".lock", ".results.json.node7-12-0123abcd.part"):
-        (run / name).touch()
-    assert tdcollect.verify(run).passed
-    again(run)
-    assert contents(run) == before
-
-
 # Evaluations that were refused
 
 
@@ -630,15 +501,14 @@ class Noisy(Walk):
         return observation + noise, reward, terminated, truncated, info
 
 
-def test_a_refused_evaluation_leaves_no_directory(tmp_path: Path) -> None:
+@pytest.mark.parametrize("there", [False, True])
+def test_a_refused_evaluation_leaves_no_directory(tmp_path: Path, there: bool) -> None:
     out = tmp_path / "run"
+    if there:
+        out.mkdir()
     with pytest.raises(tdcollect.NotReproducibleError):
         tdcollect.evaluate(Noisy, None, 4, output_dir=out, progress=False)
-    assert not out.exists()
-    out.mkdir()
-    with pytest.raises(tdcollect.NotReproducibleError):
-        tdcollect.evaluate(Noisy, None, 4, output_dir=out, progress=False)
-    assert not list(out.iterdir())
+    assert [*tmp_path.rglob("*")] == [out] * there
 
 
 def test_an_evaluation_that_is_refused_late_says_so(tmp_path: Path) -> None:
@@ -647,15 +517,15 @@ def test_an_evaluation_that_is_refused_late_says_so(tmp_path: Path) -> None:
 
         def reset(self, **kwargs: Any) -> Any:
             Drawing.lives += 1
-            if Drawing.lives > 300:
+            if Drawing.lives > 100:
                 torch.rand(1)
             return super().reset(**kwargs)
 
     out = tmp_path / "run"
     with pytest.raises(tdcollect.NotReproducibleError):
-        tdcollect.evaluate(Drawing, None, 2000, num_envs=2, output_dir=out, progress=False)
+        tdcollect.evaluate(Drawing, None, 400, num_envs=2, output_dir=out, progress=False)
     assert (out / "episodes.jsonl").read_bytes()
-    for reader in (load, lambda path: tdcollect.evaluate(Drawing, None, 2000, output_dir=path)):
+    for reader in (load, lambda path: tdcollect.evaluate(Drawing, None, 400, output_dir=path)):
         with pytest.raises(ValueError, match=r"refused\.json: the evaluation was refused: .* drew"):
             reader(out)
     assert "the evaluation was refused" in str(tdcollect.verify(out))
@@ -711,12 +581,10 @@ def test_a_disk_that_is_full_at_a_line_names_the_ledger(tmp_path: Path) -> None:
     assert again(out).missing == []
 
 
-def test_a_torn_first_line_is_no_episode(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    again(out)
-    for name in ("results.json", "run.json"):
-        (out / name).unlink()
-    (out / "episodes.jsonl").write_text('{"index": 0')
+def test_a_torn_first_line_is_no_episode(run: Path) -> None:
+    for name in (RESULTS, "run.json", DATA):
+        alter(run / name, None)
+    (run / LEDGER).write_text('{"index": 0')
 
     def interrupted(*given: Any) -> None:
         raise KeyboardInterrupt
@@ -724,8 +592,8 @@ def test_a_torn_first_line_is_no_episode(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(files.Directory, "add", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            again(out)
-    assert not (out / "manifest.json").exists()
+            again(run)
+    assert not (run / "manifest.json").exists()
 
 
 def test_an_evaluation_that_raises_at_once_leaves_no_directory(tmp_path: Path) -> None:
@@ -737,17 +605,13 @@ def test_an_evaluation_that_raises_at_once_leaves_no_directory(tmp_path: Path) -
     assert not (tmp_path / "run").exists()
 
 
-def test_a_ledger_is_written_in_pieces(tmp_path: Path) -> None:
-    """Lines in the order of ending become the ledger by index."""
-    out = tmp_path / "run"
-    directory = files.Directory(out, manifest(episodes=3))
-    records = [Episode(index, *seeds(index), status="failed") for index in (2, 0, 1)]
+def test_lines_in_the_order_of_ending_become_the_ledger_by_index(tmp_path: Path) -> None:
+    directory = files.Directory(tmp_path / "run", manifest(episodes=3))
+    records = [ledger([1.0] * 3)[index] for index in (2, 0, 1)]
     for record in records:
         directory.add(record)
     directory.finish(records)
     directory.close()
-    assert [episode.index for episode in load_records(out)] == [0, 1, 2]
-
-
-def seeds(index: int) -> tuple[int, int]:
-    return tdcollect.env_seed(0, index), tdcollect.policy_seed(0, index)
+    assert load(tmp_path / "run").episodes == records[1:] + records[:1]
+    lines = (tmp_path / "run" / LEDGER).read_text().splitlines()
+    assert [json.loads(line)["index"] for line in lines] == [0, 1, 2]

@@ -68,13 +68,11 @@ def test_arrays_are_those_that_sb3s_callback_writes(tmp_path: Path, with_success
 
 def test_evaluations_are_written_by_training_steps_and_episodes_by_index(tmp_path: Path) -> None:
     early, late = ledger([1.0, 2.0]), ledger([3.0, 4.0])
-    found = np.load(export({100: late[::-1], 0: early}, "npz", tmp_path / "e.npz"))
+    first = export({100: late[::-1], 0: early}, "npz", tmp_path / "e.npz")
+    found = np.load(first)
     assert found["timesteps"].tolist() == [0, 100]
     assert found["results"].tolist() == [[1.0, 2.0], [3.0, 4.0]]
-
-
-def test_the_same_ledger_gives_the_same_bytes(tmp_path: Path) -> None:
-    first, second = (export({0: ledger([1.0, 2.0])}, "npz", tmp_path / name) for name in ("a", "b"))
+    second = export({0: early, 100: late}, "npz", tmp_path / "f.npz")
     assert first.read_bytes() == second.read_bytes()
 
 
@@ -88,25 +86,17 @@ def test_zero_episodes_give_empty_arrays(tmp_path: Path) -> None:
     assert found["results"].shape == found["ep_lengths"].shape == (1, 0)
 
 
-def test_evaluations_of_different_length_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"the same number of episodes .* by step, {0: 1, 9: 2}"):
-        export({0: ledger([1.0]), 9: ledger([1.0, 2.0])}, "npz", tmp_path / "e.npz")
-
-
-# Failed episodes, which the format cannot hold
-
-
-def test_failed_episodes_are_refused_unless_they_are_to_be_dropped(tmp_path) -> None:
-    records = ledger([1.0, 2.0, 3.0], failed=[1])
-    with pytest.raises(ValueError, match=r"got 1 failed of 3 at step 5: pass drop_failed=True"):
-        export({5: records}, "npz", tmp_path / "file")
-    assert not (tmp_path / "file").exists()
-    assert export({5: records}, "npz", tmp_path / "file", drop_failed=True).exists()
-
-
-def test_no_evaluation_is_refused(tmp_path) -> None:
-    with pytest.raises(ValueError, match=r"at least one evaluation, as \{0: episodes\}, got none"):
-        export({}, "npz", tmp_path / "file")
+def test_what_the_format_cannot_hold_is_refused(tmp_path: Path) -> None:
+    file, failed = tmp_path / "file", {5: ledger([1.0, 2.0, 3.0], failed=[1])}
+    for given, told in [
+        ({0: ledger([1.0]), 9: ledger([1.0, 2.0])}, r"the same number .* by step, {0: 1, 9: 2}"),
+        ({}, r"at least one evaluation, as \{0: episodes\}, got none"),
+        (failed, r"got 1 failed of 3 at step 5: pass drop_failed=True"),
+    ]:
+        with pytest.raises(ValueError, match=told):
+            export(given, "npz", file)
+        assert not file.exists()
+    assert export(failed, "npz", file, drop_failed=True).exists()
 
 
 # pandas
@@ -125,14 +115,10 @@ def test_a_frame_has_a_row_an_episode_and_the_ledgers_keys() -> None:
     assert frame["policy_seed"].tolist() == [e.policy_seed for e in records]
 
 
-def test_the_columns_of_an_empty_frame_have_their_dtypes() -> None:
-    pytest.importorskip("pandas")
-    assert to_pandas([]).dtypes.equals(to_pandas(ledger([1.0])).dtypes)
-
-
-def test_seeds_of_any_size_fit_in_a_frame() -> None:
+def test_frames_without_rows_and_with_seeds_of_any_size() -> None:
     pytest.importorskip("pandas")
     (record,) = ledger([1.0])
+    assert to_pandas([]).dtypes.equals(to_pandas([record]).dtypes)
     assert to_pandas([replace(record, env_seed=2**70)]).loc[0, "env_seed"] == 2**70
 
 

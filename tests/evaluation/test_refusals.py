@@ -76,12 +76,10 @@ class Watched:
         return env
 
 
-def test_each_unfit_policy_has_its_reason() -> None:
-    assert WHY.keys() == UNFIT.keys()
+assert WHY.keys() == UNFIT.keys()
 
 
-@pytest.mark.parametrize("name", UNFIT)
-@pytest.mark.parametrize("slots", [1, 16])
+@pytest.mark.parametrize(("name", "slots"), zip(WHY, (1, 16) * len(WHY), strict=False))
 def test_a_policy_whose_rows_are_not_each_their_own_is_refused(name: str, slots: int) -> None:
     make = Watched(Walk)
     with pytest.raises(NotReproducibleError, match=f"(?s)the policy.*{WHY[name]}"):
@@ -101,9 +99,8 @@ def test_a_first_observation_of_zeros_hides_nothing() -> None:
         records(Zeros, unfit("minus-mean"))
 
 
-@pytest.mark.parametrize("name", ["batch-norm"])
-def test_a_refused_policy_is_as_it_was(name: str) -> None:
-    policy = unfit(name).train()
+def test_a_refused_policy_is_as_it_was() -> None:
+    policy = unfit("batch-norm").train()
     before = {key: value.clone() for key, value in policy.state_dict().items()}
     with pytest.raises(NotReproducibleError):
         records(Walk, policy, eval_mode=False)
@@ -111,11 +108,10 @@ def test_a_refused_policy_is_as_it_was(name: str) -> None:
     assert policy.training
 
 
-def test_batch_norm_in_eval_mode_is_taken() -> None:
-    """Also where it is in training mode outside."""
+def test_batch_norm_is_taken_in_eval_mode_and_if_it_is_in_training_outside() -> None:
     ledgers = {
         digest(Walk, unfit("batch-norm").train(training), num_envs=slots)
-        for training, slots in [(False, 2), (False, 9), (True, 9)]
+        for training, slots in [(False, 2), (True, 9)]
     }
     assert len(ledgers) == 1
 
@@ -136,16 +132,18 @@ SEEDLESS = "differ from step 0 .*observation.* on: the env draws random numbers 
 GLOBAL = "the env {} drew from the global random numbers of {}, .*Draw from env.np_random"
 
 
-@pytest.mark.parametrize("backend", ["serial", "process"])
 @pytest.mark.parametrize("env", [Unseeded, Sharing, Touching])
-def test_an_env_whose_seed_does_not_decide_is_refused(env: Any, backend: str) -> None:
-    make = Watched(env) if backend == "serial" else env
-    settings = {"backend": backend, "num_envs": 4}
+def test_an_env_whose_seed_does_not_decide_is_refused(env: Any) -> None:
+    make = Watched(env)
     with pytest.raises(NotReproducibleError, match=r"the env .* drew from|episodes .* differ from"):
-        records(make, deterministic(), **settings)
-    if backend == "serial":
-        assert make.made
-        assert not make.open
+        records(make, deterministic(), num_envs=4)
+    assert make.made
+    assert not make.open
+
+
+def test_an_env_in_a_process_whose_seed_does_not_decide_is_refused() -> None:
+    with pytest.raises(NotReproducibleError, match=r"the env .* drew from|episodes .* differ from"):
+        records(Unseeded, deterministic(), num_envs=1, backend="process")
 
 
 def test_the_reason_says_where_and_what_to_do() -> None:
@@ -315,54 +313,40 @@ def test_two_runs_at_a_time_are_refused() -> None:
             list(first)
 
 
-BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "episodes-negative": ({"episodes": -1}, "expected episodes to be a count, or indices"),
-    "episodes-float": ({"episodes": [1.5]}, "expected episodes to be a count, or indices"),
-    "episodes-twice": ({"episodes": [1, 1]}, "do not recur"),
-    "episodes-huge": ({"episodes": [2**63]}, "below 2\\*\\*63"),
-    "episodes-too-many": ({"episodes": 2**63}, "below 2\\*\\*63"),
-    "episodes-bool": ({"episodes": True}, "expected episodes to be a count"),
-    "seed": ({"seed": -1}, "expected a root seed that is an int and not negative, got -1"),
-    "seed-kind": ({"seed": 0.5}, "expected a root seed"),
-    "seeds-few": ({"env_seeds": [1, 2]}, "expected a seed for each .* up to index 4, got 2 seeds"),
-    "seeds-kind": ({"env_seeds": 5}, "expected env_seeds to be one int per episode, or a function"),
-    "seeds-negative": ({"env_seeds": [0, 1, -1, 3, 4]}, "got -1 for episode 2"),
-    "seeds-twice": (
-        {"env_seeds": [3, 1, 4, 1, 5]},
-        "a seed of its own for each episode, got 1 for episodes 1 and 3: one would count twice",
-    ),
-    "seeds-function-twice": ({"env_seeds": lambda i: i % 4}, "got 0 for episodes 0 and 4"),
-    "seeds-function": ({"env_seeds": lambda i: i / 2}, "got 0.0 for episode 0"),
-    "max_episode_steps": (
-        {"max_episode_steps": 0},
-        "expected max_episode_steps to be a positive int or None, got 0",
-    ),
-    "num_envs": ({"num_envs": 0}, "expected num_envs to be a positive int or None, got 0"),
-    "batch": ({"inference_batch_size": 0}, "expected inference_batch_size to be a positive int"),
-    "threads": ({"inference_threads": 0}, "expected inference_threads to be a positive int"),
-    "mode": ({"eval_mode": "eval"}, "expected eval_mode to be a bool, got 'eval'"),
-    "on_env_error": (
-        {"on_env_error": "ignore"},
-        "expected on_env_error to be 'restart' or 'raise'",
-    ),
-    "max_restarts": (
-        {"max_restarts": -1},
-        "expected max_restarts to be an int and not negative, got -1",
-    ),
-    "backend": (
-        {"backend": "threads"},
-        "expected backend to be 'serial', 'process'",
-    ),
-    "exploration": ({"exploration_type": "random"}, "expected exploration_type to be one of"),
-}
+COUNT, POSITIVE = "expected episodes to be a count, or indices", "to be a positive int"
+BAD: list[tuple[str, Any, str]] = [
+    ("episodes", -1, COUNT),
+    ("episodes", [1.5], COUNT),
+    ("episodes", [1, 1], "do not recur"),
+    ("episodes", [2**63], r"below 2\*\*63"),
+    ("episodes", 2**63, r"below 2\*\*63"),
+    ("episodes", True, COUNT),
+    ("seed", -1, "expected a root seed that is an int and not negative, got -1"),
+    ("seed", 0.5, "expected a root seed"),
+    ("env_seeds", [1, 2], "expected a seed for each .* up to index 4, got 2 seeds"),
+    ("env_seeds", 5, "expected env_seeds to be one int per episode, or a function"),
+    ("env_seeds", [0, 1, -1, 3, 4], "got -1 for episode 2"),
+    ("env_seeds", [3, 1, 4, 1, 5], "got 1 for episodes 1 and 3: one would count twice"),
+    ("env_seeds", lambda i: i % 4, "got 0 for episodes 0 and 4"),
+    ("env_seeds", lambda i: i / 2, "got 0.0 for episode 0"),
+    ("max_episode_steps", 0, f"expected max_episode_steps {POSITIVE} or None, got 0"),
+    ("num_envs", 0, f"expected num_envs {POSITIVE} or None, got 0"),
+    ("inference_batch_size", 0, f"expected inference_batch_size {POSITIVE}"),
+    ("inference_threads", 0, f"expected inference_threads {POSITIVE}"),
+    ("eval_mode", "eval", "expected eval_mode to be a bool, got 'eval'"),
+    ("on_env_error", "ignore", "expected on_env_error to be 'restart' or 'raise'"),
+    ("max_restarts", -1, "expected max_restarts to be an int and not negative, got -1"),
+    ("backend", "threads", "expected backend to be 'serial', 'process'"),
+    ("exploration_type", "random", "expected exploration_type to be one of"),
+    ("device", "no such device", "expected device to be one of torch"),
+]
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_bad_arguments_are_told_before_an_env_is_made(name: str) -> None:
-    given, text = BAD[name]
+@pytest.mark.parametrize(("name", "value", "told"), BAD)
+def test_bad_arguments_are_told_before_an_env_is_made(name: str, value: Any, told: str) -> None:
     make = Watched(Walk)
-    with pytest.raises((ValueError, TypeError), match=text):
-        EvaluationCollector(make, deterministic(), **{"episodes": 5, **given})
+    with pytest.raises((ValueError, TypeError), match=told):
+        EvaluationCollector(make, deterministic(), **{"episodes": 5, name: value})
     assert make.made == 0
 
 
@@ -470,8 +454,7 @@ ADVICE = {
 }
 
 
-@pytest.mark.parametrize("encoded", [False, True])
-@pytest.mark.parametrize("name", ADVICE)
+@pytest.mark.parametrize(("name", "encoded"), zip(ADVICE, (False, True) * 2, strict=True))
 def test_advice_on_how_to_wrap_a_policy_works_as_printed(name: str, encoded: bool) -> None:
     make, pattern = ADVICE[name]
     policy = make()
@@ -518,8 +501,9 @@ class LateNaNs(NaNs):
     at = 3
 
 
-@pytest.mark.parametrize("env", [NaNs, LateNaNs])
-@pytest.mark.parametrize("how", [ExplorationType.DETERMINISTIC, ExplorationType.RANDOM])
+@pytest.mark.parametrize(
+    ("env", "how"), [(NaNs, ExplorationType.RANDOM), (LateNaNs, ExplorationType.DETERMINISTIC)]
+)
 def test_the_env_is_blamed_for_its_nans(env: Any, how: ExplorationType) -> None:
     text = r"got NaN from the env in \['observation'\], on which the policy fails; correct the env"
     with pytest.raises(ValueError, match=text):

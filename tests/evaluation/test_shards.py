@@ -10,7 +10,6 @@ import re
 import shutil
 import signal
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +20,18 @@ from hypothesis import strategies as st
 import tdcollect
 from tdcollect.cli import main
 from tdcollect.display import listed_text
+from tdcollect.evaluation import Request, merging
 from tdcollect.evaluation import manifest as manifests
-from tdcollect.evaluation import merging
 from tdcollect.evaluation.directory import Directory
-from tdcollect.evaluation.ledger import Shard, read_shard, sha256
+from tdcollect.evaluation.ledger import Shard, differences, mixed_entries, read_shard, sha256
 
 from ..forkserver import start
+from ..zoo.reports import shrink
 from .envs import Failing, Walk
-from .ledgers import ledger, manifest
+from .ledgers import GONE, alter, contents, ledger, manifest
 from .policies import categorical, deterministic
+
+pytestmark = pytest.mark.usefixtures("small_reports")
 
 EPISODES = 8
 TIMES = "run.json"
@@ -48,32 +50,15 @@ def shards(folder: Path, n: int, *args: Any, **more: Any) -> list[Path]:
     return [folder / f"shard-{i}" for i in reversed(range(n))]
 
 
-def contents(*outs: Path) -> dict[str, bytes]:
-    """All files by name, except those of the times."""
-    return {
-        f"{number}/{path.relative_to(out)}": path.read_bytes()
-        for number, out in enumerate(outs)
-        for path in sorted(out.rglob("*"))
-        if path.is_file() and path.name != TIMES
-    }
-
-
-def rewrite(file: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    """Change a JSON object in place, written as tdcollect writes it."""
-    found = json.loads(file.read_text())
-    change(found)
-    file.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
-
-
 def unmark(out: Path, lines: int) -> None:
     """Cut a finished shard back to the state after a crash at the given number of episodes."""
     file = out / "episodes.jsonl"
     file.write_text("".join(file.read_text().splitlines(keepends=True)[:lines]))
-    rewrite(out / "shard.json", lambda found: [found.pop("ledger"), found.pop("manifest")])
+    alter(out / "shard.json", {"ledger": GONE, "manifest": GONE})
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory) -> Path:
+def written(tmp_path_factory, small_reports) -> Path:
     """A whole evaluation and its two shards, all with data; copy them before you alter them."""
     folder = tmp_path_factory.mktemp("written")
     evaluate(folder / "whole", keep_trajectories=True)
@@ -95,11 +80,9 @@ def both(runs: Path) -> list[Path]:
 
 
 CASES = {
-    "one shard": (1, EPISODES, {"keep_trajectories": True}),
-    "indices": (2, [3, 9, 4, 0, 7], {}),
-    "drawn": (3, EPISODES, {"policy": categorical(), "keep_trajectories": True}),
-    "given seeds": (3, [5, 1, 3, 8], {"env_seeds": lambda index: 100 + index}),
-    "more shards than episodes": (7, [5, 1, 2], {"keep_trajectories": True}),
+    "one, drawn": (1, EPISODES, {"policy": categorical(), "keep_trajectories": True}),
+    "given seeds": (2, [3, 9, 4, 0, 7], {"env_seeds": lambda index: 100 + index}),
+    "more shards than episodes": (3, [5, 1], {"keep_trajectories": True}),
 }
 
 
@@ -131,13 +114,11 @@ def test_failed_episodes_are_merged(tmp_path: Path) -> None:
     assert contents(tmp_path / "merged") == contents(tmp_path / "whole")
 
 
-def test_a_shard_has_the_manifest_of_the_whole(runs: Path) -> None:
+def test_a_shard_has_the_manifest_of_the_whole_and_no_results(runs: Path) -> None:
+    whole = (runs / "whole" / "manifest.json").read_bytes()
     for part in both(runs):
-        assert (part / "manifest.json").read_bytes() == (
-            runs / "whole" / "manifest.json"
-        ).read_bytes()
-        assert not (part / "results.json").exists()
-        assert not (part / "report.html").exists()
+        assert (part / "manifest.json").read_bytes() == whole
+        assert not {"results.json", "report.html"} & {*os.listdir(part)}
 
 
 def test_shards_that_were_cut_in_several_ways_are_merged(runs: Path) -> None:
@@ -151,9 +132,8 @@ def test_shards_that_were_cut_in_several_ways_are_merged(runs: Path) -> None:
 def test_merging_again_finds_it_done(runs: Path) -> None:
     tdcollect.merge(both(runs), runs / "merged")
     before = {path: path.stat().st_mtime_ns for path in (runs / "merged").rglob("*")}
-    again = tdcollect.merge(reversed(both(runs)), runs / "merged")
+    tdcollect.merge(reversed(both(runs)), runs / "merged")
     assert {path: path.stat().st_mtime_ns for path in (runs / "merged").rglob("*")} == before
-    assert len(again.episodes) == EPISODES
 
 
 def test_an_evaluation_that_one_process_began_is_completed_by_a_merge(runs: Path) -> None:
@@ -188,7 +168,7 @@ def test_memory_grows_by_less_than_a_kilobyte_for_each_record(tmp_path: Path, mo
             directory.finish_shard()
             directory.close()
         found = []
-        for again in range(3):  # the first may import
+        for again in range(2):  # the first may import
             gc.collect()
             tracemalloc.start()
             tdcollect.merge(parts, tmp_path / f"{count}-{again}-merged")
@@ -196,7 +176,7 @@ def test_memory_grows_by_less_than_a_kilobyte_for_each_record(tmp_path: Path, mo
             tracemalloc.stop()
         return min(found)
 
-    assert 100 < (peak(900) - peak(100)) / 800 < 1000
+    assert 100 < (peak(500) - peak(100)) / 400 < 1000
 
 
 # The argument
@@ -227,9 +207,7 @@ def test_without_a_directory_the_result_has_the_episodes_of_the_shard(written: P
     result = evaluate(None, (1, 3), keep_trajectories=True)
     assert result.episodes == whole.episodes[1::3]
     assert result.missing == [0, 2, 3, 5, 6]
-    assert len(result.trajectory(4)) == whole.record(4).length
-    assert {**result.manifest} == {**evaluate(None, (0, 3)).manifest}
-    assert len(result.replay(1)) == whole.record(1).length
+    assert len(result.trajectory(4)) == len(result.replay(4)) == whole.record(4).length
     with pytest.raises(KeyError, match="episode 0 is not among the 3 of this ledger"):
         result.replay(0)
 
@@ -253,11 +231,14 @@ def test_a_finished_shard_is_found_done(runs: Path, monkeypatch: pytest.MonkeyPa
     assert contents(runs) == before
 
 
-@pytest.mark.parametrize("lines", [0, 2, 4])
-def test_an_interrupted_shard_goes_on(runs: Path, lines: int) -> None:
+@pytest.mark.parametrize("lines", [0, 2, 4, None])
+def test_an_interrupted_shard_goes_on(runs: Path, lines: int | None) -> None:
     before = contents(runs)
-    unmark(runs / "shard-1", lines)
-    assert read_shard(runs / "shard-1") == (Shard(1, 2), None)
+    if lines is None:  # its process died before it was marked
+        (runs / "shard-1" / "shard.json").unlink()
+    else:
+        unmark(runs / "shard-1", lines)
+        assert read_shard(runs / "shard-1") == (Shard(1, 2), None)
     evaluate(runs / "shard-1", (1, 2), keep_trajectories=True)
     assert contents(runs) == before
 
@@ -281,13 +262,6 @@ def test_a_shard_is_refused_in_the_directory_of_a_whole_evaluation(runs: Path) -
     (runs / "whole" / "results.json").unlink()
     with pytest.raises(ValueError, match="or nothing, got episode 1, which is not of this shard"):
         evaluate(runs / "whole", (0, 2))
-
-
-def test_a_shard_whose_process_died_before_it_was_marked_goes_on(runs: Path) -> None:
-    before = contents(runs)
-    (runs / "shard-1" / "shard.json").unlink()
-    evaluate(runs / "shard-1", (1, 2), keep_trajectories=True)
-    assert contents(runs) == before
 
 
 @pytest.mark.parametrize("lines", [2, None], ids=["unfinished", "finished"])
@@ -332,61 +306,37 @@ def test_a_shard_that_never_ran_leaves_nothing(tmp_path: Path) -> None:
 # Alterations
 
 
-def alter_record(out: Path) -> None:
-    file = out / "episodes.jsonl"
-    first, *rest = file.read_text().splitlines(keepends=True)
-    file.write_text(json.dumps(json.loads(first) | {"return": 99.0}) + "\n" + "".join(rest))
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
 
 
-ALTERED: dict[str, tuple[Callable[[Path], object], str]] = {
-    "record": (alter_record, r"episodes\.jsonl: its digest is .* in shard\.json: one of the two"),
-    "no ledger": (
-        lambda out: (out / "episodes.jsonl").unlink(),
-        r"episodes\.jsonl: its digest is none, as it is missing",
-    ),
-    "manifest": (
-        lambda out: rewrite(out / "manifest.json", lambda found: found.update(device="cuda")),
-        r"manifest\.json: its digest is .* was altered",
-    ),
-    "shard": (
-        lambda out: (out / "shard.json").write_text("[1, 2]"),
-        r"expected .*shard\.json to hold a JSON object",
-    ),
-    "bounds": (
-        lambda out: rewrite(out / "shard.json", lambda found: found.update(shard=[2, 2])),
-        r"expected .*shard\.json as tdcollect writes it, got shard \[2, 2\] and",
-    ),
-    "digests": (
-        lambda out: rewrite(out / "shard.json", lambda found: found.update(ledger=3)),
-        r"expected .*shard\.json as tdcollect writes it, got shard \[1, 2\] and digests {",
-    ),
-    "a digest": (
-        lambda out: rewrite(out / "shard.json", lambda found: found.pop("manifest")),
-        r"expected .*shard\.json as tdcollect writes it, got shard \[1, 2\] and digests {",
-    ),
-    "pipe": (
-        lambda out: [(out / "shard.json").unlink(), os.mkfifo(out / "shard.json")],
-        r"shard\.json: it is not a file",
-    ),
+WRITES = r"expected .*shard\.json as tdcollect writes it, got shard "
+ALTERED: dict[str, tuple[str, Any, str]] = {
+    "record": ("episodes.jsonl", {"return": 99.0}, r"its digest is .* in shard\.json: one of the"),
+    "no ledger": ("episodes.jsonl", None, "its digest is none, as it is missing"),
+    "manifest": ("manifest.json", {"device": "cuda"}, r"manifest\.json: its digest is .* altered"),
+    "shard": ("shard.json", "[1, 2]", r"expected .*shard\.json to hold a JSON object"),
+    "bounds": ("shard.json", {"shard": [2, 2]}, rf"{WRITES}\[2, 2\] and"),
+    "digests": ("shard.json", {"ledger": 3}, rf"{WRITES}\[1, 2\] and digests {{"),
+    "a digest": ("shard.json", {"manifest": GONE}, rf"{WRITES}\[1, 2\] and digests {{"),
+    "pipe": ("shard.json", pipe, r"shard\.json: it is not a file"),
 }
 
 
-@pytest.mark.parametrize(("alter", "told"), ALTERED.values(), ids=ALTERED)
-def test_an_altered_shard_is_refused(runs: Path, alter, told: str) -> None:
-    alter(runs / "shard-1")
-    readers: list[Callable[[], object]] = [
-        lambda: tdcollect.merge(both(runs), runs / "merged"),
-        lambda: tdcollect.EvaluationResult.load(runs / "shard-1"),
-    ]
-    for read in readers:
-        with pytest.raises(ValueError, match=told):
-            read()
+@pytest.mark.parametrize(("name", "how", "told"), ALTERED.values(), ids=ALTERED)
+def test_an_altered_shard_is_refused(runs: Path, name: str, how: Any, told: str) -> None:
+    alter(runs / "shard-1" / name, how)
+    with pytest.raises(ValueError, match=told):
+        tdcollect.merge(both(runs), runs / "merged")
+    with pytest.raises(ValueError, match=told):
+        tdcollect.EvaluationResult.load(runs / "shard-1")
     assert not (runs / "merged").exists()
     assert not tdcollect.verify(runs / "shard-1").passed
 
 
 def test_a_shard_of_altered_bounds_is_unfinished(runs: Path) -> None:
-    rewrite(runs / "shard-1" / "shard.json", lambda found: found.update(shard=[0, 2]))
+    alter(runs / "shard-1" / "shard.json", {"shard": [0, 2]})
     told = str(tdcollect.verify(runs / "shard-1"))
     assert "episodes 1, 3, 5 and 1 more are not of shard 0/2" in told
     assert "shard 0/2 is unfinished: it lacks 4 episodes" in told
@@ -396,20 +346,12 @@ def test_a_shard_of_altered_bounds_is_unfinished(runs: Path) -> None:
         tdcollect.merge(both(runs), runs / "merged")
 
 
-def test_altered_data_are_refused(runs: Path) -> None:
-    (file, *_) = (runs / "shard-1" / "trajectories" / "000003").rglob("reward.memmap")
-    file.write_bytes(b"\1" * file.stat().st_size)
-    with pytest.raises(ValueError, match="the data kept of episode 3 are not those of its record"):
-        tdcollect.merge(both(runs), runs / "merged")
-    assert not (runs / "merged").exists()
-
-
 def test_data_of_only_some_shards_are_refused(runs: Path) -> None:
-    shutil.rmtree(runs / "shard-1" / "trajectories")
+    alter(runs / "shard-1" / "trajectories", None)
     expected = "to have the data of their episodes, or none, but .*shard-0 has data, and .*shard-1"
     with pytest.raises(ValueError, match=expected + r" has none of 4 episodes \(episode 1 first\)"):
         tdcollect.merge(both(runs), runs / "merged")
-    shutil.rmtree(runs / "shard-0" / "trajectories")
+    alter(runs / "shard-0" / "trajectories", None)
     tdcollect.merge(both(runs), runs / "merged")
     assert not (runs / "merged" / "trajectories").exists()
 
@@ -418,16 +360,17 @@ def test_data_of_only_some_shards_are_refused(runs: Path) -> None:
 
 
 def test_missing_shards_are_named(tmp_path: Path) -> None:
-    parts = shards(tmp_path, 4, range(40))[::-1]
-    unmark(parts[1], 8)
-    shutil.rmtree(parts[2])
-    parts[2].mkdir()
+    for i in range(2):
+        evaluate(tmp_path / f"shard-{i}", (i, 4), range(40))
+    first, second, empty = (tmp_path / f"shard-{i}" for i in range(3))
+    unmark(second, 8)
+    empty.mkdir()
     with pytest.raises(ValueError, match="expected shards that are finished") as refused:
-        tdcollect.merge(parts[:3], tmp_path / "merged")
+        tdcollect.merge([first, second, empty], tmp_path / "merged")
     assert str(refused.value) == (
         "expected shards that are finished, and complete together, but "
-        f"{parts[2]} holds no evaluation; "
-        f"shard 1/4 in {parts[1]} is unfinished: it lacks episodes 33 and 37; "
+        f"{empty} holds no evaluation; "
+        f"shard 1/4 in {second} is unfinished: it lacks episodes 33 and 37; "
         "none has shards 2/4 and 3/4: episodes 2, 3, 6 and 17 more. "
         "Run the commands of these shards (again): each goes on where it was; then merge"
     )
@@ -442,13 +385,12 @@ def test_missing_episodes_of_unlike_cuts_are_named(runs: Path) -> None:
         tdcollect.merge([runs / "shard-1"], runs / "merged")
 
 
-def test_an_evaluation_that_never_finished_is_named(runs: Path) -> None:
+def test_a_shard_that_never_finished_is_named(runs: Path) -> None:
     unmark(runs / "shard-1", 4)
     with pytest.raises(ValueError, match="shard-1 is unfinished: it has all episodes, and no dig"):
         tdcollect.merge(both(runs), runs / "merged")
-    assert "shard 1/2 is unfinished: this file has no digest" in str(
-        tdcollect.verify(runs / "shard-1")
-    )
+    told = str(tdcollect.verify(runs / "shard-1"))
+    assert "shard 1/2 is unfinished: this file has no digest" in told
 
 
 def test_data_are_listed_with_their_shard_and_merged_with_it(runs: Path) -> None:
@@ -478,21 +420,16 @@ def test_an_episode_in_two_directories_is_merged_once(runs: Path) -> None:
     assert contents(runs / "merged") == contents(runs / "whole")
 
 
-def forge(out: Path, index: int, **changed: Any) -> None:
+def forge(out: Path, line: int, **changed: Any) -> None:
     """Change a record of a shard, and its digest."""
-    found = tdcollect.EvaluationResult.load(out)
-    lines = [json.loads(episode.to_json()) for episode in found.episodes]
-    lines = [line | changed if line["index"] == index else line for line in lines]
-    (out / "episodes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    mark = json.loads((out / "shard.json").read_text())
-    mark["ledger"] = sha256(out / "episodes.jsonl")
-    (out / "shard.json").write_text(json.dumps(mark))
+    alter(out / "episodes.jsonl", changed, line)
+    alter(out / "shard.json", {"ledger": sha256(out / "episodes.jsonl")})
 
 
 @pytest.mark.parametrize("changed", [{"digest": "ab" * 32}, {"return": 99.0}], ids=str)
 def test_an_episode_that_is_not_the_same_in_two_directories_is_refused(runs, changed) -> None:
     shutil.copytree(runs / "shard-1", runs / "twin")
-    forge(runs / "twin", 5, **changed)
+    forge(runs / "twin", 2, **changed)
     (name,) = changed
     told = f"episode 5 is not the same in .*shard-1 and in .*twin: its {name} is .* and "
     with pytest.raises(ValueError, match=told):
@@ -503,7 +440,7 @@ def test_an_episode_that_is_not_the_same_in_two_directories_is_refused(runs, cha
 @pytest.mark.parametrize("restarted", ["shard-1", "twin"])
 def test_of_two_runs_of_an_episode_the_one_with_fewer_restarts_counts(runs, restarted) -> None:
     shutil.copytree(runs / "shard-1", runs / "twin")
-    forge(runs / restarted, 5, restarts=1)
+    forge(runs / restarted, 2, restarts=1)
     tdcollect.merge([*both(runs), runs / "twin"], runs / "merged")
     assert contents(runs / "merged") == contents(runs / "whole")
 
@@ -511,28 +448,14 @@ def test_of_two_runs_of_an_episode_the_one_with_fewer_restarts_counts(runs, rest
 # Manifests that differ
 
 
-def other_manifest(out: Path, **changed: Any) -> None:
-    """Have a finished shard run under another manifest; keys have ``__`` for dots."""
-
-    def change(found: dict[str, Any]) -> None:
-        for path, value in changed.items():
-            *into, last = path.split("__")
-            entry = found
-            for key in into:
-                entry = entry[key]
-            entry[last] = value
-
-    rewrite(out / "manifest.json", change)
-    shard = read_shard(out)
-    assert shard is not None
-    (out / "shard.json").unlink()
-    directory = Directory(out, json.loads((out / "manifest.json").read_text()), shard.shard)
-    directory.finish_shard()
-    directory.close()
+def other_manifest(out: Path, changed: dict[Any, Any]) -> None:
+    """Have a finished shard run under another manifest."""
+    alter(out / "manifest.json", changed)
+    alter(out / "shard.json", {"manifest": sha256(out / "manifest.json")})
 
 
 def test_shards_of_two_evaluations_are_refused(runs: Path) -> None:
-    other_manifest(runs / "shard-1", policy__class="lab.Actor", device="cuda")
+    other_manifest(runs / "shard-1", {("policy", "class"): "lab.Actor", "device": "cuda"})
     for allow in (False, True):
         with pytest.raises(ValueError, match="merge only shards of one evaluation") as refused:
             tdcollect.merge(both(runs), runs / "merged", allow_mixed=allow)
@@ -543,7 +466,8 @@ def test_shards_of_two_evaluations_are_refused(runs: Path) -> None:
 
 def test_mixed_shards_are_merged_if_allowed_and_the_manifest_tells(runs: Path) -> None:
     own = json.loads((runs / "shard-0" / "manifest.json").read_text())
-    other_manifest(runs / "shard-1", platform__cpu="AAA", versions__torch="1.0", versions__vmas="2")
+    other = {("platform", "cpu"): "AAA", ("versions", "torch"): "1.0", ("versions", "vmas"): "2"}
+    other_manifest(runs / "shard-1", other)
     with pytest.raises(ValueError, match=r"but platform\.cpu is .* \(--allow-mixed\), which the"):
         tdcollect.merge(both(runs), runs / "merged")
     for order, name in [(both(runs), "merged"), (both(runs)[::-1], "reversed")]:
@@ -556,8 +480,6 @@ def test_mixed_shards_are_merged_if_allowed_and_the_manifest_tells(runs: Path) -
     }
     assert contents(runs / "merged") == contents(runs / "reversed")
     assert tdcollect.verify(runs / "merged").passed
-    page = (runs / "merged" / "report.html").read_text()
-    assert f"Not the same for all episodes: platform.cpu, AAA and {own['platform']['cpu']}." in page
     whole = tdcollect.EvaluationResult.load(runs / "whole")
     compared = str(tdcollect.compare(whole, found, names=["whole", "merged"]))
     assert "Not the same for all episodes of merged: versions.torch, 1.0 and" in compared
@@ -575,28 +497,19 @@ def with_platform(cpu: str, **more: Any) -> dict[str, Any]:
 
 def test_values_that_a_mixed_manifest_has_are_no_differences() -> None:
     two, cpu = with_platform("AVX2"), "platform.cpu"
-    two["mixed"] = manifests.mixed_entries(two, with_platform("AVX512"))
+    two["mixed"] = mixed_entries(two, with_platform("AVX512"))
     assert two["mixed"] == {cpu: ["AVX2", "AVX512"]}
     for known in (two, with_platform("AVX2"), with_platform("AVX512")):
-        assert manifests.differences(two, known) == []
-        assert manifests.mixed_entries(two, known) == two["mixed"]
+        assert differences(two, known) == []
+        assert mixed_entries(two, known) == two["mixed"]
     other = with_platform("NEON", device="cuda")
-    assert manifests.differences(two, other) == [
+    assert differences(two, other) == [
         ("device", "cpu", "cuda"),
         (cpu, ["AVX2", "AVX512"], "NEON"),
     ]
-    assert manifests.differences(with_platform("AVX2"), two) == [(cpu, "AVX2", ["AVX2", "AVX512"])]
+    assert differences(with_platform("AVX2"), two) == [(cpu, "AVX2", ["AVX2", "AVX512"])]
     three = {"device": ["cpu", "cuda"], cpu: ["AVX2", "AVX512", "NEON"]}
-    assert manifests.mixed_entries(two, other) == three == manifests.mixed_entries(other, two)
-
-
-@pytest.mark.parametrize(
-    "mixed", [[], {"env.id": ["a", "b"]}, {"device": "cpu"}, {"device": ["cpu"]}], ids=str
-)
-def test_a_mixed_entry_that_cannot_be_is_refused(tmp_path: Path, mixed: Any) -> None:
-    Directory(tmp_path / "out", manifest(mixed=mixed)).close()
-    with pytest.raises(ValueError, match="as tdcollect writes it, got mixed"):
-        tdcollect.EvaluationResult.load(tmp_path / "out")
+    assert mixed_entries(two, other) == three == mixed_entries(other, two)
 
 
 def test_an_evaluation_goes_on_elsewhere_if_allowed(runs, monkeypatch) -> None:
@@ -676,6 +589,7 @@ def die(kind: str, number: int, arguments: list[str]) -> None:
     """Run the command, and die before the file or folder of this number is in its place."""
     from tdcollect.files import Path as Moved
 
+    shrink(pytest.MonkeyPatch())
     moves, move = itertools.count(), getattr(Moved, kind)
 
     def dying(path: Path, target: Path) -> Path:
@@ -687,15 +601,17 @@ def die(kind: str, number: int, arguments: list[str]) -> None:
     os._exit(main(arguments))
 
 
-def kill_until_done(kind: str, number: int, arguments: list[str]) -> int:
-    """Run the command until it is not killed; the number of kills."""
-    for kills in itertools.count():
-        process = start(die, kind, number, arguments)
-        process.join()
-        if process.exitcode == 0:
-            return kills
-        assert process.exitcode == -signal.SIGKILL
-    raise AssertionError
+def killed(kind: str, number: int, arguments: list[str]) -> bool:
+    """Run the command; tell whether it was killed."""
+    process = start(die, kind, number, arguments)
+    process.join()
+    assert process.exitcode in (0, -signal.SIGKILL)
+    return process.exitcode != 0
+
+
+def kills(arguments: list[str]) -> int:
+    """Run the command until it is not killed at its second file; the number of kills."""
+    return next(number for number in itertools.count() if not killed("replace", 1, arguments))
 
 
 @pytest.mark.slow
@@ -705,10 +621,8 @@ def test_a_merge_that_is_killed_ends_with_the_same_bytes(runs: Path) -> None:
     typed = ["merge", *map(str, both(runs)), f"--output-dir={out}", "--quiet"]
     before = contents(*both(runs))
     for number in (1, 5):  # at the second folder of data, and at the sixth
-        process = start(die, "rename", number, typed)
-        process.join()
-        assert process.exitcode == -signal.SIGKILL
-    assert kill_until_done("replace", 1, typed) >= 5
+        assert killed("rename", number, typed)
+    assert kills(typed) >= 5
     assert contents(out) == contents(runs / "whole")
     assert len(json.loads((out / TIMES).read_text())) == 2
     assert contents(*both(runs)) == before
@@ -717,11 +631,9 @@ def test_a_merge_that_is_killed_ends_with_the_same_bytes(runs: Path) -> None:
 def test_a_shard_that_is_killed_ends_with_the_same_bytes(tmp_path: Path) -> None:
     """Before its mark, its ledger in order, its request, and its digests are there."""
     command = "evaluate CartPole-v1 --policy random --episodes 6 --quiet --num-envs 2 --shard 1/2"
-    for name in ("whole", "killed"):
-        typed = [*command.split(), f"--output-dir={tmp_path / name}"]
-        if name == "whole":
-            assert main(typed) == 0
-    assert kill_until_done("replace", 1, typed) >= 3
+    assert main([*command.split(), f"--output-dir={tmp_path / 'whole'}"]) == 0
+    typed = [*command.split(), f"--output-dir={tmp_path / 'killed'}"]
+    assert kills(typed) >= 3
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
 
 
@@ -752,36 +664,25 @@ def test_shards_of_the_command_line_are_merged(typed, here) -> None:
     for command in ("verify part-0 part-1 merged", "replay part-1 3 --trust"):
         status, out, err = typed(command)
         assert status == 0, err
-    status, out, _ = typed("verify part-1 --json")
-    (told,) = json.loads(out)["evaluations"]
+    (told,) = json.loads(typed("verify part-1 --json")[1])["evaluations"]
     assert (told["shard"], told["episodes"], told["problems"]) == ([1, 2], 2, [])
-    assert (
-        "part-1: shard 1/2, 2 records and the data of 2 checked: passed"
-        in typed("verify part-1")[1]
-    )
+    told = "part-1: shard 1/2, 2 records and the data of 2 checked: passed"
+    assert told in typed("verify part-1")[1]
 
 
-def test_json_of_shards(typed, here) -> None:
-    for i in range(2):
-        status, out, _ = typed(f"{EVALUATE} --shard {i}/2 --output-dir part-{i} --json")
-        assert (status, json.loads(out)["shard"], json.loads(out)["report"]) == (0, [i, 2], None)
-    status, out, _ = typed("merge part-0 part-1 --output-dir merged --json")
-    assert (status, json.loads(out)["episodes"]) == (0, 5)
-    assert json.loads(out)["report"] == "merged/report.html"
-
-
-@pytest.mark.parametrize("text", ["4/4", "-1/2", "0/0", "1", "1/2/3", "a/b", "1.0/2", "0 / 2", ""])
-def test_a_shard_that_cannot_be_is_not_understood(typed, text: str, capsys) -> None:
-    command = ["evaluate", "CartPole-v1", "--policy", "random", f"--shard={text}"]
-    assert main([*command, "--output-dir=out"]) == 2
-    told = f"i/n with i from 0 to n - 1, such as 0/4 for the first of four shards, got {text!r}"
-    assert told in " ".join(capsys.readouterr().err.split())
+def test_a_shard_that_cannot_be_is_not_understood(capsys) -> None:
+    for text in ("4/4", "-1/2", "0/0", "1", "1/2/3", "a/b", "1.0/2", "0 / 2", ""):
+        command = ["evaluate", "CartPole-v1", "--policy", "random", f"--shard={text}"]
+        assert main([*command, "--output-dir=out"]) == 2
+        told = f"i/n with i from 0 to n - 1, such as 0/4 for the first of four shards, got {text!r}"
+        assert told in " ".join(capsys.readouterr().err.split())
 
 
 def test_what_shards_refuse_on_the_command_line(typed, here) -> None:
     assert typed(f"{EVALUATE} --shard 0/2")[0] == 2
     for i in range(2):
-        typed(f"{EVALUATE} --shard {i}/2 --output-dir part-{i} --quiet")
+        _, out, _ = typed(f"{EVALUATE} --shard {i}/2 --output-dir part-{i} --json")
+        assert (json.loads(out)["shard"], json.loads(out)["report"]) == ([i, 2], None)
     for command, told in [
         (
             "compare part-0 part-1",
@@ -803,8 +704,6 @@ def test_what_shards_refuse_on_the_command_line(typed, here) -> None:
 
 
 def test_a_request_that_differs_is_left_out(runs: Path) -> None:
-    from tdcollect.evaluation import Request
-
     Request("CartPole-v1", "random", directory=str(runs)).write(runs / "shard-0")
     with pytest.warns(UserWarning, match="do not name the same env and policy in request.json"):
         tdcollect.merge(both(runs), runs / "merged")

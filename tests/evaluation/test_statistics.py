@@ -7,7 +7,6 @@ import math
 import random
 import statistics
 import sys
-import time
 import warnings
 from dataclasses import replace
 
@@ -65,12 +64,6 @@ def test_numbers_are_those_of_the_standard_library_and_scipy(values: list[float]
         assert found.standard_error == pytest.approx(stats.sem(values), rel=1e-9, abs=1e-9)
 
 
-def test_lengths_have_the_same_statistics() -> None:
-    summary = summarize(ledger([5.0, 1.0, 2.0]))  # lengths 10, 11, 12
-    assert (summary.lengths.mean, summary.lengths.std) == (11.0, 1.0)
-    assert summary.lengths.mean_interval is not None
-
-
 @given(returns_lists)
 @settings(max_examples=50, deadline=None)
 def test_means_and_intervals_lie_between_the_extremes(values: list[float]) -> None:
@@ -97,26 +90,15 @@ def test_order_of_records_does_not_matter(shuffler: random.Random) -> None:
     assert text_of(summarize(records, resamples=100)) == expected
 
 
-def test_same_seed_gives_the_same_bits() -> None:
-    records = ledger(RETURNS)
-    assert text_of(summarize(records, seed=3)) == text_of(summarize(records, seed=3))
-
-
-def test_another_seed_gives_other_intervals_of_the_same_numbers() -> None:
+def test_the_seed_decides_intervals_and_no_global_random_state() -> None:
     one, other = (summarize(ledger(RETURNS), seed=seed).returns for seed in (0, 1))
     assert one.mean == other.mean
     assert one.mean_interval != other.mean_interval
     assert one.interquartile_mean_interval != other.interquartile_mean_interval
-
-
-def test_global_random_state_is_neither_used_nor_changed() -> None:
-    found = []
-    for global_seed in (0, 1):
-        np.random.seed(global_seed)  # noqa: NPY002
-        before = np.random.get_state()[1].tolist()  # noqa: NPY002
-        found.append(text_of(summarize(ledger(RETURNS))))
-        assert np.random.get_state()[1].tolist() == before  # noqa: NPY002
-    assert found[0] == found[1]
+    np.random.seed(0)  # noqa: NPY002
+    before = np.random.get_state()[1].tolist()  # noqa: NPY002
+    assert summarize(ledger(RETURNS)).returns == one
+    assert np.random.get_state()[1].tolist() == before  # noqa: NPY002
 
 
 def test_more_values_than_one_batch_of_resamples_give_the_same_interval(monkeypatch) -> None:
@@ -160,17 +142,10 @@ def test_lost_episodes_are_counted_apart() -> None:
     assert "2 of 4 episodes, failed and lost ones counted as no success" in str(summary)
 
 
-def test_failed_episodes_are_no_successes() -> None:
-    records = ledger([1.0] * 4, failed=[3], success={0: True, 1: True, 2: False})
-    success = summarize(records).success
+def test_failed_episodes_are_no_successes_and_those_without_a_word_apart() -> None:
+    success = summarize(ledger([1.0] * 4, failed=[3], success={0: True, 1: True, 2: False})).success
     assert (success.successes, success.count, success.rate) == (2, 4, 0.5)
-
-
-def test_success_is_none_where_the_env_says_nothing() -> None:
     assert summarize(ledger([1.0, 2.0], failed=[1])).success is None
-
-
-def test_episodes_without_a_word_of_success_are_counted_apart() -> None:
     summary = summarize(ledger([1.0, 2.0, 3.0], success={0: True, 1: False}))
     assert (summary.success.count, summary.success.unknown) == (2, 1)
     assert "Of 1 completed episodes the env did not say." in str(summary)
@@ -192,27 +167,22 @@ def test_the_interval_of_a_rate_solves_wilsons_equation(successes: int, count: i
 # Degenerate ledgers have a defined answer
 
 
-def test_no_episode() -> None:
+def test_ledgers_without_statistics() -> None:
     summary = summarize([])
     assert (summary.episodes, summary.completed, summary.success) == (0, 0, None)
     assert summary.returns.mean is summary.returns.mean_interval is None
     assert "mean over 0 completed of 0" in str(summary)
     text_of(summary)
-
-
-def test_all_failed() -> None:
     summary = summarize(ledger([0.0, 0.0], failed=[0, 1]))
     assert (summary.failed, summary.returns.mean) == (2, None)
-
-
-def test_one_episode_has_a_mean_and_no_interval() -> None:
     found = summarize(ledger([7.0])).returns
     assert found.mean == found.median == found.interquartile_mean == 7.0
     assert found.std is found.standard_error is found.mean_interval is None
 
 
-@pytest.mark.parametrize("value", [500.0, 0.1, -1e-300, 1e300])
-@pytest.mark.parametrize("count", [2, 3, 10])
+@pytest.mark.parametrize(
+    ("value", "count"), [(500.0, 2), (0.1, 3), (0.1, 10), (-1e-300, 3), (1e300, 2)]
+)
 def test_equal_returns_give_intervals_of_no_width(value: float, count: int) -> None:
     summary = summarize(ledger([value] * count))
     assert (summary.returns.mean, summary.returns.std) == (value, 0.0)
@@ -265,12 +235,9 @@ def test_settings_out_of_range_are_refused(settings: dict[str, float], said: str
         summarize(ledger([1.0]), **settings)
 
 
-def test_two_records_of_one_index_are_refused() -> None:
+def test_records_that_cannot_be_are_refused() -> None:
     with pytest.raises(ValueError, match="expected one record per index, got two of index 0"):
         summarize(ledger([1.0]) * 2)
-
-
-def test_a_completed_record_without_a_return_is_refused() -> None:
     with pytest.raises(ValueError, match="got return None and length None of index 5"):
         summarize([Episode(5, 1, 2)])
 
@@ -283,17 +250,6 @@ def test_missing_scipy_is_named_with_the_extra(monkeypatch: pytest.MonkeyPatch) 
 
 
 # Cost and coverage
-
-
-def test_100_episodes_take_less_than_300_ms() -> None:
-    records = ledger(RETURNS)
-    summarize(records)  # imports scipy
-    times = []
-    for _ in range(5):
-        start = time.perf_counter()
-        summarize(records)
-        times.append(time.perf_counter() - start)
-    assert min(times) < 0.3
 
 
 # The mean of the exponential distribution between its quartiles, log(4/3) and log(4).

@@ -289,8 +289,8 @@ class Comparison:
         for d in self.differences:
             if failed := _failed_text(d):
                 notes.append(
-                    f"{d.name}: of {display.count_text(self.episodes, 'episode')}, {failed} failed: "
-                    "these have no difference and are not in the numbers."
+                    f"{d.name}: of {display.count_text(self.episodes, 'episode')}, {failed} "
+                    "failed: these have no difference and are not in the numbers."
                 )
             if d.difference.not_finite:
                 notes.append(

@@ -55,8 +55,8 @@ def check_same_episodes(
     unequal = sorted(index for index in a.keys() & b.keys() if a[index] != b[index])
     if unequal:
         index, others = unequal[0], len(unequal) - 1
-        found = [(f"env_seed of episode {index}", a[index], b[index])]
-        text = differences_text(found, *(f"in {name}" for name in names))
+        unlike = [(f"env_seed of episode {index}", a[index], b[index])]
+        text = differences_text(unlike, f"in {first_name}", f"in {second_name}")
         reasons.append(text + (f", and {others} more differ" if others else ""))
     if len(a) == len(b) and a.keys() != b.keys():
         missing = min(a.keys() ^ b.keys())

@@ -138,11 +138,8 @@ def test_the_policys_action_is_kept_under_exploration_noise(made: list[Recorder]
     assert torch.equal(batch["action"], batch["policy_action"])
 
 
-def test_it_asks_for_an_env() -> None:
+def test_it_asks_for_an_env_and_is_there_once(made: list[Recorder]) -> None:
     with pytest.raises(RuntimeError, match="expected an env around this transform"):
         _ = EnvAction().pairs
-
-
-def test_it_is_there_once(made: list[Recorder]) -> None:
     with pytest.raises(ValueError, match="expected no entry 'env_action' in the env"):
         _ = recorders(made, [EnvAction(), EnvAction()]).observation_spec

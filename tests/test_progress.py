@@ -129,9 +129,6 @@ def test_nothing_is_written_where_there_is_no_stderr(
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(12.34, "12.3 s"), (0, "0 s"), (119.4, "119 s"), (150, "2 min"), (9000, "2.5 h")],
-)
-def test_durations(seconds: float, text: str) -> None:
-    assert seconds_text(seconds) == text
+def test_durations() -> None:
+    texts = {12.34: "12.3 s", 0: "0 s", 119.4: "119 s", 150: "2 min", 9000: "2.5 h"}
+    assert {seconds: seconds_text(seconds) for seconds in texts} == texts

@@ -67,12 +67,12 @@ def test_any_name_is_text(name: str) -> None:
 
 
 def test_colours_are_roles_and_ids_are_distinct_in_a_page() -> None:
+    drawn = drawings([1.0, 2.0], "x")
     first, second = (
-        "".join(d.named(f"{prefix}{n}") for n, d in enumerate(drawings([1.0, 2.0], "x")))
-        for prefix in ("a", "b")
+        "".join(one.named(f"{prefix}{n}") for n, one in enumerate(drawn)) for prefix in ("a", "b")
     )
     assert not re.search(r"=\"#[0-9a-f]{6}|style=", first)
-    file = Figure("a", "a", drawings([1.0], "x")[0], "").file().decode()
+    file = Figure("a", "a", drawn[0], "").file().decode()
     assert {*re.findall(r"var\((--[a-z0-9]+)\)", first)} <= {*re.findall("(--[a-z0-9]+):", file)}
     ids = re.findall(' id="(.*?)"', first + second)
     assert len(ids) == len({*ids})
@@ -82,7 +82,7 @@ def test_colours_are_roles_and_ids_are_distinct_in_a_page() -> None:
 
 def test_the_same_numbers_give_the_same_drawing() -> None:
     assert drawings([1.0, 2.0], "x") == drawings([1.0, 2.0], "x")
-    assert drawings([1.0, 2.0], "x")[0] != drawings([1.0, 3.0], "x")[0]
+    assert plots.histogram([1.0, 2.0], "x") != plots.histogram([1.0, 3.0], "x")
 
 
 def ticks(drawing: Drawing) -> list[float]:
@@ -91,11 +91,10 @@ def ticks(drawing: Drawing) -> list[float]:
     return [float(text.replace("\u2212", "-")) for text in found]
 
 
-@pytest.mark.parametrize("counts", [(100, 0), (98, 2), (3, 3), (0, 0)])
-def test_the_axis_of_bars_ends_at_the_whole(counts: tuple[int, int]) -> None:
-    rows = [plots.Bar("x", count, f"({count})") for count in counts]
+def test_the_axis_of_bars_ends_at_the_whole() -> None:
+    rows = [plots.Bar("x", count, f"({count})") for count in (3, 0)]
     assert max(ticks(plots.bars(rows, "episodes", 100))) == 100
-    assert max(ticks(plots.bars(rows, "episodes", 7))) <= 7
+    assert 3 <= max(ticks(plots.bars(rows, "episodes", 7))) <= 7
 
 
 @pytest.mark.parametrize(

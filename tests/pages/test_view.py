@@ -19,9 +19,10 @@ from tdcollect.cli import main
 from tdcollect.evaluation import Request
 from tdcollect.evaluation.curve import point_of, to_csv
 from tdcollect.pages.build import content_policy
-from tdcollect.pages.view import server_of, view
+from tdcollect.pages.view import Viewed, server_of, view
 
 from ..evaluation.ledgers import unfinished
+from ..evaluation.test_interrupted import contents
 
 
 @pytest.fixture(scope="module")
@@ -53,18 +54,19 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def out(runs: Path) -> Path:
-    """The pages of them."""
-    return view(runs, runs.parent / "out")[0].parent
+def viewed(runs: Path) -> tuple[Path, list[Viewed]]:
+    """The index of their pages, and what was found."""
+    return view(runs, runs.parent / "out")
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    files = (file for file in sorted(folder.rglob("*")) if file.is_file())
-    return {file.relative_to(folder).as_posix(): file.read_bytes() for file in files}
+@pytest.fixture(scope="module")
+def out(viewed: tuple[Path, list[Viewed]]) -> Path:
+    """The folder of the pages."""
+    return viewed[0].parent
 
 
-def test_each_evaluation_and_curve_is_in_the_index(runs: Path, tmp_path: Path) -> None:
-    index, found = view(runs, tmp_path / "out")
+def test_each_evaluation_and_curve_is_in_the_index(viewed: tuple[Path, list[Viewed]]) -> None:
+    index, found = viewed
     assert {one.path: one.status.partition(":")[0] for one in found} == {
         "a/whole": "finished",
         "altered": "unreadable",
@@ -225,12 +227,13 @@ def test_the_command_prints_what_it_found(runs: Path, monkeypatch, capsys) -> No
     assert main(["view", "half", "--output-dir", "../text"]) == 0
     assert "tdcollect: .: unfinished, 2 of 3 episodes" in capsys.readouterr().err
     monkeypatch.chdir(runs.parent)
-    assert main(["view", "runs", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["index"] == "pages/index.html"
-    by_path = {one["path"]: one for one in told["found"]}
-    assert by_path["b"]["summary"]["episodes"] == 3
-    assert by_path["curve"]["points"] == 2
+    told = []
+    for name in ("b", "curve"):
+        assert main(["view", f"runs/{name}", "--json"]) == 0
+        told.append(json.loads(capsys.readouterr().out))
+    assert [one["index"] for one in told] == ["pages/index.html"] * 2
+    (evaluation,), (curve,) = (one["found"] for one in told)
+    assert (evaluation["summary"]["episodes"], curve["points"]) == (3, 2)
     assert main(["view", "none"]) == 1
 
 

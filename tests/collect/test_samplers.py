@@ -47,6 +47,7 @@ from torchrl.modules import (
 from torchrl.modules.models.exploration import LazygSDEModule
 from torchrl.modules.tensordict_module import SafeProbabilisticModule
 
+from tdcollect._upstream.torchrl import set_exploration_spec
 from tdcollect.collect.policy import Policy
 from tdcollect.collect.step_dict import flat, nested_shapes
 
@@ -573,15 +574,22 @@ def test_projections(seed: int, spec: Any, odd: float, scale: float) -> None:
         check(AdditiveGaussianModule(spec, safe=safe), {"action": value}, OWN, calls=1)
 
 
-def test_a_spec_that_changes_meanwhile() -> None:
+@pytest.mark.parametrize(
+    "module",
+    [
+        AdditiveGaussianModule(WIDE, safe=False),
+        SafeModule(lambda x: 3 * x, ["action"], ["action"], spec=WIDE, safe=True),
+    ],
+    ids=["noise", "safe module"],
+)
+def test_a_spec_that_changes_meanwhile(module: Any) -> None:
     """As during an evaluation, which gives exploration modules the spec of its batch."""
-    module = AdditiveGaussianModule(WIDE, safe=True)
     step = flat(TensorDict(ACTION, [N]))
     with set_exploration_type(RANDOM):
         policy = Policy(module, step, torch.Size([N]), None)
         policy(step)
         assert step["action"].abs().max() == 0.5
-        module.spec = Bounded(-0.25, 0.25, (N, 4))
+        set_exploration_spec(module, Composite(action=Bounded(-0.25, 0.25, (N, 4)), shape=(N,)))
         policy(step)
         assert step["action"].abs().max() == 0.25
 
@@ -630,3 +638,10 @@ def test_noise_without_starts_of_episodes_is_zeroed_with_the_slot(kind: Explorat
         "auto_register_policy_transforms": False,
     }
     check_same(ENVS["pendulum"], policies.ornstein_uhlenbeck, batches(2), lambda: options)
+
+
+def test_outputs_that_are_ignored_and_inputs_that_may_be_missing() -> None:
+    module = TensorDictModule(lambda x: (x + 1, x * 2), ["action"], ["_", "twice"])
+    check(module, ACTION, CALLED)
+    tolerant = TensorDictSequential(module, partial_tolerant=True)
+    check(tolerant, ACTION, "on a TensorDict: tolerates missing inputs")

@@ -322,7 +322,7 @@ def _checked(value: Any) -> Mapping[str, Any]:
     unknown = sorted(value.keys() - {entry.name for entry in fields(Request)})
     if unknown:
         raise ValueError(f"it has {unknown}, which no request has")
-    for name, entry in value.items():
+    for name, entry in {"env": None, "policy": None, **value}.items():
         if name == "env_kwargs":
             right = isinstance(entry, dict)
         elif name in ("wrappers", "transforms"):

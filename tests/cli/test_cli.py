@@ -25,7 +25,7 @@ from tdcollect.cli.commands import program
 from tdcollect.cli.program import distinct_names
 from tdcollect.evaluation.evaluate import Recording
 from tdcollect.evaluation.imports import is_named
-from tdcollect.evaluation.ledger import LOST, Episode
+from tdcollect.evaluation.ledger import LOST, Episode, was_rechecked
 from tdcollect.files import write_atomically
 
 from ..evaluation.ledgers import unfinished
@@ -40,6 +40,7 @@ def test_evaluate_prints_the_statistics_and_writes_the_report(typed, here) -> No
     assert status == 0
     assert str(result.summary()) in out
     assert result.digest in out
+    assert was_rechecked(Path("run"))
     assert "report run/report.html" in out
     assert (here / "run" / "report.html").exists()
 
@@ -51,7 +52,8 @@ def test_each_option_reaches_the_evaluation(typed) -> None:
         "--exploration-type random --inference-threads 2 --no-eval-mode --device cpu "
         "--keep-trajectories --output-dir run --quiet"
     )
-    assert typed(command)[:2] == (0, "")
+    assert typed(f"{command} --no-recheck")[:2] == (0, "")
+    assert not was_rechecked(Path("run"))
     result = tdcollect.EvaluationResult.load("run")
     assert [episode.env_seed for episode in result.episodes] == [5, 7, 9]
     assert result.manifest["max_episode_steps"] == 8

@@ -61,7 +61,7 @@ def test_files_need_not_be_writable_nor_stay_open(path: Path) -> None:
     opened = len(os.listdir("/proc/self/fd"))
     kept = [read_trajectory(path) for _ in range(20)]
     assert len(kept) == 20
-    assert len(os.listdir("/proc/self/fd")) == opened
+    assert len(os.listdir("/proc/self/fd")) <= opened  # others may have been closed since
 
 
 @pytest.mark.parametrize("name", ["shape", "device", "_type"])

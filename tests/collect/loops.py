@@ -14,5 +14,8 @@ array_loop = pytest.mark.parametrize("arrays", ["arrays"], indirect=True)
 def on_arrays(name: str, values: Iterable[Any], parent: Iterable[Any] = ()) -> Any:
     """Parametrize ``name``: ``values`` with the loop on arrays, ``parent`` with TorchRL's too."""
     cases = [*((value, "arrays") for value in values), *((value, "parent") for value in parent)]
-    ids = ["-".join(map(str, v if isinstance(v, tuple) else [v])) + f"-{way}" for v, way in cases]
+    ids = []
+    for value, way in cases:
+        parts = value if isinstance(value, tuple) else (value,)
+        ids.append("-".join(str(getattr(part, "__name__", part)) for part in (*parts, way)))
     return pytest.mark.parametrize((name, "arrays"), cases, indirect=["arrays"], ids=ids)

@@ -98,7 +98,7 @@ def test_random_frames_of_every_action(env: str) -> None:
 REMEMBER = itertools.cycle(["tanh-normal", "ornstein-uhlenbeck", "hidden-outputs"])
 
 
-@pytest.mark.parametrize(("options", "policy"), zip(OPTIONS, REMEMBER, strict=False))
+@pytest.mark.parametrize(("options", "policy"), [*zip(OPTIONS, REMEMBER, strict=False)])
 def test_random_frames_under_every_option(options: str, policy: str) -> None:
     made = {"frames_per_batch": 18, **OPTIONS[options]}
     check_same(*policies.case(policy), script, lambda: made)
@@ -156,7 +156,7 @@ POLICIES: dict[str, Callable[[Any], Any]] = {
 TURNS = itertools.cycle(["pendulum", "discretized actions", "cartpole-unbatched"])
 
 
-@pytest.mark.parametrize(("policy", "env"), zip(POLICIES, TURNS, strict=False))
+@pytest.mark.parametrize(("policy", "env"), [*zip(POLICIES, TURNS, strict=False)])
 def test_random_policies(policy: str, env: str) -> None:
     check_same(RANDOM_ENVS[env], POLICIES[policy])
     made = RANDOM_ENVS[env]()

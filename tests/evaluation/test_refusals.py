@@ -79,7 +79,7 @@ class Watched:
 assert WHY.keys() == UNFIT.keys()
 
 
-@pytest.mark.parametrize(("name", "slots"), zip(WHY, (1, 16) * len(WHY), strict=False))
+@pytest.mark.parametrize(("name", "slots"), [*zip(WHY, (1, 16) * len(WHY), strict=False)])
 def test_a_policy_whose_rows_are_not_each_their_own_is_refused(name: str, slots: int) -> None:
     make = Watched(Walk)
     with pytest.raises(NotReproducibleError, match=f"(?s)the policy.*{WHY[name]}"):
@@ -454,7 +454,7 @@ ADVICE = {
 }
 
 
-@pytest.mark.parametrize(("name", "encoded"), zip(ADVICE, (False, True) * 2, strict=True))
+@pytest.mark.parametrize(("name", "encoded"), [*zip(ADVICE, (False, True) * 2, strict=True)])
 def test_advice_on_how_to_wrap_a_policy_works_as_printed(name: str, encoded: bool) -> None:
     make, pattern = ADVICE[name]
     policy = make()

@@ -350,7 +350,7 @@ class Watch:
 
 
 def watch_of(given: AnyHooks) -> Watch | None:
-    """What calls the hooks that a user gave; None for none."""
+    """The caller of the hooks that a user gave; None for none."""
     listed = [] if given is None else [given] if isinstance(given, Hooks) else given
     if not isinstance(listed, Sequence) or not all(isinstance(hook, Hooks) for hook in listed):
         raise TypeError(

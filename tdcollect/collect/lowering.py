@@ -1,4 +1,4 @@
-"""Which of an env's transforms run how on StepDicts: of one env, and of the envs of a SerialEnv.
+"""The transforms of an env as they run on StepDicts: of one env, and of the envs of a SerialEnv.
 
 Transforms inside of the envs of a ``SerialEnv`` that treat each row by itself, and are alike in all
 envs, run once for the batch. The others run env by env. An env with such a transform begins its

@@ -307,7 +307,7 @@ Rows = dict[Key, torch.Tensor]
 
 @dataclass
 class Arrivals:
-    """What stays of a collection by arrival from one batch to the next.
+    """The part of a collection by arrival that stays from one batch to the next.
 
     Attributes:
         surplus: rows that came together with the last of the latest batch.

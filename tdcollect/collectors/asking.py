@@ -1,4 +1,4 @@
-"""What collectors with workers ask of these, and the collector in a worker that answers."""
+"""Questions of collectors to their workers, and the collector in a worker that answers them."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ RESUMABLE = ("serial", "process")
 
 
 class Can(NamedTuple):
-    """What the slots of an env can do. The layers above hand it on, less what they take away."""
+    """Abilities of an env's slots. The layers above hand them on, less what they take away."""
 
     pause: bool = True  # some slots can be stepped while others wait
     step_ended: bool = False  # else a step after an episode's end would lose its action

@@ -81,7 +81,7 @@ class EnvAction(Transform):
 
 
 class Trait(NamedTuple):
-    """What is known of a transform's class."""
+    """Facts about a transform's class."""
 
     elementwise: bool = False  # stateless, and treats every row by itself
     own_code: bool = False  # its own code runs on StepDicts
@@ -173,7 +173,7 @@ TRAITS: dict[type[T.Transform], Trait] = {
 
 
 def traits_of(transform: T.Transform) -> Trait | None:
-    """What is known of a transform; None for nothing."""
+    """The facts about a transform; None if its class is not known."""
     return TRAITS.get(type(transform))
 
 

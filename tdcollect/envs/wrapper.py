@@ -127,7 +127,7 @@ class GymnasiumEnv(EnvBase):
 
     @property
     def can(self) -> Can:
-        """What the slots can do: pause, be reset or seeded singly, be rebuilt, be resumed."""
+        """Abilities of the slots: pause, be reset or seeded singly, be rebuilt, be resumed."""
         return self.stepper.can
 
     @property

@@ -375,7 +375,7 @@ def _final(exam: Examination) -> str:
 
 
 def _jumps_back(episode: list[Row]) -> bool | None:
-    """Whether the last step goes far, to near the first observation; None if none can tell."""
+    """True if the last step goes far, to near the first observation; None if none can tell."""
     if not episode[-1].ends or len(episode) < 2 * _FEW:
         return None
     flat = np.stack([_flat(row[keys.OBSERVATION]) for row in episode])

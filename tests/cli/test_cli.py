@@ -28,8 +28,7 @@ from tdcollect.evaluation.imports import is_named
 from tdcollect.evaluation.ledger import LOST, Episode, was_rechecked
 from tdcollect.files import write_atomically
 
-from ..evaluation.ledgers import unfinished
-from ..evaluation.test_interrupted import contents
+from ..evaluation.ledgers import contents, unfinished
 
 ROOT = Path(__file__).parents[2]
 

@@ -87,11 +87,10 @@ def alter(path: Path, how: Any, line: int = 1) -> None:
             write_json(path, found)
 
 
-def contents(*outs: Path) -> dict[str, bytes]:
-    """All files of directories by name, except those of the times."""
+def contents(out: Path) -> dict[str, bytes]:
+    """All files of a directory by name, except those of the times."""
     return {
-        f"{number}/{path.relative_to(out)}": path.read_bytes()
-        for number, out in enumerate(outs)
+        path.relative_to(out).as_posix(): path.read_bytes()
         for path in sorted(out.rglob("*"))
         if path.is_file() and path.name != "run.json"
     }

@@ -22,6 +22,7 @@ from tdcollect.pages.view import view
 
 from .envs import Walk
 from .evaluators import shape_of
+from .ledgers import contents
 from .policies import categorical
 
 pytestmark = pytest.mark.usefixtures("quick_children")
@@ -48,12 +49,6 @@ def run(path: Path, steps: Any = STEPS, **options: Any) -> None:
     with evaluator(path, **options) as beside:
         for step in steps:
             beside.trigger_eval(POLICIES[step], step=step)
-
-
-def contents(path: Path) -> dict[str, bytes]:
-    """The files of a directory, without those that hold times."""
-    files = (file for file in sorted(path.rglob("*")) if file.is_file() and file.name != "run.json")
-    return {str(file.relative_to(path)): file.read_bytes() for file in files}
 
 
 @pytest.fixture(scope="module")

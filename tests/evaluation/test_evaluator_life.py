@@ -24,8 +24,8 @@ from tdcollect import Evaluator, env_seed
 from ..workers.test_process_exit import ROOT, gone, runs
 from .envs import Walk
 from .evaluators import Deadly, Gated
+from .ledgers import contents
 from .policies import categorical
-from .test_evaluator_files import contents
 
 EPISODES = 4
 forked = pytest.mark.usefixtures("quick_children")

@@ -28,8 +28,8 @@ from tdcollect.randomness import NotReproducibleError
 from .crews import seven, some
 from .envs import Walk
 from .ledger import digest, records
+from .ledgers import contents
 from .policies import deterministic, net
-from .test_interrupted import contents
 
 __all__ = ["seven"]  # a fixture
 

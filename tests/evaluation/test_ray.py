@@ -33,7 +33,7 @@ from .. import forkserver
 from ..docs.test_docs import blocks_of
 from ..workers.test_process_exit import gone
 from . import envs, policies
-from .test_interrupted import contents
+from .ledgers import contents
 from .test_workers import Slow
 
 ray: Any = pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")

@@ -90,10 +90,10 @@ CASES = {
 def test_merged_shards_are_the_files_of_one_process(tmp_path: Path, n, episodes, more) -> None:
     evaluate(tmp_path / "whole", None, episodes, **more)
     parts = shards(tmp_path, n, episodes, **more)
-    before = contents(*parts)
+    before = list(map(contents, parts))
     result = tdcollect.merge(parts, tmp_path / "merged")
     assert contents(tmp_path / "merged") == contents(tmp_path / "whole")
-    assert contents(*parts) == before
+    assert list(map(contents, parts)) == before
     assert result.digest == tdcollect.EvaluationResult.load(tmp_path / "whole").digest
     assert tdcollect.verify(tmp_path / "merged").passed
     runs = json.loads((tmp_path / "merged" / TIMES).read_text())
@@ -619,13 +619,13 @@ def test_a_merge_that_is_killed_ends_with_the_same_bytes(runs: Path) -> None:
     """Between each file and the next."""
     out = runs / "merged"
     typed = ["merge", *map(str, both(runs)), f"--output-dir={out}", "--quiet"]
-    before = contents(*both(runs))
+    before = list(map(contents, both(runs)))
     for number in (1, 5):  # at the second folder of data, and at the sixth
         assert killed("rename", number, typed)
     assert kills(typed) >= 5
     assert contents(out) == contents(runs / "whole")
     assert len(json.loads((out / TIMES).read_text())) == 2
-    assert contents(*both(runs)) == before
+    assert list(map(contents, both(runs))) == before
 
 
 def test_a_shard_that_is_killed_ends_with_the_same_bytes(tmp_path: Path) -> None:

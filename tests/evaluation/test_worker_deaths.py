@@ -38,8 +38,8 @@ from ..forkserver import start
 from ..workers.test_process_exit import gone, runs
 from .crews import pids, seven, some, started
 from .envs import Walk
+from .ledgers import contents
 from .policies import OneHotOfBest, deterministic, net
-from .test_interrupted import contents
 from .test_workers import Slow
 
 __all__ = ["seven"]  # a fixture

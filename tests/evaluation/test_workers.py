@@ -33,8 +33,8 @@ from ..workers.test_process_exit import gone, runs
 from . import torchrl_envs
 from .crews import descendants, open_files, pids, seven, some, started
 from .envs import Failing, GlobalTorch, Leaking, Touching, Unseeded, Walk
+from .ledgers import contents
 from .policies import categorical, deterministic, recurrent
-from .test_interrupted import contents
 
 __all__ = ["seven"]  # a fixture
 

@@ -21,8 +21,7 @@ from tdcollect.evaluation.curve import point_of, to_csv
 from tdcollect.pages.build import content_policy
 from tdcollect.pages.view import Viewed, server_of, view
 
-from ..evaluation.ledgers import unfinished
-from ..evaluation.test_interrupted import contents
+from ..evaluation.ledgers import contents, unfinished
 
 
 @pytest.fixture(scope="module")

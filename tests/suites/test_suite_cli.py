@@ -15,7 +15,7 @@ import torch
 from tdcollect.cli import main
 from tdcollect.suites import Suite
 
-from ..evaluation.test_interrupted import contents
+from ..evaluation.ledgers import contents
 from .parts import FILE, HERE, folder, small, small_reports, tables
 
 __all__ = ["folder", "small_reports"]  # fixtures

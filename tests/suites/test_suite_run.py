@@ -30,7 +30,7 @@ from tdcollect.suites.results import claim_folder, described_cells, state_of
 
 from ..evaluation.crews import seven, some
 from ..evaluation.envs import Walk
-from ..evaluation.test_interrupted import contents
+from ..evaluation.ledgers import contents
 from ..forkserver import start
 from . import parts
 from .parts import FILE, HERE, changed, folder, net, save_runs, small, small_reports, tables

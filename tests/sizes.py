@@ -46,7 +46,7 @@ ENTRY_POINTS = {
     ),
     "evaluate": "tdcollect.evaluate('CartPole-v1', None, 2, progress=False)",
 }
-"""What loads modules; each ends where an import of the name alone would hide what it needs."""
+"""Programs whose modules are counted; to import the name alone would load less than to use it."""
 
 
 def lines_of(source: str) -> tuple[int, int]:
@@ -136,7 +136,7 @@ def _reach(name: str, edges: dict[str, set[str]]) -> set[str]:
 
 
 def output_of(program: str) -> str:
-    """What a program prints in a fresh interpreter."""
+    """Return the output of a program in a fresh interpreter."""
     command = [sys.executable, "-W", "ignore", "-c", program]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     return done.stdout

@@ -383,7 +383,7 @@ _READ: dict[str, Callable[[Any, str], Any]] = {
     "vecnormalize": _pattern,
     "runs": _runs,
 }
-"""What checks an attribute of a task or a policy, and returns it in its form."""
+"""A check of an attribute of a task or a policy, which returns it in its form."""
 
 
 # Presets

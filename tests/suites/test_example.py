@@ -35,7 +35,7 @@ def trained(out: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a short training has written."""
+    """The files of a short training."""
     return trained(tmp_path_factory.mktemp("first"))
 
 

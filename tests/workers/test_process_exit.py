@@ -47,7 +47,7 @@ def runs(pid: int) -> bool:
 
 
 def gone(pids: list[int], seconds: float = 10) -> bool:
-    """Whether all processes have ended within a time."""
+    """Return whether all processes have ended within a time."""
     deadline = time.monotonic() + seconds
     while any(map(runs, pids)):
         if time.monotonic() > deadline:

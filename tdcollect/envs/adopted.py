@@ -178,15 +178,16 @@ class ParallelEnv(TorchRLParallelEnv, metaclass=_Meta):
     def _start_workers(self) -> None:
         parts = self._parts()
         if not isinstance(parts, str):
-            reason = self._start_slots(parts)
-            if reason is None:
+            try:
+                self._start_slots(parts)
                 return
-            self._known = reason
+            except NotKnown as reason:
+                self._known = str(reason)
             self._create_td()
         super()._start_workers()
 
-    def _start_slots(self, parts: Parts) -> str | None:
-        """Start our workers; returns the reason if TorchRL's must do it, else None."""
+    def _start_slots(self, parts: Parts) -> None:
+        """Start our workers; raises NotKnown if TorchRL's must do it."""
         forks = upstream.start_method(self) == "fork"
         settings = SlotSettings(
             parts.plan,
@@ -209,17 +210,13 @@ class ParallelEnv(TorchRLParallelEnv, metaclass=_Meta):
         try:
             backend = base.stepper.backend
             inner = _with_lifted(base, parts.lifted)
-            reason = None
             if any(digest != parts.digest for digest in backend.call("digest")):
-                reason = "the transforms of its slots have different settings"
-            elif (odd := _difference(self, inner)) is not None:
-                reason = f"the entry {odd!r} would have another spec"
+                raise NotKnown("the transforms of its slots have different settings")
+            if (odd := _difference(self, inner)) is not None:
+                raise NotKnown(f"the entry {odd!r} would have another spec")
         except BaseException:
             base.close()
             raise
-        if reason is not None:
-            base.close()
-            return reason
         self.__dict__["inner"] = inner
         lifted = flat_transforms(inner.transform) if isinstance(inner, TransformedEnv) else []
         channels = [
@@ -229,7 +226,6 @@ class ParallelEnv(TorchRLParallelEnv, metaclass=_Meta):
         upstream.limit_threads(self)
         self.is_closed = False
         self.set_spec_lock_()
-        return None
 
     def _shutdown_workers(self) -> None:
         inner = self.inner

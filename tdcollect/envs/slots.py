@@ -637,8 +637,7 @@ class Stepper:
             failed = not_finite(
                 "step", self.backend.observation, checked, buffers, failed, out.reward
             )
-        if self.broken:
-            self.broken = {}
+        self.broken = {}
         if failed is not None:
             slots, failed = self._failed_step(failed, slots, out, restart)
         rows: Any = ... if slots is None else list(slots)
@@ -789,15 +788,9 @@ class Stepper:
     def _break_off(self, failed: SlotError, out: StepBuffers) -> None:
         """Truncate the episodes of slots whose envs failed, and build these anew."""
         assert self.latest is not None  # a step follows a reset
-        latest = self.latest.raw
         self._restart(failed, [slot for slot in failed.causes if slot not in self._fallen])
         rows = list(failed.causes)
-        for array, present in zip(
-            (*out.raw.observation, *out.raw.info),
-            (*latest.observation, *latest.info),
-            strict=True,
-        ):
-            array[rows] = present[rows]
+        out.copy_state(self.latest.state, rows)
         out.reward[rows] = out.raw.reward[rows] = 0
         out.raw.terminated[rows] = False
         out.raw.truncated[rows] = True

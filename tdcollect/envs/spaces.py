@@ -600,15 +600,11 @@ def entries_of(
         kind = torch.from_numpy(np.empty((), dtype)).dtype
         entries.append(Entry((key,), shape, dtype, Unbounded(shape, dtype=kind)))
     count = Bounded(0, torch.iinfo(torch.int64).max, (1,), dtype=torch.int64)
+    total = Unbounded((1,), dtype=torch.float32)
     flag = Categorical(2, shape=(1,), dtype=torch.bool)
     further: list[tuple[bool, str, type, TensorSpec]] = [
         (bookkeeping.step_count, keys.STEP_COUNT, np.int64, count),
-        (
-            bookkeeping.episode_reward,
-            keys.EPISODE_REWARD,
-            np.float32,
-            Unbounded((1,), dtype=torch.float32),
-        ),
+        (bookkeeping.episode_reward, keys.EPISODE_REWARD, np.float32, total),
         (bookkeeping.is_init, keys.IS_INIT, bool, flag),
         (marks, keys.ENV_ERROR, bool, flag),
     ]

@@ -173,9 +173,7 @@ class Spawned(Child):
         # One thread each, unless the environment says otherwise: children may use all cores.
         threads = {name: "1" for name in _THREADS if name not in os.environ}
         path = json.dumps([entry for entry in sys.path if isinstance(entry, str)])
-        executable = spawn.get_executable()
-        if isinstance(executable, bytes):
-            executable = os.fsdecode(executable)
+        executable = os.fsdecode(spawn.get_executable())
         file = shared_file(len(self._init_fn))
         try:
             os.pwrite(file, self._init_fn, 0)

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from tdcollect.envs.process.pool import WorkerPool, WorkerProcess, usable_cores
+from tdcollect.envs.process.pool import Commands, WorkerPool, WorkerProcess, usable_cores
 from tdcollect.envs.process.values import (
     Array,
     Field,
@@ -31,7 +31,7 @@ from tdcollect.envs.process.values import (
     write_info,
 )
 from tdcollect.envs.process.worker import RESET, STEP, EnvFactory, check_spaces
-from tdcollect.envs.slots import Backend, Came, Can, SlotError
+from tdcollect.envs.slots import Backend, Came, Can, SlotError, failures
 from tdcollect.envs.spaces import SlotBuffers
 from tdcollect.processes.channel import packed
 from tdcollect.processes.child import GRACE
@@ -69,13 +69,9 @@ class ProcessBackend(Backend):
         self._stepped: Sequence[int] = ()
         self.can = self.can._replace(wait_num=wait_num)
         self._wait_timeout = wait_timeout
-        self._asked: dict[
-            WorkerProcess, tuple[bool, Sequence[int]]
-        ] = {}  # is a reset, and its slots
-        self.in_flight: set[int] = set()
-        self._busy: set[int] = set()  # the slots of workers that are at something
         count = min(num_workers or usable_cores(), self.num_envs)
         self._pool = WorkerPool(factories, count, timeout, start_method, grace)
+        self.in_flight = self._pool.in_flight
         try:
             found = self._pool.started(self._pool.processes)
             observation, action = found[0][0]
@@ -125,48 +121,39 @@ class ProcessBackend(Backend):
         options: dict[str, Any] | None,
         out: SlotBuffers,
     ) -> None:
-        self.recall()
-        payloads = {p: payload for p, _, payload in self._resets(slots, seeds, options)}
-        failed, misfits = self._pool.ask("reset", RESET, payloads)
-        failed.update(self._write([slot for slot in slots if slot not in failed], misfits, out))
+        failed, misfits = self._pool.ask("reset", RESET, self._resets(slots, seeds, options))
+        self._write([slot for slot in slots if slot not in failed], misfits, failed, out)
         if failed:
-            raise SlotError("reset", {slot: failed[slot] for slot in slots if slot in failed})
+            raise SlotError("reset", dict(sorted(failed.items())))
 
     def _resets(
         self,
         slots: Sequence[int],
         seeds: Sequence[int | None] | None,
         options: dict[str, Any] | None,
-    ) -> Iterator[tuple[WorkerProcess, list[int], bytes]]:
-        """The workers of ``slots``, each with its slots and what it is sent to reset them."""
+    ) -> Commands:
+        """The resets of ``slots``, by worker."""
         given = dict.fromkeys(slots) if seeds is None else dict(zip(slots, seeds, strict=True))
         self._pool.seeds.update(given)
+        commands = {}
         for process in self._pool.processes:
             mine = [slot for slot in slots if slot in process.slots]
             if mine:
                 own_seeds = None if seeds is None else [given[slot] for slot in mine]
-                yield process, mine, packed((mine, own_seeds, options))
+                commands[process] = mine, packed((mine, own_seeds, options))
+        return commands
 
     def step(self, actions: Sequence[Array], slots: Sequence[int] | None, out: SlotBuffers) -> None:
-        self.recall()
         stepped: Sequence[int] = range(self.num_envs) if slots is None else slots
-        payloads = {p: payload for p, _, payload in self._steps(actions, slots)}
-        failed, misfits = self._pool.ask("step", STEP, payloads)
+        failed, misfits = self._pool.ask("step", STEP, self._steps(actions, slots))
         if failed:
-            failed = {slot: failed[slot] for slot in stepped if slot in failed}
             stepped = [slot for slot in stepped if slot not in failed]
-        refused = self._write(stepped, misfits, out)
-        if refused:
-            failed = dict(sorted({**failed, **refused}.items()))
-            stepped = [slot for slot in stepped if slot not in refused]
-        self._write_outcome(stepped, out)
+        self._write_outcome(self._write(stepped, misfits, failed, out), out)
         if failed:
-            raise SlotError("step", failed)
+            raise SlotError("step", dict(sorted(failed.items())))
 
-    def _steps(
-        self, actions: Sequence[Array], slots: Sequence[int] | None
-    ) -> Iterator[tuple[WorkerProcess, Sequence[int], bytes]]:
-        """The workers of ``slots``, each with its slots and what it is sent to step them.
+    def _steps(self, actions: Sequence[Array], slots: Sequence[int] | None) -> Commands:
+        """The steps of ``slots``, by worker.
 
         Actions go to shared memory. Those of another dtype are sent as they are: ``serial`` gives
         them to envs so, too.
@@ -178,6 +165,7 @@ class ProcessBackend(Backend):
             rows: Any = ... if slots is None else list(slots)
             for array, value in zip(self._actions, values, strict=True):
                 array[rows] = value[rows]
+        commands: dict[WorkerProcess, tuple[Sequence[int], bytes]] = {}
         for process in self._pool.processes:
             own = process.slots
             mine = own if slots is None else [slot for slot in slots if slot in own]
@@ -188,7 +176,8 @@ class ProcessBackend(Backend):
                 payload = packed((list(mine), [v[own.start : own.stop] for v in values]))
             elif len(mine) < len(own):
                 payload = packed((mine, None))
-            yield process, mine, payload
+            commands[process] = mine, payload
+        return commands
 
     def _write_outcome(self, stepped: Sequence[int], out: SlotBuffers) -> None:
         """Write rewards and flags of the slots that have stepped."""
@@ -199,11 +188,7 @@ class ProcessBackend(Backend):
         out.truncated[rows] = self._truncated[rows]
 
     def send(self, actions: Sequence[Array], slots: Sequence[int]) -> None:
-        commands = {}
-        for process, mine, payload in self._steps(actions, slots):
-            self._note(process, False, mine)
-            commands[process] = payload, len(mine)
-        self._pool.post("step", STEP, commands)
+        self._pool.post("step", STEP, self._steps(actions, slots))
 
     def send_reset(
         self,
@@ -211,84 +196,67 @@ class ProcessBackend(Backend):
         seeds: Sequence[int | None] | None,
         options: dict[str, Any] | None,
     ) -> None:
-        commands = {}
-        for process, mine, payload in self._resets(slots, seeds, options):
-            self._note(process, True, mine)
-            commands[process] = payload, len(mine)
-        self._pool.post("reset", RESET, commands)
-
-    def _note(self, process: WorkerProcess, is_reset: bool, slots: Sequence[int]) -> None:
-        assert process not in self._asked, "a worker has one command at a time"
-        self._asked[process] = is_reset, slots
-        self.in_flight.update(slots)
-        self._busy.update(process.slots)
+        self._pool.post("reset", RESET, self._resets(slots, seeds, options))
 
     def is_idle(self, slot: int) -> bool:
-        return slot not in self._busy
+        return slot not in self._pool.busy
 
     def receive(self, out: SlotBuffers) -> Came:
         assert self.can.wait_num is not None
-        stepped: list[int] = []
-        begun: list[int] = []
-        failed_steps: dict[int, Exception] = {}
-        failed_begins: dict[int, Exception] = {}
-        for process, answer in self._pool.collect(self.can.wait_num, self._wait_timeout):
-            is_reset, slots = self._asked.pop(process)
-            self.in_flight.difference_update(slots)
-            self._busy.difference_update(process.slots)
-            failed, misfits = self._pool.read(process, answer, slots)
-            fine = [slot for slot in slots if slot not in failed]
-            failed.update(self._write_singly(fine, misfits, out))
-            fine = [slot for slot in fine if slot not in failed]
-            (begun if is_reset else stepped).extend(fine)
-            (failed_begins if is_reset else failed_steps).update(failed)
-        self._write_outcome(stepped, out)
-        return Came(
-            stepped,
-            begun,
-            SlotError("step", failed_steps) if failed_steps else None,
-            SlotError("reset", dict(sorted(failed_begins.items()))) if failed_begins else None,
-        )
+        came: dict[str, list[int]] = {"step": [], "reset": []}
+        errors: dict[str, dict[int, Exception]] = {"step": {}, "reset": {}}
+        for asked, answer in self._pool.collect(self.can.wait_num, self._wait_timeout):
+            failed, misfits = self._pool.read(asked.process, answer, asked.slots)
+            fine = [slot for slot in asked.slots if slot not in failed]
+            came[asked.verb] += self._write_singly(fine, misfits, failed, out)
+            errors[asked.verb].update(sorted(failed.items()))
+        self._write_outcome(came["step"], out)
+        told = [SlotError(verb, failed) if failed else None for verb, failed in errors.items()]
+        return Came(came["step"], came["reset"], *told)
 
     def recall(self) -> None:
-        if self._asked:
-            self._pool.forget()
-            self._asked.clear()
-            self.in_flight.clear()
-            self._busy.clear()
+        self._pool.forget()
 
     def _write(
-        self, slots: Sequence[int], misfits: Mapping[int, Any], out: SlotBuffers
-    ) -> dict[int, Exception]:
-        """Write observations and infos, from shared memory or as they came; returns the errors."""
+        self,
+        slots: Sequence[int],
+        misfits: Mapping[int, Any],
+        failed: dict[int, Exception],
+        out: SlotBuffers,
+    ) -> Sequence[int]:
+        """Write observations and infos, from shared memory or as they came.
+
+        Returns the slots that are written; adds the errors of the others to ``failed``.
+        """
         if len(slots) < self.num_envs or misfits:
-            return self._write_singly(slots, misfits, out)
+            return self._write_singly(slots, misfits, failed, out)
         try:
             self.observation.write(self._observation, out.observation)
         except ValueError:
-            return self._write_singly(slots, misfits, out)
+            return self._write_singly(slots, misfits, failed, out)
         for array, values in zip(out.info, self._infos, strict=True):
             array[...] = values
-        return {}
+        return slots
 
     def _write_singly(
-        self, slots: Sequence[int], misfits: Mapping[int, Any], out: SlotBuffers
-    ) -> dict[int, Exception]:
-        failed: dict[int, Exception] = {}
-        for slot in slots:
-            try:
-                if slot in misfits:
-                    observation, info = misfits[slot]
-                    self.observation.write_slot(observation, out.observation, slot)
-                    write_info(self.info, info, out.info, slot)
-                else:
-                    observation = slot_of(self._observation, slot)
-                    self.observation.write_slot(observation, out.observation, slot)
-                    for array, values in zip(out.info, self._infos, strict=True):
-                        array[slot] = values[slot]
-            except Exception as error:
-                failed[slot] = error
-        return failed
+        self,
+        slots: Sequence[int],
+        misfits: Mapping[int, Any],
+        failed: dict[int, Exception],
+        out: SlotBuffers,
+    ) -> Sequence[int]:
+        def write(slot: int) -> None:
+            if slot in misfits:
+                observation, info = misfits[slot]
+                self.observation.write_slot(observation, out.observation, slot)
+                write_info(self.info, info, out.info, slot)
+                return
+            self.observation.write_slot(slot_of(self._observation, slot), out.observation, slot)
+            for array, values in zip(out.info, self._infos, strict=True):
+                array[slot] = values[slot]
+
+        failed.update(failures(slots, write))
+        return [slot for slot in slots if slot not in failed]
 
     def latest_info(self, slot: int) -> Mapping[str, Any]:
         if slot not in self._stepped:

@@ -128,14 +128,18 @@ class Outcome(NamedTuple):
     misfits: dict[int, Any]
 
 
-class _Posted:
-    """A command for a number of slots that was sent, and is not waited for at once."""
+Commands = Mapping[WorkerProcess, tuple[Sequence[int], bytes]]
+"""The slots that each worker is to step or reset, and the payload that says so."""
 
-    def __init__(self, verb: str, slots: int, at_work: tuple[int, int]):
+
+class Posted:
+    """A command for some slots that was sent, and is not waited for at once."""
+
+    def __init__(self, verb: str, slots: Sequence[int], process: WorkerProcess):
         self.verb = verb
         self.slots = slots
-        self.at_work = at_work
-        self.since = time.monotonic()
+        self.process = process
+        self.at_work, self.since = process.at_work, time.monotonic()
 
 
 class WorkerPool:
@@ -163,7 +167,9 @@ class WorkerPool:
         runs = [range(*pair) for pair in itertools.pairwise(bounds)]
         self._poll = select.poll()
         self._by_descriptor: dict[int, WorkerProcess] = {}  # those that live
-        self._posted: dict[WorkerProcess, _Posted] = {}
+        self._posted: dict[WorkerProcess, Posted] = {}
+        self.in_flight: set[int] = set()  # the slots of these commands
+        self.busy: set[int] = set()  # the slots of workers that are at something
         # Answers to commands that were posted; None of a worker that was lost.
         self._arrived: dict[WorkerProcess, bytes | None] = {}
         self._files: list[int] = []
@@ -212,8 +218,8 @@ class WorkerPool:
 
     def relaunch(self, lost: WorkerProcess) -> WorkerProcess:
         """Start a new worker in the place of one that was lost."""
-        self._posted.pop(lost, None)
-        self._arrived.pop(lost, None)
+        if lost in self._posted:
+            self._take(lost)
         pickled = self._pickled(lost.slots)
         self._control[2 * lost.index + 1] = 0
         with InterruptsHeld():
@@ -255,59 +261,55 @@ class WorkerPool:
         answers = self._wait(verb or name, asked, self.timeout)
         return [self._result(process, answers.get(process)) for process in asked]
 
-    def ask(self, verb: str, kind: int, payloads: Mapping[WorkerProcess, bytes]) -> Outcome:
+    def ask(self, verb: str, kind: int, commands: Commands) -> Outcome:
         """Have workers step or reset, and wait for all of them."""
-        self.settle(payloads)
-        for process, payload in payloads.items():
+        self.settle(commands)
+        for process, (_, payload) in commands.items():
             if not process.lost and not process.ask(kind, payload):
                 self.lose(process)
-        answers = self._wait(verb, payloads, self.timeout)
+        answers = self._wait(verb, commands, self.timeout)
         found = Outcome({}, {})
-        for process in payloads:
-            failed, misfits = self.read(process, answers.get(process), process.slots)
+        for process, (slots, _) in commands.items():
+            failed, misfits = self.read(process, answers.get(process), slots)
             found.failed.update(failed)
             found.misfits.update(misfits)
         return found
 
-    def post(
-        self, verb: str, kind: int, commands: Mapping[WorkerProcess, tuple[bytes, int]]
-    ) -> None:
-        """Have workers step or reset, and go on; :meth:`collect` gives the answers.
+    def post(self, verb: str, kind: int, commands: Commands) -> None:
+        """Have workers that have answered their last command step or reset, and go on.
 
-        ``commands`` are payload and number of slots, of workers that have answered their last.
+        :meth:`collect` gives the answers.
         """
         with InterruptsHeld():  # a command that is on record has been sent
-            for process, (payload, slots) in commands.items():
-                self._posted[process] = _Posted(verb, slots, process.at_work)
+            for process, (slots, payload) in commands.items():
+                assert process not in self._posted, "a worker has one command at a time"
+                self._posted[process] = Posted(verb, slots, process)
+                self.in_flight.update(slots)
+                self.busy.update(process.slots)
                 if process.lost or not process.ask(kind, payload):
                     self.lose(process)
-                    self._take(process, None)
 
     def collect(
         self, slots: int, seconds: float | None = None
-    ) -> list[tuple[WorkerProcess, bytes | None]]:
+    ) -> list[tuple[Posted, bytes | None]]:
         """Wait for posted commands of so many slots, or for so long and then for the next one.
 
         Returns:
-            The workers that have answered, in their order, with their answers; None of one that
-            was lost.
+            The commands that were answered, in the order of their workers, each with its answer;
+            None of a worker that was lost.
         """
         end = math.inf if seconds is None else time.monotonic() + seconds
         awake = _PARENT_AWAKE if self._one_core_each else 0.0
-        ready = sum(posted.slots for posted in self._answered())
-        while len(self._arrived) < len(self._posted) and ready < slots:
+        while len(self._arrived) < len(self._posted):
+            ready = sum(len(self._posted[process].slots) for process in self._arrived)
             left = end - time.monotonic()
-            if left <= 0 and ready:
+            if ready >= slots or (left <= 0 and ready):
                 break
             waits = [t for t in (left, self.timeout) if t is not None and 0 < t < math.inf]
             limit = min(waits) * 1000 if waits else None
             self._receive(poll_awake(self._poll, awake) or self._poll.poll(limit))
             self._end_hanging()
-            ready = sum(posted.slots for posted in self._answered())
-        found = [(process, self._arrived.pop(process)) for process in list(self._arrived)]
-        for process, _ in found:
-            del self._posted[process]
-        return sorted(found, key=lambda pair: pair[0].index)
+        return [self._take(p) for p in sorted(self._arrived, key=lambda process: process.index)]
 
     def settle(self, asked: Iterable[WorkerProcess] | None = None) -> None:
         """Wait until workers (None for all) have done what was posted; its answers are kept."""
@@ -322,16 +324,15 @@ class WorkerPool:
     def forget(self) -> None:
         """Drop the answers to what was posted; workers that are still at it finish first."""
         self.settle()
-        self._posted.clear()
-        self._arrived.clear()
+        for process in list(self._posted):
+            self._take(process)
 
-    def _answered(self) -> list[_Posted]:
-        return [self._posted[process] for process in self._arrived]
-
-    def _take(self, process: WorkerProcess, answer: bytes | None) -> None:
-        """Keep an answer for :meth:`collect`, if it is to a command that was posted."""
-        if process in self._posted:
-            self._arrived[process] = answer
+    def _take(self, process: WorkerProcess) -> tuple[Posted, bytes | None]:
+        """Take a worker's command off the record; returns it, and its answer if that has come."""
+        posted = self._posted.pop(process)
+        self.in_flight.difference_update(posted.slots)
+        self.busy.difference_update(process.slots)
+        return posted, self._arrived.pop(process, None)
 
     def _receive(self, events: Iterable[tuple[int, int]]) -> None:
         """Read answers to what was posted."""
@@ -342,10 +343,9 @@ class WorkerPool:
                     answer = process.answer()
                 except EOFError:
                     self.lose(process)
-                    self._take(process, None)
                     continue
-                if answer is not None:
-                    self._take(process, answer)
+                if answer is not None and process in self._posted:
+                    self._arrived[process] = answer
 
     def _end_hanging(self) -> None:
         """End the workers whose envs take longer than the timeout for one call."""
@@ -357,7 +357,6 @@ class WorkerPool:
                 continue
             if process.at_work == posted.at_work:
                 self._lose_hanging(process, posted.verb, self.timeout)
-                self._take(process, None)
             posted.at_work, posted.since = process.at_work, now
 
     def read(self, process: WorkerProcess, answer: bytes | None, slots: Sequence[int]) -> Outcome:
@@ -412,6 +411,8 @@ class WorkerPool:
             self._poll.unregister(process.connection)
             del self._by_descriptor[process.connection.fileno()]
         process.lose(reason)
+        if process in self._posted:
+            self._arrived.setdefault(process, None)
 
     def _result(self, process: WorkerProcess, answer: bytes | None) -> Any:
         if answer is None:

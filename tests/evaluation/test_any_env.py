@@ -25,12 +25,11 @@ from torchrl.envs import (
     TransformedEnv,
 )
 from torchrl.envs import transforms as T
-from torchrl.modules import GRUModule, LSTMModule, ProbabilisticActor, TanhNormal
+from torchrl.modules import GRUModule, ProbabilisticActor, TanhNormal
 
 import tdcollect
 from tdcollect import EvaluationCollector, NotReproducibleError, make_env
-from tdcollect.cli import main
-from tdcollect.evaluation.ledger import Episode, ledger_digest
+from tdcollect.evaluation.ledger import Episode
 from tdcollect.evaluation.manifest import describe
 from tdcollect.randomness import WithStreams, global_states
 from tdcollect.seeding import env_seed, global_seeds
@@ -42,6 +41,7 @@ from .policies import categorical, deterministic, recurrent
 from .torchrl_envs import Carrying, Drift, Seeded, Teams, Unreached, teams
 
 torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("small_reports")
 
 RANDOM = {"exploration_type": ExplorationType.RANDOM}
 CARTPOLE = "CartPole-v1"
@@ -71,10 +71,9 @@ def on_teams(seed: int = 0) -> TensorDictSequential:
 
 
 CASES: dict[str, tuple[Callable[[], EnvBase], Any]] = {
-    "global-generators": (Drift, categorical),
+    "global-generators": (Drift, partial(recurrent, GRUModule)),
     "one-element": (partial(Drift, (1,)), deterministic),
-    "own-generator": (Seeded, partial(recurrent, LSTMModule)),
-    "global-generators-recurrent": (Drift, partial(recurrent, GRUModule)),
+    "own-generator": (Seeded, categorical),
     "transformed": (
         lambda: TransformedEnv(
             TransformedEnv(Seeded(), T.ObservationNorm(0.3, 1.7, ["observation"])),
@@ -82,14 +81,10 @@ CASES: dict[str, tuple[Callable[[], EnvBase], Any]] = {
         ),
         partial(categorical, 6),
     ),
-    "gym": (partial(GymEnv, CARTPOLE), partial(categorical, 4)),
     "noops": (noops, partial(categorical, 4)),
-    "noops-over-make-env": (
-        partial(noops, partial(make_env, CARTPOLE)),
-        partial(recurrent, LSTMModule, 4),
-    ),
+    "noops-over-make-env": (partial(noops, partial(make_env, CARTPOLE)), partial(categorical, 4)),
     "state-in-the-tensordict": (
-        lambda: TransformedEnv(PendulumEnv(), T.StepCounter(15)),
+        lambda: TransformedEnv(PendulumEnv(), T.StepCounter(8)),
         lambda: None,
     ),
     "groups": (Teams, on_teams),
@@ -101,14 +96,13 @@ CASES: dict[str, tuple[Callable[[], EnvBase], Any]] = {
 def test_any_number_of_slots_in_any_order_gives_one_ledger(name: str) -> None:
     make, make_policy = CASES[name]
     policy = make_policy()
-    whole = records(make, policy, 5, num_envs=3, **RANDOM)
-    assert digest(make(), policy, range(4, -1, -1), **RANDOM) == ledger_digest(whole)
-    assert records(make, policy, [3], **RANDOM) == [record for record in whole if record.index == 3]
-    assert len({record.digest for record in whole}) == 5
+    whole = {record.index: record for record in records(make, policy, 4, num_envs=3, **RANDOM)}
+    assert records(make(), policy, [2, 0], **RANDOM) == [whole[2], whole[0]]
+    assert len({record.digest for record in whole.values()}) == 4
 
 
 def test_a_gym_env_has_the_episodes_of_make_env() -> None:
-    run = partial(digest, policy=categorical(4), episodes=4, max_episode_steps=20, **RANDOM)
+    run = partial(digest, policy=categorical(4), episodes=3, max_episode_steps=9, **RANDOM)
     assert run(partial(GymEnv, CARTPOLE)) == run(GymEnv(CARTPOLE)) == run(CARTPOLE)
 
 
@@ -130,58 +124,42 @@ def test_an_episode_is_the_one_that_the_env_has_by_itself() -> None:
                 assert torch.equal(step["observation"], row["next", "observation"])
 
 
-@pytest.mark.parametrize("kind", [SerialEnv, ParallelEnv])
-def test_batched_envs_are_taken_apart(kind: Any) -> None:
-    def limited() -> EnvBase:
-        return TransformedEnv(GymEnv(CARTPOLE), T.StepCounter(20))
-
-    policy = categorical(4)
-    expected = digest(limited, policy, 6, **RANDOM)
-    assert digest(lambda: kind(3, limited), policy, 6, **RANDOM) == expected
-    over = TransformedEnv(kind(2, partial(GymEnv, CARTPOLE)), T.StepCounter(20))
-    assert digest(over, policy, 6, **RANDOM) == expected
-
-
-def test_what_the_envs_of_a_batched_env_have_learned_goes_along() -> None:
+def test_batched_envs_are_taken_apart() -> None:
     def normed() -> EnvBase:
         return TransformedEnv(Seeded(), T.VecNorm(in_keys=["observation"]))
 
-    env = SerialEnv(2, normed)
+    def limited() -> EnvBase:
+        return TransformedEnv(Seeded(), T.StepCounter(5))
+
+    run = partial(digest, policy=categorical(), episodes=4, **RANDOM)
+    over = TransformedEnv(ParallelEnv(2, Seeded), T.StepCounter(5))
+    assert run(limited) == run(lambda: SerialEnv(3, limited)) == run(over)
+
+    # What its envs have learned goes along.
+    env, alone = SerialEnv(2, normed), normed()
     env.set_seed(0)
     env.rollout(10, break_when_any_done=False)
-    learned = env.state_dict()["worker0"]
-
-    def make() -> EnvBase:
-        made = normed()
-        made.load_state_dict(learned)
-        return made
-
-    assert digest(env, categorical(), 4) == digest(make, categorical(), 4)
+    alone.load_state_dict(env.state_dict()["worker0"])
+    assert run(env) == run(alone)
 
 
-@pytest.mark.parametrize("env", [Drift, Teams])
-def test_nothing_outside_changes(env: Any) -> None:
+def test_nothing_outside_changes() -> None:
     np.random.normal()  # noqa: NPY002  which keeps a second number
-    given = env()
+    given = TransformedEnv(Drift(), T.VecNorm(in_keys=["observation"]))
+    given.set_seed(0)
+    given.rollout(10)
+    learned = repr(given.transform.state_dict()), given.transform.training
     before = repr(global_states())
     for collector in (
-        EvaluationCollector(env, None, 4, num_envs=2),
+        EvaluationCollector(Drift, None, 4, num_envs=2),
         EvaluationCollector(given, None, 4),
     ):
         for _ in collector:
             assert repr(global_states()) == before
         collector.close()
         assert repr(global_states()) == before
-
-
-def test_running_statistics_of_a_given_env_stand_still() -> None:
-    env = TransformedEnv(Seeded(), T.VecNorm(in_keys=["observation"]))
-    env.set_seed(0)
-    env.rollout(10)
-    before = repr(env.transform.state_dict()), env.transform.training
-    digest(env, categorical(), 4)
-    assert (repr(env.transform.state_dict()), env.transform.training) == before
-    assert not env.transform.frozen
+    assert (repr(given.transform.state_dict()), given.transform.training) == learned
+    assert not given.transform.frozen
 
 
 @pytest.mark.parametrize("env", [GlobalNumpy, GlobalPython, GlobalTorch, SeedsGlobal])
@@ -189,9 +167,10 @@ def test_gymnasium_envs_that_draw_globally_get_streams(env: Any) -> None:
     policy = categorical()
     expected = digest(env, policy, 5, num_envs=1, **RANDOM)
     assert digest(env, policy, 5, num_envs=3, **RANDOM) == expected
-    made = make_env(WithStreams(env, "it"), 3, backend="process", start_method="fork")
-    assert digest(made, policy, 5, **RANDOM) == expected
-    made.close()
+    if env is GlobalNumpy:
+        made = make_env(WithStreams(env, "it"), 3, backend="process", start_method="fork")
+        assert digest(made, policy, 5, **RANDOM) == expected
+        made.close()
 
 
 def test_the_manifest_says_where_draws_come_from() -> None:
@@ -220,17 +199,16 @@ def test_buffers_of_the_latest_frames_are_not_in_the_manifest() -> None:
 def test_an_evaluation_is_resumed_replayed_and_verified(tmp_path: Path) -> None:
     policy = on_teams()
     kept = {"keep_trajectories": True, "progress": False, "output_dir": tmp_path, **RANDOM}
-    whole = tdcollect.evaluate(Teams, policy, 6, **kept)
+    whole = tdcollect.evaluate(Teams, policy, 4, **kept)
     names = ("episodes.jsonl", "manifest.json", "results.json", "report.html")
     files = [(tmp_path / name).read_bytes() for name in names]
-    unfinished(tmp_path, 3)
-    again = tdcollect.evaluate(Teams, policy, 6, num_envs=3, **kept)
+    unfinished(tmp_path, 2)
+    again = tdcollect.evaluate(Teams, policy, 4, num_envs=3, **kept)
     assert again.digest == whole.digest
     assert tdcollect.verify(tmp_path).passed
     assert [(tmp_path / name).read_bytes() for name in names] == files
     loaded = tdcollect.EvaluationResult.load(tmp_path, Teams, policy)
-    assert torch.equal(loaded.replay(4)["red", "action"], whole.trajectory(4)["red", "action"])
-    assert tdcollect.compare(again, whole, names=["a", "b"])
+    assert torch.equal(loaded.replay(3)["red", "action"], whole.trajectory(3)["red", "action"])
 
 
 # Several rewards
@@ -238,7 +216,7 @@ def test_an_evaluation_is_resumed_replayed_and_verified(tmp_path: Path) -> None:
 
 def test_returns_of_groups_are_means_over_agents() -> None:
     result = tdcollect.evaluate(
-        Teams, on_teams(), 5, keep_trajectories=True, progress=False, **RANDOM
+        Teams, on_teams(), 3, keep_trajectories=True, progress=False, **RANDOM
     )
     for record in result.episodes:
         data = result.trajectory(record.index)
@@ -248,7 +226,6 @@ def test_returns_of_groups_are_means_over_agents() -> None:
         }
         assert record.group_returns == pytest.approx(expected)
         assert record.episode_return == pytest.approx(np.mean([*expected.values()]))
-        assert record.length == 4
         assert Episode.from_json(record.to_json()) == record
         assert json.loads(record.to_json())["group_returns"] == record.group_returns
     assert set(result.group_returns) == {"blue/reward", "red/reward"}
@@ -260,13 +237,13 @@ def test_returns_of_groups_are_means_over_agents() -> None:
 
 
 def test_reward_keys_choose_what_counts() -> None:
-    both, red, *others = (
+    both, red, other = (
         tdcollect.evaluate(Teams, on_teams(), 3, reward_keys=keys, progress=False, **RANDOM)
-        for keys in (None, "red/reward", ("red", "reward"), [("red", "reward")])
+        for keys in (None, "red/reward", [("red", "reward")])
     )
     assert [e.digest for e in both.episodes] == [e.digest for e in red.episodes]
     assert red.returns.tolist() == both.group_returns["red/reward"].tolist()
-    assert [other.manifest for other in others] == [red.manifest] * 2
+    assert other.manifest == red.manifest
     red.replay(2)
     with pytest.raises(ValueError, match=r"same episodes, but .* returns\.rewards is"):
         tdcollect.compare(both, red, names=["both", "red"])
@@ -284,19 +261,6 @@ def test_a_limit_of_steps_truncates_an_env_without_such_a_flag() -> None:
     found = records(Seeded, categorical(), 6, max_episode_steps=3)
     assert {(r.truncated, r.terminated) for r in found if r.length == 3} >= {(True, False)}
     assert all(record.length <= 3 for record in found)
-
-
-def test_the_command_line_takes_a_function_that_makes_an_env(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given = ["tests.evaluation.torchrl_envs:teams", "--policy", "random", "--json"]
-    out = str(tmp_path / "run")
-    chosen = ["--episodes", "3", "--reward-keys", "red/reward", "--output-dir", out]
-    assert main(["evaluate", *given, *chosen, "--quiet"]) == 0
-    assert json.loads(capsys.readouterr().out)["completed"] == 3
-    assert main(["replay", out, "1", "--env", given[0], *given[1:]]) == 0
-    assert json.loads(capsys.readouterr().out)["same"]
-    assert main(["verify", out]) == 0
 
 
 # Errors
@@ -342,17 +306,9 @@ def test_bad_envs_are_told_before_an_episode_starts(
     make, settings, text = BAD[name]
     monkeypatch.setattr(Drift, "_reset", lambda *_, **__: pytest.fail("reset"))
     monkeypatch.setattr(Teams, "_reset", lambda *_, **__: pytest.fail("reset"))
-    with pytest.raises((TypeError, ValueError), match=text):
-        EvaluationCollector(make, None, 4, **settings)
-    if name in ("batched", "gym-vector", "unlike"):
+    for given in (make, make()) if name in ("batched", "unlike") else (make,):
         with pytest.raises((TypeError, ValueError), match=text):
-            EvaluationCollector(make(), None, 4)
-
-
-def test_bad_reward_keys_are_told_before_an_env_is_made() -> None:
-    for keys in (5, "", [], ["a", "a"], [("a", 1)]):
-        with pytest.raises(ValueError, match="reward_keys to be the key of a reward entry"):
-            EvaluationCollector(lambda: pytest.fail("made"), None, reward_keys=keys)
+            EvaluationCollector(given, None, 4, **settings)
 
 
 def test_an_env_that_no_seed_reaches_is_refused() -> None:
@@ -361,7 +317,7 @@ def test_an_env_that_no_seed_reaches_is_refused() -> None:
 
 
 def test_an_env_that_carries_something_on_is_made_anew() -> None:
-    assert digest(Carrying, categorical(), 6, num_envs=2) == digest(Seeded, categorical(), 6)
+    assert digest(Carrying, categorical(), 4, num_envs=2) == digest(Seeded, categorical(), 4)
     with pytest.raises(NotReproducibleError, match="Pass a function that makes it"):
         records(Carrying(), None, 4)
     with pytest.raises(ValueError, match=r"the env Seeded that is given .*pass a function"):
@@ -369,15 +325,18 @@ def test_an_env_that_carries_something_on_is_made_anew() -> None:
 
 
 def test_an_env_that_raises_is_made_anew_and_its_episode_recorded() -> None:
-    found = records(partial(Drift, fails_at=9), categorical(), 12, num_envs=4, max_restarts=1)
-    sound = {record.index: record for record in records(Drift, categorical(), 12)}
+    found = records(partial(Drift, fails_at=9), categorical(), 9, num_envs=4, max_restarts=1)
+    sound = {record.index: record for record in records(Drift, categorical(), 9)}
     assert {record.completed for record in found} == {True, False}
     for record in found:
         assert record.completed == (sound[record.index].length < 9)
         assert not record.completed or record == sound[record.index]
         assert record.restarts == (not record.completed)
-    with pytest.raises(RuntimeError, match=r"failed in step\(\) of slot 0: RuntimeError: broken"):
-        records(Drift(fails_at=9), categorical(), 12)
+    for at, where in ((9, "step"), (0, "reset")):
+        with pytest.raises(
+            RuntimeError, match=rf"failed in {where}\(\) of slot 0: .*Error: broken"
+        ):
+            records(Drift(fails_at=at), categorical(), 9)
 
 
 def test_vmas_draws_from_streams() -> None:

@@ -27,6 +27,7 @@ from .ledger import episodes_of, records
 from .policies import categorical, deterministic, recurrent, tanh_normal
 
 torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("small_reports")
 
 RANDOM = {"exploration_type": ExplorationType.RANDOM}
 push = partial(Walk, spaces.Box(-1, 1, (1,)))
@@ -97,28 +98,41 @@ def squashed(policy: Any) -> Act:
     return act
 
 
-CASES: dict[str, tuple[Any, Any, Callable[[Any], Act], dict[str, Any]]] = {
-    "deterministic": (Walk, deterministic(), greedy, {}),
-    "categorical": (Walk, categorical(), sampled, RANDOM),
-    "tanh-normal": (push, tanh_normal(), squashed, RANDOM),
-    "cartpole": (cartpole, categorical(4), sampled, RANDOM),
+def remembering(policy: Any) -> Act:
+    """Of one episode, which starts from nothing."""
+    lstm, network = policy[0].lstm, policy[1][0].module
+    hidden = None
+
+    def act(rows: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        nonlocal hidden
+        out, hidden = lstm(rows.unsqueeze(1), hidden)
+        logits = network(out.squeeze(1))
+        return nn.functional.one_hot(logits.argmax(-1), 2)[0]
+
+    return act
+
+
+CASES: dict[str, tuple[Any, Any, Callable[[Any], Act], int | None, dict[str, Any]]] = {
+    "deterministic": (Walk, deterministic(), greedy, 5, {}),
+    "categorical": (Walk, categorical(), sampled, None, RANDOM),
+    "tanh-normal": (push, tanh_normal(), squashed, None, RANDOM),
+    "cartpole": (cartpole, categorical(4), sampled, 5, RANDOM),
+    "recurrent": (Walk, recurrent(LSTMModule), remembering, None, {}),
 }
 
 
 @pytest.mark.behaviour(32)
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("most", [None, 5])
-def test_an_episode_is_that_of_a_plain_loop(name: str, most: int | None) -> None:
-    make, policy, loop, settings = CASES[name]
-    found = episodes_of(make, policy, 20, seed=3, num_envs=6, max_episode_steps=most, **settings)
-    with EvaluationCollector(
-        make, policy, 20, 3, num_envs=6, max_episode_steps=most, **settings
-    ) as run:
-        ledger = {record.index: record for record, _ in run.run()}
-    for index, data in found.items():
-        expected = play(make, loop(policy), index, 3, most or 10**6)
+def test_an_episode_is_that_of_a_plain_loop(name: str) -> None:
+    make, policy, loop, most, settings = CASES[name]
+    settings = {"num_envs": 5, "max_episode_steps": most, **settings}
+    with EvaluationCollector(make, policy, 12, 3, **settings) as collector:
+        ended = list(collector.run(keep_trajectories=True))
+    assert len(ended) == 12
+    for record, data in ended:
+        assert data is not None
+        expected = play(make, loop(policy), record.index, 3, most or 10**6)
         shown = torch.stack(expected.observations)
-        record = ledger[index]
         assert torch.equal(data["observation"], shown[:-1])
         assert torch.equal(data["next", "observation"], shown[1:])
         assert torch.equal(data["action"], torch.stack(expected.actions))
@@ -131,34 +145,17 @@ def test_an_episode_is_that_of_a_plain_loop(name: str, most: int | None) -> None
         assert data.names == ["time"]
         assert record.length == len(expected.rewards) == len(data)
         assert record.episode_return == math.fsum(expected.rewards)
-        assert (record.env_seed, record.policy_seed) == (env_seed(3, index), policy_seed(3, index))
+        seeds = (env_seed(3, record.index), policy_seed(3, record.index))
+        assert (record.env_seed, record.policy_seed) == seeds
 
 
-def test_a_recurrent_policy_starts_each_episode_from_nothing() -> None:
-    policy = recurrent(LSTMModule)
-    lstm, network = policy[0].lstm, policy[1][0].module
-
-    for index, data in episodes_of(Walk, policy, 12, num_envs=5).items():
-        hidden = None
-
-        def act(rows: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-            nonlocal hidden
-            out, hidden = lstm(rows.unsqueeze(1), hidden)
-            logits = network(out.squeeze(1))
-            return nn.functional.one_hot(logits.argmax(-1), 2)[0]
-
-        expected = play(Walk, act, index)
-        assert torch.equal(data["action"], torch.stack(expected.actions))
-
-
-@pytest.mark.parametrize("seeds", [[7, 8, 123, 0], lambda i: 5 * (i + 1), np.arange(4)])
-def test_seeds_can_be_given(seeds: Any) -> None:
-    given = [int(seeds(i) if callable(seeds) else seeds[i]) for i in range(4)]
-    found = records(Walk, deterministic(), 4, env_seeds=seeds, in_order=True)
-    assert [record.env_seed for record in found] == given
-    for index, seed in enumerate(given):
-        expected = play(Walk, greedy(deterministic()), index, seed=seed)
-        assert found[index].episode_return == math.fsum(expected.rewards)
+def test_seeds_can_be_given() -> None:
+    for seeds in ([7, 8, 123, 0], lambda i: 5 * (i + 1), np.arange(4)):
+        given = [int(seeds(i) if callable(seeds) else seeds[i]) for i in range(4)]
+        found = records(Walk, deterministic(), 4, env_seeds=seeds, in_order=True)
+        assert [record.env_seed for record in found] == given
+        expected = [play(Walk, greedy(deterministic()), 0, seed=seed) for seed in given]
+        assert [r.episode_return for r in found] == [math.fsum(one.rewards) for one in expected]
 
 
 @pytest.mark.behaviour(32)
@@ -206,25 +203,24 @@ def test_one_bit_of_any_entry_changes_the_digest() -> None:
         assert not set(digests(entry)) & set(plain)
 
 
-@pytest.mark.parametrize("stored", [False, True])
-def test_the_result_holds_what_was_asked_for(stored: bool, tmp_path: Path) -> None:
-    out = tmp_path / "run" if stored else None
-    settings: dict[str, Any] = {"num_envs": 4, "output_dir": out, "progress": False, **RANDOM}
-    result = evaluate(Walk, categorical(), 10, keep_trajectories=True, **settings)
-    data = episodes_of(Walk, categorical(), 10, num_envs=3, **RANDOM)
-    assert result.returns.dtype == np.float64
-    assert result.lengths.tolist() == [len(data[index]) for index in range(10)]
-    expected = [math.fsum(data[i]["next", "reward"].flatten().tolist()) for i in range(10)]
-    # The data hold float32 rewards; returns are sums of what the env gave.
-    np.testing.assert_allclose(result.returns, expected, rtol=1e-5, atol=1e-6)
-    for index in range(10):
-        assert (result.trajectory(index) == data[index]).all()
-        assert (result.replay(index) == data[index]).all()
-    if out is not None:
-        loaded = EvaluationResult.load(out)
-        assert loaded.digest == result.digest
-        assert loaded.episodes == result.episodes
-        assert (loaded.trajectory(3) == data[3]).all()
+def test_the_result_holds_what_was_asked_for(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"num_envs": 4, "progress": False, **RANDOM}
+    data = episodes_of(Walk, categorical(), 5, num_envs=3, **RANDOM)
+    expected = [math.fsum(data[i]["next", "reward"].flatten().tolist()) for i in range(5)]
+    for out in (None, tmp_path / "run"):
+        result = evaluate(
+            Walk, categorical(), 5, keep_trajectories=True, output_dir=out, **settings
+        )
+        assert result.returns.dtype == np.float64
+        assert result.lengths.tolist() == [len(data[index]) for index in range(5)]
+        # The data hold float32 rewards; returns are sums of what the env gave.
+        np.testing.assert_allclose(result.returns, expected, rtol=1e-5, atol=1e-6)
+        for index in range(5):
+            assert (result.trajectory(index) == data[index]).all()
+            assert (result.replay(index) == data[index]).all()
+    loaded = EvaluationResult.load(tmp_path / "run")
+    assert (loaded.digest, loaded.episodes) == (result.digest, result.episodes)
+    assert (loaded.trajectory(3) == data[3]).all()
 
 
 def test_data_are_kept_on_request_only() -> None:

@@ -16,7 +16,7 @@ class Drift(EnvBase):
     """A random walk whose noise comes from the global generators of torch, NumPy and Python.
 
     Observations are float32 ``[3]``; actions are one-hot of two. Its seed does nothing. Step
-    ``fails_at`` of every episode raises.
+    ``fails_at`` of every episode raises; 0 is the reset.
     """
 
     def __init__(self, batch_size: tuple[int, ...] = (), fails_at: int | None = None):
@@ -39,17 +39,21 @@ class Drift(EnvBase):
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
         self.place = self.noise()
         self.steps = 0
+        self._fail()
         return TensorDict({"observation": self.place.clone()}, batch_size=self.batch_size)
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         self.steps += 1
-        if self.steps == self.fails_at:
-            raise RuntimeError("broken")
+        self._fail()
         push = tensordict["action"].float().argmax(-1, keepdim=True)
         self.place = 0.9 * self.place + 0.1 * self.noise() + 0.1 * push
         done = (self.place.sum(-1, keepdim=True) > 2) | (self.steps >= 15)
         entries = {"observation": self.place.clone(), "reward": self.place.sum(-1, keepdim=True)}
         return TensorDict({**entries, "done": done}, batch_size=self.batch_size)
+
+    def _fail(self) -> None:
+        if self.steps == self.fails_at:
+            raise RuntimeError("broken")
 
 
 class Seeded(Drift):

@@ -14,7 +14,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis.extra import numpy as numpy_st
 from torch import nn
 
@@ -83,7 +83,7 @@ def test_killed_while_saving_the_previous_checkpoint_is_whole(tmp_path: Path) ->
         found = load_checkpoint(path)
         assert found["number"] > before
         assert (found["tensor"] == found["number"]).all()
-        if torn == 3:
+        if torn == 2:
             break
     assert torn, "no kill came amid a save; the test shows nothing"
     for left in tmp_path.glob(".*.part"):
@@ -173,14 +173,11 @@ def alike(one: Any, other: Any) -> bool:
     return repr(one) == repr(other)
 
 
+@settings(max_examples=50)
 @given(VALUES)
-def test_plain_values_come_back_as_they_were(value: Any) -> None:
-    assert alike(unpack(pack(value)), value)
-
-
-@given(VALUES)
-def test_what_is_packed_is_one_string_and_tensors(value: Any) -> None:
+def test_plain_values_come_back_from_one_string_and_tensors(value: Any) -> None:
     packed = pack(value)
+    assert alike(unpack(packed), value)
     assert isinstance(packed.pop("form"), str)
     assert all(isinstance(tensor, torch.Tensor) and tensor.numel() for tensor in packed.values())
 

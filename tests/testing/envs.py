@@ -44,7 +44,22 @@ def changed(name: str, change: Callable[..., Any]) -> type[Sound]:
     return type(name, (Sound,), {"step": step, "__module__": __name__})
 
 
-class Nested(Sound):
+class Composite(Sound):
+    """Takes actions in parts whose order differs from that of their names."""
+
+    action_space = spaces.Dict(
+        [
+            ("move", spaces.Box(-1.0, 1.0, (2,), np.float32)),
+            ("force", spaces.Box(2.0, 3.0, (2,), np.float32)),
+        ]
+    )
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action), action
+        return super().step(action["move"] * action["force"])
+
+
+class Nested(Composite):
     """Observes a dict, with a tuple of discrete parts in it; its infos hold what no batch does."""
 
     observation_space = spaces.Dict(
@@ -63,21 +78,6 @@ class Nested(Sound):
     def step(self, action: Any) -> Any:
         walk, reward, far, _, _ = super().step(action)
         return self._nested(walk), np.array(reward), np.bool_(far), False, {"of": object()}
-
-
-class Composite(Sound):
-    """Takes actions in parts whose order differs from that of their names."""
-
-    action_space = spaces.Dict(
-        [
-            ("move", spaces.Box(-1.0, 1.0, (2,), np.float32)),
-            ("force", spaces.Box(2.0, 3.0, (2,), np.float32)),
-        ]
-    )
-
-    def step(self, action: Any) -> Any:
-        assert self.action_space.contains(action), action
-        return super().step(action["move"] * action["force"])
 
 
 class WithText(Sound):

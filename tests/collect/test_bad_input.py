@@ -24,9 +24,12 @@ pytestmark = pytest.mark.filterwarnings(UPSTREAM)
 both_loops = pytest.mark.usefixtures("arrays")
 
 
-def test_frames_per_batch_left_out() -> None:
-    with pytest.raises(TypeError, match="frames_per_batch"):
-        Collector(ENVS["cartpole"]())
+def made(env: str = "cartpole", *policy: Any, **options: Any) -> Collector:
+    return Collector(ENVS[env](), *policy, **{"frames_per_batch": 30, **options})
+
+
+def first(collector: Collector) -> Any:
+    return next(iter(collector))
 
 
 def value_only(env: Any) -> TensorDictModule:
@@ -68,25 +71,22 @@ def test_policy_that_misses_one_of_several_actions() -> None:
     present, missing = env.action_keys
     net = policies.network(env, env.full_action_spec[present].shape[-1], [present])
     with pytest.raises((KeyError, ValueError), match=str(missing[-1])):
-        list(Collector(env, net, frames_per_batch=30, total_frames=30))
+        first(Collector(env, net, frames_per_batch=30))
 
 
 @both_loops
-def test_function_that_forgets_the_action() -> None:
+def test_outputs_of_the_first_step() -> None:
     """A function has no out_keys: that the action is missing is known at the first step."""
-    env = ENVS["cartpole"]()
-    collector = Collector(env, lambda td: td.set("move", td["done"]), frames_per_batch=30)
+    forgets = made("cartpole", lambda td: td.set("move", td["done"]))
     with pytest.raises((KeyError, ValueError), match=r"expected the entry .*action.*out_keys"):
-        next(iter(collector))
-
-
-@both_loops
-def test_action_of_another_shape() -> None:
+        first(forgets)
     env = ENVS["cartpole"]()
-    policy = policies.network(env, 3, ["action"])
-    collector = Collector(env, policy, frames_per_batch=30)
+    collector = Collector(env, policies.network(env, 3, ["action"]), frames_per_batch=30)
     with pytest.raises(ValueError, match=r"expected 'action' of shape \[3, 2\].*got\s+\[3, 3\]"):
-        next(iter(collector))
+        first(collector)
+    collector = made("pendulum", lambda observation: [1.0], use_buffers=False)
+    with pytest.raises(ValueError, match=r"entry 'action' to have the batch size \[2\].*a list"):
+        first(collector)
 
 
 @both_loops
@@ -108,84 +108,87 @@ def test_an_error_of_the_policy_reaches_its_user(env: str) -> None:
     assert collector.closed
 
 
-def test_unknown_argument() -> None:
-    with pytest.raises(TypeError, match=r"Keys \['frames'\] are unknown to Collector"):
-        Collector(ENVS["cartpole"](), frames_per_batch=30, frames=3)
-
-
-def test_policy_and_policy_factory() -> None:
-    env = ENVS["cartpole"]()
-    with pytest.raises(TypeError, match="policy_factory cannot be used with policy"):
-        Collector(env, policies.ones(env), policy_factory=lambda: None, frames_per_batch=30)
-
-
-def test_closed_env_at_construction() -> None:
-    env = ENVS["cartpole"]()
-    env.close()
-    with pytest.raises(RuntimeError, match="the env is closed; make a new one"):
-        Collector(env, frames_per_batch=30)
-
-
 @both_loops
-def test_env_closed_while_collecting() -> None:
+def test_closed_envs() -> None:
     env = ENVS["cartpole"]()
     stream = iter(Collector(env, frames_per_batch=30))
     next(stream)
     env.close()
     with pytest.raises(RuntimeError, match="the env is closed; make a new one"):
         next(stream)
+    with pytest.raises(RuntimeError, match="the env is closed; make a new one"):
+        Collector(env, frames_per_batch=30)
 
 
-def test_start_without_a_replay_buffer() -> None:
-    with pytest.raises(RuntimeError, match="Replay buffer must be defined"):
-        Collector(ENVS["cartpole"](), frames_per_batch=30).start()
+BUFFER = ReplayBuffer(storage=LazyTensorStorage(100))
+POSITIVE = "frames_per_batch to be a positive int, got"
+REFUSED: list[tuple[type[Exception], Callable[[], Any], str]] = [
+    (TypeError, lambda: Collector(ENVS["cartpole"]()), "frames_per_batch"),
+    (TypeError, lambda: made(frames=3), r"Keys \['frames'\] are unknown to Collector"),
+    (
+        TypeError,
+        lambda: made("toy", nn.Identity(), policy_factory=lambda: None),
+        "policy_factory cannot be used with policy",
+    ),
+    (RuntimeError, lambda: made().start(), "Replay buffer must be defined"),
+    (
+        ValueError,
+        lambda: made(split_trajs=True, track_traj_ids=False),
+        "split_trajs=True requires track_traj_ids",
+    ),
+    (ValueError, lambda: made(traj_format="cat"), "trajs_per_batch"),
+    (ValueError, lambda: made(traj_format="list", trajs_per_batch=2), "traj_format"),
+    (ValueError, lambda: made(reset_when_done=False), "reset_when_done is deprecated"),
+    (TypeError, lambda: made(replay_buffer=BUFFER, return_same_td=True), "return_same_td must be"),
+    (TypeError, lambda: made(replay_buffer=BUFFER, use_buffers=True), "exclusive with use_buf"),
+    (
+        TypeError,
+        lambda: made(replay_buffer=BUFFER, split_trajs=True, extend_buffer=False),
+        "split_trajs must be",
+    ),
+    (ValueError, lambda: made("cartpole-books", max_frames_per_traj=5), "step_count"),
+    (RuntimeError, lambda: made("mock-counting", set_truncated=True), "set_truncated"),
+    (IndexError, lambda: made().reset(3), "out of bounds"),
+    (ValueError, lambda: made(frames_per_batch=0), f"{POSITIVE} 0"),
+    (ValueError, lambda: made(frames_per_batch=[0]), f"{POSITIVE} 0"),
+    (ValueError, lambda: made(frames_per_batch=1e3), f"{POSITIVE} 1000.0"),
+    (ValueError, lambda: made(frames_per_batch=None), f"{POSITIVE} None"),
+    (
+        TypeError,
+        lambda: made(frames_per_batch=[10]),
+        r"frames_per_batch to be an int, got \[10\]; several are for .*backend='process'",
+    ),
+    (ValueError, lambda: made(trajs_per_batch=1.5), "trajs_per_batch to be a positive int or None"),
+    (ValueError, lambda: made(stats_window=0), "stats_window to be a positive int, got 0"),
+    (TypeError, lambda: made(postproc=3), "postproc to be a function, got 3"),
+    (TypeError, lambda: made(post_collect_hook="x"), "post_collect_hook to be a function, got 'x'"),
+    (
+        TypeError,
+        lambda: made(policy_factory=nn.Linear(4, 2)),
+        "policy_factory .* got a Linear; pass it as the policy",
+    ),
+    (
+        TypeError,
+        lambda: first(made(postproc=lambda batch: None)),
+        "expected postproc to return a TensorDict, got None",
+    ),
+    (
+        ValueError,
+        lambda: Collector([ENVS["cartpole"]()] * 2, frames_per_batch=30),
+        "expected one env.* got 2; pass one env of several",
+    ),
+    (
+        KeyError,
+        lambda: made("pendulum", lambda td: td),
+        "expected the policy to write an action.*'action'",
+    ),
+]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"split_trajs": True, "track_traj_ids": False},
-            "split_trajs=True requires track_traj_ids",
-        ),
-        ({"traj_format": "cat"}, "trajs_per_batch"),
-        ({"traj_format": "list", "trajs_per_batch": 2}, "traj_format"),
-        ({"reset_when_done": False}, "reset_when_done is deprecated"),
-    ],
-)
-def test_options_that_contradict(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Collector(ENVS["cartpole"](), frames_per_batch=30, **options)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"return_same_td": True},
-        {"use_buffers": True},
-        {"split_trajs": True, "extend_buffer": False},
-    ],
-)
-def test_options_that_a_replay_buffer_excludes(options: dict[str, Any]) -> None:
-    buffer = ReplayBuffer(storage=LazyTensorStorage(100))
-    with pytest.raises(TypeError):
-        Collector(ENVS["cartpole"](), frames_per_batch=30, replay_buffer=buffer, **options)
-
-
-def test_max_frames_on_an_env_that_counts_its_steps_already() -> None:
-    with pytest.raises(ValueError, match="step_count"):
-        Collector(ENVS["cartpole-books"](), frames_per_batch=30, max_frames_per_traj=5)
-
-
-def test_set_truncated_on_an_env_without_the_flag() -> None:
-    with pytest.raises(RuntimeError, match="set_truncated"):
-        Collector(ENVS["mock-counting"](), frames_per_batch=30, set_truncated=True)
-
-
-def test_reset_of_a_slot_that_does_not_exist() -> None:
-    collector = Collector(ENVS["cartpole"](), frames_per_batch=30)
-    with pytest.raises(IndexError):
-        collector.reset(3)
+@pytest.mark.parametrize(("error", "call", "message"), REFUSED)
+def test_it_is_refused(error: type[Exception], call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call()
 
 
 # ----------------------------------------------------------------------------------------- the env
@@ -212,69 +215,21 @@ def test_what_is_no_env(name: str) -> None:
         Collector(make(), frames_per_batch=30)
 
 
-@pytest.mark.parametrize("made", [None, "gymnasium"])
-def test_function_that_makes_no_env(made: Any) -> None:
-    def make() -> Any:
-        return gym.make("CartPole-v1") if made else None
-
+@pytest.mark.parametrize("make", [lambda: None, lambda: gym.make("CartPole-v1")])
+def test_function_that_makes_no_env(make: Any) -> None:
     with pytest.raises(TypeError, match=r"returned (a TimeLimit|None); have it .*make_env"):
         Collector(make, frames_per_batch=30)
-
-
-def test_several_envs() -> None:
-    envs = [ENVS["cartpole"](), ENVS["cartpole"]()]
-    with pytest.raises(ValueError, match=r"expected one env.* got 2; pass one env of several"):
-        Collector(envs, frames_per_batch=30)
-
-
-# -------------------------------------------------------------------------------------- the counts
-
-COUNTS: list[tuple[dict[str, Any], str]] = [
-    ({"frames_per_batch": 0}, r"frames_per_batch to be a positive int, got 0"),
-    ({"frames_per_batch": [0]}, r"frames_per_batch to be a positive int, got 0"),
-    ({"frames_per_batch": 1e3}, r"frames_per_batch to be a positive int, got 1000.0"),
-    ({"frames_per_batch": None}, r"frames_per_batch to be a positive int, got None"),
-    (
-        {"frames_per_batch": [10]},
-        r"frames_per_batch to be an int, got \[10\]; several are for .*backend='process'",
-    ),
-    ({"trajs_per_batch": 1.5}, r"trajs_per_batch to be a positive int or None, got 1.5"),
-    ({"stats_window": 0}, r"stats_window to be a positive int, got 0"),
-    ({"postproc": 3}, r"postproc to be a function, got 3"),
-    ({"pre_collect_hook": 3}, r"pre_collect_hook to be a function, got 3"),
-    ({"post_collect_hook": "x"}, r"post_collect_hook to be a function, got 'x'"),
-    ({"policy_factory": "x"}, r"policy_factory to be a function, got 'x'"),
-    ({"policy_factory": nn.Linear(4, 2)}, r"policy_factory .* got a Linear; pass it as the policy"),
-]
-
-
-@pytest.mark.parametrize(("options", "message"), COUNTS)
-def test_arguments_of_the_wrong_kind(options: dict[str, Any], message: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=f"expected {message}"):
-        Collector(ENVS["cartpole"](), **{"frames_per_batch": 30, **options})
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {"frames_per_batch": np.int64(30)},
-        {"frames_per_batch": torch.tensor(30)},
-        {"total_frames": 1e6},
-        {"total_frames": None},
-        {"total_frames": -1},
-        {"init_random_frames": 5.0},
-        {"interruptor": None},
+        {"frames_per_batch": np.int64(30), "total_frames": 1e6, "init_random_frames": 5.0},
+        {"frames_per_batch": torch.tensor(30), "total_frames": None, "interruptor": None},
     ],
 )
 def test_what_the_parent_takes(options: dict[str, Any]) -> None:
-    collector = Collector(ENVS["cartpole"](), **{"frames_per_batch": 30, **options})
-    assert next(iter(collector)).shape == (3, 10)
-
-
-def test_postproc_that_returns_nothing() -> None:
-    collector = Collector(ENVS["cartpole"](), frames_per_batch=30, postproc=lambda batch: None)
-    with pytest.raises(TypeError, match="expected postproc to return a TensorDict, got None"):
-        next(iter(collector))
+    assert first(made(**options)).shape == (3, 10)
 
 
 # -------------------------------------------------------------------------------------- the policy
@@ -311,20 +266,6 @@ def test_an_error_of_the_policy_when_it_is_wrapped_is_its_own(error: type[Except
 
     with pytest.raises(error, match=r"^the policy's own$"):
         Collector(ENVS["pendulum"](), policy, frames_per_batch=10)
-
-
-def test_a_policy_that_writes_nothing() -> None:
-    with pytest.raises(KeyError, match=r"expected the policy to write an action.*'action'"):
-        Collector(ENVS["pendulum"](), lambda td: td, frames_per_batch=10)
-
-
-@both_loops
-def test_a_list_in_place_of_an_action() -> None:
-    collector = Collector(
-        ENVS["pendulum"](), lambda observation: [1.0], frames_per_batch=10, use_buffers=False
-    )
-    with pytest.raises(ValueError, match=r"entry 'action' to have the batch size \[2\].*a list"):
-        next(iter(collector))
 
 
 @pytest.mark.parametrize(
@@ -375,39 +316,32 @@ def test_policy_that_returns_no_tensordict_later_on() -> None:
 # ------------------------------------------------------------------------------------- the methods
 
 
-def pendulum_collector() -> Collector:
+METHODS: list[tuple[type[Exception], Callable[[Any], Any], str]] = [
+    *(
+        (TypeError, lambda c, w=w: c.update_policy_weights_(w), "; pass TensorDict.from_mod")
+        for w in ({"a": 1}, nn.Linear(3, 1), nn.Linear)
+    ),
+    *(
+        (TypeError, lambda c, s=s: c.load_state_dict(s), "expected a state dict.* got .*torch.load")
+        for s in (None, "file.pt")
+    ),
+    (
+        TypeError,
+        lambda c: c.load_state_dict({**c.state_dict(), "random": 3}),
+        "expected the entry 'random' .* got int",
+    ),
+    *(
+        (ValueError, lambda c, n=n: c.state_dict(components=n), "expected components to be some of")
+        for n in (3, "policy", ["weights"])
+    ),
+    (TypeError, lambda c: c.collect(frames=10, options=3), "expected options to be a dict.* got 3"),
+    (TypeError, lambda c: c.collect(episodes=1, options="x"), "to be a dict.* got 'x'; leave it"),
+]
+
+
+@pytest.mark.parametrize(("error", "call", "message"), METHODS)
+def test_methods_refuse(error: type[Exception], call: Callable[[Any], Any], message: str) -> None:
     env = ENVS["pendulum"]()
-    return Collector(env, policies.network(env, 1, ["action"]), frames_per_batch=10)
-
-
-@pytest.mark.parametrize("weights", [3, {"a": 1}, nn.Linear(3, 1), nn.Linear])
-def test_weights_that_are_none(weights: Any) -> None:
-    with pytest.raises(
-        TypeError, match=r"expected .*TensorDict.* got .*; pass TensorDict.from_mod"
-    ):
-        pendulum_collector().update_policy_weights_(weights)
-
-
-@pytest.mark.parametrize("state", [None, 3, "file.pt", [1]])
-def test_state_that_is_no_dict(state: Any) -> None:
-    with pytest.raises(TypeError, match=r"expected a state dict.* got .*torch.load"):
-        pendulum_collector().load_state_dict(state)
-
-
-@pytest.mark.parametrize("entry", ["statistics", "random", "envs"])
-def test_state_with_an_entry_that_is_no_dict(entry: str) -> None:
-    collector = pendulum_collector()
-    with pytest.raises(TypeError, match=f"expected the entry '{entry}' .* got int"):
-        collector.load_state_dict({**collector.state_dict(), entry: 3})
-
-
-@pytest.mark.parametrize("components", [3, "policy", ["weights"]])
-def test_components_that_are_none(components: Any) -> None:
-    with pytest.raises(ValueError, match=r"expected components to be some of policy, .* got"):
-        pendulum_collector().state_dict(components=components)
-
-
-@pytest.mark.parametrize(("count", "options"), [({"frames": 10}, 3), ({"episodes": 1}, "x")])
-def test_options_that_are_no_dict(count: dict[str, int], options: Any) -> None:
-    with pytest.raises(TypeError, match=r"expected options to be a dict.* got .*; leave it out"):
-        pendulum_collector().collect(**count, options=options)
+    collector = Collector(env, policies.network(env, 1, ["action"]), frames_per_batch=10)
+    with pytest.raises(error, match=message):
+        call(collector)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -45,134 +46,102 @@ class SubCollector(Collector):
 # --------------------------------------------------------------------------------------- direct
 
 
-@pytest.mark.parametrize("env", [make_toy_env, [make_toy_env], (make_toy_env,)])
-@pytest.mark.parametrize("options", [{}, {"backend": "direct"}, {"num_collectors": 1}])
-def test_direct_collector_of_one_env(env: Any, options: dict[str, Any]) -> None:
-    options = {"backend": "direct", **options}
-    collector = Collector(env, frames_per_batch=8, **options)
+@pytest.mark.parametrize(
+    ("args", "options"),
+    [
+        ((make_toy_env,), {"backend": "direct"}),
+        (([make_toy_env],), {"num_collectors": 1, "backend": "direct"}),
+        (((make_toy_env,),), {}),
+        ((), {"create_env_fn": [make_toy_env]}),
+    ],
+)
+def test_direct_collector_of_one_env(args: Any, options: dict[str, Any]) -> None:
+    collector = Collector(*args, frames_per_batch=8, **options)
     assert type(collector) is Collector
     assert next(iter(collector)).shape == (2, 4)
 
 
-def test_env_by_keyword_and_in_a_list() -> None:
-    collector = Collector(create_env_fn=[make_toy_env], frames_per_batch=8)
-    assert next(iter(collector)).shape == (2, 4)
+DIRECT = r"backend='direct' is one collector.*backend='process'"
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("env", "options", "message"),
     [
-        {"num_collectors": 2},
-        {"sync": True},
-        {"sync": False},
-        {"backend_options": {"preemptive_threshold": 0.5}},
+        (make_toy_env, {"backend": "direct", "num_collectors": 2}, DIRECT),
+        (make_toy_env, {"backend": "direct", "sync": True}, DIRECT),
+        (make_toy_env, {"backend": "direct", "sync": False}, DIRECT),
+        (make_toy_env, {"backend": "direct", "backend_options": {"x": 0.5}}, DIRECT),
+        ([], {}, "expected one env.*got 0; pass one env"),
+        ([make_toy_env] * 2, {}, "expected one env.*got 2; pass one env"),
+        (make_toy_env, {"backend": "threads"}, "'threads'"),
+        (make_toy_env, {"num_collectors": 0}, "num_collectors"),
     ],
 )
-def test_direct_refuses_what_needs_workers(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"backend='direct' is one collector.*backend='process'"):
-        Collector(make_toy_env, frames_per_batch=8, backend="direct", **options)
-
-
-@pytest.mark.parametrize("count", [0, 2])
-def test_direct_refuses_another_number_of_envs(count: int) -> None:
-    with pytest.raises(ValueError, match=f"expected one env.*got {count}; pass one env"):
-        Collector([make_toy_env] * count, frames_per_batch=8)
-
-
-def test_unknown_backend() -> None:
-    with pytest.raises(ValueError, match="'threads'"):
-        Collector(make_toy_env, frames_per_batch=8, backend="threads")
-
-
-@pytest.mark.parametrize("count", [0, -1])
-def test_number_of_collectors_that_is_not_positive(count: int) -> None:
-    with pytest.raises(ValueError, match="num_collectors"):
-        Collector(make_toy_env, frames_per_batch=8, num_collectors=count)
+def test_it_is_refused(env: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Collector(env, frames_per_batch=8, **options)
 
 
 # ------------------------------------------------------------------------------------- subclasses
 
 
 @pytest.mark.parametrize("options", [{"backend": "process"}, {"num_collectors": 2}])
-def test_subclass_cannot_be_dispatched(options: dict[str, Any]) -> None:
+def test_subclass_is_made_directly_and_not_dispatched(options: dict[str, Any]) -> None:
     with pytest.raises(TypeError, match=r"not for its subclass SubCollector.*collector_class"):
         SubCollector(make_toy_env, frames_per_batch=8, **options)
-
-
-def test_subclass_is_made_directly() -> None:
     collector = SubCollector(make_toy_env, frames_per_batch=8)
     assert type(collector) is SubCollector
     assert next(iter(collector)).shape == (2, 4)
 
 
 def test_collector_is_the_parents_by_type() -> None:
-    collector = Collector(make_toy_env, frames_per_batch=8)
-    assert isinstance(collector, ParentCollector)
-    assert isinstance(collector, BaseCollector)
     assert issubclass(Collector, ParentCollector)
+    assert isinstance(Collector(make_toy_env, frames_per_batch=8), BaseCollector)
     assert not isinstance(ParentCollector(make_toy_env, frames_per_batch=8), Collector)
-
-
-def test_sync_data_collector_is_collector() -> None:
     assert SyncDataCollector is Collector
 
 
-def test_signature_has_all_of_the_parents_parameters() -> None:
+def test_signatures_have_all_of_the_parents_parameters() -> None:
     ours = inspect.signature(Collector).parameters
     theirs = inspect.signature(ParentCollector).parameters
     assert {name: ours[name].kind for name in theirs} == {n: p.kind for n, p in theirs.items()}
     assert {n: ours[n].default for n in theirs} == {n: p.default for n, p in theirs.items()}
-
-
-def test_methods_have_all_of_the_parents_parameters() -> None:
-    for name, theirs in inspect.getmembers(ParentCollector, inspect.isfunction):
+    for name, method in inspect.getmembers(ParentCollector, inspect.isfunction):
         if not name.startswith("_"):
-            ours = inspect.signature(getattr(Collector, name)).parameters
-            missing = set(inspect.signature(theirs).parameters) - set(ours)
+            own = inspect.signature(getattr(Collector, name)).parameters
+            missing = set(inspect.signature(method).parameters) - set(own)
             assert not missing, f"{name} lacks {missing}"
 
 
 # -------------------------------------------------------------------------------------- processes
 
 
-def drain(collector: BaseCollector, count: int) -> list[TensorDictBase]:
+@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.parametrize(
+    ("context", "options", "ours"),
+    [
+        (nullcontext(), {"num_collectors": 2, "sync": False}, True),
+        (torchrl.service_backend("process"), {"sync": True}, True),
+        (
+            nullcontext(),
+            {
+                "backend": "process",
+                "sync": True,
+                "backend_options": {"collector_class": ParentCollector},
+            },
+            False,
+        ),
+    ],
+)
+def test_workers_run_ours(context: Any, options: dict[str, Any], ours: bool) -> None:
+    with context:
+        collector = Collector(make_toy_env, NamesItsCollector(), frames_per_batch=16, **options)
+    assert isinstance(collector, MultiCollector)
     stream = iter(collector)
     try:
-        return [next(stream).clone() for _ in range(count)]
+        for _ in range(2):
+            batch = next(stream)
+            assert batch.numel() == 16
+            assert (batch["ours"] == ours).all()
     finally:
         collector.shutdown()
-
-
-@pytest.mark.usefixtures("forked_workers")
-@pytest.mark.parametrize("sync", [True, False])
-def test_workers_run_ours(sync: bool) -> None:
-    collector = Collector(
-        make_toy_env, NamesItsCollector(), frames_per_batch=16, num_collectors=2, sync=sync
-    )
-    assert isinstance(collector, MultiCollector)
-    for batch in drain(collector, 2):
-        assert batch.numel() == 16
-        assert (batch["ours"] == 1).all()
-
-
-@pytest.mark.usefixtures("forked_workers")
-def test_backend_from_the_context() -> None:
-    with torchrl.service_backend("process"):
-        collector = Collector(make_toy_env, NamesItsCollector(), frames_per_batch=8, sync=True)
-    assert isinstance(collector, MultiCollector)
-    (batch,) = drain(collector, 1)
-    assert (batch["ours"] == 1).all()
-
-
-@pytest.mark.usefixtures("forked_workers")
-def test_collector_class_in_the_backend_options_is_kept() -> None:
-    collector = Collector(
-        [make_toy_env],
-        NamesItsCollector(),
-        frames_per_batch=8,
-        backend="process",
-        sync=True,
-        backend_options={"collector_class": ParentCollector},
-    )
-    (batch,) = drain(collector, 1)
-    assert (batch["ours"] == 0).all()

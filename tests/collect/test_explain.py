@@ -47,20 +47,19 @@ def how(explanation: Any, name: str) -> list[str]:
     return [part.how for part in explanation if part.name == name]
 
 
-def test_an_actor_on_a_gymnasium_env_runs_on_arrays_throughout() -> None:
-    explanation = explain(cartpole(), actor())
+def test_an_actor_and_known_transforms_on_a_gymnasium_env_run_on_arrays_throughout() -> None:
+    norm = ObservationNorm(loc=0.0, scale=1.0, in_keys=["observation"])
+    env = TransformedEnv(cartpole(), Compose(norm, RewardSum(), StepCounter(max_steps=9)))
+    explanation = explain(env, actor())
     assert how(explanation, "env") == ["steps on arrays"]
+    assert how(explanation, "transform") == ["on arrays"] * 3
     assert how(explanation, "policy") == [
         "called straight",
         "computed straight, checked once per batch",
     ]
     assert how(explanation, "batch") == ["no copy"]
-
-
-def test_known_transforms_run_on_arrays() -> None:
-    norm = ObservationNorm(loc=0.0, scale=1.0, in_keys=["observation"])
-    env = TransformedEnv(cartpole(), Compose(norm, RewardSum(), StepCounter(max_steps=9)))
-    assert how(explain(env, actor()), "transform") == ["on arrays"] * 3
+    lines = str(explain(cartpole(), actor())).splitlines()
+    assert [line.split()[0] for line in lines] == ["env", "policy", "policy", "batch"]
 
 
 class Unknown(Transform):
@@ -94,16 +93,6 @@ def test_a_module_with_hooks_is_called_as_it_is() -> None:
     policy = actor()
     policy.module[0].register_forward_hook(lambda *_: None)
     assert how(explain(cartpole(), policy), "policy")[0] == "on a TensorDict: has hooks"
-
-
-def test_an_overridden_forward_is_called_as_it_is() -> None:
-    class Own(TensorDictModule):
-        def forward(self, tensordict: Any) -> Any:
-            return tensordict.set("action", torch.ones(2, 2, dtype=torch.long))
-
-    policy = Own(nn.Linear(4, 2), in_keys=["observation"], out_keys=["action"])
-    (line,) = how(explain(cartpole(), policy), "policy")
-    assert line == "on a TensorDict: has a forward of its own"
 
 
 def test_what_is_not_known_costs_no_neighbour() -> None:
@@ -161,8 +150,3 @@ def test_explaining_runs_nothing() -> None:
     other = tdcollect.Collector(cartpole(seed=0), actor(), frames_per_batch=8)
     observation = next(iter(collector))["observation"][:, 0]
     assert torch.equal(observation, next(iter(other))["observation"][:, 0])
-
-
-def test_it_prints_a_line_for_each_part() -> None:
-    lines = str(explain(cartpole(), actor())).splitlines()
-    assert [line.split()[0] for line in lines] == ["env", "policy", "policy", "batch"]

@@ -21,21 +21,23 @@ from ..forkserver import run as forked
 from .oracle import UPSTREAM, assert_same
 from .resume_programs import (
     CASES,
+    MORE,
+    SAVED_AFTER,
     Dice,
     NoSnapshot,
     collected,
     collector,
     discrete_policy,
     first_half,
+    limited_dice,
     make,
     normed,
     second_halves,
     seed_all,
+    workers,
 )
 
 pytestmark = [pytest.mark.filterwarnings(UPSTREAM), pytest.mark.behaviour(29)]
-
-TESTS = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
@@ -58,36 +60,26 @@ def test_another_process_goes_on_with_the_same_data(
     assert_same(found, expected)
 
 
-def test_a_run_that_is_saved_is_the_run_that_is_not(tmp_path: Path) -> None:
-    with_saving = first_half("cartpole seeded", tmp_path)
+def test_a_run_that_is_saved_is_the_run_that_is_not(halves: dict[str, tuple[Any, Any]]) -> None:
     seed_all(1)
-    made, buffer = make("cartpole seeded")
-    collected(made, buffer, 4)
-    assert_same(collected(made, buffer, 6), with_saving)
+    made, buffer = make("seeded")
+    collected(made, buffer, SAVED_AFTER)
+    assert_same(collected(made, buffer, MORE), halves["seeded"][0])
 
 
-def test_the_same_collector_goes_back() -> None:
+def test_the_same_collector_goes_back_and_another_between_collections_by_episodes() -> None:
     seed_all(0)
-    made = collector("CartPole-v1", seed=1)
-    stream = iter(made)
-    next(stream)
+    made, other = (collector("CartPole-v1", seed=1) for _ in range(2))
+
+    def run(one: Collector) -> Any:
+        return [one.collect(episodes=3), next(iter(one)), next(iter(one))]
+
+    run(made)
     state = made.state_dict()
-    expected = [next(stream) for _ in range(3)]
-    made.load_state_dict(state)
-    assert_same([next(stream) for _ in range(3)], expected)
-
-
-def test_between_collections_by_episodes() -> None:
-    def episodes(made: Collector) -> Any:
-        return made.collect(episodes=4)
-
-    seed_all(0)
-    made, other = collector("CartPole-v1"), collector("CartPole-v1")
-    episodes(made)
-    state = made.state_dict()
-    expected = [episodes(made), next(iter(made))]
-    other.load_state_dict(state)
-    assert_same([episodes(other), next(iter(other))], expected)
+    expected = run(made)
+    for one in (made, other):
+        one.load_state_dict(state)
+        assert_same(run(one), expected)
 
 
 # ----------------------------------------------------------------- envs that cannot be brought back
@@ -115,20 +107,9 @@ LOST = {
         partial(collector, "CartPole-v1", resumable=False),
         r"slots \[0, 1, 2\]: it was made without make_env\(resumable=True\)",
     ),
-    "own generator": (
-        partial(collector, NoSnapshot, max_episode_steps=50),
-        r"slots \[0, 1, 2\]: its episode came out differently as it was",
-    ),
     "own generator in workers": (
-        partial(
-            collector,
-            NoSnapshot,
-            max_episode_steps=50,
-            backend="process",
-            num_workers=2,
-            start_method="fork",
-        ),
-        "its episode came out differently",
+        partial(collector, NoSnapshot, max_episode_steps=50, num_workers=2, **workers),
+        r"slots \[0, 1, 2\]: its episode came out differently as it was",
     ),
     "vector env": (
         lambda: collector(
@@ -247,8 +228,9 @@ def test_the_state_of_another_env_is_refused() -> None:
 # ----------------------------------------------------------------------------------- components
 
 
-def test_each_component_is_saved_by_name() -> None:
-    made = collector("CartPole-v1", normed)
+def test_each_component_is_saved_and_loaded_by_name() -> None:
+    seed_all(0)
+    made, other = (collector("CartPole-v1", normed) for _ in range(2))
     next(iter(made))
     kept = {
         "policy": {"policy_state_dict"},
@@ -258,28 +240,25 @@ def test_each_component_is_saved_by_name() -> None:
         "random": {"random"},
         "envs": {"envs"},
     }
-    for component, entries in kept.items():
-        assert set(made.state_dict(components=[component])) == entries
-    assert set(made.state_dict()) == set().union(*kept.values())
-
-
-def test_only_the_components_named_are_loaded() -> None:
-    seed_all(0)
-    made, other = (collector("CartPole-v1", normed) for _ in range(2))
-    next(iter(made))
-    state = made.state_dict()
-    before = other.state_dict()
+    parts = {component: made.state_dict(components=[component]) for component in kept}
+    assert {component: set(part) for component, part in parts.items()} == kept
+    state, before = made.state_dict(), other.state_dict()
+    assert set(state) == set().union(*kept.values())
+    with pytest.raises(KeyError, match=r"to load a part, name it: components=\['counters'\]"):
+        other.load_state_dict(parts["counters"])
     other.load_state_dict(state, components=["policy", "transforms"])
     after = other.state_dict()
     for entry in ("policy_state_dict", "env_state_dict"):
         assert_same(dict(after[entry]), dict(state[entry]))
-    for entry in ("frames", "iter", "traj_pool"):
+    for entry in kept["counters"]:
         assert_same(after[entry], before[entry])
+    other.load_state_dict(parts["counters"], components=["counters"])
+    assert_same(other.state_dict()["frames"], state["frames"])
 
 
 def test_statistics_alone_count_no_episode_that_they_did_not_see_begin() -> None:
     seed_all(0)
-    made, other = (collector("CartPole-v1", seed=0) for _ in range(2))
+    made, other, third = (collector("CartPole-v1", seed=0) for _ in range(3))
     next(iter(made))
     next(iter(other))
     other.load_state_dict(made.state_dict(), components=["statistics"])
@@ -287,62 +266,38 @@ def test_statistics_alone_count_no_episode_that_they_did_not_see_begin() -> None
     batch = next(iter(other))
     ended = batch["next", "done"].sum(1).reshape(-1)
     assert other.stats.lifetime.episodes - episodes == sum(max(0, int(e) - 1) for e in ended)
-
-
-def test_slots_without_counters_get_new_trajectory_ids() -> None:
-    seed_all(0)
-    made, other = (collector("CartPole-v1") for _ in range(2))
-    next(iter(made))
-    other.load_state_dict(made.state_dict(), components=["envs"])
-    assert_same(other._carrier["observation"], made._carrier["observation"])
-    assert other._carrier["collector", "traj_ids"].tolist() == [3, 4, 5]
-
-
-def test_missing_components_are_told() -> None:
-    made = collector("CartPole-v1")
-    part = made.state_dict(components=["counters"])
-    with pytest.raises(KeyError, match=r"to load a part, name it: components=\['counters'\]"):
-        made.load_state_dict(part)
-    made.load_state_dict(part, components=["counters"])
+    # Slots without the counters get new trajectory ids.
+    third.load_state_dict(made.state_dict(), components=["envs"])
+    assert_same(third._carrier["observation"], made._carrier["observation"])
+    assert third._carrier["collector", "traj_ids"].tolist() == [3, 4, 5]
 
 
 def versioned(version: int | None) -> Collector:
-    env = make_env("CartPole-v1", 3, resumable=True)
-    made = Collector(
-        env,
-        discrete_policy(env),
-        frames_per_batch=30,
-        track_policy_version=version is not None,
-    )
-    if version is not None:
+    env = make_env("CartPole-v1", 3)
+    policy, tracks = discrete_policy(env), version is not None
+    made = Collector(env, policy, frames_per_batch=30, track_policy_version=tracks)
+    if tracks:
         made.policy_version_tracker.version = version
     return made
 
 
-@pytest.mark.parametrize(("there", "here", "applied"), [(5, 4, True), (4, 4, False), (3, 4, False)])
-def test_weights_are_applied_only_if_newer(there: int, here: int, applied: bool) -> None:
+@pytest.mark.parametrize(
+    ("there", "here", "if_newer"), [(5, 4, True), (4, 4, True), (3, 4, True), (3, 4, False)]
+)
+def test_weights_are_applied_only_if_newer_where_that_is_asked_for(
+    there: int, here: int, if_newer: bool
+) -> None:
     learner, worker = versioned(there), versioned(here)
-    weight = worker.policy.state_dict()["module.0.module.weight"].clone()
-    worker.load_state_dict(
-        learner.state_dict(components=["policy"]), components=["policy"], if_newer=True
+    before = {name: weight.clone() for name, weight in worker.policy.state_dict().items()}
+    state = learner.state_dict(components=["policy"])
+    worker.load_state_dict(state, components=["policy"], if_newer=if_newer)
+    applied = there > here or not if_newer
+    assert_same(
+        dict(worker.policy.state_dict()), dict(learner.policy.state_dict()) if applied else before
     )
-    found = worker.policy.state_dict()["module.0.module.weight"]
-    expected = learner.policy.state_dict()["module.0.module.weight"] if applied else weight
-    assert_same(found, expected)
     assert worker.policy_version == (there if applied else here)
-
-
-def test_weights_of_any_version_are_applied_where_nothing_is_asked_for() -> None:
-    learner, worker = versioned(3), versioned(4)
-    worker.load_state_dict(learner.state_dict())
-    assert_same(dict(worker.policy.state_dict()), dict(learner.policy.state_dict()))
-    assert worker.policy_version == 3
-
-
-def test_newer_asks_for_versions() -> None:
-    learner, worker = versioned(3), versioned(None)
     with pytest.raises(ValueError, match="expected weights with a version that is an int, there"):
-        worker.load_state_dict(learner.state_dict(), if_newer=True)
+        versioned(None).load_state_dict(state, components=["policy"], if_newer=True)
 
 
 # ------------------------------------------------------------------------------------ other tools
@@ -363,43 +318,15 @@ def test_torchrls_checkpoint_saves_and_loads_collectors(tmp_path: Path) -> None:
     assert_same(next(iter(other)), expected)
 
 
-@pytest.mark.parametrize("case", ["transforms", "snapshots"])
-def test_torch_save_and_load_of_weights_only(tmp_path: Path, case: str) -> None:
+def test_torch_save_and_load_of_weights_only(tmp_path: Path) -> None:
     seed_all(0)
-    made, other = (CASES[case]() for _ in range(2))
+    made, other = (collector(limited_dice, normed) for _ in range(2))
     stream = iter(made)
     next(stream)
     torch.save(made.state_dict(), tmp_path / "state.pt")
     expected = next(stream)
     other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
     assert_same(next(iter(other)), expected)
-
-
-@pytest.mark.usefixtures("forked_workers")
-def test_collectors_in_other_processes_hand_their_states_over() -> None:
-    def build() -> Any:
-        return Collector(
-            [partial(make_env, "CartPole-v1", 2, resumable=True)] * 2,
-            None,
-            frames_per_batch=40,
-            total_frames=-1,
-            backend="process",
-            sync=True,
-        )
-
-    made, other = build(), build()
-    try:
-        stream = iter(made)
-        next(stream)
-        state = made.state_dict()
-        expected = next(stream)
-        other.load_state_dict(state)
-        found = next(iter(other))
-        for entry in ("observation", "action", ("next", "observation")):
-            assert_same(found[entry], expected[entry])
-    finally:
-        made.shutdown()
-        other.shutdown()
 
 
 class Snapshots(gym.Wrapper[Any, Any, Any, Any]):
@@ -425,10 +352,10 @@ def snapshots() -> Any:
 
 
 LAST = {
-    "process": ("CartPole-v1", {"backend": "process", "start_method": "fork"}, {}),
+    "process": ("CartPole-v1", workers, {}),
     "by-arrival": (
         "CartPole-v1",
-        {"backend": "process", "start_method": "fork", "num_workers": 2, "wait_num": 1},
+        {**workers, "num_workers": 2, "wait_num": 1},
         {"by_arrival": True},
     ),
     "snapshots": (snapshots, {}, {}),
@@ -461,7 +388,7 @@ def test_a_collector_is_saved_after_its_last_batch(case: str) -> None:
 
 
 def test_an_env_that_was_closed_before_it_was_saved_starts_new_episodes() -> None:
-    env = make_env("CartPole-v1", 2, resumable=True, backend="process", start_method="fork")
+    env = make_env("CartPole-v1", 2, resumable=True, **workers)
     ended = Collector(env, frames_per_batch=40)
     ended.rollout()
     env.close()

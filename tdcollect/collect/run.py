@@ -454,7 +454,7 @@ class Runner:
             self.arrivals.surplus = {key: value.detach() for key, value in rows.items()}
             self._parent.carrier = self._parent.carrier.detach()
         entries[keys.SLOT] = torch.tensor(slots)
-        log.note_arrivals(entries, self._collector.env.reward_keys)
+        log.note_entries(entries, self._collector.env.reward_keys, slots)
         batch: TensorDictBase = self.assemble(entries, (count,))
         batch.names = None  # rows of one slot do not lie beside each other
         return batch

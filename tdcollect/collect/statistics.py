@@ -526,27 +526,23 @@ def _lines(part: Collection | Lifetime) -> list[str]:
 
 
 class Ends(NamedTuple):
-    """The ends of the episodes of a collection, and the steps that are marked as failed.
+    """The ends of episodes in the F rows of a collection, and the rows that are marked as failed.
 
-    They are ``[N, T]``, or ``[1, F]`` if by episodes, or by arrival, where each row has a slot.
+    Rows of all slots follow each other step by step, or by arrival; or they are whole episodes,
+    which are added up by themselves, not in the tally of the slots.
     """
 
+    slots: Ints
     done: Bools
     failed: Bools | None
-    by_episodes: bool
-    arrived: Ints | None
+    whole: bool
+    dims: int
+    """The dims of slots that entries have in front of that of steps; 0 if they are in rows."""
 
     def feed(self, tally: Tally, reward: Floats) -> Episodes:
-        """The episodes that ended, given rewards of the shape of ``done``.
-
-        Whole episodes are added up by themselves, not in the tally of the slots.
-        """
-        slots = self.arrived
-        if slots is None:
-            slots = np.tile(np.arange(len(self.done)), self.done.shape[1])
-        failed = None if self.failed is None else self.failed.T.reshape(-1)
-        counted = Tally(1) if self.by_episodes else tally
-        return counted.feed(slots, reward.T.reshape(-1), self.done.T.reshape(-1), failed)
+        """The episodes that ended, given the rewards ``[F]``."""
+        counted = Tally(1) if self.whole else tally
+        return counted.feed(self.slots, reward, self.done, self.failed)
 
 
 class CollectionLog:
@@ -556,7 +552,6 @@ class CollectionLog:
         batch: the batch collected; to be set.
         env_seconds: time in the env's steps and resets; None without timers.
         policy_seconds: time in calls of the policy; None without timers.
-        arrived: the slot of each row, by arrival; None otherwise.
     """
 
     def __init__(
@@ -567,16 +562,13 @@ class CollectionLog:
         self.batch: TensorDictBase | None = None
         self.wanted = wanted
         self.watch = watch
+        self._dims = len(batch_size)
         self._slots = batch_size.numel()
-        self._time_dim = len(batch_size)
+        self._row_slots: Ints = np.arange(self._slots)  # and from there again
         self._timers = timers
-        # Of a collection on StepDicts, the entries of its batch: rewards, flag, marks of failures.
-        self._entries: tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor | None] | None
-        self._entries = None
-        self.arrived: Ints | None = None
         self._ended: list[Piece] = []
-        # Of TorchRL's loop, those of each step.
-        self._steps: list[tuple[dict[str, torch.Tensor], list[torch.Tensor], Any]] = []
+        # Rewards by path, flags, marks of failures: of the rows of a batch, or of each step.
+        self._noted: list[tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor | None]] = []
 
     # ------------------------------------------------------------------------------------ times
 
@@ -603,7 +595,13 @@ class CollectionLog:
         in_two_parts = ("send_reset", "receive") if env.can.asynchronous else ()
         for name in ("advance", "begin", *in_two_parts):
             setattr(env, name, self.timed("env_seconds", getattr(env, name)))
-        return env, lambda step: cast(Any, _TimedPolicy(lower(step), self))
+
+        def lower_timed(step: StepDict) -> Policy:
+            policy = lower(step)
+            policy.calls = [self.timed("policy_seconds", call) for call in policy.calls]
+            return policy
+
+        return env, lower_timed
 
     # ------------------------------------------------------------------------------------ notes
 
@@ -613,35 +611,48 @@ class CollectionLog:
             self._ended += [piece for piece in block.pieces if piece.ended]
             yield block
 
-    def note_entries(self, entries: dict[Key, torch.Tensor], reward_keys: Sequence[Key]) -> None:
-        """Note the rewards and flags of a batch ``[*N, T]``, or of whole episodes ``[F]``."""
-        if self.wanted:
-            done = entries[keys.NEXT_DONE]
-            if not self.by_episodes:  # a transform may truncate without ending the episode
-                for key in (keys.TERMINATED, keys.TRUNCATED):
-                    if under_next(key) in entries:
-                        done = done | entries[under_next(key)]
-            rewards = {entry_path(key): entries[under_next(key)] for key in reward_keys}
-            self._entries = rewards, done, entries.get(under_next(keys.ENV_ERROR))
+    def note_entries(
+        self,
+        entries: dict[Key, torch.Tensor],
+        reward_keys: Sequence[Key],
+        slots: Sequence[int] | None = None,
+    ) -> None:
+        """Note the rewards and flags of a batch ``[*N, T]``, or of whole episodes ``[F]``.
 
-    def note_arrivals(self, entries: dict[Key, torch.Tensor], reward_keys: Sequence[Key]) -> None:
-        """Note the rewards and flags of rows by arrival, ``[F, *feature]``, and their slots."""
-        self.arrived = entries[keys.SLOT].numpy()
-        self.note_entries(entries, reward_keys)
+        By arrival, they are ``[F]`` too, and ``slots`` has the slot of each row.
+        """
+        if not self.wanted:
+            return
+        whole = bool(self._ended)
+        if whole or slots is not None:
+            self._dims, self._row_slots = 0, np.array(slots or [0], np.int64)
+        done, failed = entries[keys.NEXT_DONE], entries.get(under_next(keys.ENV_ERROR))
+        if not whole:  # a transform may truncate without ending the episode
+            for key in (keys.TERMINATED, keys.TRUNCATED):
+                if under_next(key) in entries:
+                    done = done | entries[under_next(key)]
+        rewards = {
+            entry_path(key): rows_of(entries[under_next(key)], self._dims) for key in reward_keys
+        }
+        # Whole episodes that failed are left out.
+        marks = None if failed is None or whole else rows_of(failed, self._dims)
+        self._noted.append((rewards, rows_of(done, self._dims), marks))
 
     def note(self, given: tuple[TensorDictBase, TensorDictBase], env: EnvBase) -> None:
         """Note a step of TorchRL's loop: the step taken, and the one to go on with."""
         stepped, upcoming = given
-        following = stepped.get(keys.NEXT)
-        rewards = {entry_path(key): following.get(key) for key in env.reward_keys}
-        flags = [following.get(key, None) for key in env.done_keys]
-        flags = [flag.reshape(self._slots, -1) for flag in flags if flag is not None]
+        following, slots = stepped.get(keys.NEXT), self._slots
+        found = (following.get(key, None) for key in env.done_keys)
+        flags = torch.cat([flag.reshape(slots, -1) for flag in found if flag is not None], -1)
         failed = following.get(keys.ENV_ERROR, None)
+        rewards = {
+            entry_path(key): following.get(key).reshape(slots, -1) for key in env.reward_keys
+        }
         if self.wanted:
-            self._steps.append((rewards, flags, failed))
+            marks = None if failed is None else failed.reshape(slots, -1)
+            self._noted.append((rewards, flags, marks))
         if self.watch is not None:
-            done = torch.cat(flags, -1).any(-1)
-            ended: list[int] = done.nonzero().reshape(-1).tolist()
+            ended: list[int] = flags.any(-1).nonzero().reshape(-1).tolist()
             broken = marked_slots(failed)
             unbroken = [slot for slot in ended if slot not in broken]
             self.watch.stepped(None, unbroken, lambda: stepped, rewards.values(), broken)
@@ -650,40 +661,18 @@ class CollectionLog:
 
     # ---------------------------------------------------------------------------- what was noted
 
-    def arrays(self) -> tuple[dict[str, Floats], Bools, Bools | None]:
-        """The reward entries by path, done flags, and marks of failed steps or None; ``[N, T]``.
+    def rewards_and_ends(self) -> tuple[dict[str, Floats], Ends]:
+        """The reward entries ``[F]`` by path, and the ends of episodes.
 
-        They are ``[1, F]`` if by episodes, or by arrival. The reward of an entry is the mean over
-        its features (the agents of a group, say). A slot is done where any flag of it is, which is
-        where TorchRL's collector starts a trajectory.
+        The reward of an entry is the mean over its features (the agents of a group, say). An
+        episode ends where any flag says so, which is where TorchRL's collector starts a trajectory.
         """
-        if self._entries is None:
-            steps = self._steps
-            names = steps[0][0] if steps else ()
-            rewards: dict[str, Any]
-            rewards = {name: self._stacked([[step[0][name]] for step in steps]) for name in names}
-            done = self._stacked([flags for _, flags, _ in steps])
-            marks = [[failed] for _, _, failed in steps if failed is not None]
-            failed = self._stacked(marks) if marks else None
-        else:
-            entries, flag, mark = self._entries
-            rewards = {name: self._as_array(entry) for name, entry in entries.items()}
-            done = self._as_array(flag)
-            # Whole episodes that failed are left out.
-            failed = None if mark is None or self.by_episodes else self._as_array(mark)
-        means = {name: averaged(reward) for name, reward in rewards.items()}
-        return means, done.any(-1), None if failed is None else failed.any(-1)
-
-    def _as_array(self, entry: torch.Tensor) -> Any:
-        """An entry as an array; that of whole episodes, or by arrival, in one row."""
-        if self.by_episodes or self.arrived is not None:
-            return as_array(entry, 1, entry.shape[0])
-        return as_array(entry, self._slots, entry.shape[self._time_dim])
-
-    @property
-    def by_episodes(self) -> bool:
-        """True if whole episodes were collected."""
-        return bool(self._ended)
+        rewards, flags, marks = zip(*self._noted, strict=True)
+        found = {name: averaged(_joined([step[name] for step in rewards])) for name in rewards[0]}
+        done = _joined(flags).any(-1)
+        failed = None if marks[0] is None else _joined(marks).any(-1)
+        slots = np.tile(self._row_slots, len(done) // len(self._row_slots))
+        return found, Ends(slots, done, failed, bool(self._ended), self._dims)
 
     @property
     def slots(self) -> Ints:
@@ -691,21 +680,21 @@ class CollectionLog:
         order = sorted(self._ended, key=lambda piece: piece.start.index)
         return np.array([piece.slot for piece in order], np.int64)
 
-    def _stacked(self, steps: Sequence[Sequence[torch.Tensor]]) -> Any:
-        """A list of entries ``[*N, *feature]`` for each of T steps, as an array ``[N, T, F]``.
 
-        Features that a step has less than others are zero: those of actions cut short by an end.
-        """
-        parts = []
-        for values in zip(*steps, strict=True):
-            rows = [value.reshape(self._slots, -1) for value in values]
-            if len({row.shape for row in rows}) > 1:
-                most = max(row.shape[1] for row in rows)
-                rows = [pad(row, (0, most - row.shape[1])) for row in rows]
-            parts.append(torch.stack(rows, 1))
-        if not parts:
-            return np.zeros((self._slots, 0, 0))
-        return torch.cat(parts, -1).detach().cpu().numpy()
+def rows_of(entry: torch.Tensor, dims: int) -> torch.Tensor:
+    """``[F, features]`` of an entry ``[*N, T, *feature]`` with so many dims of slots."""
+    return entry.movedim(dims, 0).reshape(entry.shape[: dims + 1].numel(), -1)
+
+
+def _joined(parts: Sequence[torch.Tensor]) -> Any:
+    """Rows ``[F, features]`` of several parts as an array.
+
+    Features that a part has less than others are zero: those of actions cut short by an end.
+    """
+    most = max(part.shape[1] for part in parts)
+    padded = [pad(p, (0, most - p.shape[1])) if p.shape[1] < most else p for p in parts]
+    rows = torch.cat(padded) if len(padded) > 1 else padded[0]
+    return rows.detach().cpu().numpy()
 
 
 def slots_of(index: Any, batch_size: torch.Size) -> Bools:
@@ -715,30 +704,11 @@ def slots_of(index: Any, batch_size: torch.Size) -> Bools:
     return cast(Bools, marked.reshape(-1).numpy())
 
 
-def as_array(entry: torch.Tensor, slots: int, steps: int) -> Any:
-    """An entry as an array ``[N, T, F]``."""
-    return entry.detach().cpu().numpy().reshape(slots, steps, -1)
-
-
 def averaged(values: Any) -> Floats:
-    """The mean over the features of ``[N, T, F]``."""
+    """The mean over the features of ``[F, features]``."""
     if values.shape[-1] == 1:
         return values[..., 0].astype(np.float64)
     return values.mean(-1, dtype=np.float64)
-
-
-class _TimedPolicy:
-    """A policy on StepDicts, timed."""
-
-    def __init__(self, policy: Policy, log: CollectionLog):
-        self._policy = policy
-        self._call = log.timed("policy_seconds", policy)
-
-    def __call__(self, step: StepDict) -> None:
-        self._call(step)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._policy, name)
 
 
 class Monitor:
@@ -853,15 +823,13 @@ class Monitor:
             self._watch.collected(log.batch, self.stats)
 
     def _count(self, log: CollectionLog, start: float) -> None:
-        rewards, done, failed = log.arrays()
-        ends = Ends(done, failed, log.by_episodes, log.arrived)
+        rewards, ends = log.rewards_and_ends()
         groups = {
             name: ends.feed(tally, rewards[name]).returns
             for name, tally in zip(self._groups, self._tallies[2:], strict=True)
         }
-        mean = np.mean([*rewards.values()], 0)
-        episodes = ends.feed(self._tally, mean)
-        if log.by_episodes:
+        episodes = ends.feed(self._tally, np.mean([*rewards.values()], 0))
+        if ends.whole:
             episodes = episodes._replace(slots=log.slots)
         if self._unshaped is not None:
             self._shaped.miss()  # its batch was not shaped
@@ -869,8 +837,8 @@ class Monitor:
         between = None if self._ended is None else start - self._ended
         now = self._ended = time.perf_counter()
         times = (now - start, between, log.env_seconds, log.policy_seconds)
-        restarts = self._newly_restarted(failed)
-        self.stats.add(Collection(done.size, *times, *episodes, None, restarts, groups))
+        restarts = self._newly_restarted(ends.failed)
+        self.stats.add(Collection(len(ends.done), *times, *episodes, None, restarts, groups))
 
     def _newly_restarted(self, failed: Bools | None) -> int:
         """The number of envs built anew since the last call."""
@@ -887,10 +855,8 @@ class Monitor:
         if self._unshaped is None:
             return
         ends, self._unshaped = self._unshaped, None
-        slots, steps = ends.done.shape
-        in_one_row = ends.by_episodes or ends.arrived is not None
-        length = reward.shape[0 if in_one_row else len(self._batch_size)]
-        values = averaged(as_array(reward, slots, length))[:, :steps]  # it may have ended early
+        values = averaged(rows_of(reward, ends.dims).detach().cpu().numpy())
+        values = values[: len(ends.done)]  # it may have ended early
         self.stats.add_shaped(ends.feed(self._shaped, values).returns)
 
 

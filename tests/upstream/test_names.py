@@ -6,9 +6,6 @@ What they mean is in ``test_meanings.py``, and in all tests that compare batches
 from __future__ import annotations
 
 import ast
-import contextlib
-import functools
-import inspect
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +40,7 @@ from tdcollect._upstream.torchrl import (
     STEPPING_METHODS,
 )
 
-from .test_private_names import is_private
+from .test_private_names import is_private, source
 
 SOURCES = sorted(Path(tdcollect._upstream.__path__[0]).glob("*.py"))
 
@@ -113,14 +110,8 @@ ELSEWHERE = {
 }
 
 
-@functools.cache
-def source(thing: Any) -> str:
-    kinds = thing.__mro__ if isinstance(thing, type) else (thing,)
-    found = []
-    for kind in kinds:
-        with contextlib.suppress(OSError, TypeError):  # of classes that are not written in Python
-            found.append(inspect.getsource(kind))
-    return "\n".join(found)
+def sources_of(thing: Any) -> str:
+    return "\n".join(map(source, thing.__mro__ if isinstance(thing, type) else [thing]))
 
 
 @pytest.mark.parametrize("owner", NAMES, ids=lambda owner: owner.__name__)
@@ -129,8 +120,8 @@ def test_upstream_has_the_name(owner: Any) -> None:
         name
         for name in NAMES[owner].split()
         if not hasattr(owner, name)
-        and f"self.{name}" not in source(owner)
-        and f'__dict__["{name}"]' not in source(owner)
+        and f"self.{name}" not in sources_of(owner)
+        and f'__dict__["{name}"]' not in sources_of(owner)
     ]
     assert not gone, f"{owner.__name__} has no {gone} any more"
 
@@ -230,12 +221,12 @@ TEXTS: list[tuple[Any, list[str]]] = [
 
 @pytest.mark.parametrize(("thing", "texts"), TEXTS, ids=lambda part: getattr(part, "__name__", ""))
 def test_upstreams_code_is_as_we_know_it(thing: Any, texts: list[str]) -> None:
-    missing = [text for text in texts if text not in source(thing)]
+    missing = [text for text in texts if text not in sources_of(thing)]
     assert not missing
 
 
 def test_workers_without_buffers_do_not_seed_torch() -> None:
-    assert "\n            torch.manual_seed" not in source(batched_envs._run_worker_pipe_direct)
+    assert "\n            torch.manual_seed" not in sources_of(batched_envs._run_worker_pipe_direct)
 
 
 def test_torch_dispatch_mode_is_a_class_of_torchs() -> None:

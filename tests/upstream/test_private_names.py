@@ -63,13 +63,24 @@ def names_of(cls: type) -> Names:
 
 
 @functools.cache
+def source(thing: Any) -> str:
+    """The source of anything; of a class in a moment, which ``inspect`` parses its module for."""
+    with contextlib.suppress(OSError, TypeError):  # of what is not written in Python
+        if not isinstance(thing, type):
+            return inspect.getsource(thing)
+        body = rf"^class {thing.__name__}\b.*?(?=^(?:@|class |def |\w+(?:: .*)? = )|\Z)"
+        found = re.search(body, source(import_module(thing.__module__)), re.MULTILINE | re.DOTALL)
+        return found.group() if found else ""
+    return ""
+
+
+@functools.cache
 def _names_in(cls: type) -> frozenset[str]:
     """The private names in the body of one class, and those that it sets on ``self``."""
     names = {*vars(cls), *vars(cls).get("__annotations__", ())}
-    with contextlib.suppress(OSError, TypeError):  # which has no Python source
-        for node in ast.walk(ast.parse(dedent(inspect.getsource(cls)))):
-            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-                names.add(node.attr)
+    for node in ast.walk(ast.parse(source(cls))):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            names.add(node.attr)
     return frozenset(filter(is_private, names))
 
 
@@ -122,8 +133,9 @@ class Checker(ast.NodeVisitor):
         self.method = before
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
-        name, of = node.attr, ast.unparse(node.value)
+        name = node.attr
         if is_private(name) and name not in DOCUMENTED:
+            of = ast.unparse(node.value)
             if not self.cls or of not in ("self", "cls", "super()"):
                 self.check_other(node, name)
             elif name not in self.names.inherited:

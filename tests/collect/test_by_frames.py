@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -12,14 +13,14 @@ import torch
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torchrl.collectors import Collector as ParentCollector
 from torchrl.data import LazyTensorStorage, ReplayBuffer
-from torchrl.envs import EnvBase, ExplorationType, RewardSum, StepCounter, TransformedEnv
+from torchrl.envs import EnvBase, ExplorationType
 
 from tdcollect import Collector, make_env
 from tdcollect.envs.slots import SlotError
 from tdcollect.testing import StatelessCountingPolicy, check_counting_batch, counting_env
 
-from . import policies
-from .envs import ENVS, Toy, box, make_toy
+from . import policies, transforms
+from .envs import ENVS, Toy, box
 from .loops import array_loop, on_arrays
 from .oracle import (
     UPSTREAM,
@@ -30,6 +31,7 @@ from .oracle import (
     run,
     seed_everything,
 )
+from .test_parent_behaviours import OPTIONS
 
 pytestmark = [pytest.mark.usefixtures("arrays"), pytest.mark.filterwarnings(UPSTREAM)]
 
@@ -67,60 +69,41 @@ def counting() -> Collector:
 # Iteration over all envs and policies is compared with TorchRL's in test_oracle.
 
 
-@pytest.mark.behaviour(1)
-@on_arrays(
-    "env",
-    ["toy", "cartpole-process-unbatched", "torchrl-vector", "mock-agents", "mock-nested"],
-    parent=["toy-unbatched", "torchrl-serial-of-ours"],
-)
-def test_batches_are_those_of_torchrls_collector(env: str) -> None:
-    policy = policies.random_policy if env == "mock-agents" else policies.actor
-    theirs = run(ParentCollector, ENVS[env], policy, iterate())
-    assert_same_record(run(Collector, ENVS[env], policy, by_frames()), theirs)
-
-
-@on_arrays(
-    "policy",
-    ["alternates-unbatched", "q-values", "call-counter", "function"],
-    parent=["one-hot", "carries-memory"],
-)
-def test_batches_of_any_policy_are_those_of_torchrls_collector(policy: str) -> None:
-    case = policies.case(policy)
-    theirs = run(ParentCollector, *case, iterate())
-    assert_same_record(run(Collector, *case, by_frames()), theirs)
-
-
-def double(batch: Any) -> Any:
-    return batch.set("twice", batch["next", "reward"] * 2)
-
-
-OPTIONS: dict[str, dict[str, Any]] = {
-    "compact": {"compact_obs": True},
-    "no-ids": {"track_traj_ids": False},
-    "no-buffers": {"use_buffers": False},
-    "storing-device": {"storing_device": "cpu"},
-    "devices": {"policy_device": "cpu", "env_device": "cpu"},
-    "resets": {"reset_at_each_iter": True},
-    "split": {"split_trajs": True},
-    "postproc": {"postproc": double},
-    "max-frames": {"max_frames_per_traj": 4},
-    "truncated": {"set_truncated": True},
-    "version": {"track_policy_version": True},
-    "same-td": {"return_same_td": True},
+CASES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], dict[str, Any]]] = {
+    **{env: (ENVS[env], policies.actor, {}) for env in ("toy", "toy-unbatched", "torchrl-vector")},
+    "agents": (ENVS["mock-agents"], policies.random_policy, {}),
+    "nested": (ENVS["mock-nested"], policies.actor, {}),
+    "books": (partial(transforms.make, "books"), policies.actor, {}),
+    **{
+        policy: (*policies.case(policy), {})
+        for policy in ("alternates-unbatched", "q-values", "call-counter", "carries-memory")
+    },
+    **{
+        name: (cartpole, policies.actor, OPTIONS[name])
+        for name in ("compact-obs", "no-trajectory-ids", "no-buffers", "storing-device", "same-td")
+    },
+    "devices": (cartpole, policies.actor, OPTIONS["policy-and-env-device"]),
+    "resets": (cartpole, policies.actor, OPTIONS["reset-and-truncate"]),
+    "split": (cartpole, policies.actor, OPTIONS["postproc-split"]),
+    "max-frames": (cartpole, policies.actor, {"max_frames_per_traj": 4}),
+    "version": (cartpole, policies.actor, {"track_policy_version": True}),
 }
 
 
-@on_arrays("options", OPTIONS, parent=["resets", "max-frames", "same-td"])
-def test_batches_under_any_option_are_those_of_torchrls_collector(options: str) -> None:
-    arguments = (cartpole, policies.actor)
-    theirs = run(ParentCollector, *arguments, iterate(), lambda: OPTIONS[options])
-    ours = run(Collector, *arguments, by_frames(), lambda: OPTIONS[options])
+@pytest.mark.behaviour(1)
+@on_arrays("name", CASES, parent=["toy-unbatched", "carries-memory", "resets", "max-frames"])
+def test_batches_are_those_of_torchrls_collector(name: str) -> None:
+    make, policy, options = CASES[name]
+    theirs = run(ParentCollector, make, policy, iterate(), lambda: options)
+    ours = run(Collector, make, policy, by_frames(), lambda: options)
     assert_same_record(ours, theirs)
 
 
 @pytest.mark.behaviour(1)
-@pytest.mark.parametrize("options", ["no-ids", "same-td", "max-frames"])
-def test_collecting_and_iterating_take_turns(options: str) -> None:
+@pytest.mark.parametrize("name", ["no-trajectory-ids", "same-td", "max-frames"])
+def test_collecting_and_iterating_take_turns(name: str) -> None:
+    make, policy, options = CASES[name]
+
     def in_turns(collector: Any) -> Iterator[Any]:
         stream = iter(collector)
         yield next(stream)
@@ -128,9 +111,8 @@ def test_collecting_and_iterating_take_turns(options: str) -> None:
         yield next(stream)
         yield collector.collect(frames=30)
 
-    arguments = (cartpole, policies.actor)
-    theirs = run(ParentCollector, *arguments, batches(4), lambda: OPTIONS[options])[:-1]
-    assert_same_record(run(Collector, *arguments, in_turns, lambda: OPTIONS[options]), theirs)
+    theirs = run(ParentCollector, make, policy, batches(4), lambda: options)[:-1]
+    assert_same_record(run(Collector, make, policy, in_turns, lambda: options), theirs)
 
 
 @pytest.mark.behaviour(1)
@@ -153,24 +135,21 @@ def test_frames_are_rounded_up_to_the_slots_with_a_warning() -> None:
 
 def test_frames_on_request_count_for_neither_total_frames_nor_the_buffer() -> None:
     buffer = ReplayBuffer(storage=LazyTensorStorage(100, ndim=1))
-    collector = Collector(cartpole(), frames_per_batch=6, total_frames=12, replay_buffer=buffer)
-    for _ in range(5):
-        assert collector.collect(frames=6).names == [None, "time"]
-    assert len(buffer) == 0
-    assert len(list(collector)) == 2
-    assert len(buffer) == 6
-
-
-def test_the_users_hooks_are_called() -> None:
     told: list[Any] = []
     collector = Collector(
         cartpole(),
         frames_per_batch=6,
+        total_frames=12,
+        replay_buffer=buffer,
         pre_collect_hook=lambda: told.append("before"),
-        post_collect_hook=lambda batch: told.append(tuple(batch.shape)),
+        post_collect_hook=lambda batch: told.append(getattr(batch, "shape", None)),
     )
-    collector.collect(frames=6)
-    assert told == ["before", (3, 2)]
+    for _ in range(5):
+        assert collector.collect(frames=6).names == [None, "time"]
+    assert told == ["before", (3, 2)] * 5  # the user's hooks are called
+    assert len(buffer) == 0
+    assert len(list(collector)) == 2
+    assert len(buffer) == 6
 
 
 # ------------------------------------------------------------------------------- other settings
@@ -285,45 +264,6 @@ def test_a_reset_can_be_forced() -> None:
 
 
 @pytest.mark.behaviour(8)
-@pytest.mark.parametrize(
-    ("env", "count"),
-    [
-        ("cartpole", {"frames": 6}),
-        ("cartpole-unbatched", {"episodes": 3}),
-        ("torchrl-gym", {"frames": 6}),
-        ("torchrl-vector", {"episodes": 3}),
-    ],
-)
-def test_slot_i_starts_from_seed_plus_i(env: str, count: dict[str, int]) -> None:
-    instance = ENVS[env]()
-    slots = instance.batch_size.numel()
-    collector = Collector(instance, frames_per_batch=slots)
-    collector.collect(frames=2 * slots)
-    batch = collector.collect(**count, seed=5)
-    ids = batch["collector", "traj_ids"].flatten()
-    starts = batch["observation"].reshape(-1, 4)
-    for slot in range(slots):
-        expected, _ = gym.make("CartPole-v1").reset(seed=5 + slot)
-        first = starts[ids == ids.unique()[slot]][0]
-        assert torch.equal(first, torch.from_numpy(expected))
-
-
-@pytest.mark.behaviour(8)
-@pytest.mark.parametrize("env", ["torchrl-serial", "mock-counting-batched"])
-def test_other_envs_are_seeded_as_set_seed_does(env: str) -> None:
-    def data(**count: Any) -> Any:
-        collector = Collector(ENVS[env](), frames_per_batch=20)
-        collector.collect(frames=6)
-        torch.manual_seed(0)
-        if not count:
-            collector.set_seed(4)
-            return collector.collect(frames=20).exclude("collector")
-        return collector.collect(**count, seed=4).exclude("collector")
-
-    assert_same(data(frames=20), data())
-
-
-@pytest.mark.behaviour(8)
 @pytest.mark.parametrize("count", [{"frames": 30}, {"episodes": 9}])
 def test_reset_options_reach_the_env(count: dict[str, int]) -> None:
     collector = Collector(make_env(Starting, SLOTS), frames_per_batch=30)
@@ -383,21 +323,6 @@ def test_what_follows_an_env_that_raised_starts_afresh() -> None:
     assert (batch["observation"][:, 0] == 0).all()
 
 
-def test_a_policy_that_raises_loses_no_step() -> None:
-    calls = iter(range(100))
-    right = StatelessCountingPolicy()
-
-    def policy(tensordict: Any) -> Any:
-        if next(calls) == 7:
-            raise ValueError("tired")
-        return right(tensordict)
-
-    collector = Collector(counting_env(SLOTS), policy, frames_per_batch=SLOTS)
-    with pytest.raises(ValueError, match="tired"):
-        collector.collect(frames=SLOTS * 10)
-    check_counting_batch(collector.collect(frames=SLOTS * 20))
-
-
 # -------------------------------------------------------------------------------------- bad input
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -444,13 +369,3 @@ def test_seeds_that_cannot_be_honoured_are_refused(seed: Any) -> None:
     for count in ({"frames": 3}, {"episodes": 3}):
         with pytest.raises((TypeError, ValueError), match="expected"):
             counting().collect(**count, seed=seed)
-
-
-def test_transforms_stand_around_it_as_in_iteration() -> None:
-    env = TransformedEnv(make_env(make_toy, SLOTS), RewardSum())
-    env.append_transform(StepCounter())
-    collector = Collector(env, frames_per_batch=30)
-    batch = torch.cat([collector.collect(frames=9), collector.collect(frames=60)], 1)
-    ended = batch["next", "done"].squeeze(-1)
-    restarted = batch["step_count"].squeeze(-1)[:, 1:] == 0
-    assert torch.equal(restarted, ended[:, :-1])

@@ -21,8 +21,6 @@ from .oracle import UPSTREAM
 
 pytestmark = [pytest.mark.usefixtures("arrays"), pytest.mark.filterwarnings(UPSTREAM)]
 
-VERSION = "policy_version"
-
 
 # ------------------------------------------------------------------------------ what a step stores
 
@@ -63,26 +61,6 @@ def test_every_output_of_the_policy_is_stored() -> None:
     torch.testing.assert_close(batch["action_log_prob"], chosen)
 
 
-@pytest.mark.behaviour(15)
-@pytest.mark.parametrize("env", ["toy", "toy-unbatched"])
-def test_a_row_holds_the_version_of_the_weights_that_acted(env: str, arrays: bool) -> None:
-    made = ENVS[env]()
-    policy = policies.actor(made)
-    frames = 12 * made.batch_size.numel()
-    collector = Collector(made, policy, frames_per_batch=frames, track_policy_version=True)
-    assert ("steps on arrays" in str(collector.explain())) == arrays
-    stream = iter(collector)
-    for version in range(4):
-        batch = next(stream)
-        assert batch["next", VERSION].dtype == torch.int64
-        assert (batch["next", VERSION] == version).all()
-        # At the root is the version at which the observation was made, in a first row the one
-        # before.
-        assert (batch[VERSION][..., 1:] == version).all()
-        collector.update_policy_weights_()
-        assert collector.policy_version == version + 1
-
-
 # --------------------------------------------------------------------- how long an episode may be
 
 
@@ -110,8 +88,9 @@ LIMITS = {
 
 
 @pytest.mark.behaviour(10)
-@pytest.mark.parametrize("limit", LIMITS)
-@pytest.mark.parametrize("slots", [None, 2])
+@pytest.mark.parametrize(
+    ("limit", "slots"), [("make_env", None), ("collector", 2), ("transform", 2)]
+)
 def test_an_env_that_never_ends_is_cut_at_the_limit(limit: str, slots: int | None) -> None:
     env, options = LIMITS[limit](slots)
     collector = Collector(env, frames_per_batch=20 * (slots or 1), **options)

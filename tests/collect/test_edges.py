@@ -63,7 +63,7 @@ def writes(key: Any, function: Callable[[torch.Tensor], Any]) -> Callable[[Any],
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, ValueError])
-@pytest.mark.parametrize("call", range(2, 21, 6))
+@pytest.mark.parametrize("call", [2, 14])
 def test_an_interrupted_batch_loses_no_step(kind: type[BaseException], call: int) -> None:
     """The next collection continues from the last step taken."""
     calls = 0
@@ -385,28 +385,12 @@ def test_an_entry_that_comes_late_is_left_out(
     assert "late" not in set(batch.keys())
 
 
-def test_an_entry_that_goes_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tdcollect.collect.step_dict._CHUNK_BYTES", 1)
-    calls = 0
-
-    def policy(tensordict: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        tensordict = tensordict.exclude("early")
-        if calls < 5:
-            tensordict.set("early", torch.ones(3, 1))
-        return tensordict.set("action", PLAIN.expand(3, 2))
-
-    collector = tdcollect.Collector(cartpole(), policy, frames_per_batch=60)
-    batch = collector.rollout()  # it is carried from row to row, as TorchRL does
-    assert batch["early"].shape == (3, 20, 1)
-
-
 # ------------------------------------------------------------------------------------------ devices
 
 
-@pytest.mark.parametrize("policy_device", [None, "cpu"])
-@pytest.mark.parametrize("env_device", [None, "cpu"])
+@pytest.mark.parametrize(
+    ("policy_device", "env_device"), [(None, None), ("cpu", None), (None, "cpu")]
+)
 def test_a_policy_is_given_a_tensordict_on_its_device(policy_device: Any, env_device: Any) -> None:
     devices: list[str] = []
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -13,24 +14,7 @@ import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
-from torchrl.envs import (
-    BinarizeReward,
-    CatFrames,
-    ClipTransform,
-    Compose,
-    DTypeCastTransform,
-    EnvBase,
-    ObservationNorm,
-    RewardClipping,
-    RewardScaling,
-    RewardSum,
-    SignTransform,
-    StepCounter,
-    Transform,
-    TransformedEnv,
-    UnsqueezeTransform,
-    VecNormV2,
-)
+from torchrl import envs
 
 from tdcollect import (
     Collector,
@@ -41,7 +25,6 @@ from tdcollect import (
     make_env,
 )
 from tdcollect.envs.slots import SlotError
-from tdcollect.evaluation.episodes.data import exact_sum
 
 from .envs import Walk
 
@@ -94,8 +77,8 @@ def returns(env: Any, **options: Any) -> list[float]:
     return [record.episode_return for record in records]  # type: ignore[misc]
 
 
-def under(transform: Transform, num_envs: int | None = 3) -> EnvBase:
-    return TransformedEnv(make_env(Walk, num_envs), transform)
+def under(transform: envs.Transform, num_envs: int | None = 3) -> envs.EnvBase:
+    return envs.TransformedEnv(make_env(Walk, num_envs), transform)
 
 
 WAYS: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
@@ -110,7 +93,7 @@ WAYS: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
         {},
     ),
     "new envs": lambda: (Walk, {"fresh_envs": True}),
-    "TensorDicts": lambda: (under(VecNormV2(["observation"], reduce_batch_dims=True)), {}),
+    "TensorDicts": lambda: (under(envs.VecNormV2(["observation"], reduce_batch_dims=True)), {}),
 }
 
 
@@ -120,7 +103,7 @@ def test_a_return_is_the_float64_sum_of_the_envs_rewards(way: Any) -> None:
     found = returns(env, **options)
     assert found == plain_returns()
     assert found != stored_returns(lambda reward: reward)
-    if isinstance(env, EnvBase):
+    if isinstance(env, envs.EnvBase):
         env.close()
 
 
@@ -133,42 +116,7 @@ def clamped(reward: torch.Tensor, low: float, high: float) -> torch.Tensor:
     return reward.clamp(torch.tensor(low), torch.tensor(high))
 
 
-CHANGES = {
-    "scaled": (lambda: RewardScaling(3.0, 0.1), scaled),
-    "clipped": (lambda: RewardClipping(-0.7, 0.7), lambda r: clamped(r, -0.7, 0.7)),
-    "sign": (lambda: SignTransform(in_keys=["reward"]), torch.sign),
-    "binary": (BinarizeReward, lambda r: (r > 0).to(torch.int8)),
-    "clamped": (
-        lambda: ClipTransform(in_keys=["reward"], low=-0.5, high=0.5),
-        lambda r: clamped(r, -0.5, 0.5),
-    ),
-    "normed": (lambda: ObservationNorm(3.0, 0.1, in_keys=["reward"]), scaled),
-    "scaled, then clipped": (
-        lambda: Compose(RewardScaling(3.0, 0.1), RewardClipping(-0.7, 3.1)),
-        lambda r: clamped(scaled(r), -0.7, 3.1),
-    ),
-    "counted": (lambda: Compose(StepCounter(), RewardSum()), lambda r: r),
-    "stacked": (
-        lambda: Compose(
-            UnsqueezeTransform(-1, in_keys=["observation"]),
-            CatFrames(2, -1, in_keys=["observation"], out_keys=["both"]),
-            RewardScaling(3.0, 0.1),
-        ),
-        scaled,
-    ),
-}
-
-
-@pytest.mark.parametrize(("transform", "change"), CHANGES.values(), ids=CHANGES)
-def test_known_transforms_are_carried_in_float64(transform: Any, change: Any) -> None:
-    assert returns(under(transform())) == plain_returns(change)
-
-
-def test_known_transforms_of_one_env_without_batch_dims() -> None:
-    assert returns(under(RewardScaling(3.0, 0.1), None)) == plain_returns(scaled)
-
-
-class Halved(Transform):
+class Halved(envs.Transform):
     """A user's transform."""
 
     def __init__(self) -> None:
@@ -178,7 +126,7 @@ class Halved(Transform):
         return reward / 2
 
 
-class Hidden(Transform):
+class Hidden(envs.Transform):
     """A transform that does not declare that it changes the reward."""
 
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
@@ -190,39 +138,73 @@ class Hidden(Transform):
         return tensordict_reset
 
 
-OWN = {
+REWARD: dict[str, Any] = {"in_keys": ["reward"]}
+SCALE = partial(envs.RewardScaling, 3.0, 0.1)
+KNOWN = {
+    "scaled": (SCALE, scaled),
+    "clipped": (lambda: envs.RewardClipping(-0.7, 0.7), lambda r: clamped(r, -0.7, 0.7)),
+    "sign": (lambda: envs.SignTransform(**REWARD), torch.sign),
+    "binary": (envs.BinarizeReward, lambda r: (r > 0).to(torch.int8)),
+    "clamped": (
+        lambda: envs.ClipTransform(low=-0.5, high=0.5, **REWARD),
+        lambda r: clamped(r, -0.5, 0.5),
+    ),
+    "normed": (lambda: envs.ObservationNorm(3.0, 0.1, **REWARD), scaled),
+    "scaled, then clipped": (
+        lambda: envs.Compose(SCALE(), envs.RewardClipping(-0.7, 3.1)),
+        lambda r: clamped(scaled(r), -0.7, 3.1),
+    ),
+    "counted": (lambda: envs.Compose(envs.StepCounter(), envs.RewardSum()), lambda r: r),
+    "stacked": (
+        lambda: envs.Compose(
+            envs.UnsqueezeTransform(-1, in_keys=["observation"]),
+            envs.CatFrames(2, -1, in_keys=["observation"], out_keys=["both"]),
+            SCALE(),
+        ),
+        scaled,
+    ),
+}
+OTHER = {
     "unknown": (Halved, lambda r: r / 2),
     "unsaid": (Hidden, lambda r: r / 2),
     "cast": (
-        lambda: DTypeCastTransform(torch.float32, torch.float16, in_keys=["reward"]),
+        lambda: envs.DTypeCastTransform(torch.float32, torch.float16, **REWARD),
         lambda r: r.half(),
     ),
     "cast after": (
-        lambda: Compose(
-            RewardScaling(3.0, 0.1),
-            DTypeCastTransform(torch.float32, torch.float64, in_keys=["reward"]),
+        lambda: envs.Compose(
+            SCALE(), envs.DTypeCastTransform(torch.float32, torch.float64, **REWARD)
         ),
         lambda r: scaled(r).double(),
     ),
 }
 
 
-@pytest.mark.parametrize(("transform", "change"), OWN.values(), ids=OWN)
-def test_of_other_transforms_their_own_output_is_summed(transform: Any, change: Any) -> None:
-    assert returns(under(transform())) == stored_returns(change)
+@pytest.mark.parametrize("name", [*KNOWN, *OTHER])
+def test_known_transforms_are_carried_in_float64_and_the_output_of_others_is_summed(
+    name: str,
+) -> None:
+    transform, change = {**KNOWN, **OTHER}[name]
+    expected = (plain_returns if name in KNOWN else stored_returns)(change)
+    assert returns(under(transform())) == expected
+    if name == "scaled":  # and without batch dimensions
+        assert returns(under(transform(), None)) == expected
 
 
 class Pays(gym.Env[Any, Any]):
-    """An env that returns the given rewards, then ends."""
+    """An env that returns the rewards given for each episode, by index, then ends."""
 
     observation_space = gym.spaces.Box(-1, 1, (1,))
     action_space = gym.spaces.Discrete(2)
 
-    def __init__(self, rewards: tuple[float, ...], **info: Any):
-        self.rewards, self.info = rewards, info
+    def __init__(self, *episodes: tuple[float, ...], infos: Sequence[dict[str, Any]] = ()):
+        infos = infos or [{}] * len(episodes)
+        seeds = [env_seed(0, index) for index in range(len(episodes))]
+        self.episodes = dict(zip(seeds, zip(episodes, infos, strict=True), strict=True))
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
+        self.rewards, self.info = self.episodes.get(seed or 0, next(iter(self.episodes.values())))
         self.steps = 0
         return np.zeros(1, np.float32), {}
 
@@ -233,39 +215,37 @@ class Pays(gym.Env[Any, Any]):
         return np.zeros(1, np.float32), reward, ended, False, self.info
 
 
-@pytest.mark.parametrize(
-    ("rewards", "expected"),
-    [
-        ((123456789,) * 3, 370370367.0),
-        ((0.1,) * 10, 1.0),
-        ((1e308, 1e308, -1e308), 1e308),
-        ((1e308, 1e308), math.inf),
-        ((math.inf, 1.0), math.inf),
-    ],
-    ids=str,
-)
-def test_a_return_is_rounded_once(rewards: tuple[float, ...], expected: float) -> None:
+def test_a_return_is_rounded_once() -> None:
+    inf, nan = math.inf, math.nan
+    sums = {
+        (123456789.0,) * 3: 370370367.0,
+        (0.1,) * 10: 1.0,
+        (1e308, 1e308, -1e308): 1e308,
+        (1e308, 1e308): inf,
+        (1e308, 1e308, -inf): -inf,
+        (inf, 1.0): inf,
+        (-inf, -inf): -inf,
+        (nan, 1.0): nan,
+        (inf, -inf): nan,
+    }
     with np.errstate(over="ignore"):
-        result = evaluate(lambda: Pays(rewards), policy(), 2)
-    assert result.returns.tolist() == [expected] * 2
+        result = evaluate(lambda: Pays(*sums), policy(), len(sums))
+    np.testing.assert_array_equal(result.returns, [*sums.values()])
 
 
 def test_a_return_beyond_float32_is_finite_and_its_data_are_not() -> None:
+    def env(**how: Any) -> envs.EnvBase:
+        return make_env(lambda: Pays((1e39,) * 3), 2, **how)
+
     with np.errstate(over="ignore"):
-        collector = EvaluationCollector(lambda: Pays((1e39,) * 3), policy(), 1)
+        collector = EvaluationCollector(env(), policy(), 1)
         (data,) = collector
     assert collector.episodes[0].episode_return == 3e39
     assert data["next", "reward"].isinf().all()
-    assert data["next", "reward"].dtype == torch.float32
-
-
-def test_finite_rewards_are_finite_as_they_are_stored() -> None:
-    def env() -> EnvBase:
-        return make_env(lambda: Pays((1e39,) * 3), 2, check_finite=True)
-
+    checked = partial(env, check_finite=True)
     for run in (
-        lambda: list(Collector(env(), policy(), frames_per_batch=2, total_frames=2)),
-        lambda: list(EvaluationCollector(env(), policy(), 1, on_env_error="raise")),
+        lambda: list(Collector(checked(), policy(), frames_per_batch=2, total_frames=2)),
+        lambda: list(EvaluationCollector(checked(), policy(), 1, on_env_error="raise")),
     ):
         told = pytest.raises((SlotError, NotReproducibleError), match=r"got inf at .*'reward'")
         with np.errstate(over="ignore"), told:
@@ -277,40 +257,20 @@ def test_batches_and_episodes_hold_float32_rewards_alone() -> None:
     (episode, *_) = EvaluationCollector(env, policy(), EPISODES)
     (batch,) = Collector(env, policy(), frames_per_batch=9, total_frames=9)
     wholly = EvaluationCollector(
-        under(VecNormV2(["observation"], reduce_batch_dims=True)), policy(), 1
+        under(envs.VecNormV2(["observation"], reduce_batch_dims=True)), policy(), 1
     )
     for data in (episode, batch, next(iter(wholly))):
         assert data["next", "reward"].dtype == torch.float32
         assert not [key for key in data.keys(True, True) if "exact" in str(key)]
 
 
-def test_sums_of_numbers_that_are_none() -> None:
-    for values in ([math.inf, 1.0], [math.nan, 1.0], [math.inf, -math.inf], [-math.inf] * 2):
-        assert np.array_equal(exact_sum(np.array(values)), sum(values), equal_nan=True)
-    assert exact_sum(np.array([1e308, 1e308, -math.inf])) == -math.inf
-
-
-# --- success -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("told", "expected"),
-    [
-        (True, True),
-        (0, False),
-        (np.float32(1), True),
-        (np.array([True, False]), False),
-        (None, None),
-    ],
-    ids=repr,
-)
-def test_success_is_what_says_true_or_false(told: Any, expected: bool | None) -> None:
-    result = evaluate(lambda: Pays((1.0,), is_success=told), policy(), 1)
-    assert result.episodes[0].success is expected
-
-
-@pytest.mark.parametrize("told", ["no", 2, 0.5, np.nan, {"a": True}, []], ids=repr)
-def test_success_that_says_neither_is_refused(told: Any) -> None:
+def test_success_is_what_says_true_or_false() -> None:
+    told = [True, 0, np.float32(1), np.array([True, False]), None]
+    env = Pays(*[(1.0,)] * 5, infos=[{"is_success": value} for value in told])
+    result = evaluate(lambda: env, policy(), 5, num_envs=1)
+    assert [record.success for record in result.episodes] == [True, False, True, False, None]
     match = r"expected the info 'success' at the end of episode 0 \(seed \d+\) to be True or False"
-    with pytest.raises(ValueError, match=match):
-        evaluate(lambda: Pays((1.0,), success=told), policy(), 1)
+    for value in ("no", 2, 0.5, np.nan, {"a": True}, []):
+        env = Pays((1.0,), infos=[{"success": value}])
+        with pytest.raises(ValueError, match=match):
+            list(EvaluationCollector(lambda env=env: env, policy(), 1, num_envs=1))

@@ -123,21 +123,11 @@ def test_the_page_needs_no_other_file_and_lets_none_load(whole) -> None:
     assert "unsafe" not in policy
 
 
-def test_the_page_holds_the_figures_that_are_beside_it(whole) -> None:
+def test_each_figure_says_what_it_shows_and_is_in_the_page(whole) -> None:
     written, page = whole
-    for path in written[:-1]:
-        root = ElementTree.fromstring(path.read_bytes())
-        inside = {element.get("d") for element in root.iter() if element.get("d")}
-        assert inside <= {*page.values("path", "d")}
-        assert len(inside) > 4  # something is drawn
-
-
-def test_each_figure_says_what_it_shows(whole) -> None:
-    _, page = whole
     completed = np.delete(RETURNS, FAILED)
     low, first, third, high = np.quantile(completed, [0, 0.25, 0.75, 1])
     described = page.values("svg", "aria-label")
-    assert len(described) == 4
     assert described[0].startswith(
         f"Returns. Half of the 39 returns lie between {first:.1f} and {third:.1f}, all between "
         f"{low:.0f} and {high:.0f}. The mean is {completed.mean():.2f} (95% interval "
@@ -146,22 +136,29 @@ def test_each_figure_says_what_it_shows(whole) -> None:
         "How episodes ended. 38 episodes terminated, 1 truncated, 1 failed. 20 of 40 episodes were "
         "a success: 50% (95% interval "
     )
-    for path, words in zip(whole[0], described, strict=False):
-        assert ElementTree.fromstring(path.read_bytes()).findtext(f"{SVG}desc") in words
+    for path, words in zip(written[:-1], described, strict=True):
+        root = ElementTree.fromstring(path.read_bytes())
+        inside = {element.get("d") for element in root.iter() if element.get("d")}
+        assert inside <= {*page.values("path", "d")}
+        assert len(inside) > 4  # something is drawn
+        assert root.findtext(f"{SVG}desc") in words
 
 
-def test_the_headline_has_the_mean_with_its_interval_and_what_completed(whole) -> None:
+def test_the_page_says_what_the_summary_and_the_manifest_say(whole) -> None:
     _, page = whole
     summary = summarize(records())
     interval = summary.returns.mean_interval
-    assert f"95% interval {interval.low:.2f} to {interval.high:.2f}" in page.words
-    assert "39 of 40" in page.words
-    assert "1 failed, 2 restarted" in page.words
-
-
-def test_the_statistics_are_those_of_the_summary(whole) -> None:
-    _, page = whole
-    assert page.tables[0][1:] == stripped(summarize(records()).rows())
+    for said in (
+        f"95% interval {interval.low:.2f} to {interval.high:.2f}",
+        *("39 of 40", "1 failed, 2 restarted", "Failed or restarted: episodes 3 and 7."),
+    ):
+        assert said in page.words
+    assert page.tables[0][1:] == stripped(summary.rows())
+    entries = dict(page.tables[2][1:])
+    assert entries["env.wrappers"] == "TimeLimit, OrderEnforcing"
+    assert entries["versions.torch"] == "2.13.0"
+    assert entries["seeds.root"] == "0"
+    assert entries["max_episode_steps"] == entries["git"] == "none"
 
 
 def test_every_episode_is_there_with_its_outcome(whole) -> None:
@@ -190,22 +187,6 @@ def test_the_lowest_returns_are_named_and_the_call_that_runs_one_again(whole) ->
     )
 
 
-@pytest.mark.parametrize(
-    ("returns", "said"),
-    [
-        ([3.5, 1.0, 2.0, 4.0, 5.0], ["Lowest return: 1 in episode 1."]),
-        ([3.5, 1.0, 2.25, 4.0, 5.0, 6.0, 7.0, 8.0], ["1.00 in episode 1 and 2.25 in episode 2."]),
-        ([3.0, 1.0, 2.0], []),
-        ([500.0] * 20, []),
-    ],
-    ids=["five", "eight", "three", "equal"],
-)
-def test_of_few_episodes_few_are_the_lowest(tmp_path: Path, returns, said: list[str]) -> None:
-    _, page = report(tmp_path, ledger(returns))
-    assert all(text in page.words for text in said)
-    assert ("Lowest" in page.words) == bool(said)
-
-
 def test_returns_that_equal_the_lengths_are_shown_once_and_said(tmp_path: Path) -> None:
     written, page = report(tmp_path, ledger(range(10, 50)))  # as lengths are
     assert [path.stem for path in written] == ["returns", "cumulative", "endings", "report"]
@@ -216,64 +197,44 @@ def test_returns_that_equal_the_lengths_are_shown_once_and_said(tmp_path: Path) 
     assert "Mean length" not in page.words
 
 
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        ({}, "Actor · 40 test episodes · deterministic actions"),
-        ({"exploration": "random"}, "Actor · 40 test episodes · sampled actions"),
-        ({"exploration": "random", "class": RANDOM}, "random actions · 40 test episodes"),
-    ],
-    ids=["deterministic", "sampled", "no policy"],
-)
-def test_the_actions_of_a_policy_that_draws_are_sampled(
-    tmp_path: Path, changed: dict[str, str], said: str
-) -> None:
-    described = manifest()
+def lead(tmp_path: Path, **changed: str) -> str:
+    """The first line of a report without figures on a policy."""
+    episodes = ledger([1.0], failed=[0])
+    described = manifest(episodes=1)
     described["policy"].update(changed)
-    write_report(tmp_path, described, records(), summarize(records(), resamples=9))
-    text = (tmp_path / "report.html").read_text()
-    assert f'<p class="lead">{said}</p>' in text
+    write_report(tmp_path, described, episodes, summarize(episodes))
+    (found,) = re.findall('<p class="lead">(.*?)</p>', (tmp_path / "report.html").read_text())
+    return found
 
 
-def test_failed_and_restarted_episodes_are_named(whole) -> None:
-    assert "Failed or restarted: episodes 3 and 7." in whole[1].words
+def test_the_actions_of_a_policy_that_draws_are_sampled(tmp_path: Path) -> None:
+    assert lead(tmp_path) == "Actor · 1 test episode · deterministic actions"
+    assert lead(tmp_path, exploration="random") == "Actor · 1 test episode · sampled actions"
+    drawn = {"exploration": "random", "class": RANDOM}
+    assert lead(tmp_path, **drawn) == "random actions · 1 test episode"
 
 
-def test_lost_episodes_are_counted_apart(tmp_path: Path) -> None:
-    episodes = [e if e.completed else replace(e, status="lost") for e in records()]
-    _, page = report(tmp_path, episodes)
-    assert "0 failed, 1 lost, 2 restarted" in page.words
-    assert "38 episodes terminated, 1 truncated, 1 lost." in page.words
-    assert "Failed, lost or restarted: episodes 3 and 7." in page.words
-
-
-def test_data_that_are_kept_are_linked(tmp_path: Path) -> None:
+def test_lost_equal_and_kept_episodes_are_remarked_on(tmp_path: Path) -> None:
     for name in ("000002", "000039", "12", "x", ".000001.part"):
         (tmp_path / "trajectories" / name).mkdir(parents=True)
-    _, page = report(tmp_path)
-    links = page.values("a", "href")
-    assert links == ["./trajectories/000002/", "./trajectories/000039/"]
-    assert [row[0] for row in page.tables[1][1:] if row[-1] == "kept"] == ["2", "39"]
-
-
-def test_equal_episodes_are_remarked_on(tmp_path: Path) -> None:
-    episodes = [replace(e, digest=f"{e.index % 2:064x}") if e.completed else e for e in records()]
-    _, page = report(tmp_path, episodes)
-    assert "1 failed, 2 restarted, only 2 distinct" in page.words
+    _, page = report(
+        tmp_path,
+        [
+            replace(e, digest=f"{e.index % 2:064x}") if e.completed else replace(e, status="lost")
+            for e in records()
+        ],
+    )
+    assert "0 failed, 1 lost, 2 restarted, only 2 distinct" in page.words
+    assert "38 episodes terminated, 1 truncated, 1 lost." in page.words
+    assert "Failed, lost or restarted: episodes 3 and 7." in page.words
     assert "Only 2 of 39 completed episodes are distinct: 37 repeat another one" in page.words
     column = page.tables[1][0].index("equal to")
     assert [row[column] for row in page.tables[1][1:]][:9] == [
         *("-", "-", "0", "1", "0", "1", "0", "-", "0")
     ]
-
-
-def test_the_manifest_is_there_entry_by_entry(whole) -> None:
-    _, page = whole
-    entries = dict(page.tables[2][1:])
-    assert entries["env.wrappers"] == "TimeLimit, OrderEnforcing"
-    assert entries["versions.torch"] == "2.13.0"
-    assert entries["seeds.root"] == "0"
-    assert entries["max_episode_steps"] == entries["git"] == "none"
+    links = page.values("a", "href")
+    assert links == ["./trajectories/000002/", "./trajectories/000039/"]
+    assert [row[0] for row in page.tables[1][1:] if row[-1] == "kept"] == ["2", "39"]
 
 
 EVIL = '</svg></style><script>alert("1 & 2")</script><img src=x onerror=alert(1)>'
@@ -303,27 +264,38 @@ def test_of_many_episodes_those_that_matter_are_listed(tmp_path: Path, monkeypat
 # Degenerate evaluations
 
 
-def test_no_episode(tmp_path: Path) -> None:
-    written, page = report(tmp_path, [])
-    assert [path.name for path in written] == ["report.html"]
-    assert "No episode completed." in page.words
+def test_without_a_completed_episode_there_is_no_figure(tmp_path: Path) -> None:
+    for episodes, said in [
+        ([], "No episode completed."),
+        (ledger([1.0, 2.0], failed=[0, 1]), "0 of 2"),
+    ]:
+        written, page = report(tmp_path, episodes)
+        assert [path.name for path in written] == ["report.html"]
+        assert said in page.words
 
 
-def test_all_failed(tmp_path: Path) -> None:
-    written, page = report(tmp_path, ledger([1.0, 2.0], failed=[0, 1]))
-    assert [path.name for path in written] == ["report.html"]
-    assert "0 of 2" in page.words
+# Returns, and what is said of the lowest.
+DRAWN = {
+    "one": ([3.0], ""),
+    "three": ([3.0, 1.0, 2.0], ""),
+    "five": ([3.5, 1.0, 2.0, 4.0, 5.0], "Lowest return: 1 in episode 1."),
+    "eight": ([3.5, 1, 2.25, 4, 5, 6, 7, 8], "Lowest returns: 1.00 in episode 1 and 2.25 in epi"),
+    "equal": ([5.0] * 6, ""),
+    "equal, not whole": ([0.1] * 4, ""),
+    "outlier": ([0.0] * 9 + [1e9], "Lowest returns: 0 in episode 0 and 0 in episode 1."),
+    "NaN": ([np.nan, 1.0, 2.0], ""),
+    "infinite": ([np.inf], ""),
+    "small": ([1e-9, 2e-9], ""),
+}
 
 
-@pytest.mark.parametrize(
-    "values",
-    [[3.0], [5.0] * 4, [0.1] * 4, [0.0] * 99 + [1e9], [np.nan, 1.0, 2.0], [np.inf], [1e-9, 2e-9]],
-    ids=["one", "equal", "equal, not whole", "outlier", "NaN", "infinite", "small"],
-)
+@pytest.mark.parametrize(("values", "said"), DRAWN.values(), ids=DRAWN)
 @pytest.mark.filterwarnings("error")
-def test_any_returns_can_be_drawn(tmp_path: Path, values: list[float]) -> None:
-    written, _ = report(tmp_path, ledger(values))
+def test_any_returns_can_be_drawn(tmp_path: Path, values: list[float], said: str) -> None:
+    written, page = report(tmp_path, ledger(values))
     assert written[-1].name == "report.html"
+    assert said in page.words
+    assert ("Lowest" in page.words) == bool(said)
 
 
 # Bytes
@@ -388,24 +360,25 @@ def test_the_running_mean_and_deviation_are_those_of_the_first_values() -> None:
         assert deviation[count - 1] == pytest.approx(values[:count].std(ddof=1), rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("values", "bars"),
-    [([3.0, 5.0], 3), ([0.0, 1000.0] * 5, 10), (list(np.arange(1e5) / 7), 40), ([0.5], 1)],
-    ids=["few whole numbers", "few values", "many values", "one value"],
-)
-def test_a_histogram_has_few_bars_and_holds_every_value(values: list[float], bars: int) -> None:
-    edges = bin_edges(np.array(values))
-    assert len(edges) - 1 == bars
-    assert np.histogram(values, edges)[0].sum() == len(values)
+def test_a_histogram_has_few_bars_and_holds_every_value() -> None:
+    for values, bars in [
+        ([3.0, 5.0], 3),
+        ([0.0, 1000.0] * 5, 10),
+        (list(np.arange(1e5) / 7), 40),
+        ([0.5], 1),
+    ]:
+        edges = bin_edges(np.array(values))
+        assert len(edges) - 1 == bars
+        assert np.histogram(values, edges)[0].sum() == len(values)
 
 
 # Comparisons
 
 
-def compared(tmp_path: Path, *runs, names):
+def compared(directory: Path, *runs, names):
     found = compare(*runs, names=names)
-    written = write_comparison_report(tmp_path, found)
-    return found, written, Page((tmp_path / "comparison.html").read_text())
+    written = write_comparison_report(directory, found)
+    return found, written, Page((directory / "comparison.html").read_text())
 
 
 def test_a_comparison_of_many_has_its_table_and_figures(tmp_path: Path) -> None:
@@ -424,12 +397,15 @@ def test_a_comparison_of_many_has_its_table_and_figures(tmp_path: Path) -> None:
 
 def test_a_comparison_of_two_says_how_many_episodes_were_won(tmp_path: Path) -> None:
     changed = np.add(RETURNS, [1.0] * 20 + [0.0] * 10 + [-2.0] * 10)
-    found, _, page = compared(tmp_path, run(RETURNS), run(changed), names=["a", "b"])
+    names = ["costs $1", "costs $2"]
+    found, written, page = compared(tmp_path / "a", run(RETURNS), run(changed), names=names)
     assert found.differences[0].improvement == 25 / 40
     assert "Probability of improvement0.625" in page.words.replace("\n", "")
     assert "(won + tied / 2) / episodes." in page.words
-    said = "Of 40 episodes, b has a higher return than a in 20, an equal one in 10, and a lower one"
+    said = "40 episodes, costs $2 has a higher return than costs $1 in 20, an equal one in 10, and"
     assert said in page.words
+    again = write_comparison_report(tmp_path / "b", found)
+    assert [path.read_bytes() for path in again] == [path.read_bytes() for path in written]
 
 
 def test_a_comparison_lists_each_episode(tmp_path: Path) -> None:
@@ -450,9 +426,3 @@ def test_a_comparison_of_many_episodes_lists_those_that_differ_most(tmp_path, mo
     _, _, page = compared(tmp_path, *runs, names=["a", "b"])
     assert [row[0] for row in page.tables[1][1:]] == ["0", "1", "2", "37", "38", "39"]
     assert "The table lists 6 of 40 episodes" in page.words
-
-
-def test_the_same_comparison_gives_the_same_bytes(tmp_path: Path) -> None:
-    found = compare(run(RETURNS), run(RETURNS[::-1]), names=["a", "costs $1 and $2"])
-    first, second = (write_comparison_report(tmp_path / name, found) for name in "ab")
-    assert [p.read_bytes() for p in first] == [p.read_bytes() for p in second]

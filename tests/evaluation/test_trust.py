@@ -95,24 +95,22 @@ NAMED = [
 
 
 @pytest.mark.parametrize("named", NAMED, ids=lambda named: " ".join(map(str, named.values())))
-@pytest.mark.parametrize("within", [False, True], ids=["beside", "within"])
 def test_replay_runs_nothing_that_a_directory_names(
-    sent: Path, mark: Path, monkeypatch, capsys, named: dict[str, Any], within: bool
+    sent: Path, mark: Path, monkeypatch, capsys, named: dict[str, Any]
 ) -> None:
     ask(sent, **named)
-    if within:
-        monkeypatch.chdir(sent)
-    shown = "." if within else "sent"
     before = list(sys.path)
-    assert main(["replay", shown, "0"]) == 1
-    out, err = capsys.readouterr()
-    assert not out
-    assert not mark.exists()
-    assert sys.path == before
-    assert "payload" not in sys.modules
-    for name, value in named.items():
-        assert re.search(rf"^  {name.replace('_', '-')} +{re.escape(str(value))}$", err, re.M)
-    assert f"\n  tdcollect replay {shown} 0 --trust\n" in err
+    for folder, shown in [(sent.parent, "sent"), (sent, ".")]:
+        monkeypatch.chdir(folder)
+        assert main(["replay", shown, "0"]) == 1
+        out, err = capsys.readouterr()
+        assert not out
+        assert not mark.exists()
+        assert sys.path == before
+        assert "payload" not in sys.modules
+        for name, value in named.items():
+            assert re.search(rf"^  {name.replace('_', '-')} +{re.escape(str(value))}$", err, re.M)
+        assert f"\n  tdcollect replay {shown} 0 --trust\n" in err
 
 
 def test_what_replay_says_works_as_typed(here, typed, monkeypatch, capsys) -> None:
@@ -145,13 +143,6 @@ def run(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(words[1:]) == 0
 
 
-def test_what_the_user_names_runs_and_nothing_else_is_read(sent, mark, typed) -> None:
-    (sent / "request.json").write_text("not JSON")
-    names = "--env CartPole-v1 --policy random"
-    assert typed(f"replay sent 1 {names}")[0] == 0
-    assert not mark.exists()
-
-
 def test_a_module_is_not_taken_from_the_directory_that_one_stands_in(
     sent, mark, monkeypatch, capsys
 ) -> None:
@@ -177,16 +168,11 @@ def test_a_request_does_not_look_for_modules_wherever_the_process_goes(
     assert not mark.exists()
 
 
-def test_trust_runs_what_the_directory_names(sent, mark, monkeypatch, capsys) -> None:
+def test_trust_runs_what_the_directory_names_and_nobody_types(
+    sent, mark, monkeypatch, capsys
+) -> None:
     """And so the tests above are not empty."""
     monkeypatch.delitem(sys.modules, "payload", raising=False)
-    ask(sent, policy="payload.py:make")
-    assert main(["replay", "sent", "1", "--trust"]) == 1
-    assert "to give a policy, got None" in capsys.readouterr().err
-    assert mark.exists()
-
-
-def test_what_is_typed_stands_in_for_what_the_directory_names(sent, mark, capsys) -> None:
     ask(sent, policy="payload.py:make")
     assert main(["replay", "sent", "1", "--trust", "--policy", "random"]) == 0
     ask(sent, policy="random", env="payload.py:make")
@@ -194,7 +180,13 @@ def test_what_is_typed_stands_in_for_what_the_directory_names(sent, mark, capsys
     err = capsys.readouterr().err
     assert "  tdcollect replay sent 1 --trust --policy random\n" in err  # which goes with it
     assert "  tdcollect replay sent 1 --env sent/payload.py:make --policy random\n" in err
+    (sent / "request.json").write_text("not JSON")  # which is not read if all is typed
+    assert main(["replay", "sent", "1", "--env", "CartPole-v1", "--policy", "random"]) == 0
     assert not mark.exists()
+    ask(sent, policy="payload.py:make")
+    assert main(["replay", "sent", "1", "--trust"]) == 1
+    assert "to give a policy, got None" in capsys.readouterr().err
+    assert mark.exists()
 
 
 def test_reading_runs_nothing(finished, sent, mark, typed) -> None:
@@ -213,7 +205,7 @@ def test_reading_runs_nothing(finished, sent, mark, typed) -> None:
     assert not mark.exists()
 
 
-def test_merging_runs_nothing(sent, mark, typed) -> None:
+def test_merging_it_and_going_on_in_it_run_nothing_of_it(sent, mark, typed) -> None:
     ask(sent, policy="payload.py:make", env="payload:make")
     with pytest.raises(ValueError, match="'NonTensorData', which is no tensor"):
         tdcollect.merge([sent], "merged")
@@ -221,11 +213,6 @@ def test_merging_runs_nothing(sent, mark, typed) -> None:
     tdcollect.merge([sent], "merged")
     assert Request.read("merged") == Request.read(sent)
     assert typed("replay merged 1")[0] == 1
-    assert not mark.exists()
-
-
-def test_going_on_in_it_runs_nothing_of_it(sent, mark, typed) -> None:
-    ask(sent, policy="payload.py:make", env="payload:make")
     told = typed("evaluate CartPole-v1 --policy random --episodes 4 --output-dir sent --quiet")
     assert told == (0, "", "")
     assert not mark.exists()
@@ -316,66 +303,59 @@ def test_a_state_that_was_saved_runs_nothing_as_it_is_read() -> None:
 # request.json
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("", "Expecting value"),
-        ("[]", "it is no JSON object but list"),
-        ("null", "it is no JSON object but NoneType"),
-        ("[" * 100_000, "recursion"),
-        ("\xff", "codec can't decode"),
-        ('{"policy": "random"}', "its env is None"),
-        ('{"env": "CartPole-v1"}', "its policy is None"),
-        ('{"env": 3, "policy": "random"}', "its env is 3"),
-        ('{"env": "", "policy": "random"}', "its env is ''"),
-        ('{"env": "a", "policy": "b", "run": "rm"}', "it has ['run'], which no request has"),
-        ('{"env": "a", "policy": "b", "checkpoint": 3}', "its checkpoint is 3"),
-        ('{"env": "a", "policy": "b", "directory": null}', "its directory is None"),
-        ('{"env": "a", "policy": "b", "env_kwargs": [1]}', "its env_kwargs is [1]"),
-        ('{"env": "a", "policy": "b", "env_kwargs": null}', "its env_kwargs is None"),
-        (r'{"env": "a", "policy": "b", "checkpoint": "\ud800"}', "surrogates not allowed"),
-        (r'{"env": "a", "policy": "b", "checkpoint": "a\u0000"}', r"its checkpoint is 'a\x00'"),
-    ],
-)
-def test_another_content_of_a_request_is_refused(sent, typed, text: str, told: str) -> None:
-    (sent / "request.json").write_bytes(text.encode("latin-1"))
-    for more in ("", " --trust"):
-        status, out, err = typed(f"replay sent 0{more}")
-        assert (status, out) == (1, "")
-        assert err.count("\n") == 1
-        assert "expected sent/request.json to hold a request as `tdcollect evaluate` writes" in err
-        assert told in err
-        assert "name what to run instead, --env ENV --policy MODULE:FACTORY" in err
+OTHER = {
+    "": "Expecting value",
+    "[]": "it is no JSON object but list",
+    "null": "it is no JSON object but NoneType",
+    "[" * 100_000: "recursion",
+    "\xff": "codec can't decode",
+    '{"policy": "random"}': "its env is None",
+    '{"env": "CartPole-v1"}': "its policy is None",
+    '{"env": 3, "policy": "random"}': "its env is 3",
+    '{"env": "", "policy": "random"}': "its env is ''",
+    '{"env": "a", "policy": "b", "run": "rm"}': "it has ['run'], which no request has",
+    '{"env": "a", "policy": "b", "checkpoint": 3}': "its checkpoint is 3",
+    '{"env": "a", "policy": "b", "directory": null}': "its directory is None",
+    '{"env": "a", "policy": "b", "env_kwargs": [1]}': "its env_kwargs is [1]",
+    '{"env": "a", "policy": "b", "env_kwargs": null}': "its env_kwargs is None",
+    r'{"env": "a", "policy": "b", "checkpoint": "\ud800"}': "surrogates not allowed",
+    r'{"env": "a", "policy": "b", "checkpoint": "a\u0000"}': r"its checkpoint is 'a\x00'",
+}
+
+
+def test_another_content_of_a_request_is_refused(sent, typed) -> None:
+    for text, told in OTHER.items():
+        (sent / "request.json").write_bytes(text.encode("latin-1"))
+        for more in ("", " --trust"):
+            status, out, err = typed(f"replay sent 0{more}")
+            assert (status, out) == (1, "")
+            assert err.count("\n") == 1
+            assert "expected sent/request.json to hold a request as `tdcollect evaluate` wr" in err
+            assert told in err
+            assert "name what to run instead, --env ENV --policy MODULE:FACTORY" in err
 
 
 def test_a_request_has_no_absolute_path_in_a_tree(here, typed) -> None:
     (file,) = here.glob("policies_*.py")
-    typed(
-        f"evaluate {file}:short --policy {file}:lean --episodes 1 --quiet "
-        f"--output-dir {here / 'a' / 'b'}"
-    )
+    written = here / "a" / "b"
+    typed(f"evaluate {file}:short --policy {file}:lean --episodes 1 --quiet --output-dir {written}")
     for text in ("request.json", "report.html"):
-        assert str(here) not in (here / "a" / "b" / text).read_text()
-    kept = json.loads((here / "a" / "b" / "request.json").read_text())
+        assert str(here) not in (written / text).read_text()
+    kept = json.loads((written / "request.json").read_text())
     assert kept["directory"] == "../.."
     assert kept["policy"] == f"{file.name}:lean"
-    assert Request.read("a/b") == Request(
-        f"{file.name}:short", f"{file.name}:lean", directory=str(here)
-    )
+    request = Request(f"{file.name}:short", f"{file.name}:lean", directory=str(here))
+    assert Request.read("a/b") == request
+    # As it was written before:
+    (written / "request.json").write_text(json.dumps({**kept, "directory": str(here)}))
+    assert Request.read("a/b") == request
+    assert typed("replay a/b 0 --trust")[0] == 0
 
 
 def test_a_request_is_absolute_where_no_folder_is_common(tmp_path: Path) -> None:
     Request("CartPole-v1", "random", checkpoint="/w.pt", directory="/").write(tmp_path)
     assert Request.read(tmp_path) == Request("CartPole-v1", "random", "/w.pt", directory="/")
     assert json.loads((tmp_path / "request.json").read_text())["directory"] == "/"
-
-
-def test_a_request_with_absolute_paths_is_read(here, typed) -> None:
-    """As they were written before."""
-    typed("evaluate CartPole-v1 --policy @:lean --episodes 1 --output-dir run --quiet")
-    file = here / "run" / "request.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "directory": str(here)}))
-    assert typed("replay run 0 --trust")[0] == 0
 
 
 def test_an_evaluation_by_python_can_be_named(here, typed, monkeypatch) -> None:

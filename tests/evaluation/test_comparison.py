@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import warnings
@@ -10,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy import stats
 
 from tdcollect import env_seed
@@ -46,27 +43,7 @@ def test_a_difference_is_the_policys_return_minus_the_baselines() -> None:
     assert (d.won, d.tied, d.lost) == (1, 1, 1)
     assert (d.mean, d.baseline_mean) == (6.5 / 3, 2.0)
     assert d.difference.mean == pytest.approx(1 / 6)
-
-
-@given(st.lists(st.integers(-5, 5), min_size=2, max_size=8))
-@settings(max_examples=40, deadline=None)
-def test_the_p_value_of_few_episodes_is_that_of_all_sign_flips(values: list[int]) -> None:
-    (d,) = compare(run([0] * len(values)), run(values), names="ab").differences
-    flipped = [
-        abs(sum(sign * value for sign, value in zip(signs, values, strict=True)))
-        for signs in itertools.product([1, -1], repeat=len(values))
-    ]
-    assert d.exact
-    assert d.p_value == pytest.approx(np.mean([f >= abs(sum(values)) for f in flipped]))
-
-
-def test_the_p_value_of_many_episodes_is_near_that_of_the_t_test() -> None:
-    first, second = EASE, EASE + RNG.normal(3, 12, size=100)
-    (d,) = compare(run(first), run(second), names="ab").differences
-    expected = stats.ttest_rel(second, first).pvalue
-    assert not d.exact
-    assert 0.001 < expected < 0.2
-    assert d.p_value == pytest.approx(expected, abs=0.01)
+    assert (d.exact, d.p_value) == (True, 1.0)  # all sign flips are as extreme
 
 
 def test_holms_correction_over_the_policies_compared() -> None:
@@ -95,6 +72,7 @@ def test_seeds_alone_decide_the_bits_and_not_the_order_of_records() -> None:
     assert one.difference.mean == other.difference.mean
     assert one.difference.mean_interval != other.difference.mean_interval
     assert one.p_value != other.p_value
+    assert not one.exact
     expected = text_of(compare(first, second, names="ab"))
     second.episodes.reverse()
     assert text_of(compare(first, second, names="ab")) == expected
@@ -106,7 +84,7 @@ def test_seeds_alone_decide_the_bits_and_not_the_order_of_records() -> None:
 def test_pairing_finds_what_the_unpaired_test_misses() -> None:
     # Starts spread the returns by 80; the policies differ by 5, and by 10 from episode to episode.
     paired = unpaired = 0
-    for seed in range(100):
+    for seed in range(60):
         rng = np.random.default_rng(seed)
         ease = rng.normal(300, 80, size=50)
         first, second = ease + rng.normal(0, 7, size=50), ease + 5 + rng.normal(0, 7, size=50)
@@ -114,13 +92,13 @@ def test_pairing_finds_what_the_unpaired_test_misses() -> None:
         paired += d.p_value < 0.05
         unpaired += stats.ttest_ind(first, second).pvalue < 0.05
     # Power of the paired t-test with 50 differences of mean 5 and deviation 7 * sqrt(2): 0.94.
-    assert paired > 85
-    assert unpaired < 15
+    assert paired > 50
+    assert unpaired < 9
 
 
 def test_equal_policies_are_told_apart_as_often_as_the_significance_says() -> None:
     found = held = 0
-    count = 300
+    count = 200
     for seed in range(count):
         rng = np.random.default_rng(seed)
         ease = rng.normal(300, 80, size=40)
@@ -136,48 +114,40 @@ def test_equal_policies_are_told_apart_as_often_as_the_significance_says() -> No
 # How many episodes
 
 
-@pytest.mark.parametrize(
-    ("effect", "power", "confidence"),
-    [(0.1, 0.5, 0.95), (0.1, 0.8, 0.99), (0.3, 0.95, 0.9), (0.3, 0.8, 0.95), (1.0, 0.8, 0.9)],
-)
-def test_episodes_needed_have_the_power_of_the_paired_t_test(effect, power, confidence) -> None:
-    def power_of(n: int) -> float:
-        edge = stats.t.ppf(0.5 + confidence / 2, n - 1)
-        shift = effect * n**0.5
-        return stats.nct.sf(edge, n - 1, shift) + stats.nct.cdf(-edge, n - 1, shift)
+def test_episodes_needed_have_the_power_of_the_paired_t_test() -> None:
+    for effect, power, confidence in [
+        *((0.1, 0.5, 0.95), (0.1, 0.8, 0.99)),
+        *((0.3, 0.95, 0.9), (0.3, 0.8, 0.95), (1.0, 0.8, 0.9)),
+    ]:
+        n = episodes_needed(effect, 1.0, power, confidence)
+        # The formula is an approximation: within two episodes of the exact number.
+        fewer, more = np.maximum([n - 2, n + 2], 2)
+        assert power_of(more, effect, confidence) >= power
+        assert power_of(fewer, effect, confidence) < power
 
-    # The formula is an approximation: within two episodes of the exact number.
-    n = episodes_needed(effect, 1.0, power, confidence)
-    assert power_of(n + 2) >= power
-    assert power_of(max(2, n - 2)) < power
+
+def power_of(n: int, effect: float, confidence: float) -> float:
+    edge, shift = stats.t.ppf(0.5 + confidence / 2, n - 1), effect * n**0.5
+    return stats.nct.sf(edge, n - 1, shift) + stats.nct.cdf(-edge, n - 1, shift)
 
 
 def test_episodes_needed_depend_on_the_ratio_alone() -> None:
     assert episodes_needed(-5, 50) == episodes_needed(0.1, 1) == episodes_needed(0.1, 1, 0.8, 0.95)
     assert episodes_needed(1.0, 0.0) == 2
-
-
-def test_the_detectable_difference_needs_the_episodes_that_there_are() -> None:
     (d,) = compare(run(EASE), run(EASE + RNG.normal(2, 12, size=100)), names="ab").differences
     assert d.episodes_needed(d.detectable() * 1.0001) == 100
     assert d.episodes_needed(d.detectable() * 0.99) > 100
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
+def test_episodes_needed_refuses_what_has_no_answer() -> None:
+    for arguments, said in [
         ((0, 1), "expected a finite difference other than zero, got 0"),
         ((1, -1), "expected a finite standard deviation, not negative, got -1"),
         ((1, 1, 80), "expected power to be between 0 and 1, got 80"),
         ((1, 1, 0.8, 1.0), r"expected confidence to be between 0 and 1, got 1\.0"),
-    ],
-)
-def test_episodes_needed_refuses_what_has_no_answer(arguments, said) -> None:
-    with pytest.raises(ValueError, match=said):
-        episodes_needed(*arguments)
-
-
-def test_episodes_needed_of_one_episode_is_refused() -> None:
+    ]:
+        with pytest.raises(ValueError, match=said):
+            episodes_needed(*arguments)
     (d,) = compare(run([1.0]), run([2.0]), names="ab").differences
     with pytest.raises(ValueError, match=r"at least two episodes .* got 1"):
         d.episodes_needed(1.0)
@@ -234,17 +204,16 @@ DIFFER: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("changed", "said"), DIFFER)
-def test_other_episodes_are_refused_with_what_differs(changed: Any, said: str) -> None:
-    with pytest.raises(ValueError, match=f"episodes, but a and b differ: .*{re.escape(said)}"):
-        compare(run([1.0] * 3), run([1.0] * 3, **changed), names="ab")
-
-
-def test_other_numbers_and_indices_are_refused() -> None:
+def test_other_episodes_are_refused_with_what_differs() -> None:
+    first = run([1.0] * 3)
+    for changed, said in DIFFER:
+        told = f"episodes, but a and b differ: .*{re.escape(said)}"
+        with pytest.raises(ValueError, match=told):
+            compare(first, run([1.0] * 3, **changed), names="ab")
     with pytest.raises(ValueError, match="a has 3 episodes and b has 2"):
-        compare(run([1.0] * 3), run([1.0] * 2), names="ab")
-    first, second = run([1.0] * 3), run([1.0] * 4)
-    del first.episodes[3:], second.episodes[0]
+        compare(first, run([1.0] * 2), names="ab")
+    second = run([1.0] * 4)
+    del second.episodes[0]
     with pytest.raises(ValueError, match="but a and c differ: episode 0 is in only one of a and c"):
         compare(first, first, second, names="abc")
 
@@ -263,9 +232,6 @@ def test_other_versions_and_platforms_are_allowed_and_said() -> None:
         "Not the same in both: versions.torch is '2.13.0' in a and '2.12.0' in b.",
     )
     assert found.remarks[2] in str(found)
-
-
-def test_other_transforms_are_allowed_and_said() -> None:
     other = run([1.0, 3.0], manifest_env=ENV | {"transforms": ["VecNormV2(0123)"]})
     (remark,) = compare(run([1.0, 2.0]), other, names="ab").remarks
     assert remark.startswith("Not the same in both: env.transforms is ")
@@ -284,12 +250,9 @@ def test_random_actions_have_no_mode_and_no_exploration_to_remark(named: str, co
 def test_policies_are_called_by_their_class_and_numbered_where_it_is_one() -> None:
     assert compare(run([1.0], "a.Actor"), run([1.0], "b.Random")).names == ("Actor", "Random")
     assert compare(run([1.0], "a.Net"), run([1.0], "b.Net")).names == ("Net 1", "Net 2")
-
-
-@pytest.mark.parametrize("names", [["a"], ["a", "a"], ["a", "b", "c"]])
-def test_names_are_distinct_and_one_an_evaluation(names: list[str]) -> None:
-    with pytest.raises(ValueError, match="expected 2 distinct names, one per evaluation, got"):
-        compare(run([1.0]), run([1.0]), names=names)
+    for names in (["a"], ["a", "a"], ["a", "b", "c"]):
+        with pytest.raises(ValueError, match="expected 2 distinct names, one per evaluation, got"):
+            compare(run([1.0]), run([1.0]), names=names)
 
 
 def test_the_table_reads_like_this() -> None:

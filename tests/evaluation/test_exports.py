@@ -11,9 +11,10 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from tdcollect.evaluation import export, to_pandas
+from tdcollect.evaluation import export, summarize, to_pandas
+from tdcollect.pages.evaluation import write_report
 
-from .ledgers import ledger
+from .ledgers import ledger, manifest
 
 # Stable-Baselines3
 
@@ -33,15 +34,13 @@ class SuccessWhenLong(gym.Wrapper):
         return observation, reward, terminated, truncated, info
 
 
-@pytest.mark.parametrize("with_success", [False, True])
-def test_arrays_are_those_that_sb3s_callback_writes(tmp_path: Path, with_success: bool) -> None:
+def test_arrays_are_those_that_sb3s_callback_writes(tmp_path: Path) -> None:
     sb3 = pytest.importorskip("stable_baselines3")
     callbacks = pytest.importorskip("stable_baselines3.common.callbacks")
     monitor = pytest.importorskip("stable_baselines3.common.monitor")
 
     def make_env() -> gym.Env:
-        env = gym.make("CartPole-v1")
-        return monitor.Monitor(SuccessWhenLong(env) if with_success else env)
+        return monitor.Monitor(SuccessWhenLong(gym.make("CartPole-v1")))
 
     callback = callbacks.EvalCallback(
         make_env(), n_eval_episodes=4, eval_freq=16, log_path=str(tmp_path / "sb3"), verbose=0
@@ -49,11 +48,10 @@ def test_arrays_are_those_that_sb3s_callback_writes(tmp_path: Path, with_success
     model = sb3.PPO("MlpPolicy", make_env(), n_steps=16, batch_size=16, seed=0, device="cpu")
     model.learn(32, callback=callback)
     expected = dict(np.load(tmp_path / "sb3" / "evaluations.npz"))
-    assert ("successes" in expected) == with_success
 
     evaluations = {}
     for row, steps in enumerate(expected["timesteps"].tolist()):
-        success = dict(enumerate(expected["successes"][row].tolist())) if with_success else None
+        success = dict(enumerate(expected["successes"][row].tolist()))
         records = ledger(expected["results"][row], success=success)
         lengths = expected["ep_lengths"][row].tolist()
         evaluations[steps] = [replace(e, length=lengths[e.index]) for e in records]
@@ -76,12 +74,11 @@ def test_evaluations_are_written_by_training_steps_and_episodes_by_index(tmp_pat
     assert first.read_bytes() == second.read_bytes()
 
 
-def test_successes_are_left_out_where_the_env_did_not_say_of_every_episode(tmp_path: Path) -> None:
-    records = ledger([1.0, 2.0], success={0: True})
-    assert "successes" not in np.load(export({0: records}, "npz", tmp_path / "e.npz"))
-
-
-def test_zero_episodes_give_empty_arrays(tmp_path: Path) -> None:
+def test_arrays_of_no_episodes_and_without_a_word_on_success(tmp_path: Path) -> None:
+    """Successes are left out where the env did not say of every episode."""
+    for success in ({0: True}, None):
+        records = ledger([1.0, 2.0], success=success)
+        assert "successes" not in np.load(export({0: records}, "npz", tmp_path / "e.npz"))
     found = np.load(export({0: []}, "npz", tmp_path / "e.npz"))
     assert found["results"].shape == found["ep_lengths"].shape == (1, 0)
 
@@ -122,7 +119,27 @@ def test_frames_without_rows_and_with_seeds_of_any_size() -> None:
     assert to_pandas([replace(record, env_seed=2**70)]).loc[0, "env_seed"] == 2**70
 
 
-def test_missing_pandas_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(ModuleNotFoundError, match="to_pandas needs the pandas package: pip inst"):
-        to_pandas([])
+EXTRA = r"'\.\[evaluate\]' in a clone"
+
+
+@pytest.mark.parametrize(
+    ("missing", "use", "said"),
+    [
+        ("pandas", lambda: to_pandas([]), "to_pandas needs the pandas package: pip install pandas"),
+        (
+            "scipy.special",
+            lambda: summarize(ledger([1.0, 2.0])),
+            f"a bootstrap interval needs the scipy package: pip install {EXTRA}",
+        ),
+        (
+            "matplotlib",
+            lambda: write_report("out", manifest(), ledger([1.0]), summarize(ledger([1.0]))),
+            f"a figure needs the matplotlib package: pip install {EXTRA}",
+        ),
+    ],
+)
+def test_missing_packages_are_named(tmp_path: Path, monkeypatch, missing, use, said) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(ModuleNotFoundError, match=said):
+        use()

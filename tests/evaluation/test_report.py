@@ -342,13 +342,6 @@ def test_a_write_that_fails_leaves_the_file_that_was_there(tmp_path, monkeypatch
     assert [entry.name for entry in tmp_path.iterdir()] == ["report.html"]
 
 
-def test_missing_matplotlib_is_named_with_the_extra(tmp_path, monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    said = r"a figure needs the matplotlib package: pip install '\.\[evaluate\]' in a clone"
-    with pytest.raises(ModuleNotFoundError, match=said):
-        report(tmp_path)
-
-
 # What the figures show
 
 

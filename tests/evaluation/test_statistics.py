@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import random
 import statistics
-import sys
 import warnings
 from dataclasses import replace
 
@@ -31,8 +29,6 @@ from .ledgers import ledger
 RNG = np.random.default_rng(0)
 RETURNS = RNG.normal(300, 80, size=100).tolist()
 
-returns_lists = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30)
-
 
 @pytest.fixture(autouse=True)
 def no_warnings():
@@ -48,46 +44,36 @@ def text_of(summary: Summary) -> str:
 # Numbers
 
 
-@given(returns_lists)
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30))
 @settings(max_examples=50, deadline=None)
 def test_numbers_are_those_of_the_standard_library_and_scipy(values: list[float]) -> None:
-    found = summarize(ledger(values), resamples=10).returns
+    found = summarize(ledger(values), resamples=50).returns
     assert found.count == len(values)
     assert found.mean == pytest.approx(statistics.fmean(values), rel=1e-12)
     assert found.median == pytest.approx(statistics.median(values), rel=1e-12)
-    assert found.interquartile_mean == pytest.approx(
-        stats.trim_mean(values, 0.25), rel=1e-9, abs=1e-9
-    )
+    middle = stats.trim_mean(values, 0.25)
+    assert found.interquartile_mean == pytest.approx(middle, rel=1e-9, abs=1e-9)
     assert (found.min, found.max) == (min(values), max(values))
-    if len(values) > 1:
-        assert found.std == pytest.approx(statistics.stdev(values), rel=1e-9, abs=1e-9)
-        assert found.standard_error == pytest.approx(stats.sem(values), rel=1e-9, abs=1e-9)
-
-
-@given(returns_lists)
-@settings(max_examples=50, deadline=None)
-def test_means_and_intervals_lie_between_the_extremes(values: list[float]) -> None:
-    found = summarize(ledger(values), resamples=50).returns
     assert found.min <= found.mean <= found.max
     assert found.min <= found.interquartile_mean <= found.max
+    if len(values) == 1:
+        return
+    assert found.std == pytest.approx(statistics.stdev(values), rel=1e-9, abs=1e-9)
+    assert found.standard_error == pytest.approx(stats.sem(values), rel=1e-9, abs=1e-9)
     slack = 1e-9 * max(map(abs, values))  # the bootstrap's sums round
     for interval in (found.mean_interval, found.interquartile_mean_interval):
-        if len(values) > 1:
-            assert interval.low <= interval.high
-            assert found.min - slack <= interval.low
-            assert interval.high <= found.max + slack
+        assert found.min - slack <= interval.low <= interval.high <= found.max + slack
 
 
 # The same input gives the same bits
 
 
-@given(st.randoms(use_true_random=False))
-@settings(max_examples=10, deadline=None)
-def test_order_of_records_does_not_matter(shuffler: random.Random) -> None:
+def test_order_of_records_does_not_matter() -> None:
     records = ledger(RETURNS[:20], failed=[4])
     expected = text_of(summarize(records, resamples=100))
-    shuffler.shuffle(records)
-    assert text_of(summarize(records, resamples=100)) == expected
+    for seed in range(3):
+        np.random.default_rng(seed).shuffle(records)
+        assert text_of(summarize(records, resamples=100)) == expected
 
 
 def test_the_seed_decides_intervals_and_no_global_random_state() -> None:
@@ -108,12 +94,10 @@ def test_more_values_than_one_batch_of_resamples_give_the_same_interval(monkeypa
     assert mean_interval(values, 0.95, 1000, np.random.default_rng(0)) == whole
 
 
-@pytest.mark.parametrize(
-    ("count", "resamples"), [(0, 10_000), (2000, 10_000), (4000, 5000), (10**6, 1000)]
-)
-def test_many_episodes_are_resampled_fewer_times_by_default(count: int, resamples: int) -> None:
-    assert check_settings(0.95, None, 0, count) == resamples
-    assert check_settings(0.95, 7, 0, count) == 7
+def test_many_episodes_are_resampled_fewer_times_by_default() -> None:
+    for count, resamples in [(0, 10_000), (2000, 10_000), (4000, 5000), (10**6, 1000)]:
+        assert check_settings(0.95, None, 0, count) == resamples
+        assert check_settings(0.95, 7, 0, count) == 7
 
 
 # Failures and unknowns
@@ -151,17 +135,16 @@ def test_failed_episodes_are_no_successes_and_those_without_a_word_apart() -> No
     assert "Of 1 completed episodes the env did not say." in str(summary)
 
 
-@given(st.integers(0, 20), st.integers(1, 20))
-@settings(max_examples=30, deadline=None)
-def test_the_interval_of_a_rate_solves_wilsons_equation(successes: int, count: int) -> None:
-    successes = min(successes, count)
-    records = ledger([0.0] * count, success={i: i < successes for i in range(count)})
-    found = summarize(records, resamples=1).success
+def test_the_interval_of_a_rate_solves_wilsons_equation() -> None:
     # Its ends are the rates from which the observed one lies z standard deviations away.
     z = statistics.NormalDist().inv_cdf(0.975)
-    for end in (found.interval.low, found.interval.high):
-        assert (found.rate - end) ** 2 == pytest.approx(z**2 * end * (1 - end) / count, abs=1e-12)
-    assert 0 <= found.interval.low <= found.rate <= found.interval.high <= 1
+    for successes, count in [(0, 1), (1, 1), (0, 9), (2, 7), (13, 20), (20, 20)]:
+        records = ledger([0.0] * count, success={i: i < successes for i in range(count)})
+        found = summarize(records, resamples=1).success
+        for end in (found.interval.low, found.interval.high):
+            variance = end * (1 - end) / count
+            assert (found.rate - end) ** 2 == pytest.approx(z**2 * variance, abs=1e-12)
+        assert 0 <= found.interval.low <= found.rate <= found.interval.high <= 1
 
 
 # Degenerate ledgers have a defined answer
@@ -180,35 +163,30 @@ def test_ledgers_without_statistics() -> None:
     assert found.std is found.standard_error is found.mean_interval is None
 
 
-@pytest.mark.parametrize(
-    ("value", "count"), [(500.0, 2), (0.1, 3), (0.1, 10), (-1e-300, 3), (1e300, 2)]
-)
-def test_equal_returns_give_intervals_of_no_width(value: float, count: int) -> None:
-    summary = summarize(ledger([value] * count))
-    assert (summary.returns.mean, summary.returns.std) == (value, 0.0)
-    assert summary.returns.mean_interval == Interval(value, value)
-    assert summary.returns.interquartile_mean_interval == Interval(value, value)
-    assert "All returns are equal" in str(summary)
+def test_equal_returns_give_intervals_of_no_width() -> None:
+    for value, count in [(500.0, 2), (0.1, 3), (0.1, 10), (-1e-300, 3), (1e300, 2)]:
+        summary = summarize(ledger([value] * count))
+        found = summary.returns
+        assert (found.mean, found.std) == (value, 0.0)
+        assert found.mean_interval == found.interquartile_mean_interval == Interval(value, value)
+        assert "All returns are equal" in str(summary)
 
 
-@pytest.mark.parametrize(
-    "values",
-    [[1.0, 1.0, 1.0 + 2e-16], [0.0] * 99 + [1.0], [1.0, 2.0], [1e8, 1e8 + 1e-7, 1e8]],
-    ids=["rounding", "one outlier", "two", "small beside large"],
-)
-def test_nearly_equal_returns_give_finite_intervals(values: list[float]) -> None:
-    found = summarize(ledger(values)).returns
-    for interval in (found.mean_interval, found.interquartile_mean_interval):
-        assert min(values) - 1e-6 <= interval.low <= interval.high <= max(values) + 1e-6
+def test_nearly_equal_returns_give_finite_intervals() -> None:
+    rounding, small = [1.0, 1.0, 1.0 + 2e-16], [1e8, 1e8 + 1e-7, 1e8]
+    for values in (rounding, small, [0.0] * 99 + [1.0], [1.0, 2.0]):
+        found = summarize(ledger(values)).returns
+        for interval in (found.mean_interval, found.interquartile_mean_interval):
+            assert min(values) - 1e-6 <= interval.low <= interval.high <= max(values) + 1e-6
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_returns_that_are_not_finite_are_said_and_not_averaged(value: float) -> None:
-    summary = summarize(ledger([1.0, value]))
-    assert (summary.returns.not_finite, summary.returns.mean) == (1, None)
-    assert summary.lengths.mean == 10.5
-    assert "1 returns are NaN or infinite: no statistics of returns" in str(summary)
-    text_of(summary)
+def test_returns_that_are_not_finite_are_said_and_not_averaged() -> None:
+    for value in (math.nan, math.inf):
+        summary = summarize(ledger([1.0, value]))
+        assert (summary.returns.not_finite, summary.returns.mean) == (1, None)
+        assert summary.lengths.mean == 10.5
+        assert "1 returns are NaN or infinite: no statistics of returns" in str(summary)
+        text_of(summary)
 
 
 def test_few_episodes_are_said_to_be_few() -> None:
@@ -220,33 +198,20 @@ def test_few_episodes_are_said_to_be_few() -> None:
 # Bad input
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
+def test_settings_and_records_that_cannot_be_are_refused() -> None:
+    for changed, said in [
         ({"confidence": 95}, "expected confidence to be between 0 and 1, got 95"),
         ({"confidence": 0.0}, "expected confidence to be between 0 and 1"),
         ({"resamples": 0}, "expected resamples to be a positive int, got 0"),
         ({"seed": -1}, "expected seed to be an int and not negative, got -1"),
         ({"seed": 1.0}, "expected seed to be an int and not negative, got 1.0"),
-    ],
-)
-def test_settings_out_of_range_are_refused(settings: dict[str, float], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        summarize(ledger([1.0]), **settings)
-
-
-def test_records_that_cannot_be_are_refused() -> None:
+    ]:
+        with pytest.raises(ValueError, match=said):
+            summarize(ledger([1.0]), **changed)
     with pytest.raises(ValueError, match="expected one record per index, got two of index 0"):
         summarize(ledger([1.0]) * 2)
     with pytest.raises(ValueError, match="got return None and length None of index 5"):
         summarize([Episode(5, 1, 2)])
-
-
-def test_missing_scipy_is_named_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "scipy.special", None)
-    said = r"a bootstrap interval needs the scipy package: pip install '\.\[evaluate\]' in a clone"
-    with pytest.raises(ModuleNotFoundError, match=said):
-        summarize(ledger([1.0, 2.0]))
 
 
 # Cost and coverage
@@ -257,11 +222,10 @@ EXPONENTIAL_IQM = 1.5 * (1 + math.log(4 / 3)) - 0.5 * (1 + math.log(4))
 
 
 @pytest.mark.parametrize(
-    ("interval_of", "truth"),
-    [(mean_interval, 1.0), (interquartile_mean_interval, EXPONENTIAL_IQM)],
+    ("interval_of", "truth", "confidence"),
+    [(mean_interval, 1.0, 0.95), (interquartile_mean_interval, EXPONENTIAL_IQM, 0.8)],
     ids=["mean", "interquartile mean"],
 )
-@pytest.mark.parametrize("confidence", [0.8, 0.95])
 def test_intervals_hold_the_truth_as_often_as_they_say(interval_of, truth, confidence) -> None:
     # Skewed returns: exponential, of mean 1. 100 episodes, 1,000 evaluations.
     draws = np.random.default_rng(12).exponential(size=(1000, 100))

@@ -81,8 +81,7 @@ def test_statistics_that_are_saved_on_a_page_fit_its_command(
 
 @pytest.mark.usefixtures("quick_children")
 @pytest.mark.parametrize(
-    "page",
-    [pytest.param(p, marks=[pytest.mark.slow] if p in SLOW else []) for p in PAGES],
+    "page", [pytest.param(p, marks=[pytest.mark.slow] if p in SLOW else []) for p in PAGES]
 )
 def test_snippets_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if "hydra" in page:

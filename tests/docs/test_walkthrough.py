@@ -75,9 +75,7 @@ def evaluate() -> None:
 
 
 @pytest.mark.parametrize(
-    ("way", "run"),
-    [("one step", collect), ("one test episode", evaluate)],
-    ids=["step", "episode"],
+    ("way", "run"), [("one step", collect), ("one test episode", evaluate)], ids=["step", "episode"]
 )
 def test_the_way_is_the_stack_of_the_latest_step(way: str, run: Any) -> None:
     Noting.stacks.clear()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+
 from .. import sizes
 from ..forkserver import run_anew
 
@@ -25,7 +27,7 @@ def test_imports_in_functions_are_seen_and_those_for_types_are_not() -> None:
         "if TYPE_CHECKING:\n    from tdcollect import suites\n"
         "def late():\n    from ..keys import ACTION\n"
     )
-    found = set(sizes.imported(source, "tdcollect.collect"))
+    found = set(sizes.imported(ast.parse(source), "tdcollect.collect"))
     assert found == {"typing.TYPE_CHECKING", "tdcollect.keys.ACTION"}
 
 

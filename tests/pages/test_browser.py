@@ -14,7 +14,6 @@ from tdcollect.pages.build import Column, Page, Table
 
 from .made import EPISODES, EVIL
 
-SIZES = {"desktop": (1280, 800), "phone": (390, 844)}
 KINDS = ["evaluation", "comparison", "curve", "suite"]
 
 
@@ -43,7 +42,7 @@ def opened(browser: Any, path: Path, **options: Any) -> Opened:
     return Opened(page, requests, said)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def table(browser: Any, pages: dict[str, Path]) -> Iterator[Any]:
     """The page of an evaluation, on a desktop."""
     page = opened(browser, pages["evaluation"]).page
@@ -51,38 +50,32 @@ def table(browser: Any, pages: dict[str, Path]) -> Iterator[Any]:
     page.context.close()
 
 
-@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_page_fits_loads_nothing_and_can_be_read(
-    browser: Any, pages: dict[str, Path], kind: str, size: str
+    browser: Any, pages: dict[str, Path], kind: str
 ) -> None:
-    """In light and in dark."""
-    width, height = SIZES[size]
-    found = opened(browser, pages[kind], viewport={"width": width, "height": height})
+    """On a desktop, on a phone and in print, in light and in dark."""
+    found = opened(browser, pages[kind])
     page = found.page
-    for scheme in ("light", "dark"):
-        page.emulate_media(color_scheme=scheme)
-        assert page.evaluate("document.documentElement.scrollWidth") == width
-        assert page.evaluate(OUTSIDE) == []
-        low = [text for *text, ratio in page.evaluate(CONTRASTS) if ratio < 4.5]
-        assert low == []
-    dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    page.emulate_media(color_scheme="light")
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != dark
+    papers = set()
+    for width, height in ((1280, 800), (390, 844)):
+        page.set_viewport_size({"width": width, "height": height})
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            assert page.evaluate("document.documentElement.scrollWidth") == width
+            assert page.evaluate(OUTSIDE) == []
+            low = [text for *text, ratio in page.evaluate(CONTRASTS) if ratio < 4.5]
+            assert low == []
+            papers.add(page.evaluate(PAPER))
+    assert len(papers) == 2
     assert page.evaluate(UNNAMED) == []
     assert found.requests == [pages[kind].as_uri()]
     assert found.said == []
     assert "run" not in page.title()[:3]
     assert page.evaluate("document.querySelectorAll('img, script:not(:last-of-type)').length") == 0
-    page.context.close()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_print_has_no_scroll_boxes(browser: Any, pages: dict[str, Path], kind: str) -> None:
-    page = opened(browser, pages[kind], viewport={"width": 700, "height": 900}).page
     page.emulate_media(media="print", color_scheme="dark")
     assert page.evaluate(SCROLLING) == []
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert page.evaluate(PAPER) == "rgb(255, 255, 255)"
     assert not page.locator(".tools").first.is_visible()
     page.context.close()
 
@@ -107,10 +100,7 @@ def test_a_page_is_whole_without_its_script(
 def test_numbers_sort_as_numbers_and_missing_ones_last(table: Any) -> None:
     episodes = table.locator("table").nth(1)
     head = episodes.locator("thead th", has_text="length")
-    for order, lengths in [
-        ("ascending", [10, 11, 12, 13]),
-        ("descending", [1000, 49, 48, 47]),
-    ]:
+    for order, lengths in [("ascending", [10, 11, 12, 13]), ("descending", [1000, 49, 48, 47])]:
         head.get_by_role("button").click()
         assert head.get_attribute("aria-sort") == order
         shown = episodes.locator("tbody td:nth-child(3)").all_inner_texts()
@@ -130,19 +120,17 @@ def test_tables_sort_by_keyboard(table: Any) -> None:
     assert button.locator("..").get_attribute("aria-sort") == "descending"
 
 
-@pytest.mark.parametrize(
-    ("text", "count"),
-    [("truncated", 1), ("TERMINATED yes", 13), ("length>=48", 3), ("failed", 1), ("zzz", 0)],
-)
-def test_tables_filter(table: Any, text: str, count: int) -> None:
+def test_tables_filter(table: Any) -> None:
     field = table.get_by_role("searchbox").first
     field.focus()
-    table.keyboard.type(text)
     rows = table.locator("table").nth(1).locator("tbody tr")
-    assert rows.count() == count
-    assert table.locator("output").first.inner_text() == f"{count} of {EPISODES} rows"
-    field.fill("")
-    assert rows.count() == EPISODES
+    found = {"truncated": 1, "TERMINATED yes": 13, "length>=48": 3, "failed": 1, "zzz": 0}
+    for text, count in found.items():
+        table.keyboard.type(text)
+        assert rows.count() == count
+        assert table.locator("output").first.inner_text() == f"{count} of {EPISODES} rows"
+        field.fill("")
+        assert rows.count() == EPISODES
 
 
 def test_a_long_table_shows_the_first_rows_until_it_is_asked_for_all(
@@ -169,16 +157,14 @@ def test_a_long_table_shows_the_first_rows_until_it_is_asked_for_all(
     page.context.close()
 
 
-def test_the_command_of_an_episode_is_copied(browser: Any, pages: dict[str, Path]) -> None:
-    page = opened(browser, pages["evaluation"]).page
-    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    page.get_by_role("button", name="Copy the command that runs episode 12 again").click()
-    copied = page.evaluate("navigator.clipboard.readText()")
+def test_the_command_of_an_episode_is_copied(table: Any, pages: dict[str, Path]) -> None:
+    table.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    table.get_by_role("button", name="Copy the command that runs episode 12 again").click()
+    copied = table.evaluate("navigator.clipboard.readText()")
     text = pages["evaluation"].read_text()
     (halves,) = re.findall('data-before="(.*?)" data-after="(.*?)"', text, re.S)
     assert copied == html.unescape("12".join(halves))
     assert copied.startswith("tdcollect replay . 12 --env CartPole-v1 --policy '")
-    page.context.close()
 
 
 def test_a_figure_by_itself_follows_light_and_dark(browser: Any, pages: dict[str, Path]) -> None:
@@ -193,6 +179,8 @@ def test_a_figure_by_itself_follows_light_and_dark(browser: Any, pages: dict[str
     assert (found.requests, found.said) == ([path.as_uri()], [])
     found.page.context.close()
 
+
+PAPER = "getComputedStyle(document.body).backgroundColor"
 
 # Elements that reach out of the window, without those in a box that scrolls by itself.
 OUTSIDE = """() => [...document.querySelectorAll('body *')].filter((element) => {

@@ -108,25 +108,14 @@ def test_the_same_files_give_the_same_pages_wherever_they_are(
     assert contents(out) == contents(two)
 
 
-def test_pages_are_written_over_nothing_else(runs: Path, tmp_path: Path) -> None:
-    (tmp_path / "index.html").write_text("my home page")
-    with pytest.raises(ValueError, match=r"to hold pages of `tdcollect view`, got "):
-        view(runs, tmp_path)
-    assert contents(tmp_path) == {"index.html": b"my home page"}
-
-
-def test_a_folder_without_evaluations_is_refused(runs: Path, tmp_path: Path) -> None:
+def test_a_folder_without_evaluations_is_refused(runs: Path, out: Path, tmp_path: Path) -> None:
+    mine = shutil.copytree(out, tmp_path / "mine")
     with pytest.raises(FileNotFoundError, match=r"expected evaluations below .*other"):
-        view(runs / "other", tmp_path / "out")
+        view(runs / "other", mine)
     with pytest.raises(FileNotFoundError, match="expected a folder with evaluations, got"):
-        view(runs / "none", tmp_path / "out")
-
-
-def test_pages_below_the_folder_itself_are_not_viewed(runs: Path, tmp_path: Path) -> None:
-    here = shutil.copytree(runs / "b", tmp_path / "a" / "whole").parent
-    for _ in range(2):
-        _, found = view(here, here / "out", overwrite=True)
-        assert [one.path for one in found] == ["whole"]
+        view(runs / "none", mine)
+    assert contents(mine) == contents(out)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["mine"]
 
 
 def test_pages_that_came_with_the_folder_are_replaced_only_if_asked(
@@ -169,6 +158,10 @@ def test_nothing_is_written_through_a_link_that_came_with_the_folder(
 
 
 def test_a_folder_with_other_files_is_kept(runs: Path, out: Path, tmp_path: Path) -> None:
+    (tmp_path / "index.html").write_text("my home page")
+    with pytest.raises(ValueError, match=r"to hold pages of `tdcollect view`, got "):
+        view(runs, tmp_path)
+    assert contents(tmp_path) == {"index.html": b"my home page"}
     mine = shutil.copytree(out, tmp_path / "mine")
     (mine / "CNAME").write_text("my.site")
     with pytest.raises(ValueError, match="or holds more: replace all of it"):
@@ -178,32 +171,19 @@ def test_a_folder_with_other_files_is_kept(runs: Path, out: Path, tmp_path: Path
     assert (mine / "CNAME").exists()
 
 
-def test_an_error_leaves_the_pages_as_they_were(runs: Path, out: Path, tmp_path: Path) -> None:
-    mine = shutil.copytree(out, tmp_path / "mine")
-    with pytest.raises(FileNotFoundError, match="expected evaluations below"):
-        view(runs / "other", mine)
-    assert contents(mine) == contents(out)
-    assert [entry.name for entry in tmp_path.iterdir()] == ["mine"]
-
-
-def test_a_pipe_in_the_place_of_a_file_is_not_read(runs: Path, tmp_path: Path) -> None:
+def test_only_what_an_evaluation_wrote_is_viewed(runs: Path, tmp_path: Path) -> None:
+    """No pipe, no page of a comparison, and no page below the folder itself."""
     here = shutil.copytree(runs / "b", tmp_path / "runs" / "b").parent
     for name in ("manifest.json", "suite.json", "curve.csv"):
         (here / name).mkdir()
         os.mkfifo(here / name / name)
-    assert [one.path for one in view(here, tmp_path / "out")[1]] == ["b"]
-
-
-def test_comparisons_are_named(runs: Path, tmp_path: Path) -> None:
-    here = shutil.copytree(runs / "b", tmp_path / "runs" / "b").parent
     (here / "compared").mkdir()
     (here / "compared" / "comparison.html").write_text("<script>alert(1)</script>")
-    index, found = view(here, tmp_path / "out")
-    assert [(one.kind, one.path) for one in found] == [
-        ("evaluation", "b"),
-        ("comparison", "compared"),
-    ]
-    assert "left out, as its numbers are in no file: tdcollect compare" in index.read_text()
+    for _ in range(2):
+        index, found = view(here, here / "out", overwrite=True)
+        kinds = [(one.kind, one.path) for one in found]
+        assert kinds == [("evaluation", "b"), ("comparison", "compared")]
+        assert "left out, as its numbers are in no file: tdcollect compare" in index.read_text()
     with pytest.raises(FileNotFoundError, match="expected evaluations below"):
         view(here / "compared", tmp_path / "out")
 

@@ -25,7 +25,6 @@ from tdcollect.suites.suite import Suite
 
 from ..evaluation.envs import Walk
 from ..evaluation.policies import categorical, deterministic
-from ..zoo.uneven import Naps, ready_env
 
 
 class Short(Walk):
@@ -93,11 +92,6 @@ def leaving() -> Any:
 
 def wrong_shape() -> Any:
     return deterministic(ins=7)
-
-
-def ready_walk() -> Any:
-    """Slots of walks that go on as they are ready."""
-    return ready_env(lambda: Naps(Walk()), 3, num_workers=3)
 
 
 HERE = "tests.suites.parts"

@@ -107,8 +107,7 @@ def test_the_probability_of_improvement_is_rliables_on_the_same_resamples(
     expected = [rliable.probability_of_improvement(*pair) for pair in zip(*samples, strict=True)]
     close(probability_of_improvement(*samples), expected)
     close(
-        probability_of_improvement(first, second),
-        rliable.probability_of_improvement(first, second),
+        probability_of_improvement(first, second), rliable.probability_of_improvement(first, second)
     )
 
 

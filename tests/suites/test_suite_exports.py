@@ -16,10 +16,7 @@ from tdcollect.suites import Policy, Score, SuiteResults, Task, aggregate, expor
 
 from .made import results
 
-SCORES = {
-    "ppo": np.array([[0.5, 1.0], [0.7, 0.9], [0.6, 0.8]]),
-    "random": np.array([[0.0, 0.1]]),
-}
+SCORES = {"ppo": np.array([[0.5, 1.0], [0.7, 0.9], [0.6, 0.8]]), "random": np.array([[0.0, 0.1]])}
 TASKS = ["cart|pole", "pendulum"]
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Iterator
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -23,12 +25,9 @@ from tdcollect.suites.aggregates import (
     policy_generator,
     probability_of_improvement,
     resampled,
-    resampled_improvements,
     shares_above,
 )
 
-SHAPES = [(1, 1), (3, 1), (5, 7)]
-of_shapes = pytest.mark.parametrize("shape", SHAPES, ids=str)
 THRESHOLDS = np.linspace(-1, 2, 13)
 
 
@@ -75,24 +74,16 @@ def close(found: Any, expected: Any) -> None:
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 
 
-@of_shapes
-@pytest.mark.parametrize("gamma", [1.0, 0.3])
-def test_metrics_are_rliables_on_the_same_resamples(rliable: Any, shape: Any, gamma: float) -> None:
+@pytest.mark.parametrize("shape", [(1, 1), (3, 1), (5, 7)], ids=str)
+def test_metrics_and_profiles_are_rliables_on_the_same_resamples(rliable: Any, shape: Any) -> None:
     scores = scores_of(shape)
     indices = np.random.default_rng(1).integers(0, shape[0], (20, *shape))
     samples = resampled(scores, indices)
     for name, metric in METRICS.items():
         theirs = getattr(rliable, name)
-        options = {"gamma": gamma} if name == "optimality_gap" else {}
-        close(metric(scores, gamma), theirs(scores, **options))
-        close(metric(samples, gamma), [theirs(sample, **options) for sample in samples])
-
-
-@of_shapes
-def test_profiles_are_rliables_on_the_same_resamples(rliable: Any, shape: Any) -> None:
-    samples = resampled(
-        scores_of(shape), np.random.default_rng(1).integers(0, shape[0], (20, *shape))
-    )
+        options = {"gamma": 0.3} if name == "optimality_gap" else {}
+        close(metric(scores, 0.3), theirs(scores, **options))
+        close(metric(samples, 0.3), [theirs(sample, **options) for sample in samples])
     close(profile(samples, THRESHOLDS), [rliable.profile(sample, THRESHOLDS) for sample in samples])
 
 
@@ -111,51 +102,43 @@ def test_the_probability_of_improvement_is_rliables_on_the_same_resamples(
     )
 
 
-def test_intervals_are_those_of_rliables_bootstrap_with_its_draws(rliable: Any) -> None:
+@pytest.fixture
+def drawn_as_theirs() -> Iterator[Callable[[], None]]:
+    """Has rliable draw anew: from numpy's global state, whatever random_state it is given."""
+    state = np.random.get_state()  # noqa: NPY002
+    yield lambda: np.random.seed(3)  # noqa: NPY002
+    np.random.set_state(state)  # noqa: NPY002
+
+
+HOW = {"reps": 100, "size": 0.9, "method": "percentile"}
+
+
+def test_intervals_are_those_of_rliables_bootstrap_with_its_draws(
+    rliable: Any, drawn_as_theirs: Any
+) -> None:
     scores = scores_of((5, 7))
     functions: dict[str, Any] = {name: getattr(rliable, name) for name in METRICS}
     functions["profile"] = lambda sample: rliable.profile(sample, THRESHOLDS)
-    # It draws from numpy's global state, whatever random_state it is given.
-    state = np.random.get_state()  # noqa: NPY002
-    try:
-        np.random.seed(3)  # noqa: NPY002
-        indices = np.stack([np.random.choice(5, (5, 7)) for _ in range(100)])  # noqa: NPY002
-        samples = resampled(scores, indices)
-        for name, function in functions.items():
-            np.random.seed(3)  # noqa: NPY002
-            expected = rliable.bootstrap(scores).conf_int(
-                lambda sample, f=function: np.atleast_1d(f(sample)),
-                reps=100,
-                size=0.9,
-                method="percentile",
-            )
-            values = (
-                profile(samples, THRESHOLDS) if name == "profile" else METRICS[name](samples, 1.0)
-            )
-            close(percentiles(values, 0.9).reshape(2, -1), expected)
-    finally:
-        np.random.set_state(state)  # noqa: NPY002
-
-
-def test_improvement_intervals_are_those_of_rliables_bootstrap_with_its_draws(rliable: Any) -> None:
-    first, second = scores_of((3, 4)), scores_of((5, 4), seed=1)
-    state = np.random.get_state()  # noqa: NPY002
-    try:
-        np.random.seed(3)  # noqa: NPY002
-        drawn = [
-            (np.random.choice(3, (3, 4)), np.random.choice(5, (5, 4)))  # noqa: NPY002
-            for _ in range(100)
-        ]
-        np.random.seed(3)  # noqa: NPY002
-        expected = rliable.independent_bootstrap(first, second).conf_int(
-            lambda a, b: np.array([rliable.probability_of_improvement(a, b)]),
-            reps=100,
-            size=0.9,
-            method="percentile",
+    drawn_as_theirs()
+    indices = np.stack([np.random.choice(5, (5, 7)) for _ in range(100)])  # noqa: NPY002
+    samples = resampled(scores, indices)
+    found = {name: metric(samples, 1.0) for name, metric in METRICS.items()}
+    found["profile"] = profile(samples, THRESHOLDS)
+    for name, function in functions.items():
+        drawn_as_theirs()
+        expected = rliable.bootstrap(scores).conf_int(
+            lambda sample, f=function: np.atleast_1d(f(sample)), **HOW
         )
-    finally:
-        np.random.set_state(state)  # noqa: NPY002
-    indices = [np.stack(part) for part in zip(*drawn, strict=True)]
+        close(percentiles(found[name], 0.9).reshape(2, -1), expected)
+
+    first, second = scores_of((3, 4)), scores_of((5, 4), seed=1)
+    drawn_as_theirs()
+    expected = rliable.independent_bootstrap(first, second).conf_int(
+        lambda a, b: np.array([rliable.probability_of_improvement(a, b)]), **HOW
+    )
+    drawn_as_theirs()
+    pairs = [[np.random.choice(n, (n, 4)) for n in (3, 5)] for _ in range(100)]  # noqa: NPY002
+    indices = [np.stack(part) for part in zip(*pairs, strict=True)]
     values = probability_of_improvement(*map(resampled, (first, second), indices))
     close(percentiles(values, 0.9)[:, None], expected)
 
@@ -165,7 +148,8 @@ def test_improvement_intervals_are_those_of_rliables_bootstrap_with_its_draws(rl
 
 @pytest.mark.parametrize("drawn_runs", ["n", "n-1"])
 def test_estimates_come_from_the_draws_of_each_policys_generator(drawn_runs: str) -> None:
-    scores = {"a": np.sort(scores_of((3, 4)), 0), "b": np.sort(scores_of((5, 4), 1), 0)}
+    runs = {"a": 3, "b": 5, "c": 2}
+    scores = {name: np.sort(scores_of((n, 4), n), 0) for name, n in runs.items()}
     found = quick(scores, thresholds=THRESHOLDS, drawn_runs=drawn_runs, gamma=0.4, seed=7)
     indices = {}
     for policy, array in scores.items():
@@ -184,26 +168,30 @@ def test_estimates_come_from_the_draws_of_each_policys_generator(drawn_runs: str
         shown = found.profiles[policy]
         close(shown.values, profile(array, THRESHOLDS))
         close([shown.low, shown.high], percentiles(profile(sample, THRESHOLDS), 0.95))
-    values = probability_of_improvement(*(resampled(scores[p], indices[p]) for p in ("a", "b")))
-    interval = found.improvement["a"]["b"].interval
-    assert interval is not None
-    close([interval.low, interval.high], percentiles(values, 0.95))
+    for pair in combinations(scores, 2):
+        values = probability_of_improvement(*(resampled(scores[p], indices[p]) for p in pair))
+        interval = found.improvement[pair[0]][pair[1]].interval
+        assert interval is not None
+        close([interval.low, interval.high], percentiles(values, 0.95))
 
 
-@pytest.mark.parametrize("held", [1, 100, 1_000_000])
-def test_blocks_bound_the_memory_and_change_no_bit(
-    monkeypatch: pytest.MonkeyPatch, held: int
-) -> None:
+def test_blocks_bound_the_memory_and_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     scores = suite(a=3, b=7)
     expected = quick(scores)
-    monkeypatch.setattr(aggregates, "BATCH_VALUES", held)
-    assert quick(scores) == expected
+    for held in (1, 100, 1_000_000):
+        monkeypatch.setattr(aggregates, "BATCH_VALUES", held)
+        assert quick(scores) == expected
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_one_others() -> None:
+    """Policies of equal scores are drawn apart."""
     scores = suite(a=3, b=5)
     assert quick(scores, seed=1) == quick(scores, seed=1)
     assert quick(scores, seed=1).estimates != quick(scores, seed=2).estimates
+    found = quick({"a": scores["b"], "b": scores["b"]})
+    assert found.estimates["a"]["mean"].value == found.estimates["b"]["mean"].value
+    assert found.estimates["a"]["mean"].interval != found.estimates["b"]["mean"].interval
+    assert found.improvement["a"]["b"].value == 0.5
 
 
 def test_policies_do_not_depend_on_each_other_or_on_their_order() -> None:
@@ -218,14 +206,6 @@ def test_policies_do_not_depend_on_each_other_or_on_their_order() -> None:
         assert pair.estimates[policy] == whole.estimates[policy]
         assert pair.profiles[policy] == whole.profiles[policy]
     assert pair.improvement["a"]["b"] == whole.improvement["a"]["b"]
-
-
-def test_policies_of_equal_scores_are_drawn_apart() -> None:
-    scores = scores_of((5, 4))
-    found = quick({"a": scores, "b": scores})
-    assert found.estimates["a"]["mean"].value == found.estimates["b"]["mean"].value
-    assert found.estimates["a"]["mean"].interval != found.estimates["b"]["mean"].interval
-    assert found.improvement["a"]["b"].value == 0.5
 
 
 some_scores = arrays.arrays(
@@ -275,24 +255,6 @@ def test_results_hold_for_any_scores(first: Any, second: Any, data: st.DataObjec
     if there.interval is not None and back.interval is not None:
         assert there.interval.low + back.interval.high == pytest.approx(1, abs=1e-15)
     json.dumps(found.to_dict(), allow_nan=False)
-
-
-def test_the_improvement_of_many_pairs_is_that_of_each() -> None:
-    scores = {name: scores_of((runs, 4), runs) for name, runs in [("a", 2), ("b", 3), ("c", 6)]}
-    drawn = {name: len(array) for name, array in scores.items()}
-
-    def rngs() -> Any:
-        return {name: policy_generator(0, name) for name in scores}
-
-    found = dict(resampled_improvements(scores, drawn, 50, rngs()))
-    indices = {
-        name: next(draw_runs(rng, 50, scores[name], drawn[name], 50))
-        for name, rng in rngs().items()
-    }
-    assert list(found) == [("a", "b"), ("a", "c"), ("b", "c")]
-    for (a, b), values in found.items():
-        expected = probability_of_improvement(*(resampled(scores[p], indices[p]) for p in (a, b)))
-        close(values, expected)
 
 
 # Few runs, few tasks
@@ -408,20 +370,12 @@ def test_names_are_escaped_where_they_are_shown() -> None:
     [
         ({}, {}, r"scores of at least one policy, as {policy: scores}, got none"),
         ({"": [[1.0]]}, {}, "expected policies with names, got one without: name it"),
-        (
-            {"a": [1.0]},
-            {},
-            r"'a' as \[runs, tasks\].*got shape \[1\]: for one run, pass \[scores\]",
-        ),
+        ({"a": [1.0]}, {}, r"as \[runs, tasks\].*got shape \[1\]: for one run, pass \[scores\]"),
         ({"a": [[]]}, {}, r"at least one of each, got shape \[1, 0\]"),
         ({"a": [["x"]]}, {}, "expected scores of 'a' as numbers"),
         ({"a": [[1.0], [1.0, 2.0]]}, {}, "expected scores of 'a' as numbers"),
         ({"a": [[1.0]], "b": [[1.0, 2.0]]}, {}, "by policy, {'a': 1, 'b': 2} tasks"),
-        (
-            {"a": [[1.0, None]]},
-            {"tasks": ["x", "y"]},
-            "NaN or infinite ones of 'a' on y: leave out",
-        ),
+        ({"a": [[1.0, None]]}, {"tasks": ["x", "y"]}, "NaN or infinite ones of 'a' on y: leave"),
         ({"a": [[np.inf]]}, {}, "expected a finite score of each run on each task"),
         ({"a": [[1.0]]}, {"tasks": ["x", "x"]}, r"1 distinct names of tasks.*got \['x', 'x'\]"),
         ({"a": [[1.0]]}, {"tasks": []}, "1 distinct names of tasks"),

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import NormalParamExtractor, TensorDictModule, TensorDictSequential
@@ -190,55 +188,3 @@ DRAWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "dropout": lambda x: functional.dropout(x.exp(), 0.5),
     "generator": lambda x: x + torch.randn(x.shape, generator=torch.Generator().manual_seed(1)),
 }
-
-
-class Counter(nn.Module):
-    """Keeps a count outside the TensorDict."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.network, self.calls = net(3, 2), 0
-
-    def forward(self, observation: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        return self.network(observation) + self.calls
-
-
-def _own_numpy() -> Callable[[torch.Tensor], torch.Tensor]:
-    generator = np.random.default_rng(0)
-    return lambda x: x + torch.from_numpy(generator.normal(size=x.shape))
-
-
-UNFIT: dict[str, Callable[[], nn.Module]] = {
-    "batch-norm": lambda: nn.Sequential(net(3, 2), nn.BatchNorm1d(2)),
-    "batch-norm-without-statistics": lambda: nn.Sequential(
-        net(3, 2), nn.BatchNorm1d(2, track_running_stats=False)
-    ),
-    "counter": Counter,
-    "own-numpy-generator": lambda: Drawing(_own_numpy()),
-    "python-random": lambda: Drawing(lambda x: x + random.random() * torch.arange(2)),
-    "numpy-global": lambda: Drawing(lambda x: x + torch.from_numpy(np.random.normal(size=x.shape))),  # noqa: NPY002
-    "minus-mean": lambda: Drawing(lambda x: x - x.mean(0)),
-    "minus-first": lambda: Drawing(lambda x: x - x[0]),
-    "reversed": lambda: Drawing(lambda x: x + x.flip(0)),
-    "weight-noise": lambda: Drawing(lambda x: x.repeat(1, 8) @ torch.randn(16, 2)),
-    "odd-draw": lambda: Drawing(lambda x: x + torch.randn(3).sum()),
-    "permutation": lambda: Drawing(lambda x: x[torch.randperm(len(x))]),
-}
-
-
-class Logits(nn.Module):
-    """Writes the outputs of an unsuitable network into the TensorDict."""
-
-    def __init__(self, network: nn.Module):
-        super().__init__()
-        self.network = network
-
-    def forward(self, observation: torch.Tensor) -> torch.Tensor:
-        if isinstance(self.network, Drawing):
-            return self.network.draw(self.network.network(observation)).float()
-        return self.network(observation)
-
-
-def unfit(name: str) -> ProbabilisticActor:
-    return categorical(network=Logits(UNFIT[name]()))

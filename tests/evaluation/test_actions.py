@@ -98,6 +98,8 @@ def test_actions_outside_the_spec_are_refused_before_a_step(name: str) -> None:
 RIGHT: dict[str, tuple[spaces.Space[Any], bool, Any]] = {
     "one-hot": (DISCRETE, False, rows(0, 1)),
     "one-hot bools": (DISCRETE, False, rows(False, True)),
+    "exact one-hot floats": (DISCRETE, False, rows(0.0, 1.0)),
+    "blocks of exact floats": (CHOICES, False, rows(1.0, 0.0, 0.0, 0.0, 1.0)),
     "one-hot small ints": (DISCRETE, False, rows(0, 1, dtype=torch.uint8)),
     "blocks": (CHOICES, False, rows(1, 0, 0, 0, 1)),
     "choices": (CHOICES, True, rows(1, 2)),
@@ -114,6 +116,10 @@ def test_actions_of_the_spec_are_taken(name: str) -> None:
     space, categorical, make = RIGHT[name]
     ledgers = {digest(env(space, categorical, n), writing(make), 5) for n in (None, 3)}
     assert len(ledgers) == 1
+    if "floats" in name:  # nothing is lost when they are cast
+        whole = writing(lambda x: make(x).long())
+        one, other = (records(env(space), policy, 5) for policy in (writing(make), whole))
+        assert [r.episode_return for r in one] == [r.episode_return for r in other]
 
 
 @pytest.mark.parametrize("slots", [None, 3])
@@ -239,28 +245,3 @@ def test_actions_drawn_slot_by_slot_are_those_drawn_as_a_batch(name: str) -> Non
 def test_random_choices_of_several_kinds_are_evaluated() -> None:
     envs = [env(CHOICES, categorical=True, slots=slots) for slots in (1, 3)]
     assert len({digest(one, None, 6) for one in envs}) == 1
-
-
-@pytest.mark.parametrize("space", [DISCRETE, CHOICES])
-def test_exact_one_hot_floats_are_taken(space: spaces.Space[Any]) -> None:
-    """As torch's own OneHotCategorical draws them; nothing is lost when they are cast."""
-    spec = env(space).full_action_spec_unbatched["action"]
-
-    def act(as_floats: bool) -> TensorDictModule:
-        def draw(x: torch.Tensor) -> torch.Tensor:
-            parts = (
-                x[:, : spec.shape[-1]]
-                .repeat(1, 2)[:, : spec.shape[-1]]
-                .split([box.n for box in spec.space] if space is CHOICES else spec.shape[-1], -1)
-            )
-            drawn = [torch.distributions.OneHotCategorical(logits=p).sample() for p in parts]
-            joined = torch.cat(drawn, -1)
-            return joined if as_floats else joined.long()
-
-        return writing(draw)
-
-    floats, integers = (episodes_of(env(space, slots=3), act(kind), 8) for kind in (True, False))
-    for index, episode in floats.items():
-        assert episode["action"].dtype == torch.float32
-        assert torch.equal(episode["action"].long(), integers[index]["action"])
-        assert torch.equal(episode["next", "reward"], integers[index]["next", "reward"])

@@ -280,9 +280,9 @@ def test_a_failure_in_the_middle_leaves_everything_as_before() -> None:
     def broken(value: torch.Tensor) -> torch.Tensor:
         raise ArithmeticError
 
+    env = partial(Failing, seeds=tuple(range(100)))
     before = outside()
     with pytest.raises(RuntimeError, match="broken by seed"):
-        env = partial(Failing, seeds=tuple(range(100)))
         records(env, categorical(), 10, env_seeds=range(10), on_env_error="raise", **RANDOM)
     assert outside() == before
     policy = categorical(network=nn.Sequential(Toggled(0.5), Drawing(broken))).train()

@@ -1,6 +1,7 @@
 """Devices: batches are the parent's wherever env, policy and batch are, and tensors cross once.
 
-Where there is no GPU, one is simulated.
+Envs are on the CPU, or have their tensors on the GPU: then nothing is waited for where the env
+allows for it. Where there is no GPU, one is simulated.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import pytest
 import torch
 from tensordict.nn import ProbabilisticTensorDictModule, TensorDictModule, TensorDictSequential
 from torch import nn
+from torch.distributions import Categorical
 from torchrl.collectors import Collector as TorchRLCollector
 from torchrl.envs import (
     ClipTransform,
@@ -31,6 +33,8 @@ from torchrl.envs import (
 from torchrl.modules import GRUModule, OneHotCategorical, ProbabilisticActor
 
 import tdcollect
+from benchmarks import torch_cartpole
+from benchmarks.torch_cartpole import TorchCartPole
 
 from ..simulated_cuda import Crossings, on_gpu
 from . import policies, transforms
@@ -51,10 +55,10 @@ COMBINATIONS = [
 ]
 
 
-def actor() -> Any:
+def actor(kind: Any = OneHotCategorical) -> Any:
     net = TensorDictModule(nn.Linear(4, 2), in_keys=["observation"], out_keys=["logits"])
     return ProbabilisticActor(
-        net, in_keys=["logits"], distribution_class=OneHotCategorical, return_log_prob=True
+        net, in_keys=["logits"], distribution_class=kind, return_log_prob=True
     )
 
 
@@ -74,48 +78,37 @@ def recurrent() -> Any:
     )
 
 
-class Memory(nn.Module):
+class Remembering(nn.Module):
     """Reads the output of the step before; called on TensorDicts, as it is of no known class."""
 
     def __init__(self) -> None:
         super().__init__()
         self.net = nn.Linear(5, 2)
+        self.sample = ProbabilisticTensorDictModule(
+            in_keys=["logits"], out_keys=["action"], distribution_class=OneHotCategorical
+        )
 
     def forward(self, tensordict: Any) -> Any:
         observation = tensordict["observation"]
         memory = tensordict.get("memory", torch.zeros_like(observation[:, :1]))
         logits = self.net(torch.cat([observation, memory], -1))
         memory = 0.9 * memory + logits[:, :1].detach()
-        return tensordict.set("memory", memory).set("logits", logits)
-
-
-def remembering() -> Any:
-    sample = ProbabilisticTensorDictModule(
-        in_keys=["logits"], out_keys=["action"], distribution_class=OneHotCategorical
-    )
-    memory = Memory()
-
-    class Remembering(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.memory, self.sample = memory, sample
-
-        def forward(self, tensordict: Any) -> Any:
-            return self.sample(self.memory(tensordict))
-
-    return Remembering()
+        return self.sample(tensordict.set("memory", memory).set("logits", logits))
 
 
 POLICIES: dict[str, Callable[[], Any]] = {
     "actor": actor,
     "recurrent": recurrent,
-    "remembering": remembering,
+    "remembering": Remembering,
 }
 
 
-def cartpole(*of: Any) -> EnvBase:
-    env = tdcollect.make_env("CartPole-v1", 3, seed=0, max_episode_steps=8)
+def transformed(env: EnvBase, *of: Any) -> EnvBase:
     return TransformedEnv(env, Compose(*of)) if of else env
+
+
+def cartpole(*of: Any) -> EnvBase:
+    return transformed(tdcollect.make_env("CartPole-v1", 3, seed=0, max_episode_steps=8), *of)
 
 
 def collector(
@@ -124,13 +117,22 @@ def collector(
     torch.manual_seed(0)
     made = POLICIES[policy]() if isinstance(policy, str) else policy()
     env = cartpole() if env is None else env
-    frames = env.batch_size.numel() * STEPS
-    return tdcollect.Collector(
-        env, made, frames_per_batch=frames, auto_register_policy_transforms=True, **options
-    )
+    options = {"frames_per_batch": env.batch_size.numel() * STEPS, **options}
+    return tdcollect.Collector(env, made, auto_register_policy_transforms=True, **options)
+
+
+def assert_same_values(found: Any, expected: Any) -> None:
+    """Raise unless two batches hold the same, wherever they are."""
+    assert set(expected.keys(True, True)) == set(found.keys(True, True))
+    for key, value in expected.items(True, True):
+        assert torch.equal(value.cpu(), found[key].cpu()), key
 
 
 # ------------------------------------------------------------------------------------ the bits
+
+
+def counted() -> EnvBase:
+    return cartpole(RewardSum(), InitTracker())
 
 
 # Each combination with one of the policies; all of them are slow.
@@ -144,37 +146,25 @@ CASES = [
 @pytest.mark.behaviour(23)
 @pytest.mark.parametrize(("kind", "places"), CASES)
 def test_batches_are_the_parents(kind: str, places: tuple[str, str, str | None]) -> None:
-    policy, env, storing = places
-    if kind == "recurrent" and storing is None and policy != env:
+    if kind == "recurrent" and places[2] is None and places[0] != places[1]:
         pytest.skip("TorchRL cannot stack a hidden state that begins on another device")
-    check_same(
-        lambda: cartpole(RewardSum(), InitTracker()),
-        lambda _: POLICIES[kind](),
-        batches(2),
-        lambda: {
-            "policy_device": policy,
-            "env_device": env,
-            "storing_device": storing,
-            "auto_register_policy_transforms": True,
-        },
-    )
-
-
-def statistics() -> list[Any]:
-    return [
-        ObservationNorm(loc=0.3, scale=1.7, in_keys=["observation"]),
-        VecNormV2(in_keys=["observation"], decay=0.9),
-        RewardScaling(loc=0.5, scale=3.0),
-        StepCounter(max_steps=5),
-        RewardSum(),
-    ]
+    names = ("policy_device", "env_device", "storing_device")
+    options = {"auto_register_policy_transforms": True, **dict(zip(names, places, strict=True))}
+    check_same(counted, lambda _: POLICIES[kind](), batches(2), lambda: options)
 
 
 @pytest.mark.parametrize("options", [{"device": GPU}, {"policy_device": GPU, "env_device": "cpu"}])
 def test_transforms_with_tensors_of_their_own(options: dict[str, str]) -> None:
-    check_same(
-        lambda: cartpole(*statistics()), lambda _: actor(), batches(2), lambda: dict(options)
-    )
+    def env() -> EnvBase:
+        return cartpole(
+            ObservationNorm(loc=0.3, scale=1.7, in_keys=["observation"]),
+            VecNormV2(in_keys=["observation"], decay=0.9),
+            RewardScaling(loc=0.5, scale=3.0),
+            StepCounter(max_steps=5),
+            RewardSum(),
+        )
+
+    check_same(env, lambda _: actor(), batches(2), lambda: options)
 
 
 PLACES = [
@@ -182,36 +172,25 @@ PLACES = [
     {"policy_device": GPU, "env_device": "cpu", "storing_device": "cpu"},
     {"device": GPU},
 ]
+EVERYTHING = {
+    **{f"policy {name}": policies.case(name) for name in policies.POLICIES},
+    **{
+        f"transform {name}": (partial(transforms.make, name), policies.actor)
+        for name in transforms.TRANSFORMS
+    },
+    **{f"env {name}": (make, policies.actor) for name, make in ENVS.items()},
+}
 
 
-def same_or_refused(make_env: Any, make_policy: Any, options: dict[str, str]) -> None:
-    """Compare with TorchRL where it runs."""
-    arguments = make_env, make_policy, batches(2), lambda: dict(options)
+@pytest.mark.slow
+@pytest.mark.parametrize("options", PLACES, ids=str)
+@pytest.mark.parametrize("name", EVERYTHING)
+def test_every_policy_transform_and_env(name: str, options: dict[str, str]) -> None:
+    arguments = *EVERYTHING[name], batches(2), lambda: options
     theirs = run(TorchRLCollector, *arguments, catch=True)
     if theirs[-1][0] == "error":
         pytest.skip(f"TorchRL raises {theirs[-1][1][0]}")
     check_same(*arguments)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("options", PLACES, ids=str)
-@pytest.mark.parametrize("policy", policies.POLICIES)
-def test_every_policy(policy: str, options: dict[str, str]) -> None:
-    same_or_refused(*policies.case(policy), options)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("options", PLACES, ids=str)
-@pytest.mark.parametrize("transform", transforms.TRANSFORMS)
-def test_every_transform(transform: str, options: dict[str, str]) -> None:
-    same_or_refused(lambda: transforms.make(transform), policies.actor, options)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("options", PLACES, ids=str)
-@pytest.mark.parametrize("env", ENVS)
-def test_every_env(env: str, options: dict[str, str]) -> None:
-    same_or_refused(ENVS[env], policies.actor, options)
 
 
 def test_actions_are_waited_for() -> None:
@@ -227,21 +206,17 @@ def test_actions_are_waited_for() -> None:
 @pytest.mark.parametrize("kind", POLICIES)
 def test_an_env_without_a_device(kind: str) -> None:
     """TorchRL cannot reset its slots in part; the rows are those of an env on the CPU."""
-    theirs = collector(kind, policy_device=GPU, env_device="cpu")
-    torch.manual_seed(1)
-    expected = next(iter(theirs))
-    ours = collector(kind, policy_device=GPU)
-    torch.manual_seed(1)
-    got = next(iter(ours))
-    assert set(expected.keys(True, True)) == set(got.keys(True, True))
-    for key, value in expected.items(True, True):
-        assert torch.equal(value.cpu(), got[key].cpu()), key
+    found = []
+    for options in ({}, {"env_device": "cpu"}):
+        stream = iter(collector(kind, policy_device=GPU, **options))
+        torch.manual_seed(1)
+        found.append(next(stream))
+    assert_same_values(*found)
 
 
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        ("actor", {"policy_device": GPU, "env_device": "cpu"}),
         ("remembering", {"device": "cuda"}),
         ("recurrent", {"policy_device": GPU, "env_device": "cpu", "storing_device": "cpu"}),
     ],
@@ -255,12 +230,19 @@ def test_resets_of_some_slots_between_batches(kind: str, options: dict[str, str]
         made.reset()
         yield next(stream)
 
-    check_same(
-        lambda: cartpole(RewardSum(), InitTracker()),
-        lambda _: POLICIES[kind](),
-        script,
-        lambda: {**options, "auto_register_policy_transforms": True},
-    )
+    given = {"auto_register_policy_transforms": True, "frames_per_batch": 15, **options}
+    check_same(counted, lambda _: POLICIES[kind](), script, lambda: given)
+
+
+class OneHot(nn.Module):
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        return nn.functional.one_hot(value.argmax(-1), 2)
+
+
+def draws_nothing(_: Any = None) -> Any:
+    """The GPU has random numbers of its own."""
+    net = nn.Sequential(nn.Linear(4, 2), nn.Softmax(-1), OneHot())
+    return TensorDictModule(net, in_keys=["observation"], out_keys=["action"])
 
 
 @pytest.mark.parametrize(
@@ -268,25 +250,10 @@ def test_resets_of_some_slots_between_batches(kind: str, options: dict[str, str]
 )
 def test_whole_episodes(storing: str | None, options: dict[str, str]) -> None:
     def episodes(**options: Any) -> Any:
-        made = collector(lambda: nn_policy(), cartpole(StepCounter(max_steps=7)), **options)
+        made = collector(draws_nothing, cartpole(StepCounter(max_steps=7)), **options)
         return made.collect(episodes=7, seed=1)
 
-    expected = episodes()
-    got = episodes(policy_device=GPU, storing_device=storing, **options)
-    for key, value in expected.items(True, True):
-        assert torch.equal(value, got[key].cpu()), key
-
-
-def nn_policy() -> Any:
-    """A policy that draws nothing: the GPU has random numbers of its own."""
-    net = nn.Sequential(nn.Linear(4, 2), nn.Softmax(-1))
-    net.append(OneHot())
-    return TensorDictModule(net, in_keys=["observation"], out_keys=["action"])
-
-
-class OneHot(nn.Module):
-    def forward(self, value: torch.Tensor) -> torch.Tensor:
-        return nn.functional.one_hot(value.argmax(-1), 2)
+    assert_same_values(episodes(policy_device=GPU, storing_device=storing, **options), episodes())
 
 
 # ------------------------------------------------------------------------------------ crossings
@@ -303,66 +270,59 @@ def crossings(count: int = 1, **options: Any) -> tuple[Any, Crossings]:
 
 
 def test_an_observation_goes_up_once_and_an_action_comes_down_once() -> None:
-    _, found = crossings(count=2, policy_device=GPU)
+    batch, found = crossings(count=2, policy_device=GPU)
     assert found.ups == [(3, 4)] * STEPS
     assert found.downs == [(3, 2)] * STEPS
     # For the actions; and at the end, once, whether the distribution had parameters it refuses.
     assert len(found.waits) == STEPS + 1
+    # Outputs stay where they are unless stored elsewhere.
+    assert on_gpu(batch["logits"])
+    assert not on_gpu(batch["observation"])
 
 
-def clip() -> ClipTransform:
-    return ClipTransform(in_keys=["observation"], low=-0.1, high=0.1)
-
-
-def waits_per_step(policy: str, of: list[Any], **options: Any) -> float:
+def waits_per_step(make: Callable[[], EnvBase], policy: Any, **options: Any) -> float:
+    """The waits that a further step brings: a batch has some at its end."""
     counts = []
-    for steps in (10, 14):
-        made = collector(policy, cartpole(*(make() for make in of)), **options)
+    for steps in (STEPS, STEPS + 4):
+        env = make()
+        made = collector(policy, env, frames_per_batch=steps * env.batch_size.numel(), **options)
         with Crossings() as found:
-            assert made.collect(frames=3 * steps)["next", "done"].any()
+            assert next(iter(made))["next", "done"].any()
         counts.append(len(found.waits))
     return (counts[1] - counts[0]) / 4
 
 
+clip = partial(ClipTransform, in_keys=["observation"], low=-0.1, high=0.1)
+limit = partial(StepCounter, max_steps=5)
+
+
 @pytest.mark.parametrize(
-    ("policy", "named"), [("actor", "policy_device"), ("remembering", "device")]
+    ("policy", "named", "of", "waits"),
+    [
+        # Ends of episodes, and transforms, add none, but for one on the GPU that ends episodes.
+        ("actor", "policy_device", [clip, RewardSum], 1),
+        ("remembering", "device", [clip, RewardSum], 1),
+        ("actor", "device", [clip, limit], 2),
+        ("actor", "device", [limit], 1),
+    ],
 )
-def test_one_wait_per_step(policy: str, named: str) -> None:
-    """Ends of episodes, and transforms, add none."""
-    assert waits_per_step(policy, [clip, RewardSum], **{named: GPU}) == 1
+def test_waits_per_step(policy: str, named: str, of: list[Any], waits: int) -> None:
+    env = lambda: cartpole(*(make() for make in of))  # noqa: E731
+    assert waits_per_step(env, policy, **{named: GPU}) == waits
 
 
-def test_a_transform_on_the_gpu_that_ends_episodes_is_waited_for() -> None:
-    limit = partial(StepCounter, max_steps=5)
-    assert waits_per_step("actor", [clip, limit], device=GPU) == 2
-    assert waits_per_step("actor", [limit], device=GPU) == 1
-
-
-def test_what_has_crossed_does_not_cross_again_to_be_stored() -> None:
-    batch, found = crossings(policy_device=GPU, storing_device=GPU)
-    singles = [shape for shape in found.ups if shape == (3, 4)]
-    together = [shape for shape in found.ups if shape[1:] == (3, 4)]
-    ends = int(batch["next", "done"].any(0).sum())
-    assert len(singles) == STEPS
-    # What no policy call was given: final observations, and the row after the batch.
-    assert [shape[0] for shape in together] == [ends + (not batch["next", "done"][:, -1].any())]
-    _, found = crossings(policy_device=GPU, storing_device="cpu")
-    assert [shape for shape in found.downs if shape[-2:] == (3, 2)].count((3, 2)) == STEPS
-
-
-def test_nor_where_a_batch_has_several_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tdcollect.collect.step_dict._CHUNK_BYTES", 1)
+@pytest.mark.parametrize("chunk", [2**20, 1])
+def test_what_has_crossed_does_not_cross_again_to_be_stored(
+    chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tdcollect.collect.step_dict._CHUNK_BYTES", chunk)
     batch, found = crossings(policy_device=GPU, storing_device=GPU)
     observations = sum(shape[0] if len(shape) == 3 else 1 for shape in found.ups if 4 in shape[1:])
     ends = int(batch["next", "done"].any(0).sum())
+    # What no policy call was given: final observations, and the row after the batch.
     assert observations == STEPS + ends + (not batch["next", "done"][:, -1].any())
-
-
-def test_outputs_stay_where_they_are_unless_stored_elsewhere() -> None:
-    batch, _ = crossings(policy_device=GPU)
-    assert on_gpu(batch["logits"])
-    assert not on_gpu(batch["observation"])
-    batch, _ = crossings(policy_device=GPU, storing_device="cpu")
+    batch, found = crossings(policy_device=GPU, storing_device="cpu")
+    assert [shape for shape in found.downs if shape[-2:] == (3, 2)].count((3, 2)) == STEPS
     assert not on_gpu(batch["logits"])
 
 
@@ -371,21 +331,209 @@ def test_no_placement_where_all_is_on_the_cpu() -> None:
     assert "devices" not in {part.name for part in made.explain()}
 
 
+# ----------------------------------------------------------------------------- envs on the GPU
+
+SLOTS = 5
+
+
+class Asked(TorchCartPole):
+    """Is reset where flags say so, as TorchRL does."""
+
+    resets_by_mask = False
+
+
+class Fixed(TorchCartPole):
+    """Is reset by mask, and draws nothing: the batches are TorchRL's."""
+
+    def fresh(self) -> torch.Tensor:
+        count = 4 * SLOTS
+        return torch.linspace(-0.05, 0.05, count, device=self.device).view(SLOTS, 4)
+
+
+def chooser(_: Any = None) -> Any:
+    return actor(Categorical)
+
+
+class Memory(nn.Module):
+    """Reads its output of the step before."""
+
+    def forward(self, tensordict: Any) -> Any:
+        observation = tensordict["observation"]
+        memory = tensordict.get("memory", torch.zeros_like(observation[:, 0]))
+        tensordict["memory"] = memory = 0.9 * memory + observation[:, 2]
+        return tensordict.set("action", (memory > 0).long())
+
+
+def books() -> list[Any]:
+    return [StepCounter(max_steps=7), RewardSum(), InitTracker()]
+
+
+def normalized() -> list[Any]:
+    return [ObservationNorm(loc=0.3, scale=1.7, in_keys=["observation"]), RewardSum()]
+
+
+def learning() -> list[Any]:
+    return [VecNormV2(in_keys=["observation"], decay=0.9), RewardSum()]
+
+
+def check_there(
+    kind: Any, there: str, of: Any, policy: Any = chooser, steps: int = STEPS, **options: Any
+) -> None:
+    """Compare two batches of an env on a device with TorchRL's."""
+    check_same(
+        lambda: transformed(kind(SLOTS, there), *of()),
+        policy,
+        batches(2),
+        lambda: {"frames_per_batch": SLOTS * steps, **options},
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "device", "of", "steps", "tracked"),
+    [
+        (Asked, "cuda", books, STEPS, True),
+        (Fixed, GPU, learning, 20, False),
+        (Asked, "cpu", learning, 20, True),
+        (Fixed, "cuda", books, STEPS, True),
+        (Fixed, GPU, list, 2, True),
+    ],
+)
+def test_batches_of_envs_there(kind: Any, device: str, of: Any, steps: int, tracked: bool) -> None:
+    check_there(kind, device, of, steps=steps, device=device, track_traj_ids=tracked)
+
+
+THERE = [
+    {"policy_device": GPU},
+    {"policy_device": GPU, "storing_device": "cpu"},
+    {"policy_device": "cpu", "storing_device": GPU},
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [Asked, Fixed])
+@pytest.mark.parametrize("policy", [chooser, lambda _: Memory()])
+@pytest.mark.parametrize("options", THERE, ids=str)
+@pytest.mark.parametrize("of", [list, books, normalized, learning])
+def test_wherever_policy_and_batch_are(
+    kind: Any, policy: Any, options: dict[str, str], of: Any
+) -> None:
+    check_there(kind, GPU, of, policy, steps=20, **options)
+
+
+@pytest.mark.parametrize(("kind", "options"), [(Fixed, THERE[2]), (Asked, THERE[1])])
+def test_batches_of_several_chunks(
+    kind: Any, options: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tdcollect.collect.step_dict._GPU_CHUNK_BYTES", 500)
+    check_there(kind, GPU, books, **options)
+
+
+def test_resets_by_mask_that_draw_are_those_of_a_plain_loop() -> None:
+    steps = 20
+    net = nn.Linear(4, 2).to(GPU)
+    policy = TensorDictModule(lambda x: net(x).argmax(-1), ["observation"], ["action"])
+    made = collector(lambda: policy, TorchCartPole(SLOTS, GPU), device=GPU)
+    torch.manual_seed(0)
+    made.reset()
+    batch = made.collect(frames=SLOTS * steps)
+
+    torch.manual_seed(0)
+    state = made.env.fresh()
+    for step in range(steps):
+        assert torch.equal(batch["observation"][:, step], state)
+        state, done = torch_cartpole.physics(state, net(state).argmax(-1))
+        assert torch.equal(batch["next", "observation"][:, step], state)
+        state = torch.where(done, made.env.fresh(), state)
+    assert batch["next", "done"].any()
+
+
+def test_nothing_is_waited_for_where_resets_go_by_mask() -> None:
+    for kind, waits in ((TorchCartPole, 0), (Asked, 1)):
+        make = lambda kind=kind: transformed(kind(SLOTS, GPU), *books())  # noqa: E731
+        assert waits_per_step(make, chooser, device=GPU) == waits
+
+
+class InPlace(Asked):
+    """Writes each observation into the same memory, as simulators do."""
+
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
+        self.buffer = torch.zeros(SLOTS, 4, device=self.device)
+
+    def _step(self, tensordict: Any) -> Any:
+        return self._in_buffer(super()._step(tensordict))
+
+    def _reset(self, tensordict: Any = None, **kwargs: Any) -> Any:
+        return self._in_buffer(super()._reset(tensordict, **kwargs))
+
+    def _in_buffer(self, made: Any) -> Any:
+        self.buffer.copy_(made["observation"])
+        return made.set("observation", self.buffer)
+
+
+def one_batch(policy: Any, env: EnvBase, **options: Any) -> Any:
+    made = collector(policy, env, **options)
+    torch.manual_seed(1)
+    made.reset()
+    return made.collect(frames=SLOTS * 20)
+
+
+@pytest.mark.parametrize(
+    ("device", "options"),
+    [
+        (GPU, {"policy_device": "cpu"}),
+        (GPU, {"policy_device": GPU, "storing_device": "cpu"}),
+        ("cpu", {"policy_device": GPU, "env_device": "cpu", "storing_device": "cpu"}),
+    ],
+)
+def test_an_env_that_writes_into_the_same_memory(device: str, options: dict[str, str]) -> None:
+    kinds = (InPlace, Asked)
+    assert_same_values(*(one_batch(Memory, kind(SLOTS, device), **options) for kind in kinds))
+
+
+def test_hooks_do_not_change_the_batch() -> None:
+    class Ends(tdcollect.Hooks):
+        count = 0
+
+        def episodes_ended(self, slots: Any, returns: Any, lengths: Any) -> None:
+            self.count += len(slots)
+
+    hooks = Ends()
+    plain, hooked = (
+        one_batch(chooser, TorchCartPole(SLOTS, GPU), device=GPU, hooks=given)
+        for given in (None, hooks)
+    )
+    assert hooks.count == plain["next", "done"].sum() > 0
+    assert_same_values(hooked, plain)
+
+
+@pytest.mark.parametrize(
+    ("kind", "of", "told"),
+    [
+        (TorchCartPole, list, "no flag is read"),
+        (Asked, list, "one wait per step"),
+        (TorchCartPole, learning, "one wait per step"),
+    ],
+)
+def test_resets_are_explained(kind: Any, of: Any, told: str) -> None:
+    made = collector(chooser, transformed(kind(SLOTS, GPU), *of()), device=GPU)
+    assert told in next(part.how for part in made.explain() if part.name == "resets")
+
+
 # --------------------------------------------------------------------------------- real kernels
 
+compiled = pytest.mark.parametrize("option", ["compile_policy", "cudagraph_policy"])
+
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("option", ["compile_policy", "cudagraph_policy"])
+@compiled
 def test_compiled_cuda_policies_give_the_parents_batches(option: str) -> None:
-    def net(_: Any) -> Any:
-        return nn_policy()
-
     options = {"policy_device": GPU, "env_device": "cpu", option: True}
-    check_same(cartpole, net, batches(4), lambda: dict(options))
+    check_same(cartpole, draws_nothing, batches(4), lambda: dict(options))
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("option", ["compile_policy", "cudagraph_policy"])
+@compiled
 def test_compiled_cuda_policies_that_draw(option: str) -> None:
     stream = iter(collector(policy_device=GPU, **{option: True}))
     for _ in range(4):
@@ -404,6 +552,29 @@ def test_no_implicit_synchronisation_beyond_the_actions() -> None:
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert len(found) <= STEPS + 1
+
+
+@pytest.mark.kernels
+def test_cuda_finds_no_wait_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA raises at whatever the host waits for; a batch ends with a few waits."""
+    slots, steps, taken = 4096, 20, 0
+    made = collector(chooser, TorchCartPole(slots, GPU), device=GPU)
+    made.collect(frames=slots * steps)
+    step = TorchCartPole._step
+
+    def counted(self: Any, tensordict: Any) -> Any:
+        nonlocal taken
+        taken += 1
+        # From the second step to the last but one.
+        torch.cuda.set_sync_debug_mode("error" if 1 < taken < steps else "default")
+        return step(self, tensordict)
+
+    monkeypatch.setattr(TorchCartPole, "_step", counted)
+    try:
+        made.collect(frames=slots * steps)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert taken == steps
 
 
 @pytest.mark.slow

@@ -101,20 +101,13 @@ class GlobalNumpy(Walk):
         return np.random.normal(size=3)  # noqa: NPY002
 
 
-class GlobalPython(Walk):
-    """Draws from Python's global random numbers."""
-
-    def noise(self) -> Any:
-        return np.array([random.random() for _ in range(3)])
-
-
 class GlobalTorch(Walk):
-    """Draws from torch's global random numbers."""
+    """Draws from torch's and Python's global random numbers."""
 
     def noise(self) -> Any:
         import torch
 
-        return torch.randn(3).numpy()
+        return torch.randn(3).numpy() + random.random()
 
 
 class SeedsGlobal(GlobalNumpy):

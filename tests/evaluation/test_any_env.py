@@ -34,7 +34,7 @@ from tdcollect.evaluation.manifest import describe
 from tdcollect.randomness import WithStreams, global_states
 from tdcollect.seeding import env_seed, global_seeds
 
-from .envs import GlobalNumpy, GlobalPython, GlobalTorch, SeedsGlobal, Walk
+from .envs import GlobalNumpy, GlobalTorch, SeedsGlobal, Walk
 from .ledger import digest, episodes_of, records
 from .ledgers import unfinished
 from .policies import categorical, deterministic, recurrent
@@ -162,7 +162,7 @@ def test_nothing_outside_changes() -> None:
     assert not given.transform.frozen
 
 
-@pytest.mark.parametrize("env", [GlobalNumpy, GlobalPython, GlobalTorch, SeedsGlobal])
+@pytest.mark.parametrize("env", [GlobalNumpy, GlobalTorch, SeedsGlobal])
 def test_gymnasium_envs_that_draw_globally_get_streams(env: Any) -> None:
     policy = categorical()
     expected = digest(env, policy, 5, num_envs=1, **RANDOM)

@@ -13,11 +13,9 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
-from torch import nn
-from torchrl.data import Bounded, Composite, Unbounded
-from torchrl.envs import EnvBase, ExplorationType, ModelBasedEnvBase, TransformedEnv
+from torchrl.envs import EnvBase, ExplorationType, TransformedEnv
 from torchrl.envs import transforms as T
-from torchrl.modules import CEMPlanner, GRUModule, LSTMModule, WorldModelWrapper
+from torchrl.modules import GRUModule, LSTMModule
 
 from tdcollect import EvaluationCollector, make_env
 from tdcollect.evaluation.episodes.policy import DrawByRow, Inference, Streams, stream
@@ -276,35 +274,13 @@ def test_blocks_may_end_at_any_step(monkeypatch) -> None:
     assert soon < late  # the first episode comes out when it ends
 
 
-class _Joined(nn.Module):
-    """A fixed layer on what it is given, joined."""
+def test_a_policy_is_shown_no_ended_row() -> None:
+    """A planner would roll out its model from there."""
+    inner, ended = on_tensordicts(), []
 
-    def __init__(self, ins: int, outs: int):
-        super().__init__()
-        self.layer = net(ins, outs)
+    def policy(tensordict: TensorDictBase) -> TensorDictBase:
+        ended.append(bool(tensordict["done"].any()))
+        return inner(tensordict)
 
-    def forward(self, *given: torch.Tensor) -> torch.Tensor:
-        return self.layer(torch.cat(given, -1))
-
-
-class _Imagined(ModelBasedEnvBase):
-    """The walk as a model imagines it."""
-
-    def __init__(self) -> None:
-        model = WorldModelWrapper(
-            TensorDictModule(_Joined(4, 3), ["observation", "action"], ["observation"]),
-            TensorDictModule(_Joined(3, 1), ["observation"], ["reward"]),
-        )
-        super().__init__(model)
-        self.observation_spec = Composite(observation=Unbounded((3,)))
-        self.state_spec = Composite(observation=Unbounded((3,)))
-        self.action_spec, self.reward_spec = Bounded(-1, 1, (1,)), Unbounded((1,))
-
-    def _reset(self, tensordict: TensorDictBase) -> TensorDictBase:
-        return tensordict.select("observation")
-
-
-def test_a_planner_is_shown_no_ended_row() -> None:
-    """It would roll out its model from there."""
-    planner = CEMPlanner(_Imagined(), planning_horizon=2, optim_steps=1, num_candidates=4, top_k=2)
-    assert len({digest(push, planner, 4, num_envs=slots) for slots in (1, 3)}) == 1
+    records(Walk, policy, 9, num_envs=4)
+    assert not any(ended)

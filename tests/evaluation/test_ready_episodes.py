@@ -128,32 +128,20 @@ def index(record: Episode) -> int:
     return record.index
 
 
-class Stubborn(Walk):
-    """Hangs, or kills its process, at the second step of episodes with one seed.
+class Stubborn(Failing):
+    """Hangs, or kills its process, at the third step of episodes with one seed.
 
     With ``marker``, a file that is made then, this happens once.
     """
 
     def __init__(self, what: str = "", marker: Path | None = None):
-        super().__init__()
+        super().__init__((SEEDS[4],) if what else ())
         self.what, self.marker = what, marker
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        result = super().reset(seed=seed)
-        self.left += 2
-        self.steps, self.due = 0, seed == SEEDS[4]
-        return result
-
-    def step(self, action: Any) -> Any:
-        self.steps += 1
-        if self.what and self.due and self.steps == 2:
-            self._act()
-        return super().step(action)
-
-    def _act(self) -> None:
+    def _fail(self) -> None:
+        if self.seed not in self.seeds or (self.marker is not None and self.marker.exists()):
+            return
         if self.marker is not None:
-            if self.marker.exists():
-                return
             self.marker.touch()
         if self.what == "die":
             os.kill(os.getpid(), signal.SIGKILL)

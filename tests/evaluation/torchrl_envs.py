@@ -19,6 +19,8 @@ class Drift(EnvBase):
     ``fails_at`` of every episode raises; 0 is the reset.
     """
 
+    longest = 15
+
     def __init__(self, batch_size: tuple[int, ...] = (), fails_at: int | None = None):
         super().__init__(batch_size=torch.Size(batch_size))
         shape = self.batch_size
@@ -47,7 +49,7 @@ class Drift(EnvBase):
         self._fail()
         push = tensordict["action"].float().argmax(-1, keepdim=True)
         self.place = 0.9 * self.place + 0.1 * self.noise() + 0.1 * push
-        done = (self.place.sum(-1, keepdim=True) > 2) | (self.steps >= 15)
+        done = (self.place.sum(-1, keepdim=True) > 2) | (self.steps >= self.longest)
         entries = {"observation": self.place.clone(), "reward": self.place.sum(-1, keepdim=True)}
         return TensorDict({**entries, "done": done}, batch_size=self.batch_size)
 

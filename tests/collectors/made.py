@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -55,6 +56,15 @@ def assert_same(one: TensorDictBase, other: TensorDictBase, *, ids: bool = True)
     for key in one.keys(True, True):
         if ids or key != ("collector", "traj_ids"):
             assert torch.equal(one[key], other[key]), key
+
+
+@contextmanager
+def ending(collector: Any) -> Iterator[Any]:
+    """A collector that is shut down in the end."""
+    try:
+        yield collector
+    finally:
+        collector.shutdown()
 
 
 def kill(pid: int) -> None:

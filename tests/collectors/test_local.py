@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -29,7 +30,7 @@ from tdcollect.collectors.asking import seeds_of
 from tdcollect.envs.adopted import chain
 
 from ..collect.oracle import UPSTREAM
-from .made import Leaning, assert_same, batches, cartpole, drawing, two_slots
+from .made import Leaning, assert_same, batches, cartpole, drawing, ending, two_slots
 
 pytestmark = pytest.mark.filterwarnings(UPSTREAM)
 
@@ -40,9 +41,8 @@ VERSION = ("next", "policy_version")
 @pytest.fixture(scope="module")
 def pair() -> Iterator[MultiSyncCollector]:
     """Two workers of two slots, whose policy draws."""
-    collector = MultiSyncCollector([two_slots] * 2, drawing(), frames_per_batch=64)
-    yield collector
-    collector.shutdown()
+    with ending(MultiSyncCollector([two_slots] * 2, drawing(), frames_per_batch=64)) as collector:
+        yield collector
 
 
 # ------------------------------------------------------------------------------------------ seeds
@@ -78,42 +78,23 @@ def test_one_worker_is_one_collector() -> None:
     torch.manual_seed(seeds_of(9, 0)[0])
     alone.set_seed(9)
     expected = batches(alone, 3)
-    collector = MultiSyncCollector([two_slots], policy, frames_per_batch=32, cat_results=0)
-    try:
-        collector.set_seed(9)
-        for batch, one in zip(batches(collector, 3), expected, strict=True):
+    with ending(
+        MultiSyncCollector([two_slots], policy, frames_per_batch=32, cat_results=0)
+    ) as made:
+        made.set_seed(9)
+        for batch, one in zip(batches(made, 3), expected, strict=True):
             ids = batch[IDS] - batch[IDS].min(), one[IDS] - one[IDS].min()
             assert torch.equal(*ids)
             assert_same(batch, one, ids=False)
-    finally:
-        collector.shutdown()
-        alone.shutdown()
-
-
-def test_one_worker_of_four_slots_is_two_of_two() -> None:
-    runs = []
-    for workers, slots in ((1, 4), (2, 2)):
-        envs = [partial(cartpole, slots)] * workers
-        collector = MultiSyncCollector(envs, Leaning(), frames_per_batch=64, cat_results=0)
-        try:
-            collector.set_seed(11)
-            runs.append(batches(collector, 3))
-        finally:
-            collector.shutdown()
-    for one, other in zip(*runs, strict=True):
-        assert_same(one, other, ids=False)
 
 
 def test_envs_of_torchrl_keep_its_chain_of_seeds() -> None:
     env = partial(GymEnv, "CartPole-v1")
-    collector = MultiSyncCollector([env] * 2, Leaning(), frames_per_batch=8)
-    try:
+    with ending(MultiSyncCollector([env] * 2, Leaning(), frames_per_batch=8)) as collector:
         assert collector.set_seed(7) == chain(7, 3)[-1]
         (batch,) = batches(collector, 1)
         expected = [first_observations(range(seed, seed + 1))[0] for seed in chain(7, 2)]
         assert torch.equal(batch[OBSERVATION][:, 0], torch.stack(expected))
-    finally:
-        collector.shutdown()
 
 
 # ------------------------------------------------------------------------- ids, statistics, repr
@@ -152,12 +133,7 @@ def test_explanation_says_whether_workers_pay(pair: MultiSyncCollector) -> None:
     explanation = pair.explain()
     assert [part.name for part in explanation] == ["env", "policy", "policy", "batch", "workers"]
     assert "2 workers of 2 slots" in str(explanation)
-    assert "one process with 4 slots, would be faster" in str(explanation) or "pay" in str(
-        explanation
-    )
-
-
-def test_repr(pair: MultiSyncCollector) -> None:
+    assert re.search("one process with 4 slots, would be faster|pay", str(explanation))
     assert repr(pair) == (
         "MultiSyncCollector(2 workers, slots=[2, 2], frames_per_batch=64, total_frames=inf)"
     )
@@ -168,10 +144,9 @@ def test_repr(pair: MultiSyncCollector) -> None:
 
 
 def test_async_rows_carry_their_version() -> None:
-    collector = AsyncCollector(two_slots, drawing(), frames_per_batch=64, track_policy_version=True)
-    try:
-        first = collector.set_seed(2)
-        assert first == chain(2, 2)[-1]
+    made = AsyncCollector(two_slots, drawing(), frames_per_batch=64, track_policy_version=True)
+    with ending(made) as collector:
+        assert collector.set_seed(2) == chain(2, 2)[-1]
         stream = iter(collector)
         versions = []
         for _ in range(6):
@@ -184,12 +159,9 @@ def test_async_rows_carry_their_version() -> None:
         assert seen[0] == 0
         assert 0 < seen[-1] <= 6
         collector.set_seed(2)
-        again = next(stream)
         seeds = first_observations(range(2, 4))
-        assert torch.equal(again[OBSERVATION][:, 0], seeds)
+        assert torch.equal(next(stream)[OBSERVATION][:, 0], seeds)
         assert "AsyncCollector(1 worker, slots=[2]" in repr(collector)
-    finally:
-        collector.shutdown()
 
 
 # ----------------------------------------------------------------------------------------- resume
@@ -198,11 +170,10 @@ def test_async_rows_carry_their_version() -> None:
 def test_a_collection_goes_on_to_the_bit() -> None:
     env = partial(make_env, "CartPole-v1", 2, resumable=True)
 
-    def made() -> MultiSyncCollector:
-        return MultiSyncCollector([env] * 2, drawing(), frames_per_batch=40)
+    def made() -> Any:
+        return ending(MultiSyncCollector([env] * 2, drawing(), frames_per_batch=40))
 
-    first, second = made(), made()
-    try:
+    with made() as first, made() as second:
         first.set_seed(3)
         stream = iter(first)
         next(stream)
@@ -215,48 +186,35 @@ def test_a_collection_goes_on_to_the_bit() -> None:
         del state["worker1"]
         with pytest.raises(ValueError, match=r"expected the state of 2 workers, got that of 1"):
             second.load_state_dict(state)
-    finally:
-        first.shutdown()
-        second.shutdown()
 
 
 # -------------------------------------------------------------------------------------- arguments
 
 
+SYNC, ASYNC = MultiSyncCollector, MultiAsyncCollector
+RESTART = {"on_worker_lost": "restart", "preemptive_threshold": 0.5}
+
+
 @pytest.mark.parametrize(
-    ("options", "error", "text"),
+    ("cls", "envs", "options", "error", "text"),
     [
-        ({"on_worker_lost": "ignore"}, ValueError, "'raise' or 'restart', got 'ignore'"),
-        ({"collector_class": "multi"}, ValueError, "'single', a class or a function, got 'multi'"),
-        ({"collector_class": 3}, TypeError, "a class or a function, got int"),
-        ({"sync": True}, TypeError, "expected no sync for a MultiSyncCollector"),
-        ({"frames_per_batch": 0}, ValueError, "expected frames_per_batch to be a positive int"),
-        (
-            {"on_worker_lost": "restart", "preemptive_threshold": 0.5},
-            ValueError,
-            "expected no preemptive_threshold with on_worker_lost='restart', got 0.5",
-        ),
+        (SYNC, [two_slots], {"on_worker_lost": "x"}, ValueError, "'raise' or 'restart', got 'x'"),
+        (SYNC, [two_slots], {"collector_class": "multi"}, ValueError, "function, got 'multi'"),
+        (SYNC, [two_slots], {"collector_class": 3}, TypeError, "a class or a function, got int"),
+        (SYNC, [two_slots], {"sync": True}, TypeError, "no sync for a MultiSyncCollector"),
+        (SYNC, [two_slots], {"frames_per_batch": 0}, ValueError, "to be a positive int"),
+        (SYNC, [two_slots], RESTART, ValueError, "no preemptive_threshold with on_worker_lost='r"),
+        (SYNC, two_slots, {}, ValueError, "or num_workers, got one function"),
+        (ASYNC, [], {}, ValueError, "expected"),
+        (ASYNC, ["CartPole-v1"], {}, TypeError, "expected"),
+        (MultiCollector, [two_slots], {}, TypeError, "sync to be True or False, got None"),
     ],
 )
 def test_refused_before_a_worker_starts(
-    options: dict[str, Any], error: type[Exception], text: str
+    cls: Any, envs: Any, options: dict[str, Any], error: type[Exception], text: str
 ) -> None:
     with pytest.raises(error, match=text):
-        MultiSyncCollector([two_slots], Leaning(), **{"frames_per_batch": 8, **options})
-
-
-@pytest.mark.parametrize(
-    ("cls", "envs", "error", "text"),
-    [
-        (MultiAsyncCollector, [], ValueError, "expected"),
-        (MultiAsyncCollector, ["CartPole-v1"], TypeError, "expected"),
-        (MultiSyncCollector, two_slots, ValueError, "or num_workers, got one function"),
-        (MultiCollector, [two_slots], TypeError, "expected sync to be True or False, got None"),
-    ],
-)
-def test_envs_and_classes_are_refused(cls: Any, envs: Any, error: Any, text: str) -> None:
-    with pytest.raises(error, match=text):
-        cls(envs, Leaning(), frames_per_batch=8)
+        cls(envs, Leaning(), **{"frames_per_batch": 8, **options})
 
 
 def test_a_shared_buffer_of_one_dimension_is_refused() -> None:
@@ -266,66 +224,45 @@ def test_a_shared_buffer_of_one_dimension_is_refused() -> None:
         MultiSyncCollector([two_slots], Leaning(), frames_per_batch=8, replay_buffer=buffer)
 
 
-def test_single_is_ours(pair: MultiSyncCollector) -> None:
-    collector = Collector(
-        two_slots,
-        Leaning(),
-        frames_per_batch=8,
-        num_collectors=1,
-        sync=True,
-        backend_options={"collector_class": "single"},
-    )
-    try:
+def test_single_is_ours_and_arguments_are_given_once() -> None:
+    def made(**options: Any) -> Any:
+        both = {"num_collectors": 1, "sync": True, "backend_options": options}
+        return Collector(two_slots, Leaning(), frames_per_batch=8, **both)
+
+    with ending(made(collector_class="single")) as collector:
         assert type(collector) is MultiSyncCollector
         assert isinstance(collector, upstream.MultiSyncCollector)
         assert collector.explain()
-    finally:
-        collector.shutdown()
-
-
-@pytest.mark.parametrize("twice", [{"sync": True}, {"frames_per_batch": 3}])
-def test_backend_options_with_an_argument_of_their_own(twice: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="expected each argument once"):
-        Collector(two_slots, Leaning(), frames_per_batch=8, num_collectors=1, backend_options=twice)
+    for twice in ({"sync": True}, {"frames_per_batch": 3}):
+        with pytest.raises(ValueError, match="expected each argument once"):
+            made(**twice)
+    for more in ({}, {"backend": "process"}, {"num_collectors": 2}):
+        with pytest.raises(TypeError, match="create_env_fn and policy as the only positional"):
+            Collector(two_slots, None, 3, frames_per_batch=8, **more)
+    with service_backend("thread"), pytest.raises(ValueError, match="by an enclosing torchrl"):
+        Collector(two_slots, frames_per_batch=8)
 
 
 # ----------------------------------------------------------------------------------- single envs
 
 
 def test_async_batched_collector_takes_single_envs() -> None:
-    collector = AsyncBatchedCollector(
+    made = AsyncBatchedCollector(
         [cartpole] * 2, policy=drawing(), frames_per_batch=16, env_backend="threading"
     )
-    try:
+    with ending(made) as collector:
         assert next(iter(collector)).shape == (16,)
         assert repr(collector) == "AsyncBatchedCollector(2 envs, frames_per_batch=16)"
-    finally:
-        collector.shutdown()
-
-
-def test_async_batched_collector_refuses_slots() -> None:
     with pytest.raises(ValueError, match=r"got one of 2 slots; leave num_envs out of make_env"):
         AsyncBatchedCollector([two_slots] * 2, policy=Leaning(), frames_per_batch=16)
 
 
-@pytest.mark.parametrize("name", tdcollect.collectors.__all__)
-def test_signatures_show_the_arguments_by_name(name: str) -> None:
-    kind = getattr(tdcollect.collectors, name)
-    if not name.endswith("Collector"):
-        return
-    shown = inspect.signature(kind).parameters
-    assert {"create_env_fn", "frames_per_batch"} <= shown.keys()
-    assert ("on_worker_lost" in shown) == name.startswith(("Multi", "Ray", "AsyncCollector"))
-    if name.startswith("Multi"):
-        assert ("sync" in shown) == (name == "MultiCollector")
-
-
-def test_a_third_positional_argument_is_refused_for_every_backend() -> None:
-    for more in ({}, {"backend": "process"}, {"num_collectors": 2}):
-        with pytest.raises(TypeError, match="create_env_fn and policy as the only positional"):
-            tdcollect.Collector(two_slots, None, 3, frames_per_batch=8, **more)
-
-
-def test_a_backend_of_an_enclosing_context_is_said_to_be_of_it() -> None:
-    with service_backend("thread"), pytest.raises(ValueError, match="by an enclosing torchrl"):
-        tdcollect.Collector(two_slots, frames_per_batch=8)
+def test_signatures_show_the_arguments_by_name() -> None:
+    for name in tdcollect.collectors.__all__:
+        if name.endswith("Collector"):
+            shown = inspect.signature(getattr(tdcollect.collectors, name)).parameters
+            assert {"create_env_fn", "frames_per_batch"} <= shown.keys()
+            lost = name.startswith(("Multi", "Ray", "AsyncCollector"))
+            assert ("on_worker_lost" in shown) == lost
+            if name.startswith("Multi"):
+                assert ("sync" in shown) == (name == "MultiCollector")

@@ -8,8 +8,6 @@ import pickle
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import gymnasium as gym
@@ -27,23 +25,18 @@ from tdcollect.collectors import (
     worker_of,
 )
 from tdcollect.collectors.asking import LostWorker, LostWorkers, facts_of
-from tdcollect.processes.child import ending
+from tdcollect.processes import child
 
 from ..collect.oracle import UPSTREAM
-from .made import Leaning, batches, drawing, kill, two_slots, wait_until
+from .made import Leaning, batches, drawing, ending, kill, two_slots, wait_until
 
 pytestmark = pytest.mark.filterwarnings(UPSTREAM)
 
 IDS, VERSION = ("collector", "traj_ids"), ("next", "policy_version")
 
 
-@contextmanager
-def made(cls: Any, **options: Any) -> Iterator[Any]:
-    collector = cls([two_slots] * 2, drawing(), **{"frames_per_batch": 64, **options})
-    try:
-        yield collector
-    finally:
-        collector.shutdown()
+def made(cls: Any, **options: Any) -> Any:
+    return ending(cls([two_slots] * 2, drawing(), **{"frames_per_batch": 64, **options}))
 
 
 def shared() -> ReplayBuffer:
@@ -89,15 +82,21 @@ def test_a_death_is_noticed_under_start() -> None:
         assert not multiprocessing.active_children()
 
 
-def test_an_update_does_not_wait_for_the_dead() -> None:
+def test_an_update_and_torchrls_own_look_at_processes_find_the_death() -> None:
     with made(MultiSyncCollector) as collector:
-        pid = collector.procs[1].pid
-        kill(pid)
+        procs = collector.procs  # taken before the death, as TorchRL does
+        kill(procs[1].pid)
         # It dies before the update, or while that waits for its word.
-        with pytest.raises(WorkerLostError, match=f"pid {pid}"):
+        with pytest.raises(WorkerLostError, match=f"pid {procs[1].pid}"):
             collector.update_policy_weights_()
         with pytest.raises(RuntimeError, match="the collector is shut down"):
             collector.explain()
+    with made(MultiSyncCollector) as collector:
+        procs = collector.procs
+        kill(procs[1].pid)
+        procs[1].join()
+        with pytest.raises(WorkerLostError, match=r"worker 1 .* was killed by SIGKILL"):
+            _check_for_faulty_process(procs)
 
 
 def dies() -> Any:
@@ -146,23 +145,14 @@ def crashing() -> Any:
     return make_env(lambda: Crashes(gym.make("CartPole-v1")), 2)
 
 
-@pytest.mark.parametrize("cls", [MultiSyncCollector, MultiAsyncCollector])
-def test_a_worker_that_is_lost_again_and_again_ends_the_collection(cls: Any) -> None:
-    collector = cls([crashing], drawing(), frames_per_batch=64, on_worker_lost="restart")
+def test_a_worker_that_is_lost_again_and_again_ends_the_collection() -> None:
     text = r"worker 0 \(pid \d+, slots 0 to 1\) ended with exit code 7; .* as 4 in a row ended so"
+    options: Any = {"frames_per_batch": 64, "on_worker_lost": "restart"}
+    collector = MultiAsyncCollector([crashing], drawing(), **options)
     with pytest.raises(WorkerLostError, match=text):
         list(collector)
     assert [lost.replaced for lost in collector.lost] == [True, True, True, False]
     assert not multiprocessing.active_children()
-
-
-def test_torchrls_own_look_at_processes_finds_the_death_as_ours_does() -> None:
-    with made(MultiSyncCollector) as collector:
-        procs = collector.procs  # taken before the death, as TorchRL does
-        kill(procs[1].pid)
-        procs[1].join()
-        with pytest.raises(WorkerLostError, match=r"worker 1 .* was killed by SIGKILL"):
-            _check_for_faulty_process(procs)
 
 
 def test_a_replacement_that_cannot_start_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,21 +221,10 @@ def test_another_is_asked_what_the_lost_one_was() -> None:
 # ----------------------------------------------------------------------------------------- record
 
 
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [
-        (3, "ended with exit code 3"),
-        (0, "ended with exit code 0"),
-        (-9, "was killed by SIGKILL"),
-        (-200, "was killed by signal 200"),
-        (None, "ended"),
-    ],
-)
-def test_words_of_an_end(code: int | None, words: str) -> None:
-    assert ending(code) == words
-
-
 def test_record_is_readable() -> None:
+    ends = [child.ending(code) for code in (3, -9, -200, None)]
+    killed = ["was killed by SIGKILL", "was killed by signal 200"]
+    assert ends == ["ended with exit code 3", *killed, "ended"]
     lost = LostWorker(1, 42, "was killed by SIGSEGV", range(2, 3), 8, replaced=True)
     assert str(lost) == "worker 1 (pid 42, slot 2) was killed by SIGSEGV"
     assert repr(LostWorkers([lost])) == f"LostWorkers({lost}, at most 8 frames lost)"

@@ -17,12 +17,9 @@ from tdcollect.collectors import MultiAsyncCollector, MultiSyncCollector
 
 from ..collect.mocks import ENVS
 from ..collect.oracle import UPSTREAM
-from .made import batches, two_slots
+from .made import batches, ending, two_slots
 
-pytestmark = [
-    pytest.mark.filterwarnings(UPSTREAM),
-    pytest.mark.usefixtures("forked_workers"),
-]
+pytestmark = pytest.mark.filterwarnings(UPSTREAM)
 
 
 class Pushing(nn.Module):
@@ -42,20 +39,16 @@ class Pushing(nn.Module):
 
 def test_each_worker_may_have_a_policy_factory_of_its_own() -> None:
     factories = [partial(Pushing, side) for side in (0, 1)]
-    collector = MultiSyncCollector(
-        [two_slots] * 2, policy_factory=factories, frames_per_batch=16, total_frames=-1
-    )
-    (batch,) = batches(collector, 1)
-    collector.shutdown()
+    made = MultiSyncCollector([two_slots] * 2, policy_factory=factories, frames_per_batch=16)
+    with ending(made) as collector:
+        (batch,) = batches(collector, 1)
     assert batch["action"].argmax(-1).flatten(1).tolist() == [[0] * 8, [1] * 8]
 
 
-@pytest.mark.parametrize("env", ["CountingEnvWithString", "HeterogeneousCountingEnv[2]"])
-def test_workers_go_on_where_entries_are_no_plain_tensors(env: str) -> None:
-    collector = MultiSyncCollector([ENVS[env]] * 2, None, frames_per_batch=8, total_frames=-1)
-    for batch, _ in zip(collector, range(2), strict=False):
-        assert batch.numel() == 8
-    collector.shutdown()
+def test_workers_go_on_where_entries_are_no_plain_tensors() -> None:
+    env = ENVS["HeterogeneousCountingEnv[2]"]
+    with ending(MultiSyncCollector([env] * 2, None, frames_per_batch=8)) as collector:
+        assert [batch.numel() for batch in batches(collector, 2)] == [8, 8]
 
 
 def _texts(rows: Any) -> list[str]:
@@ -65,11 +58,9 @@ def _texts(rows: Any) -> list[str]:
 @pytest.mark.parametrize("cls", [MultiSyncCollector, MultiAsyncCollector])
 def test_strings_are_those_of_each_batch(cls: Any) -> None:
     """TorchRL's parent shows those of the first batch again, unless use_buffers=False."""
-    collector = cls([ENVS["CountingEnvWithString"]] * 2, None, frames_per_batch=8, total_frames=-1)
-    found = []
-    for batch, _ in zip(collector, range(4), strict=False):
-        found += _texts(batch["string"])
-    collector.shutdown()
+    env = ENVS["CountingEnvWithString"]
+    with ending(cls([env] * 2, None, frames_per_batch=8)) as collector:
+        found = _texts([batch["string"] for batch in batches(collector, 4)])
     assert len(set(found)) > len(found) - 4  # each is drawn at random
 
 

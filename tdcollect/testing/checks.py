@@ -6,6 +6,7 @@ import abc
 import textwrap
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy, deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -249,7 +250,11 @@ def run_checks(
         elif findings and findings[0].status == FAILED:
             found = _finding(one, Skipped(f"the env does not run (see {findings[0].name})"))
         else:
-            found = _report_once(_run_check(one, player), findings)
+            found = _run_check(one, player)
+            for earlier in findings:  # one fault is told once
+                if found.status == earlier.status == FAILED and found.evidence == earlier.evidence:
+                    reason = f"it meets the fault reported above (see {earlier.name})"
+                    found = Finding(found.name, found.rule, SKIPPED, reason)
         if found.status == FAILED:
             player.failed.append(one.name)
         findings.append(found)
@@ -272,15 +277,6 @@ def _finding(one: Check, found: Outcome) -> Finding:
     return Finding(
         one.name, one.rule, found.status, found.evidence, found.cause, advice, found.data
     )
-
-
-def _report_once(found: Finding, findings: Collection[Finding]) -> Finding:
-    """Return the finding, skipped if an earlier check failed with the same evidence."""
-    for earlier in findings:
-        if found.status == earlier.status == FAILED and found.evidence == earlier.evidence:
-            reason = f"it meets the fault reported above (see {earlier.name})"
-            return Finding(found.name, found.rule, SKIPPED, reason)
-    return found
 
 
 def _raised(error: Exception) -> Failed:
@@ -331,22 +327,20 @@ class Player(abc.ABC, Generic[E]):
         """Play an env to the end of its episode."""
         return list(self.rows(env, seed))
 
-    def another(self) -> E:
-        """Return a new env; the same one if nothing makes another."""
-        return self.env if self.make is None else self.make()
-
-    def done_with(self, env: E) -> None:
-        """Close an env of :meth:`another`, if it was a new one."""
-        if env is not self.env:
-            self.close_env(env)
+    @contextmanager
+    def another(self) -> Iterator[E]:
+        """A new env, closed in the end; the same one if nothing makes another."""
+        env = self.env if self.make is None else self.make()
+        try:
+            yield env
+        finally:
+            if env is not self.env:
+                self.close_env(env)
 
     def play_another(self, seed: int) -> list[Row]:
         """Play a new env, if one can be had."""
-        env = self.another()
-        try:
+        with self.another() as env:
             return self.play(env, seed)
-        finally:
-            self.done_with(env)
 
     def leave_unfinished(self, env: E, seed: int) -> None:
         """Reset an env with a seed, and make two steps."""

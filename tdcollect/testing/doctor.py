@@ -30,14 +30,13 @@ from tdcollect.envs.process.pool import usable_cores
 from tdcollect.envs.process.worker import spec_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.randomness import GlobalRandomness
-from tdcollect.testing import rules
+from tdcollect.testing import checks, rules
 from tdcollect.testing.checks import (
     Failed,
     Passed,
     Report,
     Skipped,
     Warned,
-    rule,
     run_checks,
     select,
 )
@@ -53,11 +52,12 @@ from tdcollect.testing.examination import (
 )
 
 GROUP = "doctor"
+_rule = partial(checks.rule, GROUP)
 
 _WATCHED_STEPS = 200
 
 
-@rule(GROUP, "seed", "a seed decides the episodes that follow it")
+@_rule("seed", "a seed decides the episodes that follow it")
 def _seed(exam: Examination) -> str:
     found = exam.unrepeatable
     if found is not None:
@@ -105,7 +105,7 @@ def _why_unrepeatable(exam: Examination, found: Divergence) -> str:
     )
 
 
-@rule(GROUP, "leaks", "nothing leaks from one episode into the next", needs=["seed"])
+@_rule("leaks", "nothing leaks from one episode into the next", needs=["seed"])
 def _leaks(exam: Examination) -> str:
     leak = exam.leak
     if exam.changed is not None:
@@ -151,7 +151,7 @@ def _why_leaking(leak: Leak) -> str:
     return "state that the first observation does not show, and that reset does not set"
 
 
-@rule(GROUP, "global-random", "the env leaves the global random numbers alone")
+@_rule("global-random", "the env leaves the global random numbers alone")
 def _global_random(exam: Examination) -> str:
     called: dict[str, list[str]] = {}
     watch = GlobalRandomness()
@@ -198,12 +198,7 @@ def _global_random(exam: Examination) -> str:
     )
 
 
-@rule(
-    GROUP,
-    "neighbours",
-    "envs in one process leave each other alone",
-    needs=["seed", "global-random"],
-)
+@_rule("neighbours", "envs in one process leave each other alone", needs=["seed", "global-random"])
 def _neighbours(exam: Examination) -> str:
     if exam.changed is not None:
         exam.check_unchanged()
@@ -239,8 +234,7 @@ def _neighbours(exam: Examination) -> str:
 _FEW = 3
 
 
-@rule(
-    GROUP,
+@_rule(
     "space",
     "observations have the space's shape, dtype and bounds",
     advice="state the observation_space that the observations keep, or cast and clip them; "
@@ -257,8 +251,7 @@ def _space(exam: Examination) -> str:
     return evidence
 
 
-@rule(
-    GROUP,
+@_rule(
     "numbers",
     "observations and rewards are numbers, and finite",
     advice="return a float at each step; one NaN reaches every weight of a policy",
@@ -287,8 +280,7 @@ def _not_finite(exam: Examination, kind: Callable[[Any], Any]) -> str:
     return ""
 
 
-@rule(
-    GROUP,
+@_rule(
     "ends",
     "terminated and truncated are bools, and a time limit truncates",
     advice="return bool(...) for both",
@@ -354,8 +346,7 @@ _LEAVE_THE_RESET = (
 )
 
 
-@rule(
-    GROUP,
+@_rule(
     "final",
     "the final observation is the episode's own, not the next one's first",
     advice=_LEAVE_THE_RESET,
@@ -392,8 +383,7 @@ def _flat(observation: Any) -> Any:
     return np.concatenate(numbers) if numbers else np.zeros(1)
 
 
-@rule(
-    GROUP,
+@_rule(
     "aliasing",
     "arrays that the env gave out stay as they were",
     advice="return a copy: self.state.copy(). tdcollect copies at once; replay buffers and loops "
@@ -421,8 +411,7 @@ def _aliasing(exam: Examination) -> str:
 def _inner_buffer(exam: Examination) -> str:
     """Return the change in an env's course if its observations are written to; empty if none."""
     alone = exam.fresh[exam.seed][0]
-    env = exam.make()
-    try:
+    with exam.another() as env:
         for step, row in enumerate(exam.rows(env, exam.seed)):
             found = row_mismatch(alone[step], row)
             if found:
@@ -434,13 +423,10 @@ def _inner_buffer(exam: Examination) -> str:
                     leaf[...] = 0
             if step == 50:
                 break
-    finally:
-        env.close()
     return ""
 
 
-rule(
-    GROUP,
+_rule(
     "actions",
     "a step leaves its action as it was",
     advice="clip into a new array (np.clip(action, ...)): the action is the caller's, and "
@@ -448,7 +434,7 @@ rule(
 )(rules.action_kept)
 
 
-@rule(GROUP, "infos", "infos keep their keys, types and shapes")
+@_rule("infos", "infos keep their keys, types and shapes")
 def _infos(exam: Examination) -> str:
     kinds: dict[str, tuple[str, str]] = {}
     seen: dict[str, int] = {}
@@ -501,8 +487,7 @@ _WORTH = 1.1
 """The gain in speed that makes workers, or more envs, worth it."""
 
 
-@rule(
-    GROUP,
+@_rule(
     "resumes",
     "an interrupted run can be brought back: make_env(resumable=...)",
     needs=["seed", "global-random", "neighbours"],
@@ -528,16 +513,14 @@ def _resumes(exam: Examination) -> str | Passed:
     )
 
 
-def _made(exam: Examination, backend: str, num_envs: int, workers: int | None = None) -> Any:
-    if backend != "process":
-        workers = None
+def _made(exam: Examination, backend: str, num_envs: int, workers: int) -> GymnasiumEnv:
     return make_env(
         exam.given,
         num_envs,
         backend=backend,
         env_kwargs=exam.kwargs,
         seed=exam.seed,
-        num_workers=workers,
+        num_workers=workers if backend == "process" else None,
     )
 
 
@@ -545,7 +528,7 @@ def _backends(exam: Examination) -> tuple[str, ...]:
     return ("envpool",) if exam.pooled else ("serial", "process")
 
 
-@rule(GROUP, "batches", "batches hold what a plain loop gives, final observations too")
+@_rule("batches", "batches hold what a plain loop gives, final observations too")
 def _batches(exam: Examination) -> str:
     if exam.without_form:
         raise Failed(
@@ -614,8 +597,7 @@ def _compare_with_plain_loop(exam: Examination, env: GymnasiumEnv, steps: int) -
         roots, values = backend.observation.empty(1), backend.observation.empty(1)
         actions = [backend.action.read_slots(env.read_actions(batch[:, t])) for t in range(steps)]
         for slot in range(2):
-            plain = exam.make()
-            try:
+            with exam.another() as plain:
                 observation = plain.reset(seed=exam.seed + slot)[0]
                 for t in range(steps):
                     # Before the step: an env may write into its last observation.
@@ -637,14 +619,12 @@ def _compare_with_plain_loop(exam: Examination, env: GymnasiumEnv, steps: int) -
                             return 0, f"slot {slot}, step {t}: {name} differs"
                     ended = bool(terminated) or bool(truncated)
                     observation = plain.reset()[0] if ended else given
-            finally:
-                plain.close()
         return int(nexts[keys.DONE].sum()), ""
     finally:
         collector.shutdown()
 
 
-@rule(GROUP, "speed", "steps and resets are timed, and the fastest setting is named")
+@_rule("speed", "steps and resets are timed, and the fastest setting is named")
 def _speed(exam: Examination) -> Passed:
     if exam.without_form:
         raise Skipped("make_env does not take it (see batches)")
@@ -661,7 +641,9 @@ def _speed(exam: Examination) -> Passed:
     best = max(rates.values())
     # The first setting that is nearly as fast: fewer envs, no workers.
     backend, num_envs = next(s for s in settings if rates.get(s, 0) * _WORTH >= best)
-    figures = ", ".join(f"{name} {n}: {_rounded(rate)}" for (name, n), rate in rates.items())
+    figures = ", ".join(
+        f"{name} {n}: {float(f'{rate:.2g}'):,.0f}" for (name, n), rate in rates.items()
+    )
     process = f", num_workers={min(workers, num_envs)}" if backend == "process" else ""
     return Passed(
         f"{step * 1e6:.3g} us per step, {reset * 1e6:.3g} us per reset. Frames per second with "
@@ -699,26 +681,22 @@ def _rates(
             collectors[backend, num_envs] = Collector(
                 env, None, frames_per_batch=rows * num_envs, total_frames=-1
             )
-        for measure in [partial(_rate, seconds=0.0)] + [_rate] * _ROUNDS:  # one batch to warm up
+        for seconds in [0.0] + [_MEASURED_SECONDS] * _ROUNDS:  # one batch to warm up
             for setting, collector in collectors.items():
-                rates[setting] = max(rates.get(setting, 0.0), measure(collector))
+                rates[setting] = max(rates.get(setting, 0.0), _rate(collector, seconds))
     finally:
         for collector in collectors.values():
             collector.shutdown()
     return rates
 
 
-def _rate(collector: Collector, seconds: float = _MEASURED_SECONDS) -> float:
+def _rate(collector: Collector, seconds: float) -> float:
     frames, began = 0, time.perf_counter()
     for batch in collector:
         frames += batch.numel()
         if time.perf_counter() - began >= seconds:
             break
     return frames / (time.perf_counter() - began)
-
-
-def _rounded(rate: float) -> str:
-    return f"{float(f'{rate:.2g}'):,.0f}"
 
 
 def diagnose(
@@ -758,7 +736,7 @@ def diagnose(
         >>> diagnose(MyEnv).raise_if_failed()
     """
     _check_arguments(env, backend, max_episode_steps)
-    checks = select("runs") | select(GROUP, skip=skip)
+    chosen = select("runs") | select(GROUP, skip=skip)
     if isinstance(env, str):
         _check_id(env, backend)
     before = GlobalRandomness()
@@ -766,14 +744,14 @@ def diagnose(
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
-            findings = run_checks(checks.values(), exam, skip)
+            findings = run_checks(chosen.values(), exam, skip)
     finally:
         _close(exam)
         before.restore()
     return Report(_name(env), findings)
 
 
-@rule("runs", "runs", "the env can be made, reset and stepped")
+@checks.rule("runs", "runs", "the env can be made, reset and stepped")
 def _runs(exam: Examination) -> str:
     asked = exam.max_episode_steps
     exam.open()

@@ -6,6 +6,7 @@ import random
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
 from copy import deepcopy
 from functools import cached_property, partial
 from itertools import count, islice
@@ -204,11 +205,8 @@ class Examination(GymnasiumPlayer):
 
     def run_new(self, seed: int, episodes: int = 1) -> Episodes:
         """Play episodes of a new env."""
-        env = self.make()
-        try:
+        with self.another() as env:
             return self.run(env, seed, episodes)
-        finally:
-            env.close()
 
     @cached_property
     def fresh(self) -> dict[int, Episodes]:
@@ -240,8 +238,7 @@ class Examination(GymnasiumPlayer):
         return found
 
     def _leak(self) -> Leak | None:
-        env = self.make()
-        try:
+        with self.another() as env:
             # Each seed after every other, after itself, and after episodes left unfinished.
             lifetime = 0
             for played, seed in enumerate([*self.seeds, *reversed(self.seeds)]):
@@ -260,8 +257,6 @@ class Examination(GymnasiumPlayer):
                 if found is not None:
                     return Leak(found, played, self.lifetime, True, self._left_over(env, seed))
             return None
-        finally:
-            env.close()
 
     def _live(self, env: Env, steps: int) -> tuple[int, int]:
         """Play for some steps, or seconds; return the number of episodes and of steps."""
@@ -290,13 +285,10 @@ class Examination(GymnasiumPlayer):
             )
 
     def _left_over(self, used: Env, seed: int) -> list[str]:
-        new = self.make()
-        try:
+        with self.another() as new:
             new.reset(seed=seed)
             used.reset(seed=seed)
             return unlike_attributes(new, used)
-        finally:
-            new.close()
 
     def repeats_with(self, generators: Iterable[str]) -> bool:
         """Return whether new envs agree once these global generators start from one state."""
@@ -371,17 +363,13 @@ def by_chance(exam: Examination, evidence: str, found: Divergence | None = None)
 def why_not_resumed(exam: Examination, history: bool) -> str | None:
     """Return the reason that a new env cannot take over from a used one; None if it can."""
     make = Resumable(exam.make, history)
-    env, other = make(), make()
-    try:
+    with closing(make()) as env, closing(make()) as other:
         steps = max(10, min(COMPARED_STEPS, affordable_steps(exam)))
         first = list(islice(exam.rows(env, exam.seed), steps))
         # The second one begins without a seed, as episodes in a batch do.
         second = list(islice(exam.rows(env, None), max(2, len(first) // 2)))
         why: str | None = other.load_state(env.save_state())
         return why or _difference(exam, env, other, second[-1].ends, steps)
-    finally:
-        for made in (env, other):
-            made.close()
 
 
 def _difference(exam: Examination, env: Env, other: Env, ended: bool, steps: int) -> str | None:

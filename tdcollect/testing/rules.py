@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Collection
+from contextlib import ExitStack
 from copy import deepcopy
 from functools import partial
 from numbers import Real
@@ -78,15 +79,10 @@ def check_env(
     """
     check.positive_int(max_episode_steps=max_episode_steps)
     made, make = _make(env)
-    player: GymnasiumPlayer | TorchRLPlayer
-    if isinstance(made, gym.Env):
-        group = GYMNASIUM
-        player = GymnasiumPlayer(made, make, policy, max_episode_steps, seed)
-    else:
-        group = TORCHRL
-        player = TorchRLPlayer(made, make, policy, max_episode_steps, seed)
+    kind: Any = GymnasiumPlayer if isinstance(made, gym.Env) else TorchRLPlayer
+    player: Player[Any] = kind(made, make, policy, max_episode_steps, seed)
     try:
-        checks = select(group, skip=skip)
+        checks = select(GYMNASIUM if kind is GymnasiumPlayer else TORCHRL, skip=skip)
     except ValueError:
         player.close()
         raise
@@ -153,13 +149,10 @@ def other_seed(player: Player[Any]) -> str:
 
 def fresh_reset(player: Player[Any]) -> str:
     """Play one env twice on one seed, with an unfinished episode in between."""
-    env = player.another()
-    try:
+    with player.another() as env:
         first = player.play(env, player.seed)
         player.leave_unfinished(env, player.seed + 1)
         check_same(first, player.play(env, player.seed))
-    finally:
-        player.done_with(env)
     return "after episodes that ended and some that did not"
 
 
@@ -233,17 +226,14 @@ rule(GYMNASIUM, FRESH_RESET)(fresh_reset)
 def _apart(player: GymnasiumPlayer) -> str:
     if player.make is None:
         raise Skipped("needs a callable that makes the env, rather than an env")
-    envs = [player.make() for _ in range(4)]
-    try:
+    with ExitStack() as stack:
+        envs = [stack.enter_context(player.another()) for _ in range(4)]
         alone, again = (player.play(env, player.seed) for env in envs[:2])
         if first_divergence(0, [alone], [again]):
             raise Skipped("two new envs differ under one seed")
         beside = player.forever(envs[3], player.seed + 1, later_seed=player.seed + 1)
         turns = zip(player.rows(envs[2], player.seed), beside, strict=False)
         check_same(alone, [row for row, _ in turns])
-    finally:
-        for env in envs:
-            env.close()
     return "two envs stepped in turn"
 
 

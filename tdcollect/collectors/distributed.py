@@ -187,7 +187,11 @@ class Links:
                 self._connections[worker].send((function, arguments))
             except OSError as error:
                 raise EOFError from error
-        answers = {worker: self._result(worker) for worker in given}
+        answers: dict[int, tuple[str, Any]] = {}
+        for worker in given:
+            while worker not in answers:
+                if (answer := self._receive(worker)) is not None:
+                    answers[worker] = answer
         for worker, (kind, value) in answers.items():
             if kind == "error":
                 raise RuntimeError(f"a call of worker {worker} failed:\n{value}")
@@ -234,12 +238,6 @@ class Links:
             self._batches[worker].append(value)
             return None
         return kind, value
-
-    def _result(self, worker: int) -> tuple[str, Any]:
-        while True:
-            answer: tuple[str, Any] | None = self._receive(worker)
-            if answer is not None:
-                return answer
 
 
 def own_address() -> str:
@@ -369,6 +367,19 @@ class DistributedWorkers(Asking):
         jobs = self._local_jobs
         return any(job.exitcode for job in jobs) if jobs else self._find_lost(0.0) is not None
 
+    def _iterator_dist(self) -> Iterator[TensorDictBase]:
+        try:
+            yield from super()._iterator_dist()  # type: ignore[misc]
+        except (RuntimeError, EOFError) as error:
+            self._raise_if_lost(error)
+            raise
+
+    def _with_own_ids(self, data: TensorDictBase) -> Any:
+        """Undo the parent's change of ids, which makes them collide, and differ in each batch."""
+        if TRAJ_IDS in data.keys(True):
+            data[TRAJ_IDS] = self._torchrl.received[TRAJ_IDS].clone()
+        return data
+
     def _on_record(self, worker: int, how: str) -> LostWorker:
         pid = self._local_jobs[worker].pid if self._local_jobs else "unknown"
         return self._lost_worker(worker, pid, how, self._torchrl.frames_per_worker)
@@ -446,22 +457,12 @@ class DistributedCollector(DistributedWorkers, TorchRLDistributedCollector):
         super()._make_container()
         self.collector_kwargs = options
 
-    def _iterator_dist(self) -> Iterator[TensorDictBase]:
-        try:
-            yield from super()._iterator_dist()
-        except (RuntimeError, EOFError) as error:
-            self._raise_if_lost(error)
-            raise
-
     def _next_sync(self, total_frames: int) -> tuple[TensorDictBase, int]:
         data, total_frames = super()._next_sync(total_frames)
-        if TRAJ_IDS in data.keys(True):
-            # The parent adds to the ids what makes them collide, and change from batch to batch.
-            data[TRAJ_IDS] = self._torchrl.received[TRAJ_IDS].clone()
         if self._links is not None:
             for worker in range(self.num_workers):
                 self._links.seedings_of_batch(worker)
-        return data, total_frames
+        return self._with_own_ids(data), total_frames
 
     def _next_async(
         self, total_frames: int, trackers: list[Any]
@@ -496,28 +497,23 @@ class DistributedSyncCollector(DistributedWorkers, TorchRLDistributedSyncCollect
         self._start(create_env_fn, policy, kwargs, begins_when_told=True)
         # The parent changes the ids of batches before it hands them on to these.
         self._afterwards = self.split_trajs, self.postproc
-        self.split_trajs, self.postproc = False, self._with_own_ids
+        self.split_trajs, self.postproc = False, self._finish
 
     def _make_container(self) -> None:
         super()._make_container()
         self._torchrl.separate()
 
-    def _with_own_ids(self, data: TensorDictBase) -> Any:
-        if TRAJ_IDS in data.keys(True):
-            data[TRAJ_IDS] = self._torchrl.received[TRAJ_IDS].clone()
+    def _finish(self, data: TensorDictBase) -> Any:
         splits, postproc = self._afterwards
+        data = self._with_own_ids(data)
         data = split_trajectories(data) if splits else data
         return data if postproc is None else postproc(data)
 
     def _iterator_dist(self) -> Iterator[TensorDictBase]:
-        try:
-            if self._links is not None and not self._begun:
-                self._ask_all(LinkedCollector.begin)
-            self._begun = True
-            yield from super()._iterator_dist()
-        except (RuntimeError, EOFError) as error:
-            self._raise_if_lost(error)
-            raise
+        if self._links is not None and not self._begun:
+            self._ask_all(LinkedCollector.begin)
+        self._begun = True
+        yield from super()._iterator_dist()
 
     def set_seed(self, seed: int, static_seed: bool = False) -> Any:
         """Seed all workers before the first batch; see :meth:`DistributedCollector.set_seed`.

@@ -21,14 +21,24 @@ class Sound(gym.Env[Any, Any]):
     action_space: Any = spaces.Box(-1.0, 1.0, (2,), np.float32)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.begin(seed)
         super().reset(seed=seed)
         self.position = self.draw().astype(np.float32)
-        return self.position.copy(), {"speed": 0.0}
+        return self.observed(), {"speed": 0.0}
 
     def step(self, action: Any) -> Any:
-        self.position += np.asarray(action, np.float32) + 0.1 * self.draw().astype(np.float32)
+        self.move(np.asarray(action, np.float32))
         far = bool(np.abs(self.position).max() > 4)
-        return self.position.copy(), float(self.position[0]), far, False, {"speed": 1.0}
+        return self.observed(), float(self.position[0]), far, False, {"speed": 1.0}
+
+    def begin(self, seed: int | None) -> None:
+        pass
+
+    def move(self, action: Any) -> None:
+        self.position += action + 0.1 * self.draw().astype(np.float32)
+
+    def observed(self) -> Any:
+        return self.position.copy()
 
     def draw(self) -> Any:
         return self.np_random.normal(size=2)
@@ -67,17 +77,14 @@ class Nested(Composite):
         side=spaces.Tuple([spaces.Discrete(2, start=1), spaces.MultiBinary(2)]),
     )
 
-    def _nested(self, walk: Any) -> Any:
-        right = walk > 0
-        return {"walk": walk.astype(float), "side": (1 + int(right[0]), right.astype(np.int8))}
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        walk, _ = super().reset(seed=seed)
-        return self._nested(walk), {"of": object()}
+    def observed(self) -> Any:
+        right = self.position > 0
+        walk = self.position.astype(float)
+        return {"walk": walk, "side": (1 + int(right[0]), right.astype(np.int8))}
 
     def step(self, action: Any) -> Any:
         walk, reward, far, _, _ = super().step(action)
-        return self._nested(walk), np.array(reward), np.bool_(far), False, {"of": object()}
+        return walk, np.array(reward), np.bool_(far), False, {"of": object()}
 
 
 class WithText(Sound):
@@ -87,13 +94,8 @@ class WithText(Sound):
         position=Sound.observation_space, mission=spaces.Text(20, charset="go right")
     )
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        observation, info = super().reset(seed=seed)
-        return {"position": observation, "mission": "go right"}, info
-
-    def step(self, action: Any) -> Any:
-        observation, *rest = super().step(action)
-        return {"position": observation, "mission": "go right"}, *rest
+    def observed(self) -> Any:
+        return {"position": super().observed(), "mission": "go right"}
 
 
 class WithOtherText(WithText):
@@ -182,10 +184,9 @@ class IgnoresSeed(OwnGenerator):
 class SeedsNumpy(Sound):
     """Repeatable, but it seeds the global generator."""
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+    def begin(self, seed: int | None) -> None:
         if seed is not None:
             np.random.seed(seed)  # noqa: NPY002
-        return super().reset(seed=seed)
 
 
 class SeedsAndDraws(SeedsNumpy):
@@ -204,20 +205,19 @@ class DrawsSeldom(Sound):
 
     left: Any = 400
 
-    def step(self, action: Any) -> Any:
+    def move(self, action: Any) -> None:
         DrawsSeldom.left -= 1
         if DrawsSeldom.left == 0:
             self.position += np.float32(np.random.default_rng().normal())
-        return super().step(action)
+        super().move(action)
 
 
 class InnerGenerator(Sound):
     """Seeds its own generator, which gymnasium does not know, as in ALE."""
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+    def begin(self, seed: int | None) -> None:
         if seed is not None:
             self.generator = np.random.default_rng(seed)
-        return super().reset()
 
     draw = OwnGenerator.draw
 
@@ -228,10 +228,10 @@ class Leaks(Sound):
     wind = 0.0
     more = 1e-3
 
-    def step(self, action: Any) -> Any:
+    def move(self, action: Any) -> None:
         self.wind += self.more
         self.position += np.float32(self.wind)
-        return super().step(action)
+        super().move(action)
 
 
 class LeaksInside(Leaks):
@@ -261,16 +261,13 @@ class SharesState(Sound):
 
     latest: ClassVar[Any] = None
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        given = super().reset(seed=seed)
-        SharesState.latest = self.position
-        return given
-
-    def step(self, action: Any) -> Any:
+    def move(self, action: Any) -> None:
         self.position = SharesState.latest.copy()
-        given = super().step(action)
+        super().move(action)
+
+    def observed(self) -> Any:
         SharesState.latest = self.position
-        return given
+        return super().observed()
 
 
 class Ages(Sound):
@@ -281,11 +278,11 @@ class Ages(Sound):
     def __init__(self) -> None:
         self.life = 0
 
-    def step(self, action: Any) -> Any:
+    def move(self, action: Any) -> None:
         self.life += 1
         if self.life > self.most:
             self.position *= np.float32(0.9)
-        return super().step(action)
+        super().move(action)
 
 
 class AllAge(Ages):
@@ -315,9 +312,8 @@ class Process(Sound):
 class EndsAtALimit(Sound):
     """A time limit reported as termination."""
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+    def begin(self, seed: int | None) -> None:
         self.steps = 0
-        return super().reset(seed=seed)
 
     def step(self, action: Any) -> Any:
         observation, reward, _, _, info = super().step(action)
@@ -326,33 +322,29 @@ class EndsAtALimit(Sound):
 
 
 class ReusesItsBuffer(Sound):
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        self.buffer, info = super().reset(seed=seed)
-        return self.buffer, info
+    def begin(self, seed: int | None) -> None:
+        self.buffer = np.zeros(2, np.float32)
 
-    def step(self, action: Any) -> Any:
-        observation, *rest = super().step(action)
-        self.buffer[:] = observation
-        return self.buffer, *rest
+    def observed(self) -> Any:
+        self.buffer[:] = self.position
+        return self.buffer
 
 
 class GivesItsState(Sound):
     """Returns a new array at each step, but continues from it."""
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        _, info = super().reset(seed=seed)
-        return self.position, info
-
-    def step(self, action: Any) -> Any:
+    def move(self, action: Any) -> None:
         self.position = self.position.copy()
-        _, *rest = super().step(action)
-        return self.position, *rest
+        super().move(action)
+
+    def observed(self) -> Any:
+        return self.position
 
 
 class ChangesItsAction(Sound):
-    def step(self, action: Any) -> Any:
+    def move(self, action: Any) -> None:
         action *= 0.5
-        return super().step(action)
+        super().move(action)
 
 
 class BadSnapshot(Sound):
@@ -379,30 +371,28 @@ class RaisesWhenMade(Sound):
 
 
 class RaisesInStep(Sound):
-    def step(self, action: Any) -> Any:
+    def move(self, action: Any) -> None:
         raise ZeroDivisionError("a step too far")
 
 
 class RaisesLater(Sound):
     """Raises at seed 4, which comes after the first checks."""
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+    def begin(self, seed: int | None) -> None:
         if seed == 4:
             raise ZeroDivisionError("no seed 4")
-        return super().reset(seed=seed)
 
 
 class RaisesUnseeded(Sound):
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+    def begin(self, seed: int | None) -> None:
         if seed is None:
             raise ValueError("no seed")
-        return super().reset(seed=seed)
 
 
 class Slow(NeverEnds):  # type: ignore[misc, valid-type]
-    def step(self, action: Any) -> Any:
+    def move(self, action: Any) -> None:
         time.sleep(0.005)
-        return super().step(action)
+        super().move(action)
 
 
 A_NUMBER = 5

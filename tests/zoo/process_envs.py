@@ -6,7 +6,6 @@ import copy
 import ctypes
 import os
 import signal
-import sys
 import time
 from typing import Any
 
@@ -82,7 +81,7 @@ class Odd(gym.Env):
         self.count = 0
         if self.what == "raise at reset":
             raise ValueError("no episode today")
-        return np.zeros(2), {"torch": "torch" in sys.modules}
+        return np.zeros(2), {}
 
     def step(self, action: Any) -> Any:
         self.count += 1
@@ -112,6 +111,9 @@ class Odd(gym.Env):
 
     def text(self, observation: Any) -> Any:
         return np.array(["a", "b"])
+
+    def ragged(self, observation: Any) -> Any:
+        return [[0.0], [0.0, 1.0]]
 
     def die(self, observation: Any) -> Any:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -163,7 +165,7 @@ class Painter(gym.Env):
         return np.zeros(1, np.float32), {}
 
     def step(self, action: Any) -> Any:
-        return np.zeros(1, np.float32), 0.0, False, False, {}
+        return np.zeros(1, np.float32), 0.0, False, False, {"seed": self.seed}
 
     def render(self) -> Any:
         return np.full((2, 2, 3), self.seed, np.uint8)

@@ -9,11 +9,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import cloudpickle
+import gymnasium as gym
 import pytest
 
 import tdcollect
-from tdcollect import processes
+from tdcollect import make_env, processes
 from tdcollect.processes.child import Forked
+
+from ..forkserver import run
 
 ROOT = Path(tdcollect.__file__).absolute().parent.parent
 MODULES = [
@@ -29,45 +33,37 @@ for name in sys.argv[1:]:
         print(name, found)
 """
 
-CHANGED_DIRECTORY = """
-import os, pathlib, sys
-import gymnasium
-from tdcollect import make_env
 
-def make(told):
-    found = sys.modules["tdcollect"].__file__
-    pathlib.Path(told).write_text(f"{found} {sys.path[0]!r} {'torch' in sys.modules}")
-    return gymnasium.make("CartPole-v1")
-
-print("once")
-sys.path.insert(0, "first")
-os.chdir(sys.argv[1])
-make_env(make, 1, backend="process", env_kwargs={"told": sys.argv[2]}).close()
-"""
-
-
-def run(program: str, *arguments: str, path: str = str(ROOT), cwd: Path | None = None) -> str:
-    """The output of a fresh interpreter that reads a program from stdin."""
-    return subprocess.run(
-        [sys.executable, "-", *arguments],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": path},
-        input=program,
+def test_no_module_of_workers_and_processes_imports_torch() -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", IMPORTS, *MODULES],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=True,
-    ).stdout.strip()
+    )
+    assert told.stdout == ""
 
 
-def test_no_module_of_workers_and_processes_imports_torch() -> None:
-    assert run(IMPORTS, *MODULES) == ""
+def look(told: Path) -> gym.Env:
+    found = sys.modules["tdcollect"].__file__
+    told.write_text(f"{found} {sys.path[0]!r} {'torch' in sys.modules}")
+    return gym.make("CartPole-v1")
+
+
+def change_directory(to: Path, told: Path) -> None:
+    sys.path[:0] = ["first", ""]
+    os.chdir(to)
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    make_env(look, 1, backend="process", env_kwargs={"told": told}).close()
 
 
 def test_a_worker_runs_the_parents_package_wherever_a_relative_path_leads(tmp_path: Path) -> None:
     (tmp_path / "tdcollect").mkdir()
     (tmp_path / "tdcollect" / "__init__.py").write_text("raise ImportError('another package')")
     told = tmp_path / "told"
-    assert run(CHANGED_DIRECTORY, str(tmp_path), str(told), path="", cwd=ROOT) == "once"
+    done = run(change_directory, tmp_path, told)
+    assert done.returncode == 0, done.stderr
     assert told.read_text() == f"{ROOT / 'tdcollect' / '__init__.py'} 'first' False"
 
 

@@ -71,24 +71,27 @@ def test_run_ls_and_report(typed: Typed, folder: Path) -> None:
     status, whole, _ = typed("suite report suite.toml --output-dir out")
     assert status == 0
     assert "interquartile mean" in whole
+    status, _, err = typed("suite report suite.toml --output-dir out --episodes 3")
+    assert status == 1
+    assert "expected 3 episodes of root seed 3 in" in err
 
 
 @pytest.mark.usefixtures("quick_children")
 def test_flags_override_the_file(typed: Typed, folder: Path) -> None:
-    assert typed("suite run suite.toml --output-dir one --quiet --limit 2")[0] == 0
-    more = "--episodes 2 --workers 2 --keep-trajectories"
-    assert typed(f"suite run suite.toml --output-dir two --quiet {more}")[0] == 0
+    for command in ("one --limit 2", "two --episodes 2 --workers 1 --keep-trajectories"):
+        assert typed(f"suite run suite.toml --quiet --output-dir {command}")[0] == 0
     ledgers = [
         {name: data for name, data in contents(folder / out).items() if "episodes.jsonl" in name}
         for out in ("one", "two")
     ]
     assert ledgers[0] == ledgers[1]
     assert len(ledgers[0]) == 6
+    assert [*folder.glob("two/evaluations/*/*/*/trajectories")]
     assert "Limited to 2 of the 6" in typed("suite report suite.toml --output-dir one --limit 2")[1]
-    for position in range(2):
-        shard = f"--shard {position}/2 --limit 2"
-        assert typed(f"suite run suite.toml --output-dir three --quiet {shard}")[0] == 0
-    assert contents(folder / "three") == contents(folder / "one")
+    shard = "--shard 1/2 --limit 2"
+    assert typed(f"suite run suite.toml --output-dir three --quiet {shard}")[0] == 0
+    found = json.loads(typed("suite ls suite.toml --output-dir three --json")[1])
+    assert [cell["episodes"] for cell in found["cells"]] == [0, 2] * 3
 
 
 def test_what_cannot_be_done_is_one_line(typed: Typed, folder: Path) -> None:
@@ -106,10 +109,6 @@ def test_what_cannot_be_done_is_one_line(typed: Typed, folder: Path) -> None:
     assert status == 1
     assert "expected the directory of a suite, got out; run the suite first" in err
     assert not (folder / "out").exists()
-    assert typed("suite run suite.toml --output-dir out --quiet")[0] == 0
-    status, _, err = typed("suite report suite.toml --output-dir out --episodes 3")
-    assert status == 1
-    assert "expected 3 episodes of root seed 3 in" in err
 
 
 def test_cells_that_fail_are_named_with_the_status(typed: Typed, folder: Path) -> None:
@@ -135,12 +134,6 @@ def test_an_interrupted_suite_says_how_it_goes_on(
 # --- validation ----------------------------------------------------------------------------------
 
 
-def validated(folder: Path, change: Callable[[dict[str, Any]], None], **how: Any) -> Any:
-    found = tables()
-    change(found)
-    return Suite.of(found, folder).validate(progress=False, **how)
-
-
 def test_a_sound_suite_passes(folder: Path, typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
     before = {path: path.read_bytes() for path in folder.rglob("*.pt")}
     monkeypatch.setattr("tdcollect.suites.run._diagnosed", lambda *given: [])  # see the next one
@@ -159,19 +152,19 @@ def test_all_that_is_wrong_is_found(folder: Path) -> None:
     torch.save({"weight": torch.zeros(2)}, folder / "runs/net/short/1.pt")
     (folder / "runs/net/walk/1.pt").write_bytes(b"not a file of torch's")
 
-    def change(found: dict[str, Any]) -> None:
-        for name, env in [
-            ("unknown", "NoSuchEnv-v0"),
-            ("lacking", "no_such_module_here:Env-v0"),
-            ("unseeded", f"{HERE}:Unseeded"),
-        ]:
-            found["tasks"].append({"name": name, "env": env})
-        found["policies"].append({"name": "misfit", "factory": f"{HERE}:wrong_shape"})
-        found["policies"].append({"name": "gone", "factory": f"{HERE}:gone"})
-        found["policies"].append({"name": "odd", "factory": f"{HERE}:net", "device": "mars"})
-        found["policies"][1]["checkpoints"] = "runs/{policy}/{task}/{run}.pt"
-
-    found = validated(folder, change)
+    given = tables()
+    for name, env in [
+        ("unknown", "NoSuchEnv-v0"),
+        ("lacking", "no_such_module_here:Env-v0"),
+        ("unseeded", f"{HERE}:Unseeded"),
+    ]:
+        given["tasks"].append({"name": name, "env": env})
+    given["policies"].append({"name": "misfit", "factory": f"{HERE}:wrong_shape"})
+    given["policies"].append({"name": "gone", "factory": f"{HERE}:gone"})
+    given["policies"].append({"name": "odd", "factory": f"{HERE}:net", "device": "mars"})
+    suite = Suite.of(given, folder)
+    assert suite.validate(tasks=["walk"], policies=["random"], progress=False).passed
+    found = suite.validate(progress=False)
     assert not found.passed
     text = str(found)
     for expected in [
@@ -190,17 +183,7 @@ def test_all_that_is_wrong_is_found(folder: Path) -> None:
     lines = [*found.problems]
     sound = {"walk/net/0", "walk/random/0", "short/random/0"}
     assert not {line.split(":")[0] for line in lines} & sound
-    assert (
-        text.splitlines()[-1] == f"small: 30 evaluations looked at: failed, {len(lines)} problems"
-    )
-
-
-def test_a_selection_is_validated_alone(folder: Path) -> None:
-    def change(found: dict[str, Any]) -> None:
-        found["tasks"][1]["env"] = "NoSuchEnv-v0"
-
-    assert validated(folder, change, tasks=["walk"]).passed
-    assert not validated(folder, change, tasks=["short"]).passed
+    assert text.endswith(f"\nsmall: 30 evaluations looked at: failed, {len(lines)} problems")
 
 
 # The page

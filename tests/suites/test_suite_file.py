@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,7 @@ def test_a_file_is_read(tmp_path: Path) -> None:
     file = tmp_path / "suite.toml"
     file.write_text(FILE)
     suite = Suite.read(file)
+    assert Suite.of(tomllib.loads(FILE), tmp_path) == suite
     assert (suite.name, suite.version, suite.episodes, suite.seed) == ("small", 1, 20, 0)
     assert (suite.metrics, suite.groups, suite.confidence) == (("median", "iqm"), False, 0.9)
     assert suite.drawn_runs == "n-1"
@@ -90,17 +92,8 @@ def test_a_file_is_read(tmp_path: Path) -> None:
     assert suite.cells()[2].evaluation_settings().exploration_type.name == "RANDOM"
 
 
-def test_the_same_tables_give_the_same_suite(tmp_path: Path) -> None:
-    import tomllib
-
-    file = tmp_path / "suite.toml"
-    file.write_text(FILE)
-    assert Suite.of(tomllib.loads(FILE), tmp_path) == Suite.read(file)
-
-
 def test_to_read_a_suite_takes_no_torch(tmp_path: Path) -> None:
-    file = tmp_path / "suite.toml"
-    file.write_text(FILE)
+    (file := tmp_path / "suite.toml").write_text(FILE)
     code = "import sys, tdcollect; tdcollect.Suite.read(sys.argv[1]); print('torch' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code, str(file)], check=True, text=True, capture_output=True
@@ -135,11 +128,7 @@ REFUSED = [
     ("tasks.0.wrappers", ["Noisy"], "wrappers of ..tasks.. 'walk': expected module:name or path"),
     ("tasks.0.wrappers", "a:b", "to be a list of module:callable, got 'a:b'"),
     ("tasks.0.wrappers", [{"cal": "a:b"}], "got 'cal'; did you mean 'call'"),
-    (
-        "tasks.0.score",
-        {},
-        "the score of ..tasks.. 'walk' to have a range, with low a number or .*None",
-    ),
+    ("tasks.0.score", {}, "score of ..tasks.. 'walk' to have a range, with low a number or .*None"),
     ("tasks.0.score", {"low": 0}, "to have a range, with high a number, got None"),
     ("tasks.0.score", {"low": 0, "high": "random"}, "with high a number, got 'random'"),
     ("tasks.0.score", {"low": 1, "high": 1}, "to have a range, got 1.0 as both ends"),
@@ -180,12 +169,14 @@ def test_files_that_are_no_suite_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="the TOML file of a suite"):
         Suite.read(tmp_path)
     file = tmp_path / "suite.toml"
-    file.write_text("[suite\n")
-    with pytest.raises(ValueError, match=r"suite\.toml to be TOML: "):
-        Suite.read(file)
-    file.write_text(FILE.replace("num_envs", "nums_env"))
-    with pytest.raises(ValueError, match=r"suite\.toml: expected in \[defaults\]"):
-        Suite.read(file)
+    for text, match in [
+        ("[suite\n", r"suite\.toml to be TOML: "),
+        ("deep = " + "[" * 5000 + "]" * 5000, r"suite\.toml to be TOML: maximum recursion"),
+        (FILE.replace("num_envs", "nums_env"), r"suite\.toml: expected in \[defaults\]"),
+    ]:
+        file.write_text(text)
+        with pytest.raises(ValueError, match=match):
+            Suite.read(file)
 
 
 def test_a_policy_called_random_that_is_none_is_refused_where_a_score_needs_one() -> None:
@@ -200,10 +191,3 @@ def test_nothing_that_is_named_is_imported(tmp_path: Path) -> None:
     suite = small(tmp_path, tasks=[{"name": "t", "env": "never_imported.py:Env"}])
     assert len(suite.cells()) == 3
     assert "never_imported" not in sys.modules
-
-
-def test_tables_without_end_are_told(tmp_path: Path) -> None:
-    file = tmp_path / "deep.toml"
-    file.write_text("deep = " + "[" * 5000 + "]" * 5000)
-    with pytest.raises(ValueError, match=r"expected .*deep\.toml to be TOML: maximum recursion"):
-        Suite.read(file)

@@ -11,6 +11,7 @@ import pytest
 from tdcollect.pages.build import heat
 from tdcollect.pages.suite import suite_page
 from tdcollect.suites.aggregates import aggregate
+from tdcollect.suites.results import SuiteResults
 from tdcollect.suites.tables import Policy, Score, Task
 
 from .made import results
@@ -30,7 +31,8 @@ class Page(HTMLParser):
         self.shown: list[str] = []
         self.words = ""
         self._in_cell = False
-        self.feed(html.decode())
+        self.html = html.decode()
+        self.feed(self.html)
 
     def handle_starttag(self, tag, attrs):
         given = dict(attrs)
@@ -55,9 +57,15 @@ class Page(HTMLParser):
             self.tables[-1][-1][-1] += data
 
 
-def test_the_leaderboard_is_that_of_the_aggregates() -> None:
+@pytest.fixture(scope="module")
+def whole() -> tuple[SuiteResults, Page]:
+    """Results without gaps, and their page."""
     found = results(TASKS, POLICIES)
-    page = Page(suite_page(found).html())
+    return found, Page(suite_page(found).html())
+
+
+def test_the_tables_are_those_of_the_results(whole: tuple[SuiteResults, Page]) -> None:
+    found, page = whole
     estimate = found.aggregates.estimates["ppo"]["iqm"]
     low, high = estimate.interval.low, estimate.interval.high
     head, first, second = page.tables[0]
@@ -65,9 +73,11 @@ def test_the_leaderboard_is_that_of_the_aggregates() -> None:
     assert first[:4] == ["ppo", "1", "3", f"{estimate.value:.2f} [{low:.2f}, {high:.2f}]"]
     assert second[:3] == ["random", "2", "1"]
     assert all(note in page.words for note in found.aggregates.notes())
+    assert page.tables[-1][1] == ["task0", "Env-v0", "-", "0", "100", "-", "a paper"]
+    assert page.tables[-1][4] == ["free", "Free-v0", "-", "-", "-", "-", "-"]
 
 
-def test_each_finished_cell_leads_to_its_report() -> None:
+def test_each_cell_leads_to_its_report_or_has_a_reason() -> None:
     found = results(TASKS, POLICIES, missing=[2], failed={3: "no <checkpoint>"})
     page = Page(suite_page(found).html())
     finished = [cell for cell in found.cells if cell.status == "finished"]
@@ -82,59 +92,42 @@ def test_each_finished_cell_leads_to_its_report() -> None:
     mean = f"{sum(values) / 3:.2f}"
     assert rows["task1"][1] == " ".join([mean, *(f"{value:.2f}" for value in values)])
     assert rows["free"][0] == f"{found.cell('free', 'random').mean:.5g}"
-
-
-def test_failed_and_missing_evaluations_are_listed_with_the_reason() -> None:
-    page = Page(
-        suite_page(results(TASKS, POLICIES, missing=[2], failed={3: "no <checkpoint>"})).html()
-    )
     assert page.tables[-2][1:] == [
         ["task0/ppo/1", "missing", "0", "-"],
         ["task0/ppo/2", "failed", "0", "no <checkpoint>"],
     ]
 
 
-def test_scores_have_their_sources() -> None:
-    page = Page(suite_page(results(TASKS, POLICIES)).html())
-    assert page.tables[-1][1] == ["task0", "Env-v0", "-", "0", "100", "-", "a paper"]
-    assert page.tables[-1][4] == ["free", "Free-v0", "-", "-", "-", "-", "-"]
-
-
-def test_figures_say_what_they_show() -> None:
-    found = results(TASKS, POLICIES)
-    page = Page(suite_page(found).html())
+def test_figures_say_what_they_show(whole: tuple[SuiteResults, Page]) -> None:
+    """Those of metrics stand in one row, with the policies in one order."""
+    found, page = whole
     assert len(page.shown) == 6
     iqm = found.aggregates.estimates["random"]["iqm"].value
     assert f"random: {iqm:.2f}." in page.shown[0]
     assert page.shown[-2].startswith("Performance profiles. Share of runs and tasks with a score")
     assert page.shown[-1].startswith("Probability of improvement of ppo. Over random: 1.00")
-
-
-def test_metrics_stand_in_one_row_with_the_policies_in_one_order() -> None:
-    page = suite_page(results(TASKS, POLICIES)).html().decode()
-    row = page.partition('<div class="figures row">')[2].partition("</section>")[0]
+    row = page.html.partition('<div class="figures row">')[2].partition("</section>")[0]
     assert row.count("<figure>") == 4
     assert re.findall(">(random|ppo|[01][.]0)</text>", row) == ["0.0", "1.0", "ppo", "random"] * 4
     captions = re.findall("<figcaption>(.*?)</figcaption>", row)
     assert captions == ["", "", "", "Lower is better."]  # numbers are in the table above
 
 
-def test_profiles_that_are_equal_are_named() -> None:
-    found = results(TASKS, POLICIES)
+def test_profiles_that_are_equal_are_named(whole: tuple[SuiteResults, Page]) -> None:
+    found, page = whole
     scores = {name: [[0.1, 0.5]] for name in ("random", "ppo", "last")} | {"other": [[0.2, 0.5]]}
     equal = replace(found, aggregates=aggregate(scores, resamples=9))
     said = "The lines of last, ppo and random are equal: their dashes alternate."
     assert said in Page(suite_page(equal).html()).words
-    assert "are equal" not in Page(suite_page(found).html()).words
+    assert "are equal" not in page.words
 
 
-@pytest.mark.parametrize("policies", [POLICIES[:1], POLICIES], ids=["one policy", "two"])
-@pytest.mark.parametrize("tasks", [TASKS[:1], TASKS[3:]], ids=["one task", "no score"])
+@pytest.mark.parametrize(("tasks", "policies"), [(TASKS[:1], POLICIES[:1]), (TASKS[3:], POLICIES)])
 def test_any_suite_has_a_page(tasks: list[Task], policies: list[Policy]) -> None:
-    found = results(tasks, policies)
-    assert suite_page(found).html() == suite_page(found).html()
-    page = suite_page(results(tasks, policies, missing=[0])).html()
-    assert b"</h2>\n</section>" not in page  # nothing is announced that is not there
+    for missing in ([], [0]):
+        page = suite_page(results(tasks, policies, missing=missing)).html()
+        assert b"</h2>\n</section>" not in page  # nothing is announced that is not there
+    assert page == suite_page(results(tasks, policies, missing=[0])).html()
 
 
 def test_the_colour_of_a_score() -> None:

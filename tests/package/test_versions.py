@@ -32,10 +32,10 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return faked
 
 
-@pytest.mark.parametrize("version", ["0.14.1", "0.14.1+cpu", "0.14.2.dev3+g12ab", "0.14.10"])
-def test_torchrl_in_the_range_is_accepted(installed: dict[str, str], version: str) -> None:
-    installed["torchrl"] = version
-    packages.check_versions()
+def test_torchrl_in_the_range_is_accepted(installed: dict[str, str]) -> None:
+    for version in ("0.14.1", "0.14.1+cpu", "0.14.2.dev3+g12ab", "0.14.10"):
+        installed["torchrl"] = version
+        packages.check_versions()
 
 
 OTHERS = ["0.13.3", "0.14.0", "0.15.0", "0.15", "0.15.0rc1", "0.15.0.dev2026", "0.2", "1.0", "x"]
@@ -69,17 +69,16 @@ def test_the_version_of_a_checkout_that_is_not_installed(
     assert packages.own_version() == "unknown"
 
 
-@pytest.mark.parametrize("module", ["tdcollect", "tdcollect.envs", "tdcollect.trajectories"])
-def test_an_import_refuses_before_it_loads_torch(module: str) -> None:
-    code = f"""
+def test_an_import_refuses_before_it_loads_torch() -> None:
+    code = """
 import sys
 from importlib import metadata
 metadata.version = lambda name: "0.13.1"
 try:
-    import {module}
+    import tdcollect.envs
 except ImportError as error:
     print(error)
-assert not {{"torch", "torchrl", "tensordict"}} & sys.modules.keys()
+assert not {"torch", "torchrl", "tensordict"} & sys.modules.keys()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("expected torchrl>=0.14.1,<0.15, got 0.13.1; ")

@@ -16,15 +16,13 @@ import torch
 from gymnasium import spaces
 from tensordict.nn import TensorDictModule
 
-from tdcollect.evaluation import statistics
-from tdcollect.files import write_atomically
-from tdcollect.pages import evaluation as pages
 from tdcollect.pages.build import Page
 from tdcollect.suites import report
 from tdcollect.suites.suite import Suite
 
 from ..evaluation.envs import Walk
 from ..evaluation.policies import categorical, deterministic
+from ..zoo.reports import shrink
 
 
 class Short(Walk):
@@ -165,17 +163,12 @@ def folder(tmp_path: Path) -> Path:
 def without_figures() -> Iterator[None]:
     """Write reports without figures, which take most of the time of small evaluations."""
 
-    def write(directory: Any, *about: Any, **more: Any) -> list[Path]:
-        return [write_atomically(Path(directory) / "report.html", b"a report")]
-
     def page(found: Any) -> Page:
         return Page("small", f"{found} {found.failures}", "", [])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pages, "write_report", write)
+        shrink(patch)
         patch.setattr(report, "suite_page", page)
-        patch.setattr(statistics, "MOST_RESAMPLES", 100)
-        patch.setattr(statistics, "FEWEST_RESAMPLES", 100)
         yield
 
 

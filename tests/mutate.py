@@ -31,13 +31,12 @@ PACKAGE = ROOT / "tdcollect"
 MOST_TESTS = 300
 SECONDS = 600
 
-_COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
+_OTHER: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
     ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
-}  # fmt: skip
-_COMPUTED: dict[type[ast.operator], type[ast.operator]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult,
-    ast.Mod: ast.Mult, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
+    ast.Mod: ast.Mult, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.And: ast.Or,
+    ast.Or: ast.And,
 }  # fmt: skip
 
 
@@ -59,17 +58,17 @@ class Fault(NamedTuple):
 
 def faults(path: Path) -> list[Fault]:
     """All faults that a file can get, in functions; type annotations and messages are left out."""
-    source = path.read_text()
+    source = path.read_bytes()
     starts = [0]
-    for line in source.encode().splitlines(keepends=True):
+    for line in source.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
     name = path.relative_to(ROOT).as_posix()
     found = []
     for function, node in _nodes(ast.parse(source), ""):
-        for new in _changed(node):
+        if (new := _changed(node)) is not None:
             start = starts[node.lineno - 1] + node.col_offset
-            end = starts[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0)
-            old = source.encode()[start:end].decode()
+            end = starts[node.end_lineno - 1] + node.end_col_offset
+            old = source[start:end].decode()
             found.append(Fault(name, function, node.lineno, start, end, old, new))
     return found
 
@@ -90,38 +89,31 @@ def _nodes(node: ast.AST, function: str) -> Iterator[tuple[str, Any]]:
         yield from _nodes(child, function)
 
 
-def _changed(node: ast.AST) -> Iterator[str]:
-    """The texts that an expression or a statement may be replaced by."""
-    if isinstance(node, ast.Compare) and type(node.ops[0]) in _COMPARED:
-        new: Any = copy.deepcopy(node)
-        new.ops[0] = _COMPARED[type(node.ops[0])]()
-        yield f"({ast.unparse(new)})"
-    elif isinstance(node, ast.BoolOp):
-        new = copy.deepcopy(node)
-        new.op = ast.Or() if isinstance(node.op, ast.And) else ast.And()
-        yield f"({ast.unparse(new)})"
-    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        yield f"({ast.unparse(node.operand)})"
-    elif isinstance(node, ast.BinOp) and type(node.op) in _COMPUTED:
-        new = copy.deepcopy(node)
-        new.op = _COMPUTED[type(node.op)]()
-        yield f"({ast.unparse(new)})"
-    elif isinstance(node, ast.Constant):
-        if isinstance(node.value, bool):
-            yield str(not node.value)
-        elif isinstance(node.value, int):
-            yield f"({node.value + 1})"
-    elif isinstance(node, ast.IfExp):
-        yield f"({ast.unparse(node.orelse)})"
-    elif isinstance(node, ast.Return) and node.value is not None:
-        if not (isinstance(node.value, ast.Constant) and node.value.value is None):
-            yield "return None"
-    elif (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)) or isinstance(
-        node, ast.Break
-    ):
-        yield "pass"
-    elif isinstance(node, ast.Continue):
-        yield "break"
+def _changed(node: Any) -> str | None:
+    """The text that an expression or a statement may be replaced by, or None."""
+    new = copy.copy(node)
+    match node:
+        case ast.Compare() if type(node.ops[0]) in _OTHER:
+            new.ops = [_OTHER[type(node.ops[0])](), *node.ops[1:]]
+        case ast.BoolOp() | ast.BinOp() if type(node.op) in _OTHER:
+            new.op = _OTHER[type(node.op)]()
+        case ast.UnaryOp(ast.Not()):
+            new = node.operand
+        case ast.Constant(bool()):
+            new = ast.Constant(not node.value)
+        case ast.Constant(int()):
+            new = ast.Constant(node.value + 1)
+        case ast.IfExp():
+            new = node.orelse
+        case ast.Return(value) if not (value is None or ast.unparse(value) == "None"):
+            return "return None"
+        case ast.Expr(ast.Call()) | ast.Break():
+            return "pass"
+        case ast.Continue():
+            return "break"
+        case _:
+            return None
+    return f"({ast.unparse(new)})"
 
 
 def draw(seed: int, count: int) -> list[Fault]:
@@ -164,6 +156,7 @@ class Calls:
 def callers(calls: Path) -> dict[str, list[str]]:
     """The tests that call each function, the quickest first."""
     if not calls.exists():
+        calls.parent.mkdir(parents=True, exist_ok=True)
         program = (
             "import sys, pytest; from pathlib import Path; from tests.mutate import Calls;"
             "sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider'],"
@@ -183,28 +176,19 @@ def caught_by(fault: Fault, checkout: Path, tests: list[str]) -> str | None:
     file = checkout / fault.file
     source = file.read_bytes()
     file.write_bytes(source[: fault.start] + fault.new.encode() + source[fault.end :])
+    (chosen := checkout / "chosen.txt").write_text("\n".join(tests))  # too long for a command line
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"@{chosen}"]
+    how: Any = {"cwd": checkout, "env": {**os.environ, "PYTHONPATH": str(checkout)}}
     try:
-        # Many names are too long for a command line.
-        chosen = checkout / "chosen.txt"
-        chosen.write_text("\n".join(tests))
-        command = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"@{chosen}"]
         ended = subprocess.run(
-            [sys.executable, *command],
-            cwd=checkout,
-            env={**os.environ, "PYTHONPATH": str(checkout)},
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            check=False,
+            command, **how, capture_output=True, text=True, timeout=SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
         return f"no end within {SECONDS} s"
     finally:
         file.write_bytes(source)
-    if ended.returncode == 0:
-        return None
     lines = [line for line in ended.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return lines[0] if lines else f"exit status {ended.returncode}"
+    return None if ended.returncode == 0 else [*lines, f"exit status {ended.returncode}"][0]
 
 
 def run(drawn: list[Fault], calls: Path) -> int:
@@ -225,7 +209,7 @@ def run(drawn: list[Fault], calls: Path) -> int:
     return survived
 
 
-def main(arguments: list[str]) -> int:
+def main() -> int:
     """Draw faults, and try them if asked to."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -234,14 +218,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=27)
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--calls", type=Path, default=ROOT / "runs" / "calls.json")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     drawn = draw(options.seed, options.count)
-    if options.command == "draw":
-        print("\n".join(map(str, drawn)))
-        return 0
-    options.calls.parent.mkdir(parents=True, exist_ok=True)
-    return min(run(drawn, options.calls), 1)
+    if options.command == "run":
+        return min(run(drawn, options.calls), 1)
+    print("\n".join(map(str, drawn)))
+    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

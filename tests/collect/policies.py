@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -221,14 +222,6 @@ def reads_its_own_output(env: EnvBase) -> Callable[[TensorDictBase], TensorDictB
     return policy
 
 
-def reads_action_of_the_last_step(env: EnvBase) -> Callable[[TensorDictBase], TensorDictBase]:
-    def policy(td: TensorDictBase) -> TensorDictBase:
-        previous = td.get("action", torch.zeros(*td.batch_size, 1))
-        return td.set("action", 0.5 * previous + td["observation"][..., :1])
-
-    return policy
-
-
 def alternates(env: EnvBase) -> Callable[[TensorDictBase], TensorDictBase]:
     """Alternates between two one-hot actions, and returns what it found in the carrier."""
 
@@ -261,26 +254,26 @@ def carries_a_memory(env: EnvBase) -> TensorDictSequential:
 # -------------------------------------------------------------------------- policies for CartPole
 
 
-def actor_value(env: EnvBase) -> ActorValueOperator:
-    """Shared trunk, action head with log-probs, value head."""
-    head = TensorDictModule(nn.Linear(8, 2), in_keys=["hidden"], out_keys=["logits"])
-    act = ProbabilisticActor(
-        head,
+def one_hot_actor(env: EnvBase, module: Any, cls: Any = ProbabilisticActor) -> Any:
+    """A sampling actor with log-probs on a module that writes ``"logits"``."""
+    return cls(
+        module,
         in_keys=["logits"],
         spec=env.action_spec,
         distribution_class=OneHotCategorical,
         return_log_prob=True,
     )
+
+
+def actor_value(env: EnvBase) -> ActorValueOperator:
+    """Shared trunk, action head with log-probs, value head."""
+    head = TensorDictModule(nn.Linear(8, 2), in_keys=["hidden"], out_keys=["logits"])
     value = ValueOperator(nn.Linear(8, 1), in_keys=["hidden"])
-    return ActorValueOperator(network(env, 8, ["hidden"]), act, value)
+    return ActorValueOperator(network(env, 8, ["hidden"]), one_hot_actor(env, head), value)
 
 
 def actor_then_value(env: EnvBase) -> TensorDictSequential:
     return TensorDictSequential(actor(env), network(env, 1, [("critic", "value")]))
-
-
-def selected_out_keys(env: EnvBase) -> TensorDictModuleBase:
-    return actor(env).select_out_keys("action")
 
 
 def hidden_outputs(env: EnvBase) -> TensorDictSequential:
@@ -318,15 +311,10 @@ def recurrent(kind: str, env: EnvBase) -> TensorDictSequential:
     """Network, memory, sampling head. The env needs ``is_init`` and a primer for the memory."""
     options = {"input_size": 8, "hidden_size": 4, "in_key": "features", "out_key": "memory"}
     memory = LSTMModule(**options) if kind == "lstm" else GRUModule(**options)
-    head = ProbabilisticActor(
-        TensorDictModule(nn.Linear(4, 2), in_keys=["memory"], out_keys=["logits"]),
-        in_keys=["logits"],
-        spec=env.action_spec,
-        distribution_class=OneHotCategorical,
-        return_log_prob=True,
-    )
+    head = TensorDictModule(nn.Linear(4, 2), in_keys=["memory"], out_keys=["logits"])
+    actor = one_hot_actor(env, head)
     net = TensorDictModule(nn.Linear(4, 8), in_keys=["observation"], out_keys=["features"])
-    return TensorDictSequential(net, memory, head)
+    return TensorDictSequential(net, memory, actor)
 
 
 def one_hot(choice: torch.Tensor) -> torch.Tensor:
@@ -344,18 +332,15 @@ class PlainNet(nn.Module):
         return one_hot(self.linear(observation).argmax(-1))
 
 
-def plain_net(env: EnvBase) -> nn.Module:
-    return PlainNet()
+def with_net(act: Callable[..., TensorDictBase]) -> Callable[[EnvBase], Any]:
+    """Makes functions ``act(net, tensordict)`` policies, each with a net of its own."""
+    return lambda env: partial(act, PlainNet())
 
 
-def fresh_tensordict(env: EnvBase) -> Callable[[TensorDictBase], TensorDictBase]:
+@with_net
+def fresh_tensordict(net: PlainNet, td: TensorDictBase) -> TensorDictBase:
     """Returns another TensorDict than it was given."""
-    net = PlainNet()
-
-    def policy(td: TensorDictBase) -> TensorDictBase:
-        return TensorDict({"action": net(td["observation"]), "extra": td["observation"].sum(-1)})
-
-    return policy
+    return TensorDict({"action": net(td["observation"]), "extra": td["observation"].sum(-1)})
 
 
 class Overridden(TensorDictModule):
@@ -380,13 +365,7 @@ class OverriddenActor(ProbabilisticActor):
 
 
 def overridden_actor(env: EnvBase) -> OverriddenActor:
-    return OverriddenActor(
-        network(env, 2, ["logits"]),
-        in_keys=["logits"],
-        spec=env.action_spec,
-        distribution_class=OneHotCategorical,
-        return_log_prob=True,
-    )
+    return one_hot_actor(env, network(env, 2, ["logits"]), OverriddenActor)
 
 
 def hooks(env: EnvBase) -> TensorDictModuleBase:
@@ -401,26 +380,15 @@ def hooks(env: EnvBase) -> TensorDictModuleBase:
     return policy
 
 
-def with_body(env: EnvBase, *body: nn.Module) -> ProbabilisticActor:
-    return ProbabilisticActor(
-        TensorDictModule(nn.Sequential(*body), in_keys=["observation"], out_keys=["logits"]),
-        in_keys=["logits"],
-        spec=env.action_spec,
-        distribution_class=OneHotCategorical,
-        return_log_prob=True,
-    )
+def with_body(layers: Callable[[], list[nn.Module]]) -> Callable[[EnvBase], Any]:
+    """Makes actors on layers of their own."""
 
+    def make(env: EnvBase) -> Any:
+        body = nn.Sequential(*layers())
+        module = TensorDictModule(body, in_keys=["observation"], out_keys=["logits"])
+        return one_hot_actor(env, module)
 
-def dropout(env: EnvBase) -> ProbabilisticActor:
-    return with_body(env, nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))
-
-
-def batch_norm(env: EnvBase) -> ProbabilisticActor:
-    return with_body(env, nn.BatchNorm1d(4), nn.Linear(4, 2))
-
-
-def noisy(env: EnvBase) -> ProbabilisticActor:
-    return with_body(env, NoisyLinear(4, 2))
+    return make
 
 
 class CallCounter(nn.Module):
@@ -440,21 +408,16 @@ def call_counter(env: EnvBase) -> TensorDictModule:
     return TensorDictModule(CallCounter(), in_keys=["observation"], out_keys=["action", "count"])
 
 
-def reports_its_context(env: EnvBase) -> Callable[[TensorDictBase], TensorDictBase]:
+@with_net
+def reports_its_context(net: PlainNet, td: TensorDictBase) -> TensorDictBase:
     """Records the modes under which it is called."""
-    net = PlainNet()
-    types = [None, *ExplorationType]
-
-    def policy(td: TensorDictBase) -> TensorDictBase:
-        modes = [
-            torch.is_grad_enabled(),
-            torch.is_inference_mode_enabled(),
-            types.index(exploration_type()),
-        ]
-        td["action"] = net(td["observation"])
-        return td.set("modes", torch.tensor(modes).expand(*td.batch_size, 3))
-
-    return policy
+    modes = [
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        [None, *ExplorationType].index(exploration_type()),
+    ]
+    td["action"] = net(td["observation"])
+    return td.set("modes", torch.tensor(modes).expand(*td.batch_size, 3))
 
 
 def odd_outputs(env: EnvBase) -> TensorDictModule:
@@ -489,39 +452,27 @@ def writes_next(env: EnvBase) -> TensorDictSequential:
     return TensorDictSequential(network(env, 2, [("next", "plan")]), actor(env))
 
 
-def changes_observation_in_place(env: EnvBase) -> Callable[[TensorDictBase], TensorDictBase]:
-    net = PlainNet()
-
-    def policy(td: TensorDictBase) -> TensorDictBase:
-        td["observation"].add_(1)
-        return td.set("action", net(td["observation"]))
-
-    return policy
+@with_net
+def changes_observation_in_place(net: PlainNet, td: TensorDictBase) -> TensorDictBase:
+    td["observation"].add_(1)
+    return td.set("action", net(td["observation"]))
 
 
-def reads_everything(env: EnvBase) -> Callable[[TensorDictBase], TensorDictBase]:
-    """Acts on trajectory ids and flags, and stores the names of all entries it receives."""
-    net = PlainNet()
-
-    def policy(td: TensorDictBase) -> TensorDictBase:
-        given = sorted(str(key) for key in td.keys(True, True))
-        shift = td["collector", "traj_ids"] % 2 + td["done"].squeeze(-1)
-        action = net(td["observation"]).roll(1, -1) if shift.any() else net(td["observation"])
-        td["entries"] = torch.full(td.batch_size, len([k for k in given if k != "entries"]))
-        return td.set("action", action)
-
-    return policy
+@with_net
+def reads_everything(net: PlainNet, td: TensorDictBase) -> TensorDictBase:
+    """Acts on trajectory ids and flags, and counts the entries that it receives."""
+    given = set(map(str, td.keys(True, True))) - {"entries"}
+    shift = td["collector", "traj_ids"] % 2 + td["done"].squeeze(-1)
+    action = net(td["observation"])
+    td["entries"] = torch.full(td.batch_size, len(given))
+    return td.set("action", action.roll(1, -1) if shift.any() else action)
 
 
-def drops_entries(env: EnvBase) -> Callable[[TensorDictBase], TensorDictBase]:
+@with_net
+def drops_entries(net: PlainNet, td: TensorDictBase) -> TensorDictBase:
     """Returns the carrier without its observation."""
-    net = PlainNet()
-
-    def policy(td: TensorDictBase) -> TensorDictBase:
-        action = net(td["observation"])
-        return td.exclude("observation").set("action", action)
-
-    return policy
+    action = net(td["observation"])
+    return td.exclude("observation").set("action", action)
 
 
 def keyword_inputs(env: EnvBase) -> TensorDictModule:
@@ -541,16 +492,13 @@ POLICIES: dict[str, tuple[str, Callable[[EnvBase], Any]]] = {
     "one-hot": ("cartpole", actor),
     "one-hot-unbatched": ("cartpole-unbatched", actor),
     "one-hot-one-slot": ("cartpole-one-slot", actor),
-    "one-hot-mode": (
-        "cartpole",
-        lambda env: actor(env, default_interaction_type=InteractionType.MODE),
-    ),
+    "one-hot-mode": ("cartpole", partial(actor, default_interaction_type=InteractionType.MODE)),
     "categorical": ("cartpole-categorical", actor),
     "tanh-normal": ("pendulum", actor),
     "delta": ("pendulum", delta),
     "actor-value": ("cartpole", actor_value),
     "actor-then-value": ("cartpole", actor_then_value),
-    "selected-out-keys": ("cartpole", selected_out_keys),
+    "selected-out-keys": ("cartpole", lambda e: actor(e).select_out_keys("action")),
     "hidden-outputs": ("cartpole", hidden_outputs),
     "q-values": ("cartpole", q_values),
     "several-steps": ("pendulum-init", several_steps),
@@ -561,21 +509,23 @@ POLICIES: dict[str, tuple[str, Callable[[EnvBase], Any]]] = {
     "soft-actor": ("pendulum", soft_actor),
     "two-actions": ("toy-dict-action", two_actions),
     "own-output": ("pendulum", reads_its_own_output),
-    "last-action": ("pendulum", reads_action_of_the_last_step),
     "alternates": ("toy", alternates),
     "alternates-unbatched": ("toy-unbatched", alternates),
     "alternates-one-step-episodes": ("toy-one-step-episodes", alternates),
     "carries-memory": ("toy", carries_a_memory),
     "carries-memory-unbatched": ("toy-unbatched", carries_a_memory),
-    "plain-net": ("cartpole", plain_net),
+    "plain-net": ("cartpole", lambda e: PlainNet()),
     "function": ("cartpole", ones),
     "fresh-tensordict": ("cartpole", fresh_tensordict),
     "overridden-forward": ("cartpole", overridden),
     "overridden-actor": ("cartpole", overridden_actor),
     "hooks": ("cartpole", hooks),
-    "dropout": ("cartpole", dropout),
-    "batch-norm": ("cartpole", batch_norm),
-    "noisy": ("cartpole", noisy),
+    "dropout": (
+        "cartpole",
+        with_body(lambda: [nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2)]),
+    ),
+    "batch-norm": ("cartpole", with_body(lambda: [nn.BatchNorm1d(4), nn.Linear(4, 2)])),
+    "noisy": ("cartpole", with_body(lambda: [NoisyLinear(4, 2)])),
     "call-counter": ("cartpole", call_counter),
     "context": ("cartpole", reports_its_context),
     "odd-outputs": ("cartpole", odd_outputs),

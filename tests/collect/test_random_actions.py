@@ -104,7 +104,7 @@ def test_random_frames_under_every_option(options: str, policy: str) -> None:
     check_same(*policies.case(policy), script, lambda: made)
 
 
-@pytest.mark.parametrize("policy", ["own-output", "last-action", "carries-memory", "q-values"])
+@pytest.mark.parametrize("policy", ["own-output", "carries-memory", "q-values"])
 def test_policies_that_remember_start_after_the_random_frames(policy: str) -> None:
     env, made = policies.case(policy)
     options = {"frames_per_batch": 18, "init_random_frames": 30}

@@ -268,7 +268,9 @@ class _TanhNormal(_Normal):
         moved = built.non_trivial_max or built.non_trivial_min
         self._half = (built.high - built.low) / 2 if moved else None
         given = torch.broadcast_shapes(built.loc.shape, built.scale.shape)
-        self._squash = _Squash(built.transforms[0], given, built.root_dist.loc.shape)
+        wanted = built.root_dist.loc.shape
+        self._shape = wanted if wanted != given else None  # that of bounds of more dimensions
+        self._squash = _Squash(built.transforms[0])
 
     def _moved(self, loc: Tensor) -> Tensor:
         if self._tanh_loc:
@@ -280,8 +282,8 @@ class _TanhNormal(_Normal):
     def __call__(self, loc: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         loc, scale = self._parameters(loc, scale)
         draw, squash = self._draw, self._squash
-        if squash.shape is not None:
-            loc, scale = loc.expand(squash.shape), scale.expand(squash.shape)
+        if self._shape is not None:
+            loc, scale = loc.expand(self._shape), scale.expand(self._shape)
         before = loc
         if draw.interaction is _RANDOM:
             before = loc + draw.noise.standard_normal(loc) * scale
@@ -304,28 +306,22 @@ class _TanhDelta(Sampler):
             built = TanhDelta(param, **self._draw.kwargs)
             self._half = (built.high - built.low) / 2 if built.non_trivial else None
             self._low = built.low
-            self._squash = _Squash(built.transforms[0], param.shape, built.base_dist.param.shape)
+            self._squash = _Squash(built.transforms[0])
         if self._half is not None:
             param = param + self._half + self._low
-        if self._squash.shape is not None:
-            param = param.expand(self._squash.shape)
         return self._squash(param), None
 
 
 class _Squash:
-    """A tanh, and the affine map to the bounds where these are not -1 and 1.
+    """A tanh, and the affine map to the bounds where these are not -1 and 1."""
 
-    Bounds of more dimensions expand parameters from the shape ``given`` to the one ``wanted``.
-    """
-
-    def __init__(self, transform: Any, given: torch.Size, wanted: torch.Size):
+    def __init__(self, transform: Any):
         self._transform = transform
         self._tanh, *affine = getattr(transform, "parts", [transform])
         self._safe = type(self._tanh) is _SafeTanh
         self._loc: Any = affine[0].loc if affine else None
         self._scale: Any = affine[0].scale if affine else None
         self._log_scale: Tensor | None = None
-        self.shape = wanted if wanted != given else None
 
     def __call__(self, value: Tensor) -> Tensor:
         value = value.tanh()

@@ -214,11 +214,6 @@ class Lifetime:
             self._returns.add(collection.returns)
             self._lengths.add(collection.lengths)
 
-    def add_shaped(self, returns: Floats) -> None:
-        """Count the shaped returns of a collection."""
-        if len(returns):
-            self._shaped.add(returns)
-
     def __repr__(self) -> str:
         return _line(self, f"{self.collections} collections", f"{self.episodes} episodes")
 
@@ -318,7 +313,8 @@ class Statistics:
         """Take in the shaped returns of the latest collection."""
         assert self._latest is not None
         self._latest = replace(self._latest, shaped_returns=returns)
-        self._lifetime.add_shaped(returns)
+        if len(returns):
+            self._lifetime._shaped.add(returns)
 
     def _check(self) -> None:
         if not self.on:
@@ -729,6 +725,7 @@ class Monitor:
         self.stats = Statistics(window, statistics, self._counters)
         self._timers = timers
         self._watch = watch
+        self._step_watch = watch if watch is not None and watch.steps else None
         self._collector: Callable[[], Any] = lambda: None
         self._ended: float | None = None
         self._unshaped: Ends | None = None
@@ -745,9 +742,7 @@ class Monitor:
         self._groups = [] if names == [keys.REWARD] and rewards == slots else names
         self._tallies = [Tally(slots) for _ in range(2 + len(self._groups))]
         self._tally, self._shaped, *_ = self._tallies
-        base = base_of(collector.env)
-        if isinstance(base, GymnasiumEnv) and base.restarts is not None:
-            self._restarts = base.restarts
+        self._newly_restarted(None)
         if self._watch is not None:
             self._watch.attach(collector.env)
 
@@ -791,15 +786,9 @@ class Monitor:
 
     def lose(self) -> None:
         """Discard the running sums: they belong to other episodes than those in flight."""
-        collected = self.collected
-        self.drop()
-        if collected:
+        self.drop(slice(None))
+        if self.collected:
             self.miss()
-        self.collected = collected
-
-    @property
-    def _step_watch(self) -> Watch | None:
-        return self._watch if self._watch is not None and self._watch.steps else None
 
     def unnoted_log(self) -> CollectionLog:
         """A log for steps whose rows are noted later; hooks see them at once."""
@@ -845,9 +834,7 @@ class Monitor:
         base = base_of(self._collector().env)
         if not isinstance(base, GymnasiumEnv):  # tdcollect's envs inside of others, say
             return 0 if failed is None else int(failed.sum())
-        if base.restarts is None:
-            return 0
-        before, self._restarts = self._restarts, base.restarts
+        before, self._restarts = self._restarts, base.restarts or 0
         return self._restarts - before
 
     def shaped(self, reward: torch.Tensor) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -32,7 +33,6 @@ from torchrl.modules import (
     IndependentNormal,
     MaskedCategorical,
     MaskedOneHotCategorical,
-    NormalParamExtractor,
     OneHotCategorical,
     OneHotOrdinal,
     Ordinal,
@@ -62,7 +62,7 @@ STRAIGHT = "computed straight, checked once per batch"
 CALLED = "called straight"
 OWN = "its own code, on arrays"
 
-RANDOM, DETERMINISTIC = ExplorationType.RANDOM, ExplorationType.DETERMINISTIC
+KINDS = RANDOM, DETERMINISTIC = ExplorationType.RANDOM, ExplorationType.DETERMINISTIC
 
 
 def check(
@@ -72,22 +72,17 @@ def check(
     batch: tuple[int, ...] = (N,),
     kind: ExplorationType = RANDOM,
     calls: int = 3,
+    checked: bool = False,
 ) -> None:
     """Compare a module on TensorDicts with its calls on StepDicts, call after call.
 
-    Args:
-        module: runs on the entries, and on what it wrote the last time.
-        given: the entries, as a TensorDict takes them.
-        how: how its parts must run; None if the module may be called as it is.
-        batch: the batch size.
-        kind: the exploration type.
-        calls: how often.
+    ``how`` its parts must run; None if the module may be called as it is.
     """
     theirs = TensorDict(dict(given), batch)
     ours = flat(theirs.clone())
     ours.shapes = nested_shapes(theirs)
     with torch.no_grad(), set_exploration_type(kind):
-        policy = Policy(module, ours, torch.Size(batch), None)
+        policy = Policy(module, ours, torch.Size(batch), None, checked=checked)
         if how is not None:
             found = [way for _, way in policy.described]
             assert found == (how if isinstance(how, list) else [how] * len(found))
@@ -119,36 +114,32 @@ def probabilistic(
 MODULES = [SafeProbabilisticModule, ProbabilisticTensorDictModule]
 NORMAL = ["loc", "scale"]
 
-bounds = st.sampled_from(
-    [
-        {},
-        {"low": -1.0, "high": 1.0},
-        {"low": -2, "high": 3},
-        {"high": 5.0},
-        {"low": torch.tensor([-2.0, -1.0, 0.0, -0.5]), "high": torch.tensor([2.0, 1.0, 0.5, 4.0])},
-        {"low": torch.tensor(-0.25)},
-        {"low": torch.full((N, 4), -2.0, dtype=torch.float64), "high": torch.full((N, 4), 9.0)},
-        {"low": torch.full((4,), -1.0), "high": torch.full((4,), 1.0)},
-    ]
-)
+BOUNDS = [
+    {},
+    {"low": -1.0, "high": 1.0},
+    {"low": -2, "high": 3},
+    {"high": 5.0},
+    {"low": torch.tensor([-2.0, -1.0, 0.0, -0.5]), "high": torch.tensor([2.0, 1.0, 0.5, 4.0])},
+    {"low": torch.tensor(-0.25)},
+    {"low": torch.full((N, 4), -2.0, dtype=torch.float64), "high": torch.full((N, 4), 9.0)},
+    {"low": torch.full((4,), -1.0), "high": torch.full((4,), 1.0)},
+]
+TANH_OPTIONS = {
+    "event_dims": st.integers(0, 2),
+    "tanh_loc": st.booleans(),
+    "upscale": st.sampled_from([5.0, 1, torch.tensor(2.0), torch.full((4,), 0.5)]),
+    "safe_tanh": st.booleans(),
+}
 
 
 @settings(deadline=None, max_examples=100)
 @given(
     seed=st.integers(0, 2**32 - 1),
     cls=st.sampled_from(MODULES),
-    kind=st.sampled_from([RANDOM, DETERMINISTIC]),
+    called=st.fixed_dictionaries({"kind": st.sampled_from(KINDS), "checked": st.booleans()}),
     scored=st.booleans(),
-    bounds=bounds,
-    options=st.fixed_dictionaries(
-        {},
-        optional={
-            "event_dims": st.integers(0, 2),
-            "tanh_loc": st.booleans(),
-            "upscale": st.sampled_from([5.0, 1, torch.tensor(2.0), torch.full((4,), 0.5)]),
-            "safe_tanh": st.booleans(),
-        },
-    ),
+    bounds=st.sampled_from(BOUNDS),
+    options=st.fixed_dictionaries({}, optional=TANH_OPTIONS),
     scale=st.sampled_from(["entry", "one per row", "number", "tensor", "function"]),
     spread=st.sampled_from([0.1, 1.0, 30.0]),
     dtype=st.sampled_from([torch.float32, torch.float64]),
@@ -156,29 +147,25 @@ bounds = st.sampled_from(
 def test_tanh_normal(
     seed: int,
     cls: Any,
-    kind: ExplorationType,
+    called: Any,
     scored: bool,
-    bounds: dict[str, Any],
-    options: dict[str, Any],
+    bounds: Any,
+    options: Any,
     scale: str,
     spread: float,
-    dtype: torch.dtype,
+    dtype: Any,
 ) -> None:
     torch.manual_seed(seed)
     entries = {"loc": spread * torch.randn(N, 4, dtype=dtype)}
     kwargs = {**bounds, **options}
-    if scale == "entry":
-        entries["scale"] = torch.rand(N, 4, dtype=dtype) + 0.1
-    elif scale == "one per row":
-        entries["scale"] = torch.rand(N, 1, dtype=dtype) + 0.1
-    elif scale == "number":
-        kwargs["scale"] = 0.5
-    elif scale == "tensor":
-        kwargs["scale"] = torch.rand(4, dtype=dtype) + 0.1
+    if scale in ("entry", "one per row"):
+        entries["scale"] = torch.rand(N, 4 if scale == "entry" else 1, dtype=dtype) + 0.1
     else:
-        kwargs["scale"] = partial(torch.full_like, fill_value=0.2)
+        made = {"number": 0.5, "tensor": torch.rand(4, dtype=dtype) + 0.1}
+        kwargs["scale"] = made.get(scale, partial(torch.full_like, fill_value=0.2))
     module = probabilistic(cls, TanhNormal, list(entries), scored, **kwargs)
-    check(module, entries, batch=() if options.get("event_dims") == 2 else (N,), kind=kind)
+    how = CALLED if called["checked"] else STRAIGHT
+    check(module, entries, how, () if options.get("event_dims") == 2 else (N,), **called)
 
 
 def test_tanh_normal_without_batch_dimension() -> None:
@@ -187,7 +174,7 @@ def test_tanh_normal_without_batch_dimension() -> None:
         for cls in MODULES:
             check(probabilistic(cls, TanhNormal, NORMAL, True, tanh_loc=False), given, batch=())
     bounds = {"low": torch.full((N, 4), -2.0), "high": torch.full((N, 4), 2.0)}
-    for kind in (RANDOM, DETERMINISTIC):  # bounds of more dimensions than the parameters
+    for kind in KINDS:  # bounds of more dimensions than the parameters
         module = probabilistic(SafeProbabilisticModule, TanhNormal, NORMAL, **bounds)
         check(module, given, batch=(), kind=kind)
 
@@ -233,79 +220,59 @@ MASKED = {**LOGITS, "mask": torch.arange(4 * N).view(N, 4) % 3 != 1}
 DEEP = {"logits": LOGITS["logits"].expand(2, N, 4).transpose(0, 1).contiguous()}
 DEEP_MASKED = {**DEEP, "mask": MASKED["mask"][:, None].expand(N, 2, 4).contiguous()}
 
-Case = tuple[Any, Mapping[str, torch.Tensor], dict[str, Any], str, str | None]
 
-DISTRIBUTIONS: dict[str, Case] = {
-    # class, entries, arguments; how it runs at random, and deterministically
-    "Normal": (D.Normal, LOC_SCALE, {}, STRAIGHT, CALLED),
-    "IndependentNormal": (IndependentNormal, LOC_SCALE, {}, STRAIGHT, CALLED),
-    "IndependentNormal, unscaled": (
-        IndependentNormal,
-        LOC_SCALE,
-        {"tanh_loc": False, "upscale": 3.0, "event_dim": 1},
-        STRAIGHT,
-        CALLED,
+class Case(NamedTuple):
+    """A distribution's class, entries and arguments; how it runs at random, and otherwise."""
+
+    kind: Any
+    given: Mapping[str, torch.Tensor]
+    kwargs: Mapping[str, Any] = MappingProxyType({})
+    at_random: str = STRAIGHT
+    fixed: str = STRAIGHT
+
+
+HIGHER = {"low": torch.full((4,), -2.0), "high": torch.full((4,), 0.5), "safe": False}
+ODD_MASK = {"neg_inf": -50.0, "use_cross_entropy": False}
+UNSCALED = {"tanh_loc": False, "upscale": 3.0, "event_dim": 1}
+TRUNCATED = {"low": -2.0, "high": 2.0, "tanh_loc": False}
+
+DISTRIBUTIONS = {
+    "Normal": Case(D.Normal, LOC_SCALE, fixed=CALLED),
+    "IndependentNormal": Case(IndependentNormal, LOC_SCALE, fixed=CALLED),
+    "IndependentNormal, unscaled": Case(IndependentNormal, LOC_SCALE, UNSCALED, fixed=CALLED),
+    "IndependentNormal of one scale": Case(
+        IndependentNormal, POINTS | {"loc": POINTS["param"]}, {"scale": 0.25}, fixed=CALLED
     ),
-    "IndependentNormal of one scale": (
-        IndependentNormal,
-        POINTS | {"loc": POINTS["param"]},
-        {"scale": 0.25},
-        STRAIGHT,
-        CALLED,
-    ),
-    "TruncatedNormal": (
-        TruncatedNormal,
-        LOC_SCALE,
-        {"low": -2.0, "high": 2.0, "tanh_loc": False},
-        CALLED,
-        CALLED,
-    ),
-    "Delta": (Delta, POINTS, {}, CALLED, CALLED),
-    "TanhDelta": (TanhDelta, POINTS, {}, STRAIGHT, STRAIGHT),
-    "TanhDelta in bounds": (
-        TanhDelta,
-        POINTS,
-        {"low": torch.full((4,), -2.0), "high": torch.full((4,), 0.5), "safe": False},
-        STRAIGHT,
-        STRAIGHT,
-    ),
-    "Categorical": (D.Categorical, LOGITS, {}, STRAIGHT, STRAIGHT),
-    "OneHotCategorical": (OneHotCategorical, LOGITS, {}, STRAIGHT, STRAIGHT),
-    "OneHotCategorical of several": (OneHotCategorical, DEEP, {}, STRAIGHT, STRAIGHT),
-    "MaskedCategorical": (MaskedCategorical, MASKED, {}, STRAIGHT, STRAIGHT),
-    "MaskedCategorical of several": (MaskedCategorical, DEEP_MASKED, {}, STRAIGHT, STRAIGHT),
-    "MaskedCategorical with options": (
-        MaskedCategorical,
-        MASKED,
-        {"neg_inf": -50.0, "use_cross_entropy": False},
-        CALLED,
-        CALLED,
-    ),
-    "MaskedOneHotCategorical": (MaskedOneHotCategorical, MASKED, {}, STRAIGHT, STRAIGHT),
-    "Ordinal": (Ordinal, {"scores": LOGITS["logits"]}, {}, CALLED, CALLED),
-    "OneHotOrdinal": (OneHotOrdinal, {"scores": LOGITS["logits"]}, {}, CALLED, CALLED),
-    "several choices": (multi, LOGITS, {}, CALLED, CALLED),
+    "TruncatedNormal": Case(TruncatedNormal, LOC_SCALE, TRUNCATED, CALLED, CALLED),
+    "Delta": Case(Delta, POINTS, {}, CALLED, CALLED),
+    "TanhDelta": Case(TanhDelta, POINTS),
+    "TanhDelta in bounds": Case(TanhDelta, POINTS, HIGHER),
+    "Categorical": Case(D.Categorical, LOGITS),
+    "OneHotCategorical": Case(OneHotCategorical, LOGITS),
+    "OneHotCategorical of several": Case(OneHotCategorical, DEEP),
+    "MaskedCategorical": Case(MaskedCategorical, MASKED),
+    "MaskedCategorical of several": Case(MaskedCategorical, DEEP_MASKED),
+    "MaskedCategorical with options": Case(MaskedCategorical, MASKED, ODD_MASK, CALLED, CALLED),
+    "MaskedOneHotCategorical": Case(MaskedOneHotCategorical, MASKED),
+    "Ordinal": Case(Ordinal, {"scores": LOGITS["logits"]}, {}, CALLED, CALLED),
+    "OneHotOrdinal": Case(OneHotOrdinal, {"scores": LOGITS["logits"]}, {}, CALLED, CALLED),
+    "several choices": Case(multi, LOGITS, {}, CALLED, CALLED),
 }
 
 
-@pytest.mark.parametrize(
-    ("cls", "scored"),
-    [(SafeProbabilisticModule, True), (ProbabilisticTensorDictModule, True), (MODULES[0], False)],
-    ids=["TorchRL's", "tensordict's", "not scored"],
-)
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
-def test_distributions(name: str, cls: Any, scored: bool) -> None:
-    kind, given, kwargs, at_random, fixed = DISTRIBUTIONS[name]
-    in_keys = [key for key in given if key != "param" or kind in (Delta, TanhDelta)]
-    module = probabilistic(cls, kind, in_keys, scored, **kwargs)
-    if scored and kind is TanhDelta:
-        at_random = fixed = CALLED
-    check(module, given, at_random)
-    check(module, given, fixed, kind=DETERMINISTIC)
-    if kind is not D.Normal:
-        check(module, given, None, kind=ExplorationType.MODE)
-    if kind in (D.Normal, IndependentNormal, TruncatedNormal, Delta):
-        check(module, given, None, kind=ExplorationType.MEAN)
+def test_distributions(name: str) -> None:
+    kind, entries, kwargs, at_random, fixed = DISTRIBUTIONS[name]
+    in_keys = [key for key in entries if key != "param" or kind in (Delta, TanhDelta)]
+    for cls, scored in ((MODULES[0], True), (MODULES[1], True), (MODULES[0], False)):
+        module = probabilistic(cls, kind, in_keys, scored, **kwargs)
+        called = scored and kind is TanhDelta
+        check(module, entries, CALLED if called else at_random)
+        check(module, entries, CALLED if called else fixed, kind=DETERMINISTIC)
+        if kind is not D.Normal:
+            check(module, entries, None, kind=ExplorationType.MODE)
+        if kind in (D.Normal, IndependentNormal, TruncatedNormal, Delta):
+            check(module, entries, None, kind=ExplorationType.MEAN)
 
 
 @settings(deadline=None, max_examples=50)
@@ -313,7 +280,7 @@ def test_distributions(name: str, cls: Any, scored: bool) -> None:
     seed=st.integers(0, 2**32 - 1),
     one_hot=st.booleans(),
     scored=st.booleans(),
-    kind=st.sampled_from([RANDOM, DETERMINISTIC]),
+    kind=st.sampled_from(KINDS),
     scale=st.sampled_from([0.0, 1e-7, 1.0, 100.0]),
 )
 def test_masks(seed: int, one_hot: bool, scored: bool, kind: ExplorationType, scale: float) -> None:
@@ -380,7 +347,7 @@ def test_composite_distributions(cls: Any, scored: bool, aggregate: bool) -> Non
     with set_composite_lp_aggregate(aggregate):
         for options in ({}, {"name_map": names}):
             module = composite(cls, scored, **options)
-            for kind in (RANDOM, DETERMINISTIC):
+            for kind in KINDS:
                 check(module, OBSERVED, [CALLED, STRAIGHT], kind=kind)
 
 
@@ -524,12 +491,12 @@ OTHERS: dict[str, tuple[Callable[[], Any], Mapping[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", [RANDOM, DETERMINISTIC])
 @pytest.mark.parametrize("name", OTHERS)
-def test_modules_that_run_their_own_code(name: str, kind: ExplorationType) -> None:
+def test_modules_that_run_their_own_code(name: str) -> None:
     make, given = OTHERS[name]
-    torch.manual_seed(0)
-    check(make(), given, OWN, kind=kind)
+    for kind in KINDS:
+        torch.manual_seed(0)
+        check(make(), given, OWN, kind=kind)
 
 
 def test_safe_modules_project_on_their_spec() -> None:
@@ -619,18 +586,7 @@ def test_state_dependent_exploration() -> None:
     check(module, given, CALLED, kind=DETERMINISTIC)
 
 
-def test_normal_parameters() -> None:
-    torch.manual_seed(0)
-    module: Any = TensorDictSequential(
-        TensorDictModule(
-            nn.Sequential(nn.Linear(4, 8), NormalParamExtractor()), ["observation"], NORMAL
-        ),
-        probabilistic(SafeProbabilisticModule, TanhNormal, NORMAL, True, tanh_loc=False),
-    )
-    check(module, OBSERVED, [CALLED, STRAIGHT])
-
-
-@pytest.mark.parametrize("kind", [RANDOM, DETERMINISTIC])
+@pytest.mark.parametrize("kind", KINDS)
 def test_noise_without_starts_of_episodes_is_zeroed_with_the_slot(kind: ExplorationType) -> None:
     options = {
         "frames_per_batch": 40,

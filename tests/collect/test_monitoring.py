@@ -6,6 +6,7 @@ import csv
 import itertools
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -28,50 +29,41 @@ both_ways = pytest.mark.usefixtures("arrays")
 # ---------------------------------------------------------------------------------------- loggers
 
 
-def logged(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """The values that a CSVLogger wrote: (step, value) by name."""
-    files = folder.glob("*/scalars/**/*.csv")
+def logged(folder: Path, prefix: str) -> dict[str, list[tuple[int, float]]]:
+    """The values that a CSVLogger wrote below a prefix: (step, value) by name."""
     return {
-        f"{file.parent.name}/{file.stem}": [
-            (int(step), float(value)) for step, value in csv.reader(file.open())
-        ]
-        for file in files
+        file.stem: [(int(step), float(value)) for step, value in csv.reader(file.open())]
+        for file in folder.glob(f"*/scalars/{prefix}/*.csv")
     }
 
 
 @pytest.mark.behaviour(24)
 def test_statistics_to_a_csv_logger(tmp_path: Path) -> None:
-    logger = CSVLogger("run", log_dir=str(tmp_path))
-    collector = Collector(cartpole(max_episode_steps=5), frames_per_batch=3 * 4, timers=True)
+    collector = Collector(
+        cartpole(max_episode_steps=5),
+        frames_per_batch=3 * 4,
+        timers=True,
+        reward_shaping=lambda observation, action, reward, done: 2 * reward,
+    )
+    hooks = LogStatistics(CSVLogger("run", log_dir=str(tmp_path)))
+    with pytest.raises(RuntimeError, match="expected a collector that has collected something"):
+        hooks.write(collector.stats)
     for _ in itertools.islice(collector, 2):
-        LogStatistics(logger).write(collector.stats)
-    written = logged(tmp_path)
+        hooks.write(collector.stats)
+    written = logged(tmp_path, "collect")
     for name in ("return", "length"):
         for figure, value in (("mean", 5), ("std", 0), ("min", 5), ("max", 5)):
-            assert written[f"collect/{name}_{figure}"] == [(24, value)]  # none ended before
-    assert written["collect/steps"] == [(12, 12), (24, 24)]
-    assert written["collect/episodes"] == [(12, 0), (24, 3)]
-    assert written["collect/window_return_mean"] == [(24, 5)]
+            assert written[f"{name}_{figure}"] == [(24, value)]  # none ended before
+    assert written["shaped_return_mean"] == [(24, 10)]
+    assert written["steps"] == [(12, 12), (24, 24)]
+    assert written["episodes"] == [(12, 0), (24, 3)]
+    assert written["window_return_mean"] == [(24, 5)]
     for name in ("seconds", "steps_per_second", "env_seconds", "policy_seconds"):
-        values = [value for _, value in written[f"collect/{name}"]]
-        assert len(values) == 2
-        assert min(values) > 0
-    assert [step for step, _ in written["collect/seconds_between"]] == [24]
-
-
-def double(observation: Any, action: Any, reward: Any, done: Any) -> Any:
-    return 2 * reward
-
-
-def test_shaped_returns_are_logged_beside_the_envs(tmp_path: Path) -> None:
-    logger = CSVLogger("run", log_dir=str(tmp_path))
-    collector = Collector(
-        cartpole(max_episode_steps=4), frames_per_batch=3 * 4, reward_shaping=double
-    )
-    next(iter(collector))
-    LogStatistics(logger, prefix="train").write(collector.stats, step=7)
-    assert logged(tmp_path)["train/return_mean"] == [(7, 4)]
-    assert logged(tmp_path)["train/shaped_return_mean"] == [(7, 8)]
+        assert len(written[name]) == 2
+        assert min(value for _, value in written[name]) > 0
+    assert [step for step, _ in written["seconds_between"]] == [24]
+    hooks.write(collector.stats, step=7)
+    assert logged(tmp_path, "collect")["steps"][-1] == (7, 24)
 
 
 def test_statistics_to_tensorboard(tmp_path: Path) -> None:
@@ -96,16 +88,9 @@ def test_a_hook_logs_every_so_many_collections(tmp_path: Path) -> None:
     collector = Collector(cartpole(), frames_per_batch=3 * 4, hooks=hooks)
     for _ in itertools.islice(collector, 5):
         pass
-    assert logged(tmp_path)["c/steps"] == [(24, 24), (48, 48)]
-
-
-def test_nothing_to_log(tmp_path: Path) -> None:
-    logger = CSVLogger("run", log_dir=str(tmp_path))
-    collector = Collector(cartpole(), frames_per_batch=3 * 4)
-    with pytest.raises(RuntimeError, match="expected a collector that has collected something"):
-        LogStatistics(logger).write(collector.stats)
+    assert logged(tmp_path, "c")["steps"] == [(24, 24), (48, 48)]
     with pytest.raises(ValueError, match="expected every to be positive, got 0"):
-        LogStatistics(logger, every=0)
+        LogStatistics(CSVLogger("run", log_dir=str(tmp_path)), every=0)
 
 
 # --------------------------------------------------------------------------------------- progress
@@ -157,25 +142,15 @@ def test_the_bar_counts_frames_and_shows_the_latest_mean_return(bars: list[Bar])
     assert bar.shown == [(12, {}), (24, five), (36, five)]
 
 
-def test_the_bar_of_endless_collection(bars: list[Bar]) -> None:
+def test_the_bar_closes_with_the_iteration_and_goes_on_with_the_next(bars: list[Bar]) -> None:
     collector = Collector(cartpole(), frames_per_batch=12, total_frames=-1, progress=True)
-    stream = iter(collector)
-    next(stream)
-    assert (bars[0].total, bars[0].n, bars[0].closed) == (None, 12, False)
-    stream.close()
-    assert bars[0].closed
-
-
-def test_the_bar_goes_on_where_iteration_had_stopped(bars: list[Bar]) -> None:
-    collector = Collector(cartpole(), frames_per_batch=12, total_frames=36, progress=True)
-    for _ in collector:
-        break
-    for _ in collector:
-        pass
-    assert [(bar.shown[0][0], bar.shown[-1][0], bar.closed) for bar in bars] == [
-        (12, 12, True),
-        (24, 36, True),
-    ]
+    for _ in range(2):
+        stream = iter(collector)
+        next(stream)
+        assert (bars[-1].total, bars[-1].closed) == (None, False)
+        stream.close()
+        assert bars[-1].closed
+    assert [bar.shown[-1][0] for bar in bars] == [12, 24]
 
 
 @both_ways
@@ -237,17 +212,19 @@ def test_tqdm_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 # -------------------------------------------------------------------------------------- rendering
 
 
-class Clock:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A clock that advances by sleeping, or when set."""
+    pytest.importorskip("pygame")
+    clock = SimpleNamespace(now=100.0, monotonic=lambda: clock.now)
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch):
-        self.now = 100.0
-        monkeypatch.setattr("tdcollect.collect.hooks.time.monotonic", lambda: self.now)
-        monkeypatch.setattr("tdcollect.collect.hooks.time.sleep", self.sleep)
-
-    def sleep(self, seconds: float) -> None:
+    def sleep(seconds: float) -> None:
         assert seconds > 0
-        self.now += seconds
+        clock.now += seconds
+
+    clock.sleep = sleep
+    monkeypatch.setattr("tdcollect.collect.hooks.time", clock)
+    return clock
 
 
 def rendered(num_envs: int | None = 2, mode: str = "rgb_array") -> EnvBase:
@@ -287,46 +264,22 @@ def test_an_unbatched_env_renders_one_frame(make: Any) -> None:
 
 @both_ways
 @pytest.mark.behaviour(9)
-def test_the_frame_rate_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("pygame")
-    clock = Clock(monkeypatch)
+@pytest.mark.parametrize(("fps", "takes", "apart"), [(10, 0.02, 0.1), (10, 0.5, 0.5), (None, 0, 0)])
+def test_the_frame_rate_is_held_and_nobody_waits_for_a_slow_policy(
+    clock: SimpleNamespace, fps: int | None, takes: float, apart: float
+) -> None:
     times: list[float] = []
 
     def policy(tensordict: Any) -> Any:
         times.append(clock.now)
-        clock.now += 0.02  # a policy that takes less than a frame
+        clock.now += takes
         return tensordict.set("action", env.action_spec.rand())
 
-    env = rendered()
-    collector = Collector(env, policy, frames_per_batch=2 * 6, hooks=Render(fps=10))
+    env, render = rendered(), Render(fps=fps)
+    collector = Collector(env, policy, frames_per_batch=2 * 6, hooks=render)
     start = len(times)  # the collector tries the policy at construction
     collector.rollout()
-    assert np.diff(times[start:])[1:] == pytest.approx([0.1] * 4)
-
-
-@pytest.mark.behaviour(9)
-def test_a_slow_policy_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("pygame")
-    clock = Clock(monkeypatch)
-
-    def policy(tensordict: Any) -> Any:
-        clock.now += 0.5
-        return tensordict.set("action", env.action_spec.rand())
-
-    env = rendered()
-    collector = Collector(env, policy, frames_per_batch=2 * 6, hooks=Render(fps=10))
-    start = clock.now
-    collector.rollout()
-    assert clock.now - start == pytest.approx(6 * 0.5)
-
-
-@pytest.mark.behaviour(9)
-def test_without_a_rate_nobody_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("pygame")
-    clock = Clock(monkeypatch)
-    render = Render()
-    Collector(rendered(), frames_per_batch=2 * 6, hooks=render).rollout()
-    assert clock.now == 100
+    assert np.diff(times[start:])[1:] == pytest.approx([apart] * 4)
     assert render.frames == []
 
 

@@ -140,11 +140,6 @@ def without_process_ids(text: str) -> str:
     return re.sub(r"\(process \d+ on ", "(on ", re.sub(r" \(process \d+\)", "", text))
 
 
-def interval_text(low: float, high: float) -> str:
-    """Return an interval as ``[low, high]``."""
-    return "[{}, {}]".format(*number_texts([low, high]))
-
-
 def percent_text(share: float) -> str:
     """Return a share as percent: 0.95 as ``95%``."""
     return f"{100 * share:.6g}%"

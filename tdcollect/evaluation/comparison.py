@@ -221,17 +221,15 @@ class Comparison:
 
         The differences of single episodes are left out: the ledgers hold the returns.
         """
-        short = [
-            replace(d, episodes=(), values=(), returns=(), baseline_returns=())
+        single = {"episodes", "values", "returns", "baseline_returns"}
+        differences = [
+            {name: value for name, value in vars(d).items() if name not in single}
+            | {"difference": asdict(d.difference)}
+            | {"detectable": d.detectable(), "improvement": d.improvement}
             for d in self.differences
         ]
-        fields = asdict(replace(self, differences=tuple(short)))
-        for entry, difference in zip(fields["differences"], self.differences, strict=True):
-            for name in ("episodes", "values", "returns", "baseline_returns"):
-                del entry[name]
-            entry["detectable"] = difference.detectable()
-            entry["improvement"] = difference.improvement
-        return fields | {name: list(fields[name]) for name in ("names", "differences", "remarks")}
+        lists = {"names": [*self.names], "differences": differences, "remarks": [*self.remarks]}
+        return {**vars(self), **lists}
 
     def __repr__(self) -> str:
         return display.one_line(

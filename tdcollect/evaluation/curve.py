@@ -20,7 +20,7 @@ from tdcollect.evaluation.comparison import SAME
 from tdcollect.evaluation.ledger import Problem
 from tdcollect.evaluation.manifest import versions
 from tdcollect.evaluation.result import EvaluationResult
-from tdcollect.evaluation.statistics import Summary, alike
+from tdcollect.evaluation.statistics import Summary, alike, ends
 from tdcollect.files import check_no_links, check_output, locked, write_atomically, write_json
 from tdcollect.pages.build import REPORT
 from tdcollect.pages.evaluation import curve_page
@@ -78,14 +78,14 @@ class Best(NamedTuple):
 def point_of(step: int, summary: Summary, digest: str) -> Point:
     """Return the point of an evaluation."""
     returns = summary.returns
-    interval = returns.mean_interval
+    low, high = ends(returns.mean_interval) or (None, None)
     return Point(
         step,
         summary.episodes,
         summary.failed + summary.lost,
         returns.mean,
-        None if interval is None else interval.low,
-        None if interval is None else interval.high,
+        low,
+        high,
         returns.std,
         returns.interquartile_mean,
         summary.lengths.mean,

@@ -337,9 +337,7 @@ def link_trajectory(source: Path, path: Path) -> None:
     an episode are never written again, so that links are as safe as copies.
     """
     path.mkdir(parents=True)
-    for file in sorted(source.iterdir()):
-        if file.name.startswith("."):  # which is never read
-            continue
+    for file in _files(source):
         if stat.S_ISDIR(file.lstat().st_mode):
             link_trajectory(file, path / file.name)
             continue
@@ -370,17 +368,19 @@ def read_trajectory(path: Path) -> TensorDict:
 def trajectory_digest(folder: Path) -> str:
     """Return the SHA-256 of the names and contents of all files of an episode's data."""
     digest = hashlib.sha256()
-    for file in sorted(folder.iterdir()):
-        if file.name.startswith("."):  # which is never read
-            continue
+    for file in _files(folder):
         if stat.S_ISDIR(file.lstat().st_mode):
             part = trajectory_digest(file)
         else:
             _check_kind(file, stat.S_ISREG, "a file")
-            with file.open("rb") as opened:
-                part = hashlib.file_digest(opened, "sha256").hexdigest()
+            part = ledger.sha256(file)
         digest.update(os.fsencode(file.name) + f"\0{part}\n".encode())
     return digest.hexdigest()
+
+
+def _files(folder: Path) -> list[Path]:
+    """Return what lies in a folder of data, but for hidden files, which are never read."""
+    return sorted(file for file in folder.iterdir() if not file.name.startswith("."))
 
 
 def _read(folder: Path) -> TensorDict:
@@ -403,8 +403,8 @@ def _read(folder: Path) -> TensorDict:
             found[key] = _tensor(folder / name, entry)
         files.add(name)
     # Other files are not read, but a file that may belong to the data is not ignored.
-    for file in sorted(folder.iterdir()):
-        if file.name not in files and not file.name.startswith("."):
+    for file in _files(folder):
+        if file.name not in files:
             raise ValueError(f"{file.name} is there, which {_META} does not name")
     return TensorDict(found, _shape(meta.get("shape")), device="cpu")
 
@@ -435,11 +435,13 @@ def _tensor(file: Path, entry: Mapping[str, Any]) -> torch.Tensor:
 
 
 def _shape(value: Any) -> list[int]:
-    if not isinstance(value, list) or len(value) > _MOST_DIMS:
-        raise ValueError(f"{value!r} is no shape")
-    if not all(type(size) is int and 0 <= size < 2**63 for size in value):
-        raise ValueError(f"{value!r} is no shape")
-    return value
+    if (
+        isinstance(value, list)
+        and len(value) <= _MOST_DIMS
+        and all(type(size) is int and 0 <= size < 2**63 for size in value)
+    ):
+        return value
+    raise ValueError(f"{value!r} is no shape")
 
 
 def _file_name(key: str) -> str:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -110,7 +110,8 @@ class Episode:
                 f"got {_shortened(line)}"
             )
         record = cls(**{name: found[key] for name, key in KEYS.items()}, group_returns=groups)
-        if groups is not None and not (record.completed and _are_returns(groups)):
+        plain = isinstance(groups, dict) and {*map(type, groups.values())} == {float}
+        if groups is not None and not (record.completed and plain):
             raise ValueError(
                 f"expected {GROUPS} to be one float per reward entry, in an episode that "
                 f"completed, got {_shortened(groups)}"
@@ -138,14 +139,6 @@ KEYS["episode_return"] = "return"  # a keyword of Python's
 def is_digest(value: Any) -> bool:
     """Tell whether a value is a SHA-256 in hexadecimal."""
     return isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
-
-
-def _are_returns(value: Any) -> bool:
-    return (
-        isinstance(value, dict)
-        and bool(value)
-        and all(isinstance(returned, float) for returned in value.values())
-    )
 
 
 def _shortened(value: Any) -> str:
@@ -300,6 +293,7 @@ REFUSED = "refused.json"
 SHARD = "shard.json"
 SUITE = "suite.json"
 TRAJECTORIES = "trajectories"
+_ASK = "ask for the file as it was, or evaluate again in another directory"
 RECHECK = "recheck"
 """The entry of the last file, false, of a run that ran no episode once more; else it is absent."""
 _KEPT = re.compile("[0-9]{6}|[1-9][0-9]{6,17}")  # as trajectory_name() names a folder
@@ -367,18 +361,13 @@ def read_manifest(root: Path) -> dict[str, Any]:
     for name, accepts in _MANIFEST.items():
         if not accepts(value := manifest_entry(found, name)):
             raise ValueError(
-                f"expected {file} as tdcollect writes it, got {name} {value!r}; ask for the file "
-                "as it was, or evaluate again in another directory"
+                f"expected {file} as tdcollect writes it, got {name} {value!r}; {_ASK}"
             )
-    given = found["seeds"].get("env")
-    if given is None:
-        return found
-    count = number_of_episodes(found)
-    if len(given) != count or len({*given}) < count:
+    given, count = found["seeds"].get("env"), number_of_episodes(found)
+    if given is not None and not len(given) == len({*given}) == count:
         raise ValueError(
             f"expected {file} to have a seed of its own for each of {count_text(count, 'episode')},"
-            f" got {len(given)} seeds, {len({*given})} of them distinct; ask for the file as it "
-            "was, or evaluate again in another directory"
+            f" got {len(given)} seeds, {len({*given})} of them distinct; {_ASK}"
         )
     return found
 
@@ -452,7 +441,7 @@ def read_shard(root: Path) -> ShardFile | None:
     if shard is None or (digests and not whole):
         raise ValueError(
             f"expected {file} as tdcollect writes it, got shard {given!r} and digests {digests}; "
-            "ask for the file as it was, or evaluate again in another directory"
+            + _ASK
         )
     return ShardFile(shard, found if digests else None)
 
@@ -484,7 +473,7 @@ def kept_digests(root: Path) -> dict[str, str] | None:
     ):
         raise ValueError(
             f"expected {last[0]} to have a digest for each folder in {TRAJECTORIES}, got something "
-            "else; ask for the file as it was, or evaluate again in another directory"
+            f"else; {_ASK}"
         )
     return found
 
@@ -549,31 +538,17 @@ def read_ledger(
         if last is not None
         else "remove the line, and the same command runs the episode again"
     )
-    episode_seeds = _seeds(manifest)
     episodes: dict[int, Episode] = {}
+    check = _record_check(manifest, episodes)
     valid = True
     for line_number, line in enumerate(complete_lines(file), 1):
-        wrong = None
         try:
             record = Episode.from_json(line.decode())
-        except ValueError as error:
-            wrong = str(error)
-        else:
-            seeds = episode_seeds(record.index)
-            if seeds is None:
-                wrong = f"the manifest asks for no episode {record.index}"
-            elif record.index in episodes:
-                wrong = f"episode {record.index} has a record already"
-            elif seeds != (record.env_seed, record.policy_seed):
-                wrong = (
-                    f"expected the seeds {seeds[0]} and {seeds[1]} of episode {record.index}, as "
-                    f"the manifest says, got {record.env_seed} and {record.policy_seed}"
-                )
-        if wrong is None:
+            check(record)
             episodes[record.index] = record
-        else:
+        except ValueError as error:
             valid = False
-            report(Problem(file, f"{wrong}; {advice}", line_number))
+            report(Problem(file, f"{error}; {advice}", line_number))
     if valid and last is not None:
         for entry, name in DIGESTED.items():
             now = sha256(root / name) if (root / name).exists() else "none, as it is missing"
@@ -586,21 +561,29 @@ def read_ledger(
     return list(episodes.values())
 
 
-def _seeds(manifest: Mapping[str, Any]) -> Callable[[int], tuple[int, int] | None]:
-    """Return a function from index to seeds; None for episodes that are not asked for."""
-    asked, root = manifest["episodes"], manifest["seeds"]["root"]
+def _record_check(
+    manifest: Mapping[str, Any], episodes: Container[int]
+) -> Callable[[Episode], None]:
+    """Return a function that refuses records not asked for, there already, or of other seeds."""
+    asked, root = asked_indices(manifest), manifest["seeds"]["root"]
+    there = asked if isinstance(asked, range) else frozenset(asked)
     given = manifest["seeds"].get("env")
-    positions: Mapping[int, int] = {}
-    if not isinstance(asked, int):
-        positions = {index: position for position, index in enumerate(asked)}
+    own = {} if given is None else dict(zip(asked, given, strict=True))
 
-    def seeds(index: int) -> tuple[int, int] | None:
-        if (index >= asked) if isinstance(asked, int) else (index not in positions):
-            return None
-        own = env_seed(root, index) if given is None else given[positions.get(index, index)]
-        return own, policy_seed(root, index)
+    def check(record: Episode) -> None:
+        index = record.index
+        if index not in there:
+            raise ValueError(f"the manifest asks for no episode {index}")
+        if index in episodes:
+            raise ValueError(f"episode {index} has a record already")
+        seeds = env_seed(root, index) if given is None else own[index], policy_seed(root, index)
+        if seeds != (record.env_seed, record.policy_seed):
+            raise ValueError(
+                f"expected the seeds {seeds[0]} and {seeds[1]} of episode {index}, as the "
+                f"manifest says, got {record.env_seed} and {record.policy_seed}"
+            )
 
-    return seeds
+    return check
 
 
 Accepts = Callable[[Any], bool]

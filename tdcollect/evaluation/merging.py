@@ -126,9 +126,8 @@ def _read(path: Path) -> _Part | None:
     except FileNotFoundError:
         return None
     episodes = ledger.read_records(path, manifest)
-    found = ledger.read_shard(path)
-    finished = ledger.is_finished(path) or (found is not None and found.last is not None)
-    return _Part(path, manifest, None if found is None else found.shard, finished, episodes)
+    mark, finished = ledger.read_shard(path), ledger.last_file(path) is not None
+    return _Part(path, manifest, None if mark is None else mark.shard, finished, episodes)
 
 
 def _merged_manifest(parts: Sequence[_Part], allow_mixed: bool) -> dict[str, Any]:
@@ -165,10 +164,10 @@ def _check_complete(parts: Sequence[_Part], absent: Sequence[Path]) -> None:
     for part in parts:
         own.update(part.own)
         there = {episode.index for episode in part.episodes}
-        lacking = [index for index in part.own if index not in there]
+        lacking = sorted(index for index in part.own if index not in there)
         name = str(part.path) if part.shard is None else f"{part.shard} in {part.path}"
         if lacking:
-            lacks.append(f"{name} is unfinished: it lacks {_episodes(lacking)}")
+            lacks.append(f"{name} is unfinished: it lacks {_named('episode', lacking)}")
         elif not part.finished:
             lacks.append(f"{name} is unfinished: it has all episodes, and no digest of them")
     if parts:
@@ -186,17 +185,16 @@ def _missing(missing: Sequence[int], parts: Sequence[_Part]) -> str:
     """Name missing episodes, and the shards that they are if all parts were cut alike."""
     cuts = {part.shard.shards for part in parts if part.shard is not None}
     if len(cuts) != 1:
-        return _episodes(missing)
+        return _named("episode", sorted(missing))
     (shards,) = cuts
     positions = {part.shard.position for part in parts if part.shard is not None}
     asked = range(min(shards, len(ledger.asked_indices(parts[0].manifest))))
     lost = [f"{position}/{shards}" for position in asked if position not in positions]
-    noun = "shard" if len(lost) == 1 else "shards"
-    return f"{noun} {listed_text(lost)}: {_episodes(missing)}"
+    return f"{_named('shard', lost)}: {_named('episode', sorted(missing))}"
 
 
-def _episodes(indices: Sequence[int]) -> str:
-    return f"{'episode' if len(indices) == 1 else 'episodes'} {listed_text(sorted(indices))}"
+def _named(noun: str, items: Sequence[Any]) -> str:
+    return f"{noun}{'s' * (len(items) > 1)} {listed_text(items)}"
 
 
 def _merged_episodes(parts: Sequence[_Part]) -> list[Episode]:
@@ -204,14 +202,10 @@ def _merged_episodes(parts: Sequence[_Part]) -> list[Episode]:
 
     One that is not lost comes before one that is.
     """
-    found: dict[int, Episode] = {}
-    holders: dict[int, Path] = {}
+    found: dict[int, tuple[Episode, Path]] = {}
     for part in parts:
         for episode in part.episodes:
-            other = found.setdefault(episode.index, episode)
-            holder = holders.setdefault(episode.index, part.path)
-            if other is episode:
-                continue
+            other, holder = found.setdefault(episode.index, (episode, part.path))
             unlike = ledger.record_differences(other, episode)
             if unlike and not (other.lost or episode.lost):
                 name, a, b = min(unlike, key=lambda found: found[0] != "digest")
@@ -222,8 +216,8 @@ def _merged_episodes(parts: Sequence[_Part]) -> list[Episode]:
                     "doctor on the env, and this episode again with tdcollect replay"
                 )
             if (episode.lost, episode.restarts) < (other.lost, other.restarts):
-                found[episode.index], holders[episode.index] = episode, part.path
-    return [found[index] for index in sorted(found)]
+                found[episode.index] = episode, part.path
+    return [found[index][0] for index in sorted(found)]
 
 
 def _kept_data(parts: Sequence[_Part]) -> dict[int, Path]:

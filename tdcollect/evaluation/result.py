@@ -27,11 +27,11 @@ from tdcollect.evaluation.episodes.collector import EvaluationCollector
 from tdcollect.evaluation.ledger import (
     KEYS,
     Episode,
+    asked_indices,
     differences,
     kept_digests,
     kept_trajectories,
     ledger_digest,
-    number_of_episodes,
     read_directory,
     record_differences,
     trajectory_name,
@@ -144,11 +144,10 @@ class EvaluationResult:
     @property
     def missing(self) -> list[int]:
         """The indices of the episodes that the ledger lacks; empty if it is complete."""
-        if len(self.episodes) == number_of_episodes(self.manifest):
+        asked = asked_indices(self.manifest)
+        if len(self.episodes) == len(asked):
             return []
-        episodes = self.manifest["episodes"]
         there = {episode.index for episode in self.episodes}
-        asked = range(episodes) if isinstance(episodes, int) else episodes
         return [index for index in asked if index not in there]
 
     @property
@@ -448,7 +447,8 @@ def export(
         "results": np.array([[e.episode_return for e in ledger] for ledger in ledgers], np.float64),
         "ep_lengths": np.array([[e.length for e in ledger] for ledger in ledgers], np.int64),
     }
-    if _success_known(kept):
+    said = [e.success for ledger in ledgers for e in ledger]
+    if said and None not in said:
         arrays["successes"] = np.array([[e.success for e in ledger] for ledger in ledgers], bool)
     file = io.BytesIO()
     np.savez(file, **arrays)
@@ -516,8 +516,3 @@ def _kept(evaluations: Evaluations, drop_failed: bool) -> dict[int, list[Episode
             f"as one array, got, by step, {counts}"
         )
     return kept
-
-
-def _success_known(kept: Mapping[int, Sequence[Episode]]) -> bool:
-    said = [episode.success is not None for ledger in kept.values() for episode in ledger]
-    return bool(said) and all(said)

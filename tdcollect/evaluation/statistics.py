@@ -15,9 +15,9 @@ from tdcollect import check
 from tdcollect.display import (
     count_text,
     html_table,
-    interval_text,
     number_columns,
     number_text,
+    number_texts,
     one_line,
     percent_text,
     text_table,
@@ -158,7 +158,7 @@ class Interval:
     high: float
 
     def __str__(self) -> str:
-        return interval_text(self.low, self.high)
+        return "[{}, {}]".format(*number_texts([self.low, self.high]))
 
 
 def ends(value: Any) -> Any:
@@ -534,7 +534,7 @@ def summarize(
         completed=len(completed),
         failed=len(records) - len(completed) - lost,
         restarted=sum(episode.restarts > 0 for episode in records),
-        distinct=_distinct(completed),
+        distinct=len({episode.digest or episode.index for episode in completed}),
         returns=describe(returns, confidence, resamples, generators[:2]),
         lengths=describe(lengths, confidence, resamples, generators[2:]),
         success=_success(records, confidence),
@@ -597,12 +597,6 @@ def alike(value: Any, other: Any) -> bool:
     if isinstance(value, float) and isinstance(other, float):
         return abs(value - other) <= 1e-9 * max(abs(value), abs(other)) or value == other
     return type(value) is type(other) and bool(value == other)
-
-
-def _distinct(completed: Sequence[Episode]) -> int:
-    """Return the number of distinct episodes; one without a digest counts as distinct."""
-    digests = {episode.digest for episode in completed if episode.digest is not None}
-    return len(digests) + sum(episode.digest is None for episode in completed)
 
 
 def _success(records: Sequence[Episode], confidence: float) -> Success | None:

@@ -68,15 +68,11 @@ def test_merged_statistics_are_those_of_one(workers: list[list[list[float]]]) ->
     assert merged.latest.slots.tolist() == slots
 
 
-def test_nothing_collected_yet() -> None:
-    states = [filled([]).save_state()] * 2
-    assert merged_states(states, [1, 1], 100)["latest"] is None
-
-
 def test_a_window_holds_the_latest_of_each_in_turn() -> None:
     states = [filled([collection([1, 2, 3])]).save_state(), filled([collection([9])]).save_state()]
     returns, _ = merged_states(states, [2, 2], 3)["window"]
     assert returns.tolist() == [2, 9, 3]
+    assert merged_states([filled([]).save_state()] * 2, [1, 1], 100)["latest"] is None
 
 
 def test_the_returns_of_groups_are_merged() -> None:

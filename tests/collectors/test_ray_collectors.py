@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -179,24 +180,16 @@ def test_wrong_arguments_start_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind",
-    ["OutOfMemory", "NodeDied", "ActorUnschedulable", "WorkerCrashed", "RuntimeEnvSetup"],
+    "kind", ["OutOfMemory", "NodeDied", "ActorUnschedulable", "WorkerCrashed", "RuntimeEnvSetup"]
 )
 def test_each_of_rays_errors_of_a_lost_worker_is_a_loss(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     error = getattr(ray.exceptions, f"{kind}Error")("the machine is gone")
-    answers: list[Any] = [error, "batch"]
-
-    def get(task: Any) -> Any:
-        if isinstance(found := answers.pop(0), Exception):
-            raise found
-        return found
-
     collector = RayCollector.__new__(RayCollector)
     lost: list[int] = []
     monkeypatch.setattr(collector, "_replace", lambda worker, error: lost.append(worker))
     monkeypatch.setattr(collector, "_call", lambda *call: None)
-    monkeypatch.setattr(ray, "get", get)
+    monkeypatch.setattr(ray, "get", mock.Mock(side_effect=[error, "batch"]))
     assert collector._result(1, None, print) == "batch"
     assert lost == [1]

@@ -82,17 +82,6 @@ def test_golden() -> None:
     assert "3 completed, 0 dropped, 2 unfinished with 3 steps" in repr(assembler)
 
 
-@pytest.mark.behaviour(21)
-def test_what_comes_out_splits_into_whole_trajectories() -> None:
-    torch.manual_seed(0)
-    batch = make(torch.rand(5, 60) < 0.1, ids=False)
-    assembler = TrajectoryAssembler()
-    out = torch.cat([assembler.feed(part) for part in cut(batch, 7)])
-    index = TrajectoryIndex.of(out)
-    assert len(index) == assembler.completed > 5
-    assert index.complete.all()
-
-
 def test_lookback() -> None:
     """Pieces that continue carry up to two earlier steps, over several batches if need be."""
     done = torch.tensor([[0, 0, 0, 1, 0, 0], [0, 1, 0, 0, 1, 0]], dtype=torch.bool)
@@ -166,22 +155,16 @@ def test_memory_is_bounded_by_what_is_unfinished() -> None:
         assert held(assembler) <= 2 * assembler.unfinished_frames
 
 
-def test_nothing_is_shared_with_the_batch() -> None:
-    batch = make(torch.tensor([[False, False], [False, True]]))
+def test_nothing_is_shared_with_the_batch_and_clear_forgets() -> None:
+    first, second = cut(make(torch.tensor([[0, 0, 0, 0], [0, 1, 0, 1]], dtype=torch.bool)), 2)
     assembler = TrajectoryAssembler()
-    out = assembler.feed(batch)
-    batch.zero_()
-    assert rows(out) == [3, 4]
+    out = assembler.feed(first)
+    first.zero_()
+    assert rows(out) == [5, 6]
     assert rows(assembler.unfinished) == [1, 2]
-
-
-def test_clear_forgets() -> None:
-    assembler = TrajectoryAssembler()
-    done = torch.tensor([[False, False, False, True]])
-    first, second = cut(make(done), 2)
-    assembler.feed(first)
     assembler.clear()
-    assert rows(assembler.feed(second)) == [3, 4]
+    assert rows(assembler.feed(second)) == [7, 8]
+    assert rows(assembler.unfinished) == [3, 4]
     assert assembler.dropped == 0
 
 
@@ -202,7 +185,8 @@ def test_gradients_pass() -> None:
     assert x.grad[0, :, 0].tolist() == [1, 1, 1, 0]
 
 
-def test_a_collectors_batches() -> None:
+@pytest.mark.behaviour(21)
+def test_a_collectors_batches_come_out_as_whole_trajectories() -> None:
     env = tdcollect.make_env("CartPole-v1", 4, episode_reward=True, step_count=True)
     collector = tdcollect.Collector(env, frames_per_batch=4 * 9, total_frames=4 * 9 * 12)
     collector.set_seed(0)
@@ -212,6 +196,7 @@ def test_a_collectors_batches() -> None:
     index = TrajectoryIndex.of(out)
     ends = out[index.starts + index.lengths - 1]
     assert len(index) == assembler.completed > 8
+    assert index.complete.all()
     assert ends["next", "step_count"].squeeze(-1).tolist() == index.lengths.tolist()
     assert out["step_count"][index.starts].sum() == 0
     assert out.shape[0] + assembler.unfinished_frames == 4 * 9 * 12

@@ -161,6 +161,8 @@ REFUSED: list[tuple[type[Exception], Callable[[], Any], str]] = [
     (ValueError, lambda: made(trajs_per_batch=1.5), "trajs_per_batch to be a positive int or None"),
     (ValueError, lambda: made(stats_window=0), "stats_window to be a positive int, got 0"),
     (TypeError, lambda: made(postproc=3), "postproc to be a function, got 3"),
+    (TypeError, lambda: made(pre_collect_hook=3), "pre_collect_hook to be a function, got 3"),
+    (TypeError, lambda: made(policy_factory="x"), "policy_factory to be a function, got 'x'"),
     (TypeError, lambda: made(post_collect_hook="x"), "post_collect_hook to be a function, got 'x'"),
     (
         TypeError,
@@ -325,10 +327,9 @@ METHODS: list[tuple[type[Exception], Callable[[Any], Any], str]] = [
         (TypeError, lambda c, s=s: c.load_state_dict(s), "expected a state dict.* got .*torch.load")
         for s in (None, "file.pt")
     ),
-    (
-        TypeError,
-        lambda c: c.load_state_dict({**c.state_dict(), "random": 3}),
-        "expected the entry 'random' .* got int",
+    *(
+        (TypeError, lambda c, e=e: c.load_state_dict({**c.state_dict(), e: 3}), f"'{e}' .* got int")
+        for e in ("statistics", "random", "envs")
     ),
     *(
         (ValueError, lambda c, n=n: c.state_dict(components=n), "expected components to be some of")

@@ -46,12 +46,6 @@ def log() -> list[str]:
 # --- what it takes -----------------------------------------------------------------------------
 
 
-def test_an_id_makes_an_unbatched_env() -> None:
-    env = make_env("CartPole-v1")
-    assert isinstance(env, EnvBase)
-    assert env.batch_size == torch.Size([])
-
-
 def test_a_class_of_wrappers_is_a_callable_that_makes_an_env() -> None:
     class Inverted(gym.RewardWrapper):
         def __init__(self) -> None:
@@ -65,9 +59,15 @@ def test_a_class_of_wrappers_is_a_callable_that_makes_an_env() -> None:
     assert env.rollout(1)["next", "reward"].tolist() == [[[-1.0]], [[-1.0]]]
 
 
-def test_num_envs_makes_a_batched_env() -> None:
+def test_num_envs_makes_a_batched_env(log: list[str]) -> None:
+    for env in ("CartPole-v1", Plain(log)):
+        made = make_env(env)
+        assert isinstance(made, EnvBase)
+        assert made.batch_size == torch.Size([])
+        assert make_env(env, num_envs=1).batch_size == torch.Size([1])
     assert make_env("CartPole-v1", num_envs=4).batch_size == torch.Size([4])
-    assert make_env("CartPole-v1", num_envs=1).batch_size == torch.Size([1])
+    for options in ({}, {"num_envs": 2}, {"backend": "gymnasium"}):
+        assert make_env(vector(2), **options).batch_size == torch.Size([2])
 
 
 def test_gymnasiums_checker_is_in_the_first_slot_alone_unless_asked_for() -> None:
@@ -85,9 +85,11 @@ def test_numpy_integers_count_as_ints() -> None:
     assert env.rollout(10).shape == (2, 3)
 
 
-def test_a_callable_is_called_once_a_slot(log: list[str]) -> None:
-    make_env(lambda: Plain(log), num_envs=3)
+def test_a_callable_is_called_once_a_slot_and_closing_closes_each(log: list[str]) -> None:
+    env = make_env(lambda: Plain(log), num_envs=3)
     assert log == ["made"] * 3
+    env.close()
+    assert log == ["made"] * 3 + ["closed"] * 3
 
 
 def test_env_kwargs_reach_the_env(log: list[str]) -> None:
@@ -95,21 +97,6 @@ def test_env_kwargs_reach_the_env(log: list[str]) -> None:
     assert env.observation_spec["observation"].shape == (5,)
     env = make_env("FrozenLake-v1", env_kwargs={"map_name": "8x8"})
     assert env.observation_spec["observation"].shape == (64,)
-
-
-def test_an_env_is_one_unbatched_slot(log: list[str]) -> None:
-    assert make_env(Plain(log)).batch_size == torch.Size([])
-    assert make_env(Plain(log), num_envs=1).batch_size == torch.Size([1])
-
-
-@pytest.mark.parametrize("options", [{}, {"num_envs": 2}, {"backend": "gymnasium"}], ids=str)
-def test_a_vector_env_brings_its_number(log: list[str], options: dict[str, Any]) -> None:
-    assert make_env(SyncVectorEnv([lambda: Plain(log)] * 2), **options).batch_size == (2,)
-
-
-def test_closing_closes_each_slot(log: list[str]) -> None:
-    make_env(lambda: Plain(log), num_envs=2).close()
-    assert log == ["made", "made", "closed", "closed"]
 
 
 # --- refused before an env is made -------------------------------------------------------------
@@ -197,8 +184,8 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         make_env("CartPole-v1", backend="envpool")
 
 
-@pytest.mark.parametrize("wait", [{}, {"wait_num": 2}, {"wait_num": np.int64(1)}], ids=str)
-def test_an_env_steps_all_slots_however_many_a_collector_waits_for(wait: dict[str, Any]) -> None:
+def test_an_env_steps_all_slots_however_many_a_collector_waits_for() -> None:
+    wait = {"wait_num": np.int64(1)}
     env = make_env("CartPole-v1", 2, backend="process", start_method="fork", seed=0, **wait)
     expected = make_env("CartPole-v1", 2, seed=0)
     torch.manual_seed(0)
@@ -240,22 +227,16 @@ def test_an_env_is_refused(env: Any, options: dict[str, Any], told: str) -> None
 # --- refused once an env is made, and then closed ----------------------------------------------
 
 
-def test_a_callable_must_return_an_env() -> None:
+def test_a_callable_must_return_a_new_env_each_time(log: list[str]) -> None:
     with pytest.raises(TypeError, match=r"makes a gymnasium\.Env, got one that returned dict"):
         make_env(dict)
-
-
-def test_a_callable_must_not_return_a_vector_env(log: list[str]) -> None:
     with pytest.raises(TypeError, match="got one that makes the vector env SyncVectorEnv"):
         make_env(lambda: SyncVectorEnv([lambda: Plain(log)]), num_envs=2)
     assert log == ["made", "closed"]
-
-
-def test_a_callable_must_return_a_new_env_each_time(log: list[str]) -> None:
     env = Plain(log)
     with pytest.raises(ValueError, match="a new env at each call, got that of slot 0 for slot 1"):
         make_env(lambda: env, num_envs=2)
-    assert log == ["made", "closed"]
+    assert log == ["made", "closed"] * 2
 
 
 @pytest.mark.parametrize("name", ["size", "actions"])
@@ -299,34 +280,21 @@ def test_envs_made_are_closed_when_construction_fails(log: list[str], case: str)
     assert log == ["made", "made", "closed", "closed"]
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("action", {}),
-        ("reward", {}),
-        ("next", {}),
-        ("step_count", {"step_count": True}),
-        ("is_init", {"is_init": True}),
-        ("episode_reward", {"episode_reward": True}),
-    ],
-)
-def test_an_observation_with_a_taken_name_is_refused(
-    log: list[str], name: str, options: dict[str, Any]
-) -> None:
-    def make() -> gym.Env:
+def test_entries_with_taken_names_are_refused(log: list[str]) -> None:
+    options = dict.fromkeys(("step_count", "is_init", "episode_reward"), True)
+
+    def make(name: str) -> gym.Env:
         env = Plain(log)
         env.observation_space = spaces.Dict({name: env.observation_space})
         return env
 
-    with pytest.raises(ValueError, match=f"the entry '{name}' .* rename it in the env"):
-        make_env(make, **options)
-
-
-@pytest.mark.parametrize("name", ["reward", "done", "_reset", "observation"])
-def test_an_action_with_a_taken_name_is_refused(log: list[str], name: str) -> None:
-    action = spaces.Dict({name: spaces.Discrete(2)})
-    with pytest.raises(ValueError, match=f"the entry '{name}' .* rename it in the env"):
-        make_env(Plain, env_kwargs={"log": log, "action": action})
+    for name in ("action", "reward", "next", *options):
+        with pytest.raises(ValueError, match=f"the entry '{name}' .* rename it in the env"):
+            make_env(make, env_kwargs={"name": name}, **options)
+    for name in ("reward", "done", "_reset", "observation"):
+        action = spaces.Dict({name: spaces.Discrete(2)})
+        with pytest.raises(ValueError, match=f"the entry '{name}' .* rename it in the env"):
+            make_env(Plain, env_kwargs={"log": log, "action": action})
 
 
 def test_an_action_may_be_called_action(log: list[str]) -> None:
@@ -338,40 +306,31 @@ def test_an_action_may_be_called_action(log: list[str]) -> None:
 # --- refused at a step -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", [(2,), (2, 3), (2, 2, 1)], ids=str)
-def test_an_action_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
+def test_an_action_of_another_shape_and_a_missing_one_are_refused() -> None:
     env = make_env("CartPole-v1", 2)
-    td = env.reset().set("action", torch.zeros(shape))
-    with pytest.raises(ValueError, match=r"expected 'action' of shape \[2, 2\], as"):
-        env.step(td)
-
-
-def test_a_missing_action_is_refused() -> None:
-    env = make_env("CartPole-v1", 2)
+    td = env.reset()
     with pytest.raises(KeyError, match=r"the entry 'action' in the input of step\(\)"):
-        env.step(env.reset())
+        env.step(td)
+    for shape in ((2,), (2, 3), (2, 2, 1)):
+        with pytest.raises(ValueError, match=r"expected 'action' of shape \[2, 2\], as"):
+            env.step(td.set("action", torch.zeros(shape)))
 
 
-def test_a_vector_env_that_keeps_no_contract_is_left_open(log: list[str]) -> None:
-    # It was made by the caller, whose it stays.
-    vector = SyncVectorEnv([lambda: Plain(log)])
-    del vector.metadata["autoreset_mode"]
+def test_a_vector_env_is_closed_once_it_was_taken(log: list[str]) -> None:
+    vector = SyncVectorEnv([lambda: Plain(log)], autoreset_mode=AutoresetMode.DISABLED)
+    mode = vector.metadata.pop("autoreset_mode")
     with pytest.raises(ValueError, match="does not say how it resets"):
         make_env(vector)
     assert log == ["made"]
-
-
-def test_a_vector_env_that_was_taken_is_closed(log: list[str]) -> None:
-    vector = SyncVectorEnv([lambda: Plain(log)], autoreset_mode=AutoresetMode.DISABLED)
+    vector.metadata["autoreset_mode"] = mode
     with pytest.raises(KeyError):
         make_env(vector, info_keys=["length"])
     assert log == ["made", "closed"]
 
 
-@pytest.mark.parametrize("slots", [1, 3, 8])
-def test_each_frame_begins_where_a_tensor_of_torchs_own_would(slots: int) -> None:
+def test_each_frame_begins_where_a_tensor_of_torchs_own_would() -> None:
     """Products round by where their input begins."""
-    env = make_env("MountainCar-v0", slots, step_count=True)
+    env = make_env("MountainCar-v0", 3, step_count=True)
     for buffers in env.allocate(5):
         assert all(tensor.data_ptr() % 64 == 0 for tensor in buffers.tensors)
         assert all(tensor.is_contiguous() for tensor in buffers.tensors)

@@ -84,17 +84,10 @@ def test_another_env_is_brought_there(space: str, start: dict[str, Any]) -> None
     assert digest(there) == digest(here)
 
 
-@pytest.mark.parametrize("steps", [0, 1, 30])
+@pytest.mark.parametrize("steps", [0, 30])
 def test_a_step_not_taken_yet_is_as_good_as_many(steps: int) -> None:
     why, there, here = brought(partial(gym.make, "CartPole-v1"), steps)
     assert why is None
-    assert digest(there) == digest(here)
-
-
-def test_a_time_limit_goes_on_where_it_was() -> None:
-    make = partial(gym.make, "Pendulum-v1", max_episode_steps=9)
-    _, there, here = brought(make, 6)
-    assert [outcome[3] for outcome in here[:5]] == [False, False, True, True, True]
     assert digest(there) == digest(here)
 
 
@@ -139,20 +132,16 @@ def test_history_brings_back_what_depends_on_episodes_before() -> None:
     assert digest(third.reset()[0]) == digest(other.reset()[0])
 
 
-def test_history_needs_a_new_env() -> None:
+def test_history_needs_a_new_env_and_a_reset() -> None:
     env = Resumable(partial(Leaky, Discrete(2)), history=True)()
     one = Leaky(Discrete(2))
     other = Resumable(lambda: one, history=True)()
+    assert other.load_state(env.save_state()) == "it was not reset, or its reset failed"
     env.reset()
     other.reset()
     assert other.load_state(env.save_state()) == (
         "RuntimeError: its factory gave the same env again, not a new one"
     )
-
-
-def test_an_env_that_was_not_reset_has_nothing_to_bring_back() -> None:
-    env, other = (Resumable(partial(gym.make, "CartPole-v1"))() for _ in range(2))
-    assert other.load_state(env.save_state()) == "it was not reset, or its reset failed"
 
 
 class Fragile(Any_):
@@ -187,9 +176,7 @@ def test_a_snapshot_is_found_under_the_wrappers_of_gymnasium_make() -> None:
     assert why is None
     assert [outcome[3] for outcome in here[:5]] == [False, True, True, True, True]
     assert digest(there) == digest(here)
-
-
-def test_under_other_wrappers_a_snapshot_would_not_be_all() -> None:
+    # Under other wrappers it would not be all.
     env = ResumableEnv(gym.wrappers.NormalizeReward(Sound(Discrete(3))))
     env.reset()
     assert env.save_state()["how"] == "replay"
@@ -239,9 +226,7 @@ def test_what_cannot_be_resumable_is_refused() -> None:
         make_env(gym.make("CartPole-v1"), resumable="history")
 
 
-@pytest.mark.parametrize("backend", ["serial", "process"])
-def test_a_factory_that_gives_one_env_twice_is_still_refused(backend: str) -> None:
+def test_a_factory_that_gives_one_env_twice_is_still_refused() -> None:
     one = gym.make("CartPole-v1")
-    kwargs = {"start_method": "fork", "num_workers": 1} if backend == "process" else {}
     with pytest.raises(ValueError, match="expected a callable that makes a new env at each call"):
-        make_env(lambda: one, 2, backend=backend, resumable=True, **kwargs)  # type: ignore[arg-type]
+        make_env(lambda: one, 2, resumable=True)

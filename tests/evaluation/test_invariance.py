@@ -239,13 +239,13 @@ def test_the_data_are_the_same_not_the_digest_alone() -> None:
 @pytest.mark.parametrize("name", ["dropout", "lstm", "pixels"])
 def test_rows_that_come_out_alike_run_together(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    run_group = Inference._run_group
+    padded = Inference._padded
 
-    def counted(self: Inference, rows: Any, first: int, stop: int, streams: Any) -> Any:
+    def counted(self: Inference, rows: Any, first: int, stop: int) -> Any:
         calls.append(stop - first)
-        return run_group(self, rows, first, stop, streams)
+        return padded(self, rows, first, stop)
 
-    monkeypatch.setattr(Inference, "_run_group", counted)
+    monkeypatch.setattr(Inference, "_padded", counted)
     make_policy, env = POLICIES[name]
     digest(env, make_policy(), num_envs=20, eval_mode=name != "dropout", **RANDOM)
     assert set(calls) == {16, 4}

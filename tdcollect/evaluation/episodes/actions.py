@@ -28,7 +28,7 @@ from torchrl.envs import EnvBase
 
 from tdcollect import keys
 from tdcollect.collect.arrays import SteppedEnv
-from tdcollect.collect.episodes import Block, Piece
+from tdcollect.collect.episodes import Block
 from tdcollect.collect.policy import draws_from_spec, is_masked
 from tdcollect.collect.step_dict import StepDict, flat, is_plain
 from tdcollect.envs.backends import SerialBackend
@@ -36,6 +36,7 @@ from tdcollect.envs.differences import Row, first_divergence
 from tdcollect.envs.process.values import Array
 from tdcollect.envs.slots import SlotError
 from tdcollect.envs.wrapper import GymnasiumEnv
+from tdcollect.evaluation.episodes.data import rows_of
 from tdcollect.evaluation.episodes.opening import SlotEnvs
 from tdcollect.evaluation.episodes.policy import ACTION_MASKS, DrawByRow, Streams, read_mask
 from tdcollect.keys import Key
@@ -117,13 +118,9 @@ class ActionCheck:
         """Check all actions of the episodes in a block."""
         for key, spec in self._specs.items():
             entry = block.entries.get(key)
-            if entry is not None and isinstance(spec, _LISTED):
-                _check_values(key, spec, self._of(entry, block.pieces))
-
-    def _of(self, entry: torch.Tensor, pieces: Sequence[Piece]) -> torch.Tensor:
-        """Return the rows ``[B, ...]`` of episodes, out of an entry ``[*batch, t, ...]``."""
-        entry = entry.flatten(0, self._dims - 1) if self._dims else entry.unsqueeze(0)
-        return torch.cat([entry[p.slot, p.begin : p.stop] for p in pieces] or [entry[0, :0]])
+            if entry is not None and block.pieces and isinstance(spec, _LISTED):
+                rows = [rows_of(piece, entry, self._dims) for piece in block.pieces]
+                _check_values(key, spec, torch.cat(rows))
 
 
 _ONE_HOT = (OneHot, MultiOneHot)
@@ -230,21 +227,19 @@ def probe(
     if isinstance(env, GymnasiumEnv):
         rows = partial(_rows_together, _Actions(env))
 
-    def run(seed: int, slots: int) -> _Run:
+    def run(seed: int, slots: int, fresh: bool) -> _Run:
+        if fresh:
+            env.rebuild_slots(list(range(min(slots, env.batch_size.numel()))))
         return _run(env, rows(env, seed, slots), stepped)
-
-    def run_on_new_envs(seed: int, slots: int) -> _Run:
-        env.rebuild_slots(list(range(min(slots, env.batch_size.numel()))))
-        return run(seed, slots)
 
     found: NotReproducibleError | str | None = None
     randomness = GlobalRandomness()
     if not fresh_envs:
-        found = _fault(env, "episodes", run, skipped)
+        found = _fault(env, "episodes", partial(run, fresh=False), skipped)
     differs = isinstance(found, NotReproducibleError)
     if fresh_envs or (fresh_envs is None and differs and env.can.rebuild):
         fresh_envs = True
-        found = _fault(env, "episodes on new envs", run_on_new_envs, skipped)
+        found = _fault(env, "episodes on new envs", partial(run, fresh=True), skipped)
     try:
         randomness.check(f"the env {env.name}")
         if isinstance(found, NotReproducibleError):

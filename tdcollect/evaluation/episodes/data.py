@@ -71,9 +71,7 @@ def exact_sum(rewards: np.ndarray[Any, Any]) -> float:
 
 _FLAGS = ((keys.NEXT, keys.TERMINATED), (keys.NEXT, keys.TRUNCATED))
 _EXACT = (keys.NEXT, keys.EXACT_REWARD)
-_SUCCESS = ("is_success", "success")
-
-
+SUCCESS = ("is_success", "success")
 _FLAG_PATHS = [entry_path(key) for key in _FLAGS]
 
 
@@ -91,6 +89,12 @@ class _Unfinished:
     hashes: list[Any]
     rewards: list[Sequence[np.ndarray[Any, Any]]] = field(default_factory=list)
     parts: list[dict[Key, torch.Tensor]] = field(default_factory=list)
+
+
+def rows_of(piece: Piece, entry: Any, dims: int) -> Any:
+    """Return the rows of a piece, out of an entry ``[*batch, t, ...]`` of ``dims`` batch dims."""
+    slots = entry.reshape(-1, *entry.shape[dims:])
+    return slots[piece.slot, piece.begin : piece.stop]
 
 
 class Assembly:
@@ -142,11 +146,7 @@ class Assembly:
                 yield self._finish(piece, arrays)
 
     def _of(self, entry: Any, piece: Piece) -> Any:
-        """Return the rows of a piece, out of an entry ``[*batch, t, ...]``."""
-        if self._dims == 0:
-            return entry[piece.begin : piece.stop]
-        slots = entry.reshape(-1, *entry.shape[self._dims :])
-        return slots[piece.slot, piece.begin : piece.stop]
+        return rows_of(piece, entry, self._dims)
 
     def _finish(self, piece: Piece, arrays: Mapping[Key, Any]) -> Finished:
         index = piece.start.index
@@ -235,6 +235,13 @@ def disagreements(
     rewards = {
         name: _by_step(_array(data[of[f"{keys.NEXT}/{name}"]])) for name in counted or rewarded
     }
+    hashes = []  # as Assembly computes them from pieces
+    for key, on in digested:
+        rows = _array(data[key])
+        hashes.append(_hash(key, rows))
+        hashes[-1].update(np.ascontiguousarray(rows))
+        if on:
+            hashes[-1].update(np.ascontiguousarray(_array(data[under_next(key)])[-1]))
     terminated, truncated = (bool(data[flag][-1]) for flag in _FLAGS)
     total, groups = combined(rewards)
     rounding = 1e-6 * sum(float(np.abs(values).sum()) for values in rewards.values())
@@ -243,7 +250,7 @@ def disagreements(
         ("length", record.length, len(data)),
         ("terminated", record.terminated, terminated),
         ("truncated", record.truncated, truncated),
-        ("digest", record.digest, _data_digest(data, digested)),
+        ("digest", record.digest, _joined(hashes)),
     ]
     if recorded is not None and abs(recorded - total) > rounding:
         found.append(("return", recorded, total))
@@ -256,19 +263,6 @@ def disagreements(
         if here.tobytes() != after.tobytes():
             texts.append(f"{entry_path(key)} is not the one that the row before led to")
     return texts
-
-
-def _data_digest(data: TensorDict, digested: Sequence[tuple[Key, bool]]) -> str:
-    """Return the digest of an episode, as :class:`Assembly` computes it from pieces."""
-    hashes = []
-    for key, on in digested:
-        rows = _array(data[key])
-        digest = _hash(key, rows)
-        digest.update(np.ascontiguousarray(rows))
-        if on:
-            digest.update(np.ascontiguousarray(_array(data[under_next(key)])[-1]))
-        hashes.append(digest)
-    return _joined(hashes)
 
 
 def _digested(
@@ -286,7 +280,7 @@ def _joined(hashes: Sequence[Any]) -> str:
 
 
 def _success(info: Mapping[str, Any], index: int, seed: int) -> bool | None:
-    for name in _SUCCESS:
+    for name in SUCCESS:
         if info.get(name) is not None:
             given = np.asarray(info[name])
             if given.size and given.dtype.kind in "biuf" and np.isin(given, (0, 1)).all():

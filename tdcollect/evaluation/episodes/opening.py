@@ -30,6 +30,7 @@ from tdcollect.envs.traits import (
     transforms_of,
 )
 from tdcollect.envs.wrapper import GymnasiumEnv
+from tdcollect.evaluation.episodes.data import SUCCESS
 from tdcollect.evaluation.request import RequestedEnv, freeze
 from tdcollect.evaluation.settings import EvaluationSettings
 from tdcollect.keys import Key, from_next
@@ -92,7 +93,17 @@ def open_env(
         made = make()
         if isinstance(made, EnvBase):
             with _closed_on_error(made):
-                return _open_callable(made, make, slots, given, episodes, finish)
+                alone = _runs_alone(made)
+                taken = ("env_kwargs", "num_envs") if alone else ("env_kwargs",)
+                if refused := [name for name in given if name not in taken]:
+                    what = "a TorchRL env" if alone else "an env whose slots are fixed"
+                    raise ValueError(
+                        f"the callable makes {what}, {_text(made)}: expected no "
+                        f"{', '.join(refused)}"
+                    )
+                if alone:
+                    return _slots(made, make, slots, finish)
+                return _open_made(made, episodes, finish, ours=True)
         if hasattr(made, "close"):
             made.close()  # made only to see its type
     if requested is not None and not requested.treats_rows_alone():
@@ -101,9 +112,9 @@ def open_env(
                 f"expected no backend {settings.backend!r}: each slot is an env of its own under "
                 f"the transforms of {requested}, which may treat a batch otherwise than each row"
             )
-        alone = partial(_made, partial(make_env, env, env_kwargs=env_kwargs), {})
-        with _closed_on_error(alone()) as first:
-            return _slots(first, alone, slots, finish)
+        make = partial(_made, make_env, {"env": env, "env_kwargs": env_kwargs})
+        with _closed_on_error(make()) as first:
+            return _slots(first, make, slots, finish)
     how = {"num_envs": slots, "backend": settings.backend, "env_kwargs": env_kwargs}
     again = None if settings.backend == "envpool" else partial(_with_streams, env, how, finish)
     return Opened(_finished(make_env(env, **how), finish), with_streams=again)  # type: ignore[arg-type]
@@ -119,27 +130,6 @@ def check_env(env: Any, advice: str) -> None:
         )
 
 
-def _open_callable(
-    made: EnvBase,
-    make: Callable[[], EnvBase],
-    count: int,
-    given: list[str],
-    episodes: int,
-    finish: Finish,
-) -> Opened:
-    given = [name for name in given if name != "env_kwargs"]
-    alone = _runs_alone(made)
-    refused = [name for name in given if not alone or name != "num_envs"]
-    if refused:
-        what = "a TorchRL env" if alone else "an env whose slots are fixed"
-        raise ValueError(
-            f"the callable makes {what}, {_text(made)}: expected no {', '.join(refused)}"
-        )
-    if not alone:
-        return _open_made(made, episodes, finish, ours=True)
-    return _slots(made, make, count, finish)
-
-
 def _open_made(env: EnvBase, episodes: int, finish: Finish, ours: bool) -> Opened:
     base = innermost(env)
     if isinstance(base, (SerialEnv, ParallelEnv)):
@@ -152,7 +142,16 @@ def _open_made(env: EnvBase, episodes: int, finish: Finish, ours: bool) -> Opene
     if _runs_alone(env):
         return Opened(env, SlotEnvs([finish(env)]), made=False)
     if not isinstance(base, GymnasiumEnv):
-        raise TypeError(_batched(env, base))
+        advice = (
+            "pass a function that makes one with batch size [] or [1] (num_envs=1, say), which is "
+            "called once per slot: evaluate(make_one, policy)"
+        )
+        if isinstance(base, GymWrapper):
+            advice = "pass the gymnasium id, or a function that makes one GymEnv without num_envs"
+        raise TypeError(
+            f"expected an env whose slots can be seeded one by one, got {_text(base)} of batch "
+            f"size {list(env.batch_size)}, which seeds all of them together; {advice}"
+        )
     _check_transforms(env)
     return Opened(finish(env), made=ours)
 
@@ -280,24 +279,8 @@ def _check_transforms(env: EnvBase) -> None:
             )
 
 
-def _batched(env: EnvBase, base: EnvBase) -> str:
-    advice = (
-        "pass a function that makes one with batch size [] or [1] (num_envs=1, say), which is "
-        "called once per slot: evaluate(make_one, policy)"
-    )
-    if isinstance(base, GymWrapper):
-        advice = "pass the gymnasium id, or a function that makes one GymEnv without num_envs"
-    return (
-        f"expected an env whose slots can be seeded one by one, got {_text(base)} of batch size "
-        f"{list(env.batch_size)}, which seeds all of them together; {advice}"
-    )
-
-
 def _text(env: EnvBase) -> str:
     return " ".join(str(env).split())
-
-
-_SUCCESS = ("is_success", "success")
 
 
 class SlotEnvs(SteppedEnv):
@@ -398,7 +381,7 @@ class SlotEnvs(SteppedEnv):
         if isinstance(base, GymnasiumEnv):
             return dict(base.latest_info(0))
         row = self._following[slot] or StepDict()
-        return {name: row[name].cpu().numpy() for name in _SUCCESS if name in row}
+        return {name: row[name].cpu().numpy() for name in SUCCESS if name in row}
 
     def reset_slot(self, slot: int, seed: int) -> StepDict:
         """Start an episode in one slot, within :meth:`outside`; the row of its first step."""

@@ -38,7 +38,6 @@ from tdcollect.keys import Key, name_of
 from tdcollect.randomness import NotReproducibleError
 
 _CPU = torch.device("cpu")
-_RANDOM = torch.Tag.nondeterministic_seeded
 
 
 class Streams:
@@ -92,7 +91,7 @@ class DrawByRow(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if _RANDOM not in func.tags:
+        if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
         self.draws += 1
         schema = schema_of(func)
@@ -192,9 +191,6 @@ def _on_cpu(schema: Any, given: dict[str, Any]) -> dict[str, Any]:
     return {**given, **moved}
 
 
-_EMPTY = "empty"  # in the names of operations that return memory as it is
-
-
 class LikeRows(TorchDispatchMode):
     """Watches a policy on a batch of equal rows: all that it computes must have equal rows."""
 
@@ -209,16 +205,19 @@ class LikeRows(TorchDispatchMode):
         """Watch all that is computed from these."""
         for value in values:
             self._kept.append(value)
-            self._of_batch.add(_storage(value))
+            self._of_batch.add(value.untyped_storage().data_ptr())
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if any(_storage(value) in self._of_batch for value in _tensors((args, kwargs))):
+        given = (value.untyped_storage().data_ptr() for value in _tensors((args, kwargs)))
+        if any(place in self._of_batch for place in given):
             self.follow(_tensors(result))
             for value in _tensors(result):
-                if _EMPTY not in schema_of(func).name and _has_rows(value, self._rows):
+                if "empty" in schema_of(func).name:  # which returns memory as it is
+                    continue
+                if value.ndim > 0 and value.numel() > 0 and len(value) % self._rows == 0:
                     apart = value.contiguous().view(self._rows, -1).view(torch.uint8)
                     self.unlike |= not torch.equal(apart, apart[:1].expand_as(apart))
         return result
@@ -273,21 +272,11 @@ def unlike(key: Key, value: torch.Tensor) -> torch.Tensor:
     return torch.where(value > 0, value - 1, value + 1)
 
 
-def check_same(
-    first: StepDict, other: StepDict, rows: Sequence[int], others: Sequence[int], why: str
-) -> None:
-    """Refuse a policy whose outputs differ in a pair of rows that should be equal."""
-    differing = []
-    for key in first:
-        value, compared = first[key].cpu(), other[key].cpu()  # once, rather than row by row
-        if any(_bits(value[i]) != _bits(compared[j]) for i, j in zip(rows, others, strict=True)):
-            differing.append(key)
+def check_same(first: StepDict, other: StepDict, why: str) -> None:
+    """Refuse a policy whose outputs differ in rows that should be equal."""
+    differing = [key for key in first if _bits(first[key]) != _bits(other[key])]
     if differing:
         raise NotReproducibleError("the policy " + why.format(differing))
-
-
-def _has_rows(value: torch.Tensor, rows: int) -> bool:
-    return value.ndim > 0 and value.numel() > 0 and len(value) % rows == 0
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
@@ -298,10 +287,6 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(item)
     elif isinstance(value, dict):
         yield from _tensors(tuple(value.values()))
-
-
-def _storage(value: torch.Tensor) -> int:
-    return value.untyped_storage().data_ptr()
 
 
 def _bits(value: torch.Tensor) -> bytes:
@@ -444,35 +429,26 @@ class Inference:
             self._streams.current = streams
             self._program(rows)  # type: ignore[misc]
             return
-        given = self._inputs(rows)
-        groups = []
+        program = self._program
+        needed = rows.keys() if program is None or not program.straight else program.reads_first
+        # What the policy needs, on its device: each entry crosses once.
+        given = StepDict((key, sent(rows[key], self._device)) for key in needed if key in rows)
+        joined = StepDict()
         for first in range(0, self._slots, self._group):
             stop = min(first + self._group, self._slots)
-            if any(first <= slot < stop for slot in active):
-                groups.append((first, stop))
-        outputs = [
-            (first, stop, self._run_group(given, first, stop, streams)) for first, stop in groups
-        ]
-        if len(outputs) == 1 and outputs[0][1] - outputs[0][0] == self._slots:
-            rows.update(outputs[0][2])
-            return
-        for key, like in outputs[0][2].items():
-            joined = like.new_zeros((self._slots, *like.shape[1:]))
-            for first, stop, out in outputs:
-                joined[first:stop] = out[key]
-            rows[key] = joined
-
-    def _runs_on_rows(self) -> bool:
-        """Tell whether all slots are one group of the fixed size, on the CPU, and samplers draw."""
-        program = self._program
-        return (
-            program is not None
-            and program.straight
-            and not any(self._drawing.values())
-            and self._device.type == "cpu"
-            and self._batched
-            and self._slots == self._size == self._group
-        )
+            if not any(first <= slot < stop for slot in active):
+                continue
+            drawn = [*streams[first:stop], *[None] * (self._size - stop + first)]
+            outputs = self._run(self._padded(given, first, stop), drawn)
+            for key, value in outputs.items():
+                value = value[: stop - first] if self._batched else value[0]
+                if stop - first < self._slots:
+                    if key not in joined:
+                        joined[key] = value.new_zeros((self._slots, *value.shape[1:]))
+                    joined[key][first:stop] = value
+                else:
+                    joined[key] = value
+        rows.update(joined)
 
     def _lie_well(self, rows: StepDict) -> bool:
         """Tell whether the policy's inputs lie in memory as :meth:`_padded` would place them."""
@@ -485,23 +461,6 @@ class Inference:
             ):
                 return False
         return True
-
-    def _inputs(self, rows: StepDict) -> StepDict:
-        """Return what the policy needs of the rows, on its device: each entry crosses once."""
-        program = self._program
-        needed = rows.keys() if program is None or not program.straight else program.reads_first
-        return StepDict((key, sent(rows[key], self._device)) for key in needed if key in rows)
-
-    def _run_group(
-        self, given: StepDict, first: int, stop: int, streams: Sequence[torch.Generator | None]
-    ) -> StepDict:
-        """Return the policy's outputs ``[stop - first, ...]`` for a group of slots."""
-        count = stop - first
-        drawn = [*streams[first:stop], *[None] * (self._size - count)]
-        outputs = self._run(self._padded(given, first, stop), drawn)
-        if not self._batched:
-            return StepDict((key, value[0]) for key, value in outputs.items())
-        return StepDict((key, value[:count]) for key, value in outputs.items())
 
     def _padded(self, given: StepDict, first: int, stop: int) -> StepDict:
         """Return the inputs of a group of slots, the last one repeated up to the fixed size.
@@ -537,18 +496,18 @@ class Inference:
         self._streams.current = streams
         rows = StepDict(given)
         for op in self._program.calls:
-            if watching is not None and op not in self._program.sampling:
+            draws_itself = op in self._program.sampling
+            if watching is not None and not draws_itself:
                 watching.follow(rows.values())
                 with watching, self._mode:
                     op(rows)
-                continue
-            if op in self._program.sampling or not self._drawing.get(op, True):
+            elif draws_itself or not self._drawing.get(op, True):
                 op(rows)
-                continue
-            before = self._mode.draws
-            with self._mode:
-                op(rows)
-            self._drawing.setdefault(op, self._mode.draws > before)
+            else:
+                before = self._mode.draws
+                with self._mode:
+                    op(rows)
+                self._drawing.setdefault(op, self._mode.draws > before)
         written = StepDict(
             (key, value) for key, value in rows.items() if value is not given.get(key)
         )
@@ -556,19 +515,14 @@ class Inference:
         self.left_out = [key for key, value in written.items() if not is_plain(value)]
         for key in self.left_out:
             del written[key]
-        if first:
-            self._check_lead(written)
-        return written
-
-    def _check_lead(self, written: StepDict) -> None:
-        """Raise if an output does not have one row per input row."""
-        for key, value in written.items():
+        for key, value in written.items() if first else ():
             if value.shape[:1] != (self._size,):
                 raise ValueError(
                     f"expected the policy's entry {key!r} to have a row for each row that it is "
                     f"given, {self._size}, got one of shape {list(value.shape)}; return a tensor "
                     "with the batch size in front"
                 )
+        return written
 
     def check(self) -> None:
         """Raise if a draw had parameters that its distribution refuses."""
@@ -583,20 +537,18 @@ class Inference:
 
     def probe(self, rows: StepDict) -> StepDict:
         """Run the policy on rows, and refuse it if an output row depends on other rows."""
-        one = StepDict((k, v[:1] if self._batched else v.unsqueeze(0)) for k, v in rows.items())
-        one = StepDict((key, value.to(self._device)) for key, value in one.items())
-        size = self._size
+        size, device = self._size, self._device
+        leads = ((k, v[:1] if self._batched else v.unsqueeze(0)) for k, v in rows.items())
+        one = StepDict((key, value.to(device)) for key, value in leads)
         batch = StepDict((k, v.expand(size, *v.shape[1:]).clone()) for k, v in one.items())
         with unchanged_buffers(self._policy):
-            first = self._run(batch, [stream(row) for row in range(size)])
+            first = self._run(batch, [*map(stream, range(size))])
             before = state_of(self._policy)
-            again = self._run(batch, [stream(row) for row in range(size)])
+            again = self._run(batch, [*map(stream, range(size))])
             after = state_of(self._policy)
         check_same(
             first,
             again,
-            range(size),
-            range(size),
             "gives other outputs {} for the same rows and random streams: it keeps a state that is "
             "no entry of the TensorDict, or draws random numbers that torch does not know of",
         )
@@ -612,15 +564,20 @@ class Inference:
             with unchanged_buffers(self._policy):
                 alone = self._run(others, streams)
             check_same(
-                first,
-                alone,
-                [0],
-                [place],
+                StepDict((key, value[0]) for key, value in first.items()),
+                StepDict((key, alone[key][place]) for key in first),
                 "gives a row other outputs {} where the rest of the batch differs, or at another "
                 "place in it: it couples rows, as batch norm in training mode or noise on the "
                 "weights does; run it in eval mode (eval_mode=True), or remove what mixes rows",
             )
-        self._on_rows = self._runs_on_rows()
+        # All slots are one group of the fixed size, on the CPU, and samplers draw.
+        self._on_rows = (
+            self._program.straight  # type: ignore[union-attr]
+            and not any(self._drawing.values())
+            and self._device.type == "cpu"
+            and self._batched
+            and self._slots == self._size == self._group
+        )
         return first
 
     def _rows_are_alike(self, batch: StepDict) -> bool:
@@ -660,15 +617,14 @@ def as_policy(policy: Any, env: EnvBase, size: int) -> Callable[..., Any]:
 def device_of(policy: Any, asked: torch.device | str | None) -> torch.device:
     """Return the device that a policy runs on, with its index."""
     module = policy if isinstance(policy, nn.Module) else nn.Module()
-    found = {with_index(tensor.device) for tensor in (*module.parameters(), *module.buffers())}
+    found = [with_index(tensor.device) for tensor in (*module.parameters(), *module.buffers())]
     if asked is None:
-        own = next(module.parameters(), next(module.buffers(), torch.empty(0)))
-        return with_index(own.device)
+        return found[0] if found else with_index(torch.empty(0).device)
     device = known_device(asked)
     if found and device not in found:
         raise ValueError(
             f"expected a policy on {device}, as device says, got one on "
-            f"{', '.join(sorted(map(str, found)))}; move it: policy.to({str(device)!r})"
+            f"{', '.join(sorted({*map(str, found)}))}; move it: policy.to({str(device)!r})"
         )
     return device
 

@@ -333,18 +333,17 @@ def _wanted(directory: Path, index: int, typed: Mapping[str, Any], trust: bool) 
 
 def _ways(directory: Path, index: int, request: Request, typed: Mapping[str, Any]) -> str:
     """Return the message with what the directory names, and how to go on."""
-    from tdcollect.evaluation.request import typed_option
+    from tdcollect.evaluation.request import option_of, typed_options
 
     named = {name: value for name, value in asdict(request).items() if value}
     lines = "\n".join(
-        f"  {_option(name):<13} {visible(str(one))}"
+        f"  {option_of(name):<13} {visible(str(one))}"
         for name, value in named.items()
         for one in (value if isinstance(value, list) else [value])
     )
     command = request.command(index, directory, os.getcwd())
     trusting = ["tdcollect", "replay", os.fspath(directory), str(index), "--trust"]
-    for name, value in typed.items():
-        trusting += typed_option(f"--{_option(name)}", value)
+    trusting += typed_options(typed)
     return (
         "tdcollect: replay runs what you name, and what a directory names only with --trust, as it "
         f"may be any code. Nothing was run. {visible(str(directory))} names\n\n{lines}\n\n"
@@ -353,11 +352,6 @@ def _ways(directory: Path, index: int, request: Request, typed: Mapping[str, Any
         "Otherwise name all that is to be run; as the directory has it:\n\n"
         f"  {visible(command)}"
     )
-
-
-def _option(name: str) -> str:
-    """Return the option of a request's field."""
-    return {"wrappers": "wrapper", "transforms": "transform"}.get(name, name.replace("_", "-"))
 
 
 @program.command()

@@ -18,13 +18,19 @@ import gymnasium as gym
 import torch
 from gymnasium.envs.registration import EnvSpec
 from torch import nn
-from torchrl.envs import EnvBase, TransformedEnv
+from torchrl.envs import EnvBase, ParallelEnv, SerialEnv, TransformedEnv
 from torchrl.envs import transforms as T
 
 from tdcollect._upstream.torchrl import VecNormSums, VecNormV2Statistics
 from tdcollect.display import one_line
 from tdcollect.envs.make import make_env
-from tdcollect.envs.traits import all_transforms_of, flat_transforms, of_kind, runs_once
+from tdcollect.envs.traits import (
+    all_transforms_of,
+    flat_transforms,
+    innermost,
+    of_kind,
+    runs_once,
+)
 from tdcollect.evaluation.episodes.policy import known_device
 from tdcollect.evaluation.imports import called, has_module, is_named, load_named, with_file
 from tdcollect.files import write_json
@@ -191,21 +197,9 @@ class Request:
     ) -> str:
         """Return the shell command that runs an episode again, as it is typed in ``start``."""
         seen = self._with_paths(lambda path: _relative(os.path.join(self.directory, path), start))
-        options = {
-            "--env": seen.env,
-            "--policy": seen.policy,
-            "--checkpoint": seen.checkpoint,
-            "--vecnormalize": seen.vecnormalize,
-            "--env-kwargs": seen.env_kwargs or None,
-            "--backend": seen.backend,
-            "--device": seen.device,
-            "--wrapper": seen.wrappers,
-            "--transform": seen.transforms,
-            "--env-state": seen.env_state,
-        }
         typed = ["tdcollect", "replay", _relative(directory, start), str(index)]
-        for option, value in options.items():
-            typed += typed_option(option, value)
+        entries = {**vars(seen), "env_kwargs": seen.env_kwargs or None, "directory": None}
+        typed += typed_options(entries)
         command = shlex.join(typed)
         beside = _relative(self.directory, start)
         names = [self.env, self.policy]
@@ -272,41 +266,54 @@ def _wants_env(factory: Callable[..., Any]) -> bool:
 
 
 @contextmanager
+def closed_on_error(env: Any) -> Iterator[Any]:
+    """Close an env if an error ends the block."""
+    try:
+        yield env
+    except BaseException:
+        if not is_unstarted(env):
+            env.close()
+        raise
+
+
+def is_unstarted(env: Any) -> bool:
+    """Tell whether the envs of a batched env are not made yet; closing it would raise."""
+    base = innermost(env)
+    return isinstance(base, (SerialEnv, ParallelEnv)) and base.is_closed
+
+
+@contextmanager
 def _one_slot(
     env: str | Callable[..., Any], env_kwargs: dict[str, Any] | None, backend: str | None
 ) -> Iterator[EnvBase]:
     """Yield an env of one slot, closed afterwards."""
-    one = _opened(env, env_kwargs or {}, backend)
+    bare = env.bare if isinstance(env, RequestedEnv) else env
+    made = bare if isinstance(bare, str) else bare(**env_kwargs or {})
+    if isinstance(made, str):
+        made = make_env(made, env_kwargs=env_kwargs, backend=backend)
+    elif not isinstance(made, EnvBase):
+        made = make_env(made)
     try:
-        yield one
+        yield env.finished(made) if isinstance(env, RequestedEnv) else made
     finally:
-        if not one.is_closed:
-            one.close()
+        if not made.is_closed:
+            made.close()
 
 
-def _opened(
-    env: str | Callable[..., Any], env_kwargs: dict[str, Any], backend: str | None
-) -> EnvBase:
-    if isinstance(env, str):
-        return make_env(env, env_kwargs=env_kwargs, backend=backend)
-    if not isinstance(env, RequestedEnv) or backend is None:
-        made = env(**env_kwargs)
-        return made if isinstance(made, EnvBase) else make_env(made)
-    one = _opened(env.bare, env_kwargs, backend)
-    try:
-        return env.finished(one)
-    except BaseException:
-        one.close()
-        raise
+def option_of(name: str) -> str:
+    """Return the option of the command line that gives an entry of a request."""
+    return {"wrappers": "wrapper", "transforms": "transform"}.get(name, name.replace("_", "-"))
 
 
-def typed_option(option: str, value: Any) -> list[str]:
-    """Return the words that give an option its value; none for None."""
-    if value is None:
-        return []
-    values = value if isinstance(value, (list, tuple)) else [value]
-    texts = (one if isinstance(one, str) else json.dumps(one, sort_keys=True) for one in values)
-    return [word for text in texts for word in (option, text)]
+def typed_options(given: Mapping[str, Any]) -> list[str]:
+    """Return the words that give entries of a request, but for those that are None."""
+    typed = []
+    for name, value in given.items():
+        values = value if isinstance(value, (list, tuple)) else [value]
+        for one in values if value is not None else ():
+            text = one if isinstance(one, str) else json.dumps(one, sort_keys=True)
+            typed += [f"--{option_of(name)}", text]
+    return typed
 
 
 def with_call(item: str | Mapping[str, Any], change: Callable[[str], str]) -> Any:
@@ -420,7 +427,11 @@ def _load_state(transform: T.Transform, state: Mapping[str, Any], file: str) -> 
             f"{file} does not fit the env's transforms, {names}: {', and '.join(faults)}; name all "
             "transforms of the env that was saved, in their order"
         )
-    _materialize(transform, given)
+    for name, buffer in transform.named_buffers():
+        value: Any = given.get(name)
+        fits = isinstance(value, torch.Tensor) and not nn.parameter.is_lazy(value)
+        if fits and nn.parameter.is_lazy(buffer):  # else refused as statistics that are missing
+            buffer.materialize(value.shape, dtype=value.dtype)
     try:
         transform.load_state_dict(given, strict=not held)
     except Exception as error:
@@ -452,16 +463,6 @@ def _check_statistics(transform: T.Transform, file: str) -> None:
                 "a new one has none: train with VecNormV2(reduce_batch_dims=True), or save one "
                 "slot's"
             )
-
-
-def _materialize(transform: T.Transform, state: Mapping[str, Any]) -> None:
-    """Give buffers without a shape that of the state's."""
-    for name, buffer in transform.named_buffers():
-        value = state.get(name)
-        if nn.parameter.is_lazy(buffer) and isinstance(value, torch.Tensor):
-            if nn.parameter.is_lazy(value):
-                continue  # never initialised: refused as statistics that are missing
-            buffer.materialize(value.shape, dtype=value.dtype)
 
 
 def _statistics(transform: T.Transform) -> Iterator[tuple[Any, torch.Size | None]]:
@@ -551,11 +552,8 @@ class RequestedEnv:
         made = gym.make(bare, **kwargs) if isinstance(bare, str) else bare(**kwargs)
         if not self.transforms and self.state is None:
             return made
-        try:
+        with closed_on_error(made):
             return self.finished(made if isinstance(made, EnvBase) else make_env(made))
-        except BaseException:
-            made.close()
-            raise
 
     def finished(self, env: EnvBase) -> EnvBase:
         """Add the transforms to an env of any batch size.
@@ -644,16 +642,13 @@ class Wrapped:
             make: Callable[..., Any] = partial(gym.make, self.env, disable_env_checker=True)
         else:
             make = self.env
-        made = [make(**kwargs)]
-        try:
-            _check_gymnasium(made[0], self.name)
+        env = make(**kwargs)
+        with closed_on_error(env):
+            _check_gymnasium(env, self.name)
             for wrapper in self.wrappers:
-                made.append(wrapper(made[-1]))
-                _check_gymnasium(made[-1], wrapper.name)
-        except BaseException:
-            made[0].close()
-            raise
-        return made[-1]
+                env = wrapper(env)
+                _check_gymnasium(env, wrapper.name)
+        return env
 
 
 def _check_gymnasium(env: Any, name: str) -> None:

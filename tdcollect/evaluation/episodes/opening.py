@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -31,7 +31,7 @@ from tdcollect.envs.traits import (
 )
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.data import SUCCESS
-from tdcollect.evaluation.request import RequestedEnv, freeze
+from tdcollect.evaluation.request import RequestedEnv, closed_on_error, freeze, is_unstarted
 from tdcollect.evaluation.settings import EvaluationSettings
 from tdcollect.keys import Key, from_next
 from tdcollect.randomness import GlobalStream, NotReproducibleError, Outside, WithStreams
@@ -92,7 +92,7 @@ def open_env(
         make = partial(_made, env, env_kwargs or {})
         made = make()
         if isinstance(made, EnvBase):
-            with _closed_on_error(made):
+            with closed_on_error(made):
                 alone = _runs_alone(made)
                 taken = ("env_kwargs", "num_envs") if alone else ("env_kwargs",)
                 if refused := [name for name in given if name not in taken]:
@@ -113,7 +113,7 @@ def open_env(
                 f"the transforms of {requested}, which may treat a batch otherwise than each row"
             )
         make = partial(_made, make_env, {"env": env, "env_kwargs": env_kwargs})
-        with _closed_on_error(make()) as first:
+        with closed_on_error(make()) as first:
             return _slots(first, make, slots, finish)
     how = {"num_envs": slots, "backend": settings.backend, "env_kwargs": env_kwargs}
     again = None if settings.backend == "envpool" else partial(_with_streams, env, how, finish)
@@ -134,9 +134,9 @@ def _open_made(env: EnvBase, episodes: int, finish: Finish, ours: bool) -> Opene
     base = innermost(env)
     if isinstance(base, (SerialEnv, ParallelEnv)):
         make = _maker(env, base)
-        with _closed_on_error(make()) as first:
+        with closed_on_error(make()) as first:
             opened = _slots(first, make, min(base.num_workers, episodes), finish)
-        if ours and not _is_unstarted(env):
+        if ours and not is_unstarted(env):
             env.close()
         return opened
     if _runs_alone(env):
@@ -200,18 +200,8 @@ def _added(requested: RequestedEnv, finish: Finish, env: EnvBase) -> EnvBase:
 
 
 def _finished(env: EnvBase, finish: Finish) -> EnvBase:
-    with _closed_on_error(env):
+    with closed_on_error(env):
         return finish(env)
-
-
-@contextmanager
-def _closed_on_error(env: EnvBase) -> Iterator[EnvBase]:
-    try:
-        yield env
-    except BaseException:
-        if not _is_unstarted(env):
-            env.close()
-        raise
 
 
 def _with_streams(env: Any, how: dict[str, Any], finish: Finish) -> EnvBase:
@@ -231,12 +221,6 @@ def _runs_alone(env: EnvBase) -> bool:
     plain = type(env) is TransformedEnv or env is base
     known = plain and all(map(leaves_random_numbers_alone, transforms_of(env)))
     return not (isinstance(base, GymnasiumEnv) and (env.batch_size or known))
-
-
-def _is_unstarted(env: EnvBase) -> bool:
-    """Tell whether the envs of a batched env are not made yet; closing it would raise."""
-    base = innermost(env)
-    return isinstance(base, (SerialEnv, ParallelEnv)) and base.is_closed
 
 
 def _maker(env: EnvBase, base: Any) -> Callable[[], EnvBase]:

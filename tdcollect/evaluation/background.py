@@ -32,9 +32,9 @@ class Setup(NamedTuple):
     """The first message: arguments of the :class:`~tdcollect.Evaluator`, as bytes where pickled."""
 
     job: bytes
-    workers: bytes
+    workers: Workers
     metrics_fn: bytes
-    output_dir: str | None
+    output_dir: Path | None
     best_by: str
     log_prefix: str
     recheck: bool
@@ -59,7 +59,7 @@ class Answer(NamedTuple):
     """
 
     records: bytes
-    directory: str | None
+    directory: Path | None
     metrics: dict[str, Any]
     point: Point
     best: Best | None
@@ -143,7 +143,7 @@ class Answering:
         self._setup = setup
         self._job = unpickled(setup.job)
         self._metrics_fn = pickle.loads(setup.metrics_fn)
-        self._workers: Workers = pickle.loads(setup.workers)
+        self._workers = setup.workers
         if isinstance(self._workers, LocalWorkers):
             self._workers.template = template
         self._folder: Folder | None = None
@@ -164,7 +164,7 @@ class Answering:
             self._job = replace(self._job, policy=pickle.loads(request.policy))
             self._policy = request.policy
         if self._folder is None and self._setup.output_dir is not None:
-            self._folder = Folder(Path(self._setup.output_dir), self._setup.best_by)
+            self._folder = Folder(self._setup.output_dir, self._setup.best_by)
         path: Path | None = None
         indices, with_data = self._job.settings.episode_indices, self._metrics_fn is not None
 
@@ -220,7 +220,7 @@ class Answering:
         custom = {} if self._metrics_fn is None else custom_metrics(self._metrics_fn, data)
         return Answer(
             pickle.dumps((result.manifest, result.episodes, result.errors)),
-            None if result.directory is None else str(result.directory),
+            result.directory,
             metrics_of(point, result.returns, pace, custom, self._setup.log_prefix),
             point,
             None if self._folder is None else self._folder.best,

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
-from difflib import get_close_matches
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -35,19 +34,15 @@ from tdcollect.evaluation.background import Answer, Failure, Request, Setup
 from tdcollect.evaluation.curve import BEST_BY, Best, Point, read_folder, value_of, with_point
 from tdcollect.evaluation.episodes.opening import check_env
 from tdcollect.evaluation.result import EvaluationResult, Replay, Replayed, replayer
-from tdcollect.evaluation.settings import EvaluationSettings
+from tdcollect.evaluation.settings import EvaluationSettings, check_names
 from tdcollect.evaluation.workers.local import LocalWorkers, Workers, as_workers, pickled_part
 from tdcollect.evaluation.workers.worker import (
     Job,
-    Weights,
     check_model_ids,
     check_recorders,
-    extracted,
-    set_policy,
-    set_transforms,
+    set_weights,
     snapshots_of,
     unpickled,
-    unpickled_weights,
 )
 from tdcollect.packages import extra_module
 from tdcollect.processes.channel import raised_there
@@ -189,13 +184,10 @@ class Evaluator:
         kept = Job(env, policy, settings, crew.num_workers, policy_factory, no_recorders=dump_video)
         job = kept.pickled().job
         directory = None if output_dir is None else Path(os.path.abspath(output_dir))
-        self._outcomes = Outcomes(job, directory, best, on_result)
-        where = None if directory is None else str(directory)
         functions = pickled_part("metrics_fn", metrics_fn)
-        crew_bytes = pickle.dumps(crew)
-        setup = Setup(job, crew_bytes, functions, where, best, log_prefix, recheck)
-        process = partial(DriverProcess, pickle.dumps(setup))
-        self._courier = Courier(process, self._outcomes.of, queue_size)
+        setup = Setup(job, crew, functions, directory, best, log_prefix, recheck)
+        self._outcomes = Outcomes(setup, on_result)
+        self._courier = Courier(pickle.dumps(setup), self._outcomes.of, queue_size)
         self._end = weakref.finalize(self, _close, self._courier)
 
     # --- evaluations ---
@@ -310,15 +302,17 @@ class Evaluator:
         with courier.changed:
             if not courier.unread and not courier.in_thread():
                 courier.changed.wait_for(
-                    lambda: courier.unread or not self._awaited() or courier.closed, timeout
+                    lambda: (
+                        courier.unread
+                        or courier.closed
+                        or all(asked.kind != "trigger" for asked in courier.pending)
+                    ),
+                    timeout,
                 )
             outcome = courier.unread.popleft() if courier.unread else None
         if isinstance(outcome, BaseException):
             raise outcome
         return outcome
-
-    def _awaited(self) -> bool:
-        return any(asked.kind == "trigger" for asked in self._courier.pending)
 
     @property
     def pending(self) -> bool:
@@ -389,7 +383,7 @@ class Evaluator:
     @staticmethod
     def extract_weights(policy: nn.Module) -> TensorDict:
         """Return a copy of a policy's parameters and buffers, detached, on the CPU."""
-        return extracted(policy)
+        return TensorDict.from_module(policy).data.detach().clone().cpu()
 
     def __repr__(self) -> str:
         state = "shut down" if self._courier.closed else f"{len(self._courier.pending)} pending"
@@ -447,10 +441,7 @@ def _check_torchrl_only(
     done_keys: Any = ("next", "done"),
     **unknown: Any,
 ) -> None:
-    for name in unknown:
-        known = (*inspect.signature(Evaluator).parameters, *_TORCHRL_ONLY)
-        close = get_close_matches(name, known, 1) or ["one of those in help(Evaluator)"]
-        raise TypeError(f"expected arguments of Evaluator(), got {name}; did you mean {close[0]}?")
+    check_names(Evaluator, unknown, _TORCHRL_ONLY)
     check.positive_int_or_none(frames_per_batch=frames_per_batch)
     if collector_cls not in (None, "Collector", "SyncDataCollector", TorchRLCollector, Collector):
         raise ValueError(
@@ -558,14 +549,14 @@ _GRACE = 5.0  # seconds for the thread to end, beside those for the process
 class DriverProcess(Spawned):
     """A process that evaluates, in a fresh interpreter."""
 
-    def __init__(self, setup: bytes):
+    def __init__(self) -> None:
         super().__init__("tdcollect.evaluation.background:main")
         self.connection = Connection(self.socket.detach())
-        self._setup = setup
 
-    def begin(self) -> None:
-        """Send the first message; may wait until the process reads."""
-        self.connection.send_bytes(self._setup)
+    def send(self, message: bytes) -> None:
+        """Send a message, unless it has gone; may wait until the process reads."""
+        with suppress(OSError):  # which reading tells
+            self.connection.send_bytes(message)
 
     def end(self, seconds: float = 0.0) -> str:
         """Close the connection, and reap the process; say how it ended."""
@@ -589,42 +580,22 @@ class Courier:
     calls ``finish`` with a request and its answer, for the outcome.
     """
 
-    def __init__(
-        self,
-        start: Callable[[], DriverProcess],
-        finish: Callable[[Asked, Answer], Any],
-        queue_size: int,
-    ):
-        self._start, self._finish, self._size = start, finish, queue_size
+    def __init__(self, setup: bytes, finish: Callable[[Asked, Answer], Any], queue_size: int):
+        self._setup, self._finish, self._size = setup, finish, queue_size
         self._owner = os.getpid()
         self.changed = threading.Condition()  # of all that follows: a request starts or ends
         self.unread: deque[Any] = deque()  # outcomes of triggered evaluations, also exceptions
         self.closed = False
-        self._waiting: deque[Asked] = deque()
-        self._running: Asked | None = None
+        self.pending: deque[Asked] = deque()  # the first one may run
         self._seconds = 0.0
         self._latest: dict[str, bytes] = {}  # weights that hold where a request has none
-        self._process: DriverProcess | None = start()
+        self._process: DriverProcess | None = DriverProcess()
         self._thread = threading.Thread(target=self._serve, name="tdcollect-evaluator", daemon=True)
         self._thread.start()
 
-    @property
-    def pid(self) -> int | None:
-        """The id of the process, if there is one at present."""
-        process = self._process
-        return None if process is None else process.pid
-
-    @property
-    def pending(self) -> list[Asked]:
-        with self.changed:
-            running = [] if self._running is None else [self._running]
-            return [*running, *self._waiting]
-
     def has_room(self) -> bool:
         """Tell whether a request would be taken without waiting."""
-        # With nothing running, the first one in the queue is about to run.
-        with self.changed:
-            return len(self._waiting) < self._size + (self._running is None)
+        return len(self.pending) <= self._size
 
     def in_thread(self) -> bool:
         """Tell whether the caller runs in the courier's thread, as ``on_result`` does."""
@@ -642,7 +613,7 @@ class Courier:
             self.changed.wait_for(lambda: self.closed or self.has_room())
             if self.closed:
                 raise RuntimeError("this Evaluator is shut down; make a new one")
-            self._waiting.append(asked)
+            self.pending.append(asked)
             self.changed.notify_all()
         return asked.future
 
@@ -651,10 +622,9 @@ class Courier:
         if os.getpid() != self._owner:  # a fork has neither the thread nor the process
             return 0
         with self.changed:
-            lost = list(self._waiting)
-            self._waiting.clear()
-            running = self._running is not None
-            process = self._process
+            running = [asked for asked in self.pending if asked.future.running()]
+            lost = [asked for asked in self.pending if asked not in running]
+            self.pending, process = deque(running), self._process
             if not self.closed:
                 self.closed, self._seconds = True, seconds
             self.changed.notify_all()
@@ -667,13 +637,13 @@ class Courier:
             if self._thread.is_alive() and process is not None:  # which sends to one that hangs
                 process.kill()
                 self._thread.join(_GRACE)
-        return len(lost) + running
+        return len(lost) + len(running)
 
     # --- the thread ---
 
     def _serve(self) -> None:
         if self._process is not None:
-            self._tell(self._process.begin)
+            self._process.send(self._setup)
         while (asked := self._next()) is not None:
             try:
                 outcome = self._outcome(asked)
@@ -689,16 +659,14 @@ class Courier:
         """Wait for the next request that was not cancelled; None once closed."""
         with self.changed:
             while True:
-                while not self.changed.wait_for(lambda: self.closed or self._waiting, LOOK):
+                while not self.changed.wait_for(lambda: self.closed or self.pending, LOOK):
                     self._reap()
                 if self.closed:
                     return None
-                asked = self._waiting.popleft()
-                if asked.future.set_running_or_notify_cancel():
-                    self._running = asked
+                if self.pending[0].future.set_running_or_notify_cancel():
+                    return self.pending[0]
+                self.pending.popleft()
                 self.changed.notify_all()
-                if self._running is not None:
-                    return asked
 
     def _outcome(self, asked: Asked) -> Any:
         request = asked.request
@@ -721,11 +689,10 @@ class Courier:
                     raise RuntimeError(
                         f"the Evaluator was shut down before the evaluation at step {request.step}"
                     )
-                is_new = self._process is None
-                process = self._process = self._process or self._start()
-            if is_new:
-                self._tell(process.begin)
-            self._tell(lambda to=process.connection: to.send_bytes(message))  # type: ignore[misc]
+                messages = [message] if self._process is not None else [self._setup, message]
+                process = self._process = self._process or DriverProcess()
+            for one in messages:
+                process.send(one)
             try:
                 wait([process.connection])  # where other evaluations see that this thread waits
                 return process.connection.recv_bytes()
@@ -748,10 +715,6 @@ class Courier:
             self._process.end(_SECONDS)
             self._process = None
 
-    def _tell(self, send: Callable[[], None]) -> None:
-        with suppress(OSError):  # it has gone, which its connection tells next
-            send()
-
     def _complete(self, asked: Asked, outcome: Any) -> None:
         failed = isinstance(outcome, BaseException)
         is_read = asked.kind == "trigger" and not (failed and self.closed)
@@ -759,7 +722,7 @@ class Courier:
             text = f"{type(outcome).__name__}: {outcome}"
             logger.warning("the evaluation at step %s failed: %s", asked.request.step, text)
         with self.changed:
-            self._running = None
+            self.pending.popleft()
             if is_read:
                 self.unread.append(outcome)
             self.changed.notify_all()
@@ -775,20 +738,12 @@ class Courier:
 class Outcomes:
     """The curve so far, and the outcome of each request."""
 
-    def __init__(
-        self,
-        job: bytes,
-        directory: Path | None,
-        best_by: str,
-        on_result: Callable[[TensorDictBase], Any] | None,
-    ):
-        self._job = job
-        self._best_by = best_by
-        self.on_result = on_result
+    def __init__(self, setup: Setup, on_result: Callable[[TensorDictBase], Any] | None):
+        self._setup, self.on_result = setup, on_result
         self.curve: list[Point] = []
         self.best: Best | None = None
-        if directory is not None:
-            self.curve, self.best, _ = read_folder(directory, best_by, logger.warning)
+        if setup.output_dir is not None:
+            self.curve, self.best, _ = read_folder(setup.output_dir, setup.best_by, logger.warning)
 
     def of(self, asked: Asked, answer: Answer) -> Any:
         """Note an answer; returns the metrics, or the result of a request by ``submit``."""
@@ -798,14 +753,14 @@ class Outcomes:
         if answer.directory is not None:
             self.best = answer.best
         else:
-            self.best = _best_of(self.curve, self._best_by)
+            self.best = _best_of(self.curve, self._setup.best_by)
         if asked.kind == "evaluate":  # whose caller calls on_result itself
             return answer.metrics
         self.tell(answer.metrics)
         if asked.kind == "trigger":
             return answer.metrics
         manifest, episodes, errors = pickle.loads(answer.records)
-        replay = _replay_of(self._job, asked.request)
+        replay = _replay_of(self._setup.job, asked.request)
         return EvaluationResult(manifest, episodes, answer.directory, replay=replay, errors=errors)
 
     def tell(self, metrics: Mapping[str, Any]) -> None:
@@ -832,26 +787,12 @@ def _replay_of(job: bytes, request: Request) -> Replay:
         parts = unpickled(job)
         if request.policy is not None:
             parts = replace(parts, policy=pickle.loads(request.policy))
-        own, weights = unpickled_weights(request.weights)
-        policy = parts.made_policy()
-        if own is not None:
-            set_policy(policy, own)
-        env = _with_statistics(parts.env, weights) if weights else parts.env
-        again = replayer(env, policy, lambda i: replace(parts.settings, episodes=[i]))
+        again = replayer(
+            parts.env,
+            parts.made_policy(),
+            lambda i: replace(parts.settings, episodes=[i]),
+            partial(set_weights, weights=request.weights),
+        )
         return again(index, video)
 
     return replay
-
-
-def _with_statistics(env: Any, weights: Mapping[str, Weights]) -> Any:
-    if isinstance(env, EnvBase):
-        set_transforms(env, weights)
-        return env
-    make: Callable[..., Any] = env
-
-    def made(**kwargs: Any) -> Any:
-        one = make(**kwargs)
-        set_transforms(one, weights)
-        return one
-
-    return made

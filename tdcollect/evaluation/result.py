@@ -292,6 +292,7 @@ def replayer(
     env: str | Callable[..., Any] | EnvBase,
     policy: Any,
     settings_of: Callable[[int], EvaluationSettings],
+    set_up: Callable[[EvaluationCollector], None] = lambda again: None,
 ) -> Replay:
     """Return a function that runs an episode again, given its index and where its video goes."""
 
@@ -301,6 +302,7 @@ def replayer(
             filmed(env, settings.env_kwargs, video) as filmed_env,
             EvaluationCollector.from_settings(filmed_env, policy, settings) as again,
         ):
+            set_up(again)
             manifest = describe(again)
             (finished,) = again.run(keep_trajectories=True)
         if finished.data is None:

@@ -176,9 +176,14 @@ def takes_settings(function: Function) -> Function:
     return function
 
 
-def check_names(function: Callable[..., Any], settings: Mapping[str, Any]) -> None:
-    """Raise a TypeError for settings of unknown names, as Python does for other arguments."""
-    known = inspect.signature(function).parameters.keys()
+def check_names(
+    function: Callable[..., Any], settings: Mapping[str, Any], more: Sequence[str] = ()
+) -> None:
+    """Raise a TypeError for settings of unknown names, as Python does for other arguments.
+
+    ``more`` are names that the signature lacks.
+    """
+    known = [*inspect.signature(function).parameters, *more]
     for name in settings.keys() - known:
         called = function.__qualname__.removesuffix(".__init__")
         close = get_close_matches(name, known, 1) or [f"one of those in help({called})"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import math
 import os
 import threading
@@ -20,14 +19,15 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torchrl import collectors
 from torchrl.checkpoint import Checkpoint
+from torchrl.envs import GymWrapper, SerialEnv
 
 import tdcollect
 from tdcollect import Evaluator
 from tdcollect.threads import busy_threads
 
-from .envs import Walk
+from .envs import TenOrTwoHundred, Walk
 from .evaluators import Gated, shape_of
-from .policies import OneHotOfBest, categorical
+from .policies import OneHotOfBest, categorical, deterministic
 
 pytestmark = pytest.mark.usefixtures("quick_children")
 
@@ -87,7 +87,7 @@ WITHOUT_EFFECT = (
 # --- the same as TorchRL's -----------------------------------------------------------------------
 
 
-def test_each_parameter_of_torchrls_is_one_of_ours() -> None:
+def test_each_parameter_and_each_method_of_torchrls_is_one_of_ours() -> None:
     theirs = dict(inspect.signature(collectors.Evaluator).parameters)
     ours = inspect.signature(Evaluator).parameters
     for name in WITHOUT_EFFECT:  # test_evaluator_arguments.py passes each
@@ -99,20 +99,31 @@ def test_each_parameter_of_torchrls_is_one_of_ours() -> None:
         if (ours[name].kind, ours[name].default) != (parameter.kind, parameter.default)
     }
     assert differing == {"busy_policy", "reward_keys"}  # as documented
-
-
-def test_each_method_of_torchrls_is_one_of_ours() -> None:
     for name, theirs in vars(collectors.Evaluator).items():
         if name.startswith("_"):
             continue
         ours = inspect.getattr_static(Evaluator, name)
         assert type(ours) is type(theirs)
         if callable(theirs):
-            wanted = [*inspect.signature(theirs).parameters.values()]
-            have = [*inspect.signature(ours).parameters.values()]
-            assert [(p.name, p.kind, p.default) for p in have] == [
-                (p.name, p.kind, p.default) for p in wanted
-            ]
+            have, wanted = (
+                [(p.name, p.kind, p.default) for p in inspect.signature(one).parameters.values()]
+                for one in (ours, theirs)
+            )
+            assert have == wanted
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_torchrls_has_no_seed_and_favours_short_episodes() -> None:
+    """The true mean length is 105."""
+    # Of its 32 slots, half end an episode at step 10, and half of those that follow at step 20.
+    slots = SerialEnv(32, lambda: GymWrapper(TenOrTwoHundred()))
+    theirs = collectors.Evaluator(slots, deterministic(1), num_trajectories=16)
+    assert theirs.evaluate()["eval/episode_length"] < 60
+    theirs.shutdown()
+    assert "seed" not in inspect.signature(collectors.Evaluator).parameters
+    with Evaluator(TenOrTwoHundred, deterministic(1), num_trajectories=32) as ours:
+        found = [ours.evaluate()["eval/episode_length"] for _ in range(2)]
+    assert 80 < found[0] == found[1] < 130  # the same each time, whatever the load
 
 
 def test_metrics_are_torchrls_and_those_of_a_function_of_padded_episodes(
@@ -247,65 +258,34 @@ def test_weights_of_another_model_are_refused_and_change_nothing(
     assert evaluator.evaluate()["eval/reward"] == offline(policy).summary().returns.mean
 
 
-def test_a_step_is_an_int(evaluator: Evaluator) -> None:
-    for step in (-1, 1.5, True, "3"):
-        with pytest.raises(ValueError, match="expected step to be an int and not negative, got"):
-            evaluator.evaluate(step=step)
-
-
-def test_steps_may_be_numpys_and_are_counted_where_none_is_given(policy: Any) -> None:
-    with Evaluator(Walk, policy, num_trajectories=1) as evaluator:
-        steps = [evaluator.evaluate(step=step)["eval/step"] for step in (None, np.int64(7), None)]
-        assert steps == [0, 7, 1]
-        metrics = evaluator.evaluate()
-        assert metrics["eval/reward_std"] == 0.0  # of one episode, as TorchRL says it
-        assert math.isnan(metrics["eval/reward_low"])
-
-
 # --- beside ---------------------------------------------------------------------------------------
 
 
-def test_triggered_evaluations_come_back_in_their_order(evaluator: Evaluator) -> None:
+def test_evaluations_come_back_in_their_order_and_a_callback_may_raise(
+    evaluator: Evaluator, told: Told, policy: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     assert evaluator.poll() is None
-    assert all(evaluator.trigger_eval(step=step) for step in (5, 3, 9))
+    assert all(evaluator.trigger_eval(step=step) for step in (5, 3))
+    told.raises = True
+    assert evaluator.trigger_eval(step=9)
     assert evaluator.pending
-    steps = [evaluator.wait(60), evaluator.poll(60), evaluator.wait()]
-    assert [metrics["eval/step"] for metrics in steps if metrics] == [5, 3, 9]
+    found = [evaluator.wait(60), evaluator.poll(60), evaluator.wait()]
+    assert [metrics["eval/step"] for metrics in found if metrics] == [5, 3, 9]
     assert not evaluator.pending
     assert evaluator.wait() is None  # where TorchRL's waits for ever
-    assert evaluator.poll() is None
-
-
-def test_a_submitted_evaluation_has_its_records_and_replays(
-    evaluator: Evaluator, policy: Any
-) -> None:
+    assert "on_result of the Evaluator failed" in caplog.text
+    assert "ZeroDivisionError: in the callback" in caplog.text
     future = evaluator.submit(step=1)
     assert isinstance(future, Future)
-    result = future.result(60)
-    expected = offline(policy)
+    result, expected = future.result(60), offline(policy)
     assert (result.episodes, result.manifest) == (expected.episodes, expected.manifest)
     assert result.summary() == expected.summary()
     assert len(result.replay(2)) == result.record(2).length
     assert evaluator.poll() is None
-
-
-def test_a_callback_is_told_each_result_and_may_raise(
-    evaluator: Evaluator, told: Told, caplog: pytest.LogCaptureFixture
-) -> None:
-    evaluator.trigger_eval(step=1)
-    assert evaluator.wait(60) is not None
     evaluator.evaluate(step=2)
-    evaluator.submit(step=3).result(60)
-    assert [metrics["eval/step"].item() for _, metrics in told] == [1, 2, 3]
+    assert [metrics["eval/step"].item() for _, metrics in told] == [5, 3, 9, 1, 2]
     assert all(metrics.batch_size == () for _, metrics in told)
-    threads = [name for name, _ in told]
-    assert threads == ["tdcollect-evaluator", "MainThread", "tdcollect-evaluator"]
-    told.raises = True
-    with caplog.at_level(logging.WARNING, "tdcollect"):
-        evaluator.trigger_eval(step=1)
-        assert evaluator.wait(60) is not None
-    assert "on_result of the Evaluator failed" in caplog.text
-    assert "ZeroDivisionError: in the callback" in caplog.text
+    assert [name for name, _ in told] == [*["tdcollect-evaluator"] * 4, "MainThread"]
 
 
 def test_the_thread_waits_in_the_eyes_of_other_evaluations(
@@ -379,54 +359,52 @@ def test_busy_skip_drops_and_busy_error_raises(gate: Path) -> None:
             assert evaluator.wait(60)["eval/step"] == 3
 
 
-def test_a_wait_ends_after_its_timeout_and_a_queued_future_can_be_cancelled(gate: Path) -> None:
-    with gated(gate) as evaluator:
+def test_waits_time_out_futures_are_cancelled_and_on_result_may_trigger_but_not_wait(
+    gate: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls: list[Any] = []
+
+    def follow(metrics: Any) -> None:
+        calls.append(metrics["eval/step"].item())
+        if calls == [1]:
+            evaluator.trigger_eval(step=3)
+            evaluator.evaluate()
+
+    with gated(gate, on_result=follow) as evaluator:
         evaluator.trigger_eval(step=1)
         assert evaluator.poll(0.05) is None
         assert evaluator.wait(0.05) is None
         future = evaluator.submit(step=2)
         assert future.cancel()
         gate.touch()
-        assert evaluator.wait(60)["eval/step"] == 1
-        assert evaluator.evaluate(step=3)["eval/step"] == 3
-    assert [point.step for point in evaluator.curve] == [1, 3]
-
-
-def test_on_result_may_trigger_but_not_wait(gate: Path, caplog: pytest.LogCaptureFixture) -> None:
-    calls: list[Any] = []
-
-    def follow(metrics: Any) -> None:
-        calls.append(metrics["eval/step"].item())
-        if calls == [1]:
-            evaluator.trigger_eval(step=2)
-            evaluator.evaluate()
-
-    gate.touch()
-    with gated(gate, on_result=follow) as evaluator:
-        evaluator.trigger_eval(step=1)
-        assert [evaluator.wait(60)["eval/step"] for _ in range(2)] == [1, 2]
-    assert calls == [1, 2]
+        assert [evaluator.wait(60)["eval/step"] for _ in range(2)] == [1, 3]
+    assert calls == [point.step for point in evaluator.curve] == [1, 3]
     assert "expected evaluate() in the training loop, not in on_result" in caplog.text
 
 
 # --- checkpoints ----------------------------------------------------------------------------------
 
 
-def test_its_state_is_the_number_of_steps_counted(policy: Any, tmp_path: Path) -> None:
-    with (
-        Evaluator(Walk, policy, num_trajectories=1) as evaluator,
-        Evaluator(Walk, policy, num_trajectories=1) as restored,
-    ):
+def test_steps_may_be_numpys_and_its_state_is_the_number_of_those_counted(
+    policy: Any, tmp_path: Path
+) -> None:
+    with Evaluator(Walk, policy, num_trajectories=1) as evaluator:
+        for step in (-1, 1.5, True, "3"):
+            with pytest.raises(ValueError, match="expected step to be an int and not negative"):
+                evaluator.evaluate(step=step)
+        found = [evaluator.evaluate(step=step) for step in (None, np.int64(7), None)]
+        assert [metrics["eval/step"] for metrics in found] == [0, 7, 1]
+        assert found[0]["eval/reward_std"] == 0.0  # of one episode, as TorchRL says it
+        assert math.isnan(found[0]["eval/reward_low"])
+        assert evaluator.state_dict() == {"step_counter": 2}
         evaluator.load_state_dict({"step_counter": 12})
-        restored.load_state_dict(evaluator.state_dict())
-        assert restored.state_dict() == {"step_counter": 12}
         Checkpoint(evaluator=evaluator).save(tmp_path / "evaluator")
-        restored.load_state_dict({"step_counter": 0})
-        Checkpoint(evaluator=restored).load(tmp_path / "evaluator")
-        assert restored.evaluate()["eval/step"] == 12
-        restored.trigger_eval()
-        restored.submit(step=99).result(60)  # which runs after it
+        evaluator.load_state_dict({"step_counter": 0})
+        Checkpoint(evaluator=evaluator).load(tmp_path / "evaluator")
+        assert evaluator.evaluate()["eval/step"] == 12
+        evaluator.trigger_eval()
+        evaluator.submit(step=99).result(60)  # which runs after it
         with pytest.raises(RuntimeError, match="unread"):
-            restored.state_dict()
-        assert restored.wait()["eval/step"] == 13
-        assert restored.state_dict() == {"step_counter": 14}
+            evaluator.state_dict()
+        assert evaluator.wait()["eval/step"] == 13
+        assert evaluator.state_dict() == {"step_counter": 14}

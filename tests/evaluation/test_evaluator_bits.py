@@ -10,7 +10,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 from torch import nn
-from torchrl.envs import EnvCreator, GymEnv, SerialEnv
+from torchrl.envs import EnvCreator, GymEnv
 from torchrl.envs.utils import ExplorationType
 from torchrl.modules import LSTMModule
 from torchrl.weight_update import WeightStrategy
@@ -111,7 +111,6 @@ CASES: dict[str, Any] = {
     "recurrent": (Walk, partial(recurrent, LSTMModule), {}),
     "torchrl's env": (Seeded, deterministic, {"num_envs": 3, "inference_batch_size": 4}),
     "carries state": (Leaking, categorical, {}),
-    "envs in a row": (lambda: SerialEnv(2, Seeded), deterministic, {}),
     "an instance": (make_env("CartPole-v1", 2), partial(deterministic, 4), {"max_steps": 9}),
     "an id": ("CartPole-v1", partial(deterministic, 4), {"env_kwargs": {"sutton_barto_reward": 1}}),
     "a creator": (EnvCreator(partial(GymEnv, "CartPole-v1")), partial(deterministic, 4), {}),
@@ -122,11 +121,11 @@ CASES: dict[str, Any] = {
 def test_an_evaluation_is_the_one_of_the_same_arguments(case: str) -> None:
     env, make_policy, settings = CASES[case]
     policy = make_policy()
-    with Evaluator(env, policy, num_trajectories=5, **settings) as evaluator:
+    with Evaluator(env, policy, num_trajectories=4, **settings) as evaluator:
         found = [future.result(60) for future in (evaluator.submit(), evaluator.submit())]
     if "max_steps" in settings:
         settings = {"max_episode_steps": settings["max_steps"]}
-    offline = tdcollect.evaluate(env, policy, 5, progress=False, **settings)
+    offline = tdcollect.evaluate(env, policy, 4, progress=False, **settings)
     for result in found:
         assert result.episodes == offline.episodes
         assert result.manifest == offline.manifest
@@ -145,7 +144,7 @@ def test_running_statistics_are_part_of_the_snapshot() -> None:
     policy = deterministic(4)
     vecnorm = statistics(2)
     moving = statistics(1)
-    with Evaluator(normalized, policy, num_trajectories=3, num_envs=3) as evaluator:
+    with Evaluator(normalized, policy, num_trajectories=2, num_envs=2) as evaluator:
         futures = [evaluator.submit(weights_dict={"env.transform[0]": moving})]
         moving.set_extra_state(statistics(5).get_extra_state())  # as training goes on
         futures.append(evaluator.submit(weights_dict={"env.transform[0]": vecnorm}))
@@ -169,13 +168,14 @@ def test_running_statistics_are_part_of_the_snapshot() -> None:
         # A refused request leaves nothing behind.
         assert evaluator.submit().result(60).digest == found[3].digest
         assert weights_of_three.result(60).digest == found[3].digest
-    for seed, result in zip((1, 2, 2, 3), found, strict=True):
+    assert found[1].digest == found[2].digest
+    for seed, result in ((1, found[0]), (2, found[2]), (3, found[3])):
         offline = tdcollect.evaluate(
-            partial(with_statistics, seed), policy, 3, num_envs=3, progress=False
+            partial(with_statistics, seed), policy, 2, num_envs=2, progress=False
         )
         assert result.digest == offline.digest
         assert result.manifest == offline.manifest
-        assert len(result.replay(1)) == result.record(1).length
+    assert len(result.replay(1)) == result.record(1).length
     assert len({result.digest for result in found}) == 3
 
 

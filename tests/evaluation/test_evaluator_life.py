@@ -20,8 +20,12 @@ import pytest
 
 import tdcollect
 from tdcollect import Evaluator, env_seed
+from tdcollect.evaluation import background
+from tdcollect.processes.child import Spawned, run_fork
 
-from ..workers.test_process_exit import ROOT, gone, runs
+from ..forkserver import start
+from ..workers.test_process_exit import ROOT, gone
+from .crews import descendants
 from .envs import Walk
 from .evaluators import Deadly, Gated
 from .ledgers import contents
@@ -32,9 +36,9 @@ forked = pytest.mark.usefixtures("quick_children")
 
 
 def pid_of(evaluator: Evaluator) -> int:
-    pid = evaluator._courier.pid
-    assert pid is not None
-    return pid
+    process = evaluator._courier._process
+    assert process is not None
+    return process.pid
 
 
 def wait_for_resets(gate: Path, count: int) -> list[int]:
@@ -123,7 +127,7 @@ def test_an_idle_process_that_is_killed_is_replaced_when_it_is_needed(
         monkeypatch.setattr("tdcollect.evaluation.evaluator.LOOK", 0.01)
         evaluator.evaluate()
         os.kill(pid_of(evaluator), signal.SIGKILL)
-        while evaluator._courier.pid is not None:  # reaped, though nobody asks
+        while evaluator._courier._process is not None:  # reaped, though nobody asks
             time.sleep(0.005)
 
 
@@ -164,25 +168,29 @@ def test_shutdown_ends_an_evaluation_at_work(tmp_path: Path) -> None:
     assert "shut down" in repr(evaluator)
 
 
-def interrupted(gate: Path) -> Any:
-    """The future of an evaluation that was at work as its with block raised."""
-    with suppress(ZeroDivisionError), Evaluator(partial(Gated, str(gate)), categorical()) as made:
-        future = made.submit()
-        wait_for_resets(gate, 1)
-        raise ZeroDivisionError
-    return future
-
-
 @forked
-def test_a_with_block_waits_unless_it_raises(tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    with Evaluator(partial(Gated, str(gate)), categorical(), num_trajectories=1) as evaluator:
-        future = evaluator.submit()
-        gate.touch()
-    assert future.done()
-    future = interrupted(tmp_path / "other")
+def test_a_with_block_waits_unless_it_raises_and_leaves_nothing(tmp_path: Path) -> None:
+    files, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+    gate, pids = tmp_path / "gate", []
+    for error in (None, ZeroDivisionError):
+        with (
+            suppress(ZeroDivisionError),
+            Evaluator(partial(Gated, str(gate)), categorical(), num_trajectories=1) as evaluator,
+        ):
+            future = evaluator.submit()
+            pids += [pid_of(evaluator), *wait_for_resets(gate, 1)]
+            if error is not None:
+                raise error
+            gate.touch()
+        assert future.done()
+        gate = tmp_path / "other"
     with pytest.raises(RuntimeError, match="shut down before the evaluation at step 0"):
         future.result(1)
+    assert gone(pids)
+    del evaluator, future
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= files + 1
+    assert threading.active_count() == threads
 
 
 @forked
@@ -200,21 +208,6 @@ def test_an_evaluator_that_nobody_holds_ends(
     assert "1 evaluation lost: the Evaluator ended first; call wait()" in caplog.text
     assert gone([pid])
     assert threading.active_count() == before
-
-
-@forked
-def test_nothing_is_left_after_a_shutdown() -> None:
-    before, threads = len(os.listdir("/proc/self/fd")), len(threading.enumerate())
-    for _ in range(2):
-        evaluator = Evaluator(Walk, categorical(), num_trajectories=1)
-        evaluator.evaluate()
-        pid = pid_of(evaluator)
-        evaluator.shutdown()
-        assert not runs(pid)
-        del evaluator
-    gc.collect()
-    assert len(os.listdir("/proc/self/fd")) <= before + 1
-    assert len(threading.enumerate()) == threads
 
 
 @pytest.mark.slow
@@ -292,48 +285,53 @@ class Mine(gymnasium.Env):
 policy = lambda td: td.set("action", torch.nn.functional.one_hot(torch.zeros(td.shape).long(), 2))
 gymnasium.register("Mine-v0", Mine)
 evaluator = Evaluator(lambda: gymnasium.make("Mine-v0"), policy, num_trajectories=2, init_fn=first)
-print(evaluator._courier.pid, flush=True)
+print(evaluator._courier._process.pid, flush=True)
 print(evaluator.evaluate()["eval/reward"], flush=True)
 open({gate!r}, "w")
 evaluator.trigger_eval()
-{rest}
+print('end')
 """
 
 
-def program(tmp_path: Path, rest: str) -> tuple[subprocess.Popen[str], int]:
-    """Start a program that has an evaluation at work; and the process that evaluates."""
-    seen, gate = str(tmp_path / "seen"), str(tmp_path / "gate")
-    process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM.format(rest=rest, seen=seen, gate=gate)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+@pytest.mark.slow
+def test_a_training_that_ends_ends_its_process(tmp_path: Path) -> None:
+    seen, gate = tmp_path / "seen", tmp_path / "gate"
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(seen=str(seen), gate=str(gate))],
+        capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": ROOT},
     )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "once\n"
-    pid = int(process.stdout.readline())
-    assert process.stdout.readline() == "3.0\n"
-    assert Path(seen).read_text() == "nothing"  # init_fn came before torch
-    return process, pid
+    once, pid, *rest = done.stdout.splitlines()
+    assert (once, rest) == ("once", ["3.0", "end"])
+    assert gone([int(pid)])
+    assert seen.read_text() == "nothing"  # init_fn came before torch
+    assert done.returncode == 0
+    assert "1 evaluation lost: the Evaluator ended first" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("rest", "number"),
-    [
-        pytest.param("time.sleep(600)", signal.SIGKILL, id="killed"),
-        pytest.param("print('end')", None, id="ended", marks=pytest.mark.slow),
-    ],
-)
-def test_no_process_outlives_the_training(tmp_path: Path, rest: str, number: int | None) -> None:
-    process, pid = program(tmp_path, rest)
-    assert runs(pid)
-    if number is not None:
-        os.kill(process.pid, number)
-    out, errors = process.communicate(timeout=60)
-    assert out == ("" if number else "end\n")
-    assert gone([pid])
-    if number is None:
-        assert process.returncode == 0
-        assert "1 evaluation lost: the Evaluator ended first" in errors
-        assert "Traceback" not in errors
+def training(gate: str) -> None:
+    """Have an evaluation at work, in a process that this one forks."""
+
+    def begin(spawned: Any, lifeline: int, descriptors: Any) -> None:
+        spawned.pid = os.fork()
+        if not spawned.pid:
+            run_fork(background.main, lifeline, *descriptors)
+
+    Spawned._begin = begin
+    evaluator = Evaluator(partial(Gated, gate), categorical())
+    evaluator.trigger_eval()
+    time.sleep(600)
+
+
+def test_no_process_outlives_a_training_that_is_killed(tmp_path: Path) -> None:
+    process = start(training, str(tmp_path / "gate"))
+    (worker,) = wait_for_resets(tmp_path / "gate", 1)
+    assert process.pid is not None
+    children = descendants(process.pid)
+    assert len(children) == 3  # that evaluates, the template and the worker
+    assert worker in children
+    process.kill()
+    process.join()
+    assert gone(children)

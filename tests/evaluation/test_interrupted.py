@@ -20,7 +20,6 @@ from ..forkserver import start
 from .ledgers import contents, manifest
 
 COMMAND = ["evaluate", "CartPole-v1", "--policy", "random", "--num-envs", "4", "--quiet"]
-TIMES = "run.json"  # the one file that holds times
 
 
 def command(out: Path, *more: str, episodes: int = 40) -> list[str]:
@@ -32,11 +31,15 @@ def lines(out: Path) -> int:
     return file.read_bytes().count(b"\n") if file.exists() else 0
 
 
-def kill_at_random_moments(
-    typed: list[str], out: Path, kills: int, rng: random.Random
-) -> list[int]:
-    """Kill the command repeatedly at random moments; the ledger's length after each."""
-    found = []
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 9))]
+)
+def test_killed_at_random_moments_and_run_again(tmp_path: Path, seed: int) -> None:
+    """Very often, in the slow ones."""
+    rng, out, kills, found = random.Random(seed), tmp_path / "killed", 20 if seed else 3, []
+    more = ["--num-envs=2", *["--keep-trajectories"][: 1 - seed % 2]]
+    whole, typed = (command(tmp_path / n, *more, episodes=20 * kills) for n in ("whole", "killed"))
+    assert main(whole) == 0
     for _ in range(kills):
         process = start(main, typed)
         before = lines(out)
@@ -48,29 +51,9 @@ def kill_at_random_moments(
         process.join()
         assert process.exitcode in (-signal.SIGKILL, 0)
         found.append(lines(out))
-    return found
-
-
-def check_kills(path: Path, kills: int, seed: int, *more: str) -> None:
-    typed = [
-        command(path / name, *more, "--num-envs=2", episodes=20 * kills)
-        for name in ("whole", "killed")
-    ]
-    assert main(typed[0]) == 0
-    found = kill_at_random_moments(typed[1], path / "killed", kills, random.Random(seed))
-    assert main(typed[1]) == 0
-    assert contents(path / "killed") == contents(path / "whole")
+    assert main(typed) == 0
+    assert contents(out) == contents(tmp_path / "whole")
     assert len({*found} - {0, 20 * kills}) >= kills // 3  # so many in the midst of it
-
-
-def test_killed_at_random_moments_and_run_again(tmp_path: Path) -> None:
-    check_kills(tmp_path, 4, 0, "--keep-trajectories")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1, 11))
-def test_killed_very_often_and_run_again(tmp_path: Path, seed: int) -> None:
-    check_kills(tmp_path, 20, seed, *["--keep-trajectories"][: seed % 2])
 
 
 def die_at_second_file(arguments: list[str]) -> None:

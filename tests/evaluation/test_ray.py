@@ -7,6 +7,7 @@ import os
 import pickle
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,8 +19,6 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict.nn import TensorDictModule
-from torch import nn
 from torchrl.modules import LSTMModule
 
 import tdcollect
@@ -54,27 +53,34 @@ drawn = policies.categorical
 run = partial(quiet, envs.Walk, episodes=20)
 
 
-POLICIES = {
-    "deterministic": policies.deterministic,
-    "drawn": policies.categorical,
-    "recurrent": partial(policies.recurrent, LSTMModule),
-}
+def test_interrupted_and_resumed_the_files_are_those_of_one_process(
+    workers: RayWorkers, tmp_path: Path
+) -> None:
+    """With the data of episodes; those that are kept in memory are the same, too."""
+    policy, add = policies.recurrent(LSTMModule), Directory.add
+    go_on = partial(run, policy, keep_trajectories=True)
+    go_on(output_dir=tmp_path / "one")
 
+    def adds(self: Directory, *arguments: Any) -> None:
+        add(self, *arguments)
+        if lines_of(tmp_path / "ray") == 10:
+            raise KeyboardInterrupt
 
-@pytest.mark.parametrize("name", POLICIES)
-def test_files_are_those_of_one_process(name: str, workers: RayWorkers, tmp_path: Path) -> None:
-    """With the data of episodes, which are compared beside a directory, too."""
-    policy, kept = POLICIES[name](), []
-    for where, crew in (("one", None), ("ray", workers)):
-        run(policy, output_dir=tmp_path / where, keep_trajectories=True, workers=crew)
-        if name == "recurrent":
-            kept.append(
-                run(policy, episodes=[0, 7], keep_trajectories=True, workers=crew).trajectory(7)
-            )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Directory, "add", adds)
+        with pytest.raises(KeyboardInterrupt):
+            go_on(output_dir=tmp_path / "ray", workers=workers)
+    assert lines_of(tmp_path / "ray") == 10
+    go_on(output_dir=tmp_path / "ray", workers=workers)
     assert contents(tmp_path / "ray") == contents(tmp_path / "one")
     assert '"kind": "ray"' in (tmp_path / "ray" / "run.json").read_text()
-    for key, value in kept[0].items(True, True) if kept else ():
-        assert torch.equal(value, kept[1][key]), key
+    here, there = (go_on(episodes=[0, 7], workers=crew).trajectory(7) for crew in (None, workers))
+    for key, value in here.items(True, True):
+        assert torch.equal(value, there[key]), key
+
+
+def lines_of(path: Path) -> int:
+    return (path / "episodes.jsonl").read_bytes().count(b"\n")
 
 
 def test_workers_run_beside_no_thread_of_ray(workers: RayWorkers) -> None:
@@ -84,24 +90,14 @@ def test_workers_run_beside_no_thread_of_ray(workers: RayWorkers) -> None:
     assert "from a stream of each episode" in found.manifest["global_random_numbers"]
 
 
-class Large(nn.Module):
-    """A policy with two MiB of weights."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("ballast", torch.arange(2**18, dtype=torch.float64))
-
-    def forward(self, observation: torch.Tensor) -> torch.Tensor:
-        return nn.functional.one_hot((observation.sum(-1) > 0).long(), 2) + 0 * int(self.ballast[0])
-
-
 def test_large_messages_are_stored_once(
     workers: RayWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored: list[int] = []
     put = ray.put
     monkeypatch.setattr(ray, "put", lambda value: stored.append(len(value)) or put(value))
-    policy = TensorDictModule(Large(), ["observation"], ["action"])
+    policy = drawn()
+    policy.register_buffer("ballast", torch.arange(2**18, dtype=torch.float64))
     one, other = (run(policy, workers=crew) for crew in (None, workers))
     assert other.digest == one.digest
     assert len(stored) == 1
@@ -223,29 +219,6 @@ def test_a_cluster_without_machines_ends_the_evaluation_and_it_goes_on(tmp_path:
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
 
 
-def test_interrupted_and_resumed_elsewhere(
-    workers: RayWorkers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run(drawn(), output_dir=tmp_path / "whole")
-    added = 0
-    add = Directory.add
-
-    def adds(self: Directory, *arguments: Any) -> None:
-        nonlocal added
-        add(self, *arguments)
-        added += 1
-        if added == 10:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Directory, "add", adds)
-        with pytest.raises(KeyboardInterrupt):
-            run(drawn(), output_dir=tmp_path / "cut", workers=workers)
-    assert len((tmp_path / "cut" / "episodes.jsonl").read_text().splitlines()) == 10
-    run(drawn(), output_dir=tmp_path / "cut")
-    assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
-
-
 # ------------------------------------------------------------------------------------ start and end
 
 
@@ -257,19 +230,16 @@ def pids(workers: RayWorkers) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["closed", "collected"])
-def test_no_process_is_left(how: str, cluster: str) -> None:
+def test_no_process_is_left(cluster: str) -> None:
     workers = RayWorkers(1)
-    assert repr(workers) == "RayWorkers(1 worker, not started)"
-    run(drawn(), workers=workers)
-    left = pids(workers)
-    assert not gone(left, 0)
-    if how == "closed":
+    left = []
+    for _ in range(2):
         workers.close()
         assert repr(workers) == "RayWorkers(1 worker, not started)"
         assert run(drawn(), workers=workers).digest == run(drawn()).digest  # it starts anew
         left += pids(workers)
-        workers.close()
+        assert not gone(left[-3:], 0)
+    assert gone(left[:3])
     del workers
     gc.collect()
     assert gone(left)
@@ -369,12 +339,6 @@ def test_a_ray_of_our_own_ends_with_the_program(end: str, monkeypatch: Any) -> N
     assert not done.stderr
 
 
-def test_a_copy_connects_to_the_same_cluster(cluster: str) -> None:
-    copy = pickle.loads(pickle.dumps(RayWorkers(2, num_cpus=0.5, timeout=3, max_lost=4)))
-    assert (copy.num_workers, copy.num_cpus, copy.timeout, copy.max_lost) == (2, 0.5, 3, 4)
-    assert copy.address == cluster
-
-
 class Noted(envs.Walk):
     def __init__(self) -> None:
         super().__init__(size=int(os.environ.get("NOTED", "3")))
@@ -435,19 +399,18 @@ def test_workers_that_wait_for_a_place_are_said(
     )
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
+def test_arguments_are_checked(cluster: str) -> None:
+    for given, said in (
         ({"num_workers": 0}, "expected num_workers to be a positive int, got 0"),
         ({"num_cpus": -1}, "expected num_cpus to be a number from 0, got -1"),
         ({"num_gpus": "1"}, "expected num_gpus to be a number from 0, got '1'"),
         ({"address": 6379}, "expected address to be 'host:port' or None, got 6379"),
-    ],
-    ids=str,
-)
-def test_arguments_are_checked(given: dict[str, Any], said: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=f"^{re.escape(said)}$"):
-        RayWorkers(**{"num_workers": 1, **given})
+    ):
+        with pytest.raises((TypeError, ValueError), match=f"^{re.escape(said)}$"):
+            RayWorkers(**{"num_workers": 1, **given})
+    copy = pickle.loads(pickle.dumps(RayWorkers(2, num_cpus=0.5, timeout=3, max_lost=4)))
+    assert (copy.num_workers, copy.num_cpus, copy.timeout, copy.max_lost) == (2, 0.5, 3, 4)
+    assert copy.address == cluster
 
 
 def test_an_address_is_of_the_cluster_that_is_connected(cluster: str) -> None:
@@ -460,24 +423,19 @@ def test_an_address_is_of_the_cluster_that_is_connected(cluster: str) -> None:
             ray_cluster.connect(other)
 
 
-UNCONNECTED = """
-import socket, sys
-from tdcollect import RayWorkers, evaluate
-from tdcollect import ray_cluster
-with socket.socket() as closed:
-    closed.bind(("127.0.0.1", 0))
-    address = f"127.0.0.1:{closed.getsockname()[1]}"
-for address in (address, "ray://head:10001"):
-    try:
-        RayWorkers(1, address=address).start(0)
-    except (ConnectionError, ValueError) as error:
-        print(type(error).__name__, error)
-"""
+def unconnected() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+    for one in (address, "ray://head:10001"):
+        try:
+            RayWorkers(1, address=one).start(0)
+        except (ConnectionError, ValueError) as error:
+            print(type(error).__name__, error)
 
 
-@pytest.mark.slow
 def test_an_address_where_there_is_no_ray_is_named() -> None:
-    done = subprocess.run([sys.executable, "-c", UNCONNECTED], capture_output=True, text=True)
+    done = forkserver.run(unconnected)
     first, second = done.stdout.splitlines()
     assert re.fullmatch(
         r"ConnectionError expected a Ray cluster at 127.0.0.1:\d+, got .*refused; start one with "
@@ -505,44 +463,27 @@ def test_actors_import_no_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def reasons() -> dict[str, BaseException]:
+def test_reasons_are_plain_words_and_some_lie_outside_of_env_and_policy() -> None:
     import ray.exceptions as told  # as the module may lack Ray
 
     def task(error: Exception) -> BaseException:
         return told.RayTaskError("answers", f"...\n{type(error).__name__}: {error}", error)
 
-    return {
-        "was ended by Ray, as its machine ran short of memory": told.OutOfMemoryError("..."),
-        "ended with ValueError: odd": task(ValueError("odd")),
-        "ended with ModuleNotFoundError: No module named 'tdcollect'": told.ActorDiedError(
-            task(ModuleNotFoundError("No module named 'tdcollect'"))
-        ),
-        "was out of reach": told.ActorUnavailableError("The actor is unavailable", b"0" * 16),
-        "was lost with its machine": told.NodeDiedError("The node died"),
-        "was lost with its Ray actor, whose process ended": told.ActorDiedError(),
-    }
-
-
-@pytest.mark.parametrize("said", reasons())
-def test_reasons_are_plain_words(said: str) -> None:
-    assert ray_workers._reason(reasons()[said]) == said
-
-
-def test_what_ray_tells_of_causes_outside_of_env_and_policy() -> None:
-    import ray.exceptions as told
-
     users = "Memory was low. Top 10 memory users: PID\tMEM(GB)\tCOMMAND\n{}\t9.1\tpython\n7\t1"
-    of_others = (
-        told.OutOfMemoryError(users.format(12)),
-        told.ActorDiedError(),
-        told.NodeDiedError(""),
-    )
-    own = told.OutOfMemoryError(users.format(34)), told.OutOfMemoryError("..."), StopIteration()
-    where = "process 34 on host"
-    assert [ray_workers._is_outside(error, where) for error in of_others] == [True] * 3
-    assert [ray_workers._is_outside(error, where) for error in own] == [False] * 3
-    failed = [error for said, error in reasons().items() if said.startswith("ended with")]
-    assert [ray_workers._is_outside(error, where) for error in failed] == [False] * 2
+    memory = "was ended by Ray, as its machine ran short of memory"
+    for error, outside, said in (
+        (told.OutOfMemoryError("..."), False, memory),
+        (told.OutOfMemoryError(users.format(34)), False, memory),
+        (told.OutOfMemoryError(users.format(12)), True, memory),  # of another process
+        (task(ValueError("odd")), False, "ended with ValueError: odd"),
+        (told.ActorDiedError(task(ImportError("odd"))), False, "ended with ImportError: odd"),
+        (told.ActorUnavailableError("It is unavailable", b"0" * 16), True, "was out of reach"),
+        (told.NodeDiedError("The node died"), True, "was lost with its machine"),
+        (told.ActorDiedError(), True, "was lost with its Ray actor, whose process ended"),
+    ):
+        assert ray_workers._reason(error) == said
+        assert ray_workers._is_outside(error, "process 34 on host") == outside
+    assert not ray_workers._is_outside(StopIteration(), "process 34 on host")
 
 
 class Streaming:

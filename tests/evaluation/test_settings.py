@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import pickle
-from collections.abc import Callable
 from dataclasses import asdict, fields, replace
 from typing import Any
 
@@ -23,17 +22,14 @@ from .policies import categorical
 SETTINGS = {field.name: field.default for field in fields(EvaluationSettings) if field.init}
 
 
-@pytest.mark.parametrize("function", [evaluate, EvaluationCollector])
-def test_the_signature_shows_every_setting_with_its_default(function: Callable[..., Any]) -> None:
-    shown = inspect.signature(function).parameters
-    assert {name: shown[name].default for name in SETTINGS} == SETTINGS
-    assert all(p.kind is not p.VAR_KEYWORD for p in shown.values())
-    assert [p.name for p in shown.values() if p.kind is not p.KEYWORD_ONLY] == [
-        *("env", "policy", "episodes", "seed")
-    ]
-
-
-def test_type_checkers_read_the_same_settings() -> None:
+def test_signatures_and_type_checkers_have_every_setting_with_its_default() -> None:
+    for function in (evaluate, EvaluationCollector):
+        shown = inspect.signature(function).parameters
+        assert {name: shown[name].default for name in SETTINGS} == SETTINGS
+        assert all(p.kind is not p.VAR_KEYWORD for p in shown.values())
+        assert [p.name for p in shown.values() if p.kind is not p.KEYWORD_ONLY] == [
+            *("env", "policy", "episodes", "seed")
+        ]
     types = {field.name: field.type for field in fields(EvaluationSettings) if field.init}
     flat = {name: hint.__forward_arg__ for name, hint in SettingsArguments.__annotations__.items()}
     assert flat == {name: types[name] for name in types if name not in ("episodes", "seed")}
@@ -42,10 +38,9 @@ def test_type_checkers_read_the_same_settings() -> None:
 def test_the_command_line_has_their_defaults() -> None:
     options = {option.name: option.default for option in command.params}
     assert SETTINGS.keys() - options.keys() == {"fresh_envs"}
-    for name in ("seed", "inference_batch_size", "inference_threads", "eval_mode"):
+    same = ("seed", "inference_batch_size", "inference_threads", "eval_mode", "on_env_error")
+    for name in (*same, "max_restarts"):
         assert options[name] == SETTINGS[name]
-    assert options["on_env_error"] == SETTINGS["on_env_error"]
-    assert options["max_restarts"] == SETTINGS["max_restarts"]
     assert options["exploration_type"] == SETTINGS["exploration_type"].name.lower()
 
 
@@ -87,17 +82,14 @@ def test_a_manifest_gives_back_the_settings_it_was_written_from() -> None:
     assert asdict(again) == asdict(replace(settings, episodes=[episode.index]))
 
 
-@pytest.mark.parametrize(
-    ("function", "name", "told"),
-    [
+def test_an_unknown_setting_is_told_with_the_one_that_is_meant() -> None:
+    for function, name, told in (
         (evaluate, "num_env", r"evaluate\(\), got num_env; did you mean num_envs\?"),
-        (EvaluationCollector, "exploration", r"Collector\(\), got .* you mean exploration_type\?"),
+        (EvaluationCollector, "exploration", r"Collector\(\), .* you mean exploration_type\?"),
         (evaluate, "xyz", "got xyz; did you mean one of those in h"),
-    ],
-)
-def test_an_unknown_setting_is_told_with_the_one_that_is_meant(function, name, told) -> None:
-    with pytest.raises(TypeError, match=f"^expected arguments of .*{told}"):
-        function("CartPole-v1", **{name: 1})
+    ):
+        with pytest.raises(TypeError, match=f"^expected arguments of .*{told}"):
+            function("CartPole-v1", **{name: 1})
 
 
 def test_an_index_that_is_no_int_is_told() -> None:

@@ -7,7 +7,9 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from itertools import chain
+from typing import Any, Generic, TypeVar
 
 from tdcollect.display import count_text, one_line
 from tdcollect.evaluation.episodes.actions import GROUPS
@@ -26,10 +28,10 @@ from tdcollect.evaluation.workers.local import (
     MOST_HELD,
     Ended,
     Fetch,
-    Lacks,
     Open,
     Opened,
     Probing,
+    Raised,
     Run,
     State,
     Worker,
@@ -82,18 +84,16 @@ class Evaluation:
     skipped: int = 0  # groups of seeds that the probe leaves out, as they end workers
     # Manifests of workers that are let in.
     unlike: list[Mapping[str, Any]] = field(default_factory=list)
-    _pickled: Pickled | None = None
 
-    @property
+    @cached_property
     def pickled(self) -> Pickled:
         """The job, pickled; made when it is first asked for."""
-        if self._pickled is None:
-            job = self.make_job()
-            self.seeds = job.settings.seed_schedule()
-            self._pickled = job.pickled()
-            if self.weights is not None:  # in place of the job's, which stay where it is held
-                self._pickled = self._pickled._replace(key=f"{self._pickled.key}, with weights")
-        return self._pickled
+        job = self.make_job()
+        self.seeds = job.settings.seed_schedule()
+        pickled = job.pickled()
+        if self.weights is not None:  # in place of the job's, which stay where it is held
+            pickled = pickled._replace(key=f"{pickled.key}, with weights")
+        return pickled
 
     @property
     def key(self) -> str:
@@ -104,9 +104,6 @@ class Evaluation:
     def about(self) -> dict[str, Any]:
         """The env and what runs it, for the notes on a run."""
         return {"env": self.env, "threads": self.threads}
-
-    def release(self) -> None:
-        self._pickled = None
 
     def __repr__(self) -> str:
         return one_line(self, self.env or "not opened")
@@ -138,14 +135,10 @@ class Dispatcher:
         self.note = note
         self.lost: list[str] = []  # how each lost worker ended, in lines
         self._allow_mixed = allow_mixed
-        self._works: dict[int, Evaluation] = {}
         self._by_key: dict[str, Evaluation] = {}  # those that a worker was sent
         self._added = 0
-        self._opened: dict[int, Opened] = {}  # by rank; of the evaluation that it is at
-        self._probing: dict[int, int] = {}  # by rank: the groups of seeds that it leaves out
         self._states: list[dict[str, Any]] = []
-        self._beats: dict[int, tuple[int, float]] = {}  # of those at work, and since when
-        self._schedule = Schedule(workers.num_workers, workers.max_lost)
+        self._schedule = Schedule[Evaluation](workers.num_workers, workers.max_lost)
         self._git = git_state()
         if workers.in_use:
             raise RuntimeError(f"expected workers that are free, got {workers!r}, which are in use")
@@ -154,8 +147,8 @@ class Dispatcher:
         try:
             while found := list(workers.wait(0)):  # what was left unread comes before an end
                 for worker, answer in found:
-                    if answer is None:  # it ended while it had nothing to do
-                        self._end(worker)
+                    if answer is None or isinstance(answer, Raised):
+                        self._end(worker)  # which had nothing to do
         except BaseException:
             self.close()
             raise
@@ -164,13 +157,12 @@ class Dispatcher:
         """Add an evaluation; it is opened once a worker is free for it."""
         work.number, work.dispatcher = self._added, self
         self._added += 1
-        self._works[work.number] = work
-        self._schedule.add(work.number, None)
+        self._schedule.add(work, None)
 
     def begin(self, work: Evaluation, indices: Iterable[int]) -> None:
         """Run these episodes of an evaluation, which has been opened."""
         work.begun = True
-        self._schedule.add(work.number, indices)
+        self._schedule.add(work, indices)
 
     def about(self, work: Evaluation) -> dict[str, Any]:
         """Return its env and the workers, for the notes on a run."""
@@ -183,70 +175,65 @@ class Dispatcher:
 
     def left(self, work: Evaluation) -> int:
         """Return the number of episodes of an evaluation that have not ended."""
-        return self._schedule.left(work.number)
+        return self._schedule.left(work)
 
     def remove(self, work: Evaluation) -> None:
         """Forget an evaluation; if it has not ended, workers that are busy with it are ended."""
-        if self._works.get(work.number) is not work:
+        if work not in self._schedule.queues:
             return
         unfinished = not work.begun or bool(self.left(work))
-        del self._works[work.number]
         self._by_key = {key: other for key, other in self._by_key.items() if other is not work}
-        for rank in self._schedule.drop(work.number):
-            self._opened.pop(rank, None)
-            if unfinished and rank in self._beats:
+        for rank, seat in self._schedule.drop(work).items():
+            if unfinished and seat.beats is not None:
                 self._end(self.workers.crew[rank])
-        work.release()
-
-    def events(self) -> Iterator[Event]:
-        """Hand out episodes, and wait for answers for a moment; yields what came of them."""
-        yield from self.hand_out()
-        yield from self.answers()
+        work.__dict__.pop("pickled", None)
 
     def hand_out(self) -> Iterator[Event]:
         """Give workers what they lack; yields evaluations whose job cannot be made."""
         for rank in range(self.workers.num_workers):
-            number = self._schedule.at(rank)
-            placed = self._schedule.place(rank)
-            if placed is None or placed not in self._works:
+            before, seat = self._schedule.seats.get(rank), self._schedule.place(rank)
+            if seat is None:
                 continue
-            work = self._works[placed]
-            if placed != number or rank not in self.workers.crew:
+            work = seat.evaluation
+            if seat is not before:
                 try:
                     work.pickled  # noqa: B018, which fails before a worker starts
                 except Exception as error:
                     yield self._fail(work, error)
                     continue
                 self._open(self.workers.crew.get(rank) or self.workers.start(rank), work)
-            if work.begun and rank in self._opened:
-                self._hand_out(rank, work)
+            if work.begun and seat.opened is not None:
+                self._hand_out(self.workers.crew[rank], seat.opened, work)
 
-    def _hand_out(self, rank: int, work: Evaluation) -> None:
+    def _hand_out(self, worker: Worker, opened: Opened, work: Evaluation) -> None:
         while work.unlike:
             unlike = work.unlike.pop()
             work.manifest[MIXED] = mixed_entries(work.manifest, unlike)
             work.recording.let_in(unlike)
-        idle = not self._schedule.held(rank)
-        more = self._schedule.hand_out(rank, self._opened[rank].slots)
+        idle = not self._schedule.held(worker.rank)
+        more = self._schedule.hand_out(worker.rank, opened.slots)
         if more:
-            worker = self.workers.crew[rank]
             worker.send(Run(self.workers.turn, work.key, more, work.keep))
             if idle:
-                self._beats[rank] = (worker.beats(), time.monotonic())
+                self._watch(worker)
+
+    def _watch(self, worker: Worker) -> None:
+        """Begin to look at the steps of a worker that is at work from now on."""
+        self._schedule.seats[worker.rank].beats = (worker.beats(), time.monotonic())
 
     def policy_state(self, work: Evaluation) -> dict[str, Any]:
         """Return the policy's ``state_dict``, on the CPU; empty if it has none."""
         asked: Worker | None = None
         self._states.clear()
         while not self._states:
-            if not any(self._schedule.at(rank) == work.number for rank in self.workers.crew):
-                self._schedule.put(0, work.number)  # all have been lost since
+            if not self._schedule.seats_at(work):
+                self._schedule.put(0, work)  # all have been lost since
                 self._open(self.workers.crew.get(0) or self.workers.start(0), work)
-            ready = [rank for rank in self._opened if self._schedule.at(rank) == work.number]
+            ready = [r for r, seat in self._schedule.seats_at(work).items() if seat.opened]
             if ready and self.workers.crew[min(ready)] is not asked:
                 asked = self.workers.crew[min(ready)]
                 asked.send(Fetch(self.workers.turn, work.key))
-            for _, what in self.events():
+            for _, what in chain(self.hand_out(), self.answers()):
                 if isinstance(what, Exception):
                     raise what
         return self._states.pop()
@@ -264,24 +251,24 @@ class Dispatcher:
                 if there:
                     yield from self._lose(worker)
                 continue
-            work = self._by_key.get(answer.key)
-            if answer.turn != self.workers.turn or work is None:
+            work = self._by_key.get(answer.key) if answer.turn == self.workers.turn else None
+            seat = self._schedule.seats.get(worker.rank) if there else None
+            if isinstance(answer, Raised) and there:
+                self._end(worker)  # its env may be anywhere
+                self._schedule.lose(worker.rank)
+            if work is None:
                 continue  # of an evaluation that ended before this worker was up
             if isinstance(answer, Ended):
                 yield from self._ended(worker, answer, work)
-            elif not there or self._schedule.at(worker.rank) != work.number:
+            elif seat is None or seat.evaluation is not work:
                 continue  # it was lost, or others ended this evaluation meanwhile
             elif isinstance(answer, Opened):
                 yield from self._take_in(worker, answer, work)
             elif isinstance(answer, Probing):
-                self._probing[worker.rank] = answer.skipped
+                seat.skipped = answer.skipped
             elif isinstance(answer, State):
                 self._states.append(answer.state)
-            elif isinstance(answer, Lacks):
-                worker.holds.remove(answer.key)
-                self._open(worker, work)
             else:
-                self._end(worker)  # its env may be anywhere
                 yield self._fail(work, raised_there(answer.failure, worker.name))
         for worker, limit in hanging:
             if self.workers.crew.get(worker.rank) is worker:
@@ -289,12 +276,10 @@ class Dispatcher:
 
     def _ended(self, worker: Worker, answer: Ended, work: Evaluation) -> Iterator[Event]:
         try:
-            new = self._schedule.take_in(work.number, worker.rank, worker.name, answer.record)
+            new = self._schedule.take_in(work, worker.rank, worker.name, answer.record)
         except NotReproducibleError as error:
             yield self._fail(work, error)
             return
-        if not self._schedule.held(worker.rank):
-            self._beats.pop(worker.rank, None)
         if new and answer.error is not None:
             work.errors[answer.record.index] = answer.error
         if new:
@@ -309,30 +294,27 @@ class Dispatcher:
         self._by_key[key] = work
         sent = None if key in worker.holds else job
         verdict = self.workers.verdicts.get(env_key)
-        self._opened.pop(worker.rank, None)
-        self._probing.pop(worker.rank, None)
         turn, skipped = self.workers.turn, work.skipped
         worker.send(Open(turn, around, key, sent, work.weights, verdict, skipped))
         worker.holds = [*(held for held in worker.holds if held != key), key][-MOST_HELD:]
-        self._beats[worker.rank] = (worker.beats(), time.monotonic())
+        self._watch(worker)
 
     def _take_in(self, worker: Worker, opened: Opened, work: Evaluation) -> Iterator[Event]:
-        crew = self.workers.crew
+        crew, seats = self.workers.crew, self._schedule.seats_at(work)
         self.workers.verdicts[work.pickled.env_key] = opened.verdict
-        self._opened[worker.rank] = opened
-        self._probing.pop(worker.rank, None)
+        own = seats[worker.rank]
+        own.opened, own.skipped, own.beats = opened, None, None
         work.died.pop(worker.rank, None)
         work.died.pop(None, None)
-        self._beats.pop(worker.rank, None)
         try:
             if work.manifest:
                 self._check(worker, opened, work)
-            elif not worker.rank or self._schedule.at(0) != work.number or not crew[0].beats():
+            elif not worker.rank or 0 not in seats or not crew[0].beats():
                 work.manifest = {**opened.manifest, "git": self._git}
                 work.env, work.threads = opened.env, opened.threads
-                for rank, other in self._opened.items():
-                    if self._schedule.at(rank) == work.number:
-                        self._check(crew[rank], other, work)
+                for rank, seat in seats.items():
+                    if seat.opened is not None:
+                        self._check(crew[rank], seat.opened, work)
                 yield work, None
         except ValueError as error:
             yield self._fail(work, error)
@@ -355,13 +337,15 @@ class Dispatcher:
     def _hanging(self, answered: Container[int]) -> list[tuple[Worker, float]]:
         """Return the workers that have neither answered nor stepped for long, and their limits."""
         now, found = time.monotonic(), []
-        for rank, (before, since) in self._beats.items():
-            worker = self.workers.crew[rank]
+        for rank, seat in self._schedule.seats.items():
+            if seat.beats is None:
+                continue
+            worker, (before, since) = self.workers.crew[rank], seat.beats
             beats, limit = worker.beats(), self.workers.timeout or math.inf
-            if rank not in self._opened:
+            if seat.opened is None:
                 limit = max(limit, _START_SECONDS) if beats else math.inf
             if beats != before or rank in answered:
-                self._beats[rank] = (beats, now)
+                seat.beats = (beats, now)
             elif now - since > limit:
                 found.append((worker, limit))
         return found
@@ -369,16 +353,15 @@ class Dispatcher:
     def _lose(self, worker: Worker, reason: str | None = None) -> Iterator[Event]:
         """Let a worker go that was lost; yields episodes that are given up."""
         rank = worker.rank
-        number = self._schedule.at(rank)
+        seat = self._schedule.seats.get(rank)
         ended = self._end(worker, waits=reason is None)
         how, outside = reason or ended, worker.outside and reason is None
-        if number is None:
+        if seat is None:
             return
-        work = self._works[number]
-        held = self._schedule.held(rank)
+        work, held = seat.evaluation, len(seat.held)
         failed = self._schedule.lose(rank, outside)
-        if self._opened.pop(rank, None) is None:
-            error = self._unopened(worker, work, how, outside)
+        if seat.opened is None:
+            error = self._unopened(worker, seat, how, outside)
             if error is not None:
                 yield self._fail(work, error)
                 return
@@ -395,15 +378,14 @@ class Dispatcher:
             yield work, Finished(Episode(index, *work.seeds(index), LOST), None)
 
     def _unopened(
-        self, worker: Worker, work: Evaluation, how: str, outside: bool
+        self, worker: Worker, seat: Seat[Evaluation], how: str, outside: bool
     ) -> Exception | None:
         """Count a worker lost as it made env and policy, or probed the env; the error of too many.
 
         A probe that ends workers runs on other seeds before.
         """
-        skipped = self._probing.pop(worker.rank, None)
-        probing = skipped is not None
-        if probing and skipped != work.skipped:  # others have found these seeds to end workers
+        work, probing = seat.evaluation, seat.skipped is not None
+        if probing and seat.skipped != work.skipped:  # others have found these seeds to end workers
             return None
         key = None if probing else worker.rank
         work.died[key] += 1 if outside else WEIGHT
@@ -424,17 +406,19 @@ class Dispatcher:
     def _end(self, worker: Worker, waits: bool = False) -> str:
         how = worker.end(EXIT_SECONDS if waits else 0.0)
         del self.workers.crew[worker.rank]
-        self._beats.pop(worker.rank, None)
         return how
 
     def close(self) -> None:
         """Release the workers; those that have not ended their episodes or made envs are ended."""
-        for work in [*self._works.values()]:
+        for work in [*self._schedule.queues]:
             self.remove(work)
         self.workers.in_use = False
 
 
-class Schedule:
+Key = TypeVar("Key")
+
+
+class Schedule(Generic[Key]):
     """Hands out the episodes of one evaluation, or of several that share the workers.
 
     A worker runs episodes of one evaluation at a time. It begins with one that nobody is at, which
@@ -452,63 +436,60 @@ class Schedule:
     def __init__(self, num_workers: int, max_lost: int):
         self._num_workers = num_workers
         self._max_lost = max_lost
-        self._queues: dict[int, _Queue] = {}  # by evaluation
-        self._seats: dict[int, _Seat] = {}  # by rank
+        self.queues: dict[Key, _Queue] = {}  # by evaluation
+        self.seats: dict[int, Seat[Key]] = {}  # by rank
 
-    def add(self, evaluation: int, indices: Iterable[int] | None) -> None:
+    def add(self, evaluation: Key, indices: Iterable[int] | None) -> None:
         """Add the episodes of an evaluation; None if they are not known before it is opened."""
-        self._queues[evaluation] = _Queue(indices)
+        self.queues[evaluation] = _Queue(indices)
 
-    def drop(self, evaluation: int) -> list[int]:
-        """Forget an evaluation; return the ranks that are at it, which hold nothing afterwards."""
-        self._queues.pop(evaluation, None)
-        ranks = [rank for rank, seat in self._seats.items() if seat.evaluation == evaluation]
-        for rank in ranks:
-            del self._seats[rank]
-        return ranks
+    def drop(self, evaluation: Key) -> dict[int, Seat[Key]]:
+        """Forget an evaluation; return the seats at it, whose workers have none afterwards."""
+        del self.queues[evaluation]
+        seats = self.seats_at(evaluation)
+        for rank in seats:
+            del self.seats[rank]
+        return seats
 
-    def left(self, evaluation: int) -> int:
+    def seats_at(self, evaluation: Key) -> dict[int, Seat[Key]]:
+        """Return the seats at an evaluation, by rank."""
+        return {rank: seat for rank, seat in self.seats.items() if seat.evaluation == evaluation}
+
+    def left(self, evaluation: Key) -> int:
         """Return the number of episodes of an evaluation that have not ended."""
-        seats = [seat for seat in self._seats.values() if seat.evaluation == evaluation]
-        return self._queues[evaluation].left + sum(len(seat.held) for seat in seats)
-
-    def at(self, rank: int) -> int | None:
-        """Return the evaluation that a worker is at."""
-        seat = self._seats.get(rank)
-        return None if seat is None else seat.evaluation
+        seats = self.seats_at(evaluation).values()
+        return self.queues[evaluation].left + sum(len(seat.held) for seat in seats)
 
     def held(self, rank: int) -> int:
         """Return the number of episodes that a worker has to run."""
-        seat = self._seats.get(rank)
-        return 0 if seat is None else len(seat.held)
+        return len(self.seats[rank].held) if rank in self.seats else 0
 
-    def place(self, rank: int) -> int | None:
+    def place(self, rank: int) -> Seat[Key] | None:
         """Put a worker at an evaluation with episodes to hand out, unless it is at one.
 
-        Returns the evaluation that it is at; None if it is at none, and none has any.
+        Returns its seat there; None if it is at none, and none has any.
         """
-        at = self.at(rank)
-        if self.held(rank) or (at in self._queues and self._queues[at].waits):
-            return at
-        staff = Counter(seat.evaluation for seat in self._seats.values())
-        waiting = [number for number, queue in self._queues.items() if queue.waits]
+        seat = self.seats.get(rank)
+        if seat is not None and (seat.held or self.queues[seat.evaluation].waits):
+            return seat
+        staff = Counter(seat.evaluation for seat in self.seats.values())
+        waiting = [one for one, queue in self.queues.items() if queue.waits]
         if waiting:
             # In the order in which they were added, unless somebody is at each.
-            at = min(waiting, key=lambda n: (staff[n] > 0, -self._queues[n].left / (1 + staff[n])))
+            at = min(waiting, key=lambda n: (staff[n] > 0, -self.queues[n].left / (1 + staff[n])))
             self.put(rank, at)
-        return at
+        return self.seats.get(rank)
 
-    def put(self, rank: int, evaluation: int) -> None:
+    def put(self, rank: int, evaluation: Key) -> None:
         """Put a worker at an evaluation, whatever there is to run."""
-        self._seats[rank] = _Seat(evaluation)
+        self.seats[rank] = Seat(evaluation)
 
     def hand_out(self, rank: int, slots: int) -> list[int]:
         """Return further episodes for a worker with so many slots; none if it has enough."""
-        seat = self._seats.get(rank)
-        queue = None if seat is None else self._queues.get(seat.evaluation)
-        if seat is None or queue is None or seat.grouped:
+        seat = self.seats[rank]
+        queue, held = self.queues[seat.evaluation], seat.held
+        if seat.grouped:
             return []
-        held = seat.held
         if queue.suspects and not held:
             group = queue.suspects.popleft()
             seat.grouped = True
@@ -517,9 +498,9 @@ class Schedule:
             if len(held) > depth - max(1, depth // 4):
                 return []
             # What others hold, they may be about to end; but at first nobody is.
-            left = sum(len(other.waiting or ()) for other in self._queues.values())
+            left = sum(len(other.waiting or ()) for other in self.queues.values())
             if not seat.ended:
-                left += sum(len(other.held) for other in self._seats.values()) + queue.suspected
+                left += sum(len(other.held) for other in self.seats.values()) + queue.suspected
             share = -(-left // self._num_workers)
             waiting = queue.waiting or deque()
             count = min(depth, share, len(held) + len(waiting)) - len(held)
@@ -527,7 +508,7 @@ class Schedule:
         held.update(dict.fromkeys(group))
         return group
 
-    def take_in(self, evaluation: int, rank: int, name: str, record: Episode) -> bool:
+    def take_in(self, evaluation: Key, rank: int, name: str, record: Episode) -> bool:
         """Take a record in; False if the episode had ended before, with the same digest.
 
         The worker that ran it may have been lost since.
@@ -535,11 +516,12 @@ class Schedule:
         Raises:
             NotReproducibleError: if the digests differ.
         """
-        queue, seat = self._queues[evaluation], self._seats.get(rank)
+        queue, seat = self.queues[evaluation], self.seats.get(rank)
         if seat is not None and seat.evaluation == evaluation:
             seat.ended += 1
             seat.held.pop(record.index, None)
             seat.grouped &= bool(seat.held)
+            seat.beats = seat.beats if seat.held else None
         before = queue.ended.get(record.index)
         if before is None:
             if queue.lost[record.index]:
@@ -559,10 +541,10 @@ class Schedule:
 
         ``outside``: it is known to be lost by a cause outside of them.
         """
-        seat = self._seats.pop(rank, None)
-        queue = None if seat is None else self._queues.get(seat.evaluation)
-        if seat is None or queue is None:
+        seat = self.seats.pop(rank, None)
+        if seat is None:
             return []
+        queue = self.queues[seat.evaluation]
         held = [index for index in seat.held if index not in queue.ended]
         if not held:
             return []
@@ -606,15 +588,18 @@ class _Queue:
         return self.waiting is None or bool(self.left)
 
 
-@dataclass
-class _Seat:
+@dataclass(eq=False)
+class Seat(Generic[Key]):
     """A worker at an evaluation, the episodes that it holds, in order, and those it has ended."""
 
-    evaluation: int
+    evaluation: Key
     held: dict[int, None] = field(default_factory=dict)
     grouped: bool = False  # it runs a group of suspects
     ended: int = 0
     since: float | None = None  # when it was first to be given episodes
+    opened: Opened | None = None  # its answer, once it has env and policy
+    skipped: int | None = None  # groups of seeds that its probe leaves out, while it probes the env
+    beats: tuple[int, float] | None = None  # its steps so far, and since when, while it is at work
 
     def episodes_in(self, seconds: float) -> int:
         """Estimate how many it ends in some time; at least two."""

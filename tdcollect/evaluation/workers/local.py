@@ -108,13 +108,6 @@ class Probing(NamedTuple):
     skipped: int
 
 
-class Lacks(NamedTuple):
-    """The job to open is not held here: it must be sent."""
-
-    turn: int
-    key: str
-
-
 class Ended(NamedTuple):
     """An episode ended: its record, its error as text if it failed, its data if they are kept."""
 
@@ -142,7 +135,7 @@ class Raised(NamedTuple):
 
 
 Message = Open | Run | Fetch
-Answer = Probing | Opened | Lacks | Ended | State | Raised
+Answer = Probing | Opened | Ended | State | Raised
 
 
 class Worker(ABC):
@@ -150,7 +143,7 @@ class Worker(ABC):
 
     def __init__(self, rank: int):
         self.rank = rank
-        self.holds: list[str] = []  # keys of jobs sent to it, the latest last; it may lack some
+        self.holds: list[str] = []  # keys of the jobs that it holds, the latest last
         self.outside = False  # it has ended by a cause that lies outside of env and policy
 
     @property
@@ -210,6 +203,8 @@ class Workers(ABC):
         self.verdicts: dict[str, Verdict] = {}  # of probes, by the key of the env
         self.turn = 0  # the number of evaluations so far
         self.in_use = False
+        # Ends them, also if nobody does: when they are garbage collected, or the program ends.
+        self._end: Any = None
 
     @abstractmethod
     def start(self, rank: int) -> Worker:
@@ -219,12 +214,9 @@ class Workers(ABC):
     def wait(self, seconds: float) -> Iterable[tuple[Worker, Answer | None]]:
         """Wait for answers, so long at most; None comes from a worker that is lost."""
 
-    @abstractmethod
     def close(self) -> None:
         """End all workers; they start anew if they are needed again."""
-
-    def _let_leave(self) -> None:
-        """Ask all workers to end, and wait for a while; what they have to say is of no use now."""
+        # They are asked to, and have a while; what they have to say is of no use now.
         for worker in [*self.crew.values()]:
             if not worker.leave():
                 del self.crew[worker.rank]
@@ -234,6 +226,10 @@ class Workers(ABC):
                 if answer is None:
                     del self.crew[worker.rank]
                     worker.end(max(0.0, deadline - time.monotonic()))
+        if self._end is not None:
+            self._end()
+        self._end = None
+        self.crew.clear()
 
     def __enter__(self) -> Workers:
         return self
@@ -266,7 +262,7 @@ def pickled_part(name: str, value: Any) -> bytes:
 
 
 _WORKER = "tdcollect.evaluation.workers.worker"
-_Start = Callable[[tuple[int, ...]], Child]
+_Start = Callable[[tuple[int]], Child]
 EXIT_SECONDS = 2.0
 """Seconds between the end of a process's connection and its own."""
 _STARTS = 4  # of templates, one after the other
@@ -316,8 +312,6 @@ class LocalWorkers(Workers):
         # What a fork of this process runs as the template; None for a fresh interpreter.
         self.template: Callable[[int], None] | None = None
         self._templates: list[Template] = []  # at most one
-        self._beats: memoryview | None = None
-        self._end: Any = None
         disown_in_forks(self)
 
     def __reduce__(self) -> Any:
@@ -326,13 +320,8 @@ class LocalWorkers(Workers):
         return LocalWorkers, arguments, {"init_fn": self.init_fn}
 
     def start(self, rank: int) -> Worker:
-        if self._beats is None:
-            self._beats_file = shared_file(8 * self.num_workers)
-            self._beats = memoryview(mmap.mmap(self._beats_file, 0)).cast("q")
-            # Also if nobody closes them: when they are garbage collected, or the program ends.
-            held = (self.crew, self._templates, self._beats_file)
-            self._end = weakref.finalize(self, _end_all, *held)
-        self._beats[rank] = 0
+        if self._end is None:
+            self._end = weakref.finalize(self, _end_all, self.crew, self._templates)
         if self.init_fn is not None:
             with InterruptsHeld():
                 return self._started(
@@ -352,9 +341,7 @@ class LocalWorkers(Workers):
         raise RuntimeError("expected a process to start and to import tdcollect, but it ended")
 
     def _started(self, rank: int, start: _Start) -> Worker:
-        assert self._beats is not None
-        worker = LocalWorker(rank, self._beats, self._beats_file, start)
-        self.crew[rank] = worker
+        worker = self.crew[rank] = LocalWorker(rank, start)
         return worker
 
     def wait(self, seconds: float) -> Iterator[tuple[Worker, Answer | None]]:
@@ -369,36 +356,30 @@ class LocalWorkers(Workers):
             for answer in worker.answers(ready):
                 yield worker, answer
 
-    def close(self) -> None:
-        if self._end is None:
-            return
-        self._let_leave()
-        self._end()
-        self._end = self._beats = None
-
     def disown(self) -> None:
         """In a fork of this process: these workers are not its own."""
         if self._end is None:
             return
         self._end.detach()
-        os.close(self._beats_file)
         self.crew.clear()
         self._templates.clear()
-        self._end = self._beats = None
+        self._end = None
         self.in_use = False
 
 
 class LocalWorker(Worker):
     """A process of this machine, which counts its steps in shared memory."""
 
-    def __init__(self, rank: int, beats: memoryview, beats_file: int, start: _Start):
+    def __init__(self, rank: int, start: _Start):
         super().__init__(rank)
-        self._beats = beats
         self.read: Callable[[bytes], Any] = pickle.loads  # makes an answer of its bytes
-        self.process = start((beats_file,))
+        file = shared_file(8)
+        try:
+            self._steps = memoryview(mmap.mmap(file, 0)).cast("q")
+            self.process = start((file,))
+        finally:
+            os.close(file)
         self._channel = Channel(self.process.socket)
-        with contextlib.suppress(OSError):  # it has gone, which reading tells
-            self._channel.post(pickle.dumps(rank))
 
     @property
     def pid(self) -> int:
@@ -443,7 +424,7 @@ class LocalWorker(Worker):
         yield from map(self.read, messages or ())
 
     def beats(self) -> int:
-        return self._beats[self.rank] + self._channel.progress
+        return self._steps[0] + self._channel.progress
 
     def leave(self) -> bool:
         self._channel.send_no_more()
@@ -455,13 +436,12 @@ class LocalWorker(Worker):
         return how
 
 
-def _end_all(crew: dict[int, LocalWorker], templates: list[Template], beats_file: int) -> None:
+def _end_all(crew: dict[int, LocalWorker], templates: list[Template]) -> None:
     for worker in crew.values():
         worker.end()
     crew.clear()
     while templates:
         templates.pop().child.end()
-    os.close(beats_file)
 
 
 def as_workers(workers: Any) -> Workers | None:

@@ -96,8 +96,7 @@ class RayWorkers(Workers):
         self.num_cpus, self.num_gpus = num_cpus, num_gpus
         self.address = address
         self._local = LocalWorkers(1, init_fn=init_fn)  # of each actor, not started here
-        self._actors: _Actors | None = None
-        self._end: Any = None
+        self._actors: _Actors  # once they start
 
     def __reduce__(self) -> Any:
         """Copy the arguments only; a copy in another process connects to the same cluster."""
@@ -113,24 +112,22 @@ class RayWorkers(Workers):
         return made, (), {"_local": self._local}
 
     def start(self, rank: int) -> Worker:
-        actors = self._actors
-        if actors is None or not actors.connected:
-            self._let_go()
+        if self._end is None or not self._actors.connected:
+            if self._end is not None:
+                self._end()
             connection = ray_cluster.connect(self.address)
-            actors = _Actors(connection, self._local, self.num_cpus, self.num_gpus)
-            # Also if nobody closes them: when they are garbage collected, or the program ends.
-            self._actors, self._end = actors, weakref.finalize(self, actors.close)
-            self._check_room(actors)
-        worker = _Remote(rank, actors)
-        self.crew[rank] = worker
+            self._actors = _Actors(connection, self._local, self.num_cpus, self.num_gpus)
+            self._end = weakref.finalize(self, self._actors.close)
+            self._check_room()
+        worker = self.crew[rank] = _Remote(rank, self._actors)
         return worker
 
-    def _check_room(self, actors: _Actors) -> None:
+    def _check_room(self) -> None:
         """Refuse workers that will never have a place, and say so of those that may wait."""
-        there = ray_cluster.room(actors.needs)
+        there = ray_cluster.room(self._actors.needs)
         if there >= self.num_workers:
             return
-        each = ray_cluster.in_words(actors.needs)
+        each = ray_cluster.in_words(self._actors.needs)
         if started_here():
             raise ValueError(
                 f"expected at most {count_text(int(there), 'worker')} of {each} each, as the Ray "
@@ -156,8 +153,7 @@ class RayWorkers(Workers):
                     answered = True
                     yield worker, answer
             answered |= not left
-            if self._actors is not None:
-                self._actors.check_places()
+            self._actors.check_places()
 
     def _ready(self, seconds: float) -> list[tuple[_Remote, Any]]:
         """Wait for streams, and for steps that were asked for; return those that are there."""
@@ -178,16 +174,6 @@ class RayWorkers(Workers):
         if ready and len(awaited) > 1:
             ready, _ = ray.wait(list(awaited), num_returns=len(awaited), timeout=0)
         return [(awaited[thing], thing) for thing in ready]
-
-    def close(self) -> None:
-        self._let_leave()
-        self.crew.clear()
-        self._let_go()
-
-    def _let_go(self) -> None:
-        if self._end is not None:
-            self._end()
-        self._actors = self._end = None
 
 
 class _Actors:
@@ -370,11 +356,11 @@ class _Remote(Worker):
         import ray
 
         if self.how is None:
-            killed = None
+            ended = []
             if self._where is not None:
                 killed = self._actor.kill.options(**_LOOK).remote(self._life)
                 ended, _ = ray.wait([killed], timeout=GRACE)
-            if killed is None or not ended:
+            if not ended:
                 self._actors.drop(self.rank)
             self._lose("was ended", outside=False)
         assert self._how is not None

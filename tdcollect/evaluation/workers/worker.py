@@ -37,7 +37,6 @@ from tdcollect.evaluation.workers.local import (
     Answer,
     Ended,
     Fetch,
-    Lacks,
     Message,
     Open,
     Opened,
@@ -267,9 +266,7 @@ def _open(
 ) -> Iterator[Answer]:
     collector = jobs.pop(message.key, None)
     if collector is None:
-        if message.job is None:
-            yield Lacks(message.turn, message.key)
-            return
+        assert message.job is not None  # else the driver knows that it is held here
         while len(jobs) >= MOST_HELD:
             jobs.pop(next(iter(jobs))).close()
         collector = unpickled(message.job).open()
@@ -353,14 +350,14 @@ def template(end: int) -> None:
     fork_on_request(end, work)
 
 
-def main(end: int, beats_file: int) -> None:
+def main(end: int, steps_file: int) -> None:
     """Run a local worker in a fresh interpreter."""
-    work(end, beats_file)
+    work(end, steps_file)
     leave()
 
 
-def work(end: int, beats_file: int) -> None:
-    """Run a local worker, which counts its steps in memory with one int64 per worker."""
+def work(end: int, steps_file: int) -> None:
+    """Run a local worker, which counts its steps in memory that holds one int64."""
     channel = Channel(socket.socket(fileno=end))
     messages: deque[bytes] = deque()
 
@@ -377,12 +374,11 @@ def work(end: int, beats_file: int) -> None:
             return None
         return pickle.loads(messages.popleft())
 
-    rank = receive(True)
-    beats = memoryview(mmap.mmap(beats_file, 0)).cast("q")
-    os.close(beats_file)
+    steps = memoryview(mmap.mmap(steps_file, 0)).cast("q")
+    os.close(steps_file)
 
     def beat() -> None:
-        beats[rank] += 1
+        steps[0] += 1
 
     for answer in serve(receive, beat):
         channel.send(packed(answer))
@@ -410,24 +406,17 @@ def check_model_ids(ids: Iterable[Any], what: str) -> None:
             )
 
 
-def extracted(module: nn.Module) -> TensorDict:
-    """Return a copy of a module's parameters and buffers, detached, on the CPU."""
-    return TensorDict.from_module(module).data.detach().clone().cpu()
-
-
 def snapshot(source: Any, model_id: str) -> bytes:
     """Return the weights of a module or TensorDict as they are now, pickled."""
-    states: dict[str, Any] = {}
-    if isinstance(source, TensorDictBase):
-        tensors = source.data.detach().clone().cpu()
-    elif isinstance(source, nn.Module):
-        tensors = extracted(source)
-        states = extra_states(source)
-    else:
+    states = extra_states(source) if isinstance(source, nn.Module) else {}
+    if isinstance(source, nn.Module):
+        source = TensorDict.from_module(source)
+    if not isinstance(source, TensorDictBase):
         raise TypeError(
             f"expected the weights of {model_id!r} to be a module or a TensorDict, got "
             f"{type(source).__name__}; pass the module, or TensorDict.from_module(module).data"
         )
+    tensors = source.data.detach().clone().cpu()
     return pickle.dumps(Weights(tensors, states), protocol=pickle.HIGHEST_PROTOCOL)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,64 +24,50 @@ NAMES = {
 
 
 @pytest.fixture(scope="module")
-def evaluator(quick_children: None) -> Iterator[Evaluator]:
-    with Evaluator(Walk, categorical(), num_trajectories=3) as made:
-        yield made
+def metrics(quick_children: None) -> list[Any]:
+    """Of two evaluations: what ``evaluate`` returns, and what ``on_result`` is told."""
+    told: list[Any] = []
+    with Evaluator(Walk, categorical(), num_trajectories=3, on_result=told.append) as evaluator:
+        return [evaluator.evaluate(step=10), evaluator.evaluate(step=20) and told[1]]
 
 
-@pytest.fixture
-def logged(evaluator: Evaluator) -> Callable[[Any], list[float]]:
-    """Log two evaluations: the dict that ``evaluate`` returns, and what ``on_result`` is told."""
-
-    def log(logger: Any) -> list[float]:
-        def on_result(metrics: Any) -> None:
-            logger.log_metrics(metrics, step=int(metrics["eval/step"]))
-
-        found = [evaluator.evaluate(step=10)]
-        logger.log_metrics(found[0], step=10)
-        evaluator._outcomes.on_result = on_result
-        try:
-            found.append(evaluator.evaluate(step=20))
-        finally:
-            evaluator._outcomes.on_result = None
-        return [pytest.approx(metrics["eval/reward"], rel=1e-6) for metrics in found]
-
-    return log
+def log(logger: Any, metrics: list[Any]) -> list[Any]:
+    """Log them; return the rewards."""
+    for one in metrics:
+        logger.log_metrics(one, step=int(one["eval/step"]))
+    return [pytest.approx(float(one["eval/reward"]), rel=1e-6) for one in metrics]
 
 
-def test_csv(logged: Any, tmp_path: Path) -> None:
-    found = logged(CSVLogger("run", log_dir=str(tmp_path)))
-    for name in NAMES:
-        lines = (tmp_path / "run" / "scalars" / f"{name}.csv").read_text().splitlines()
-        steps, values = zip(*(map(float, line.split(",")) for line in lines), strict=True)
-        assert steps == (10, 20)
-        assert name != "eval/reward" or [*values] == found
-
-
-def test_tensorboard(logged: Any, tmp_path: Path) -> None:
-    logger = TensorboardLogger("run", log_dir=str(tmp_path))
-    found = logged(logger)
+def test_csv_and_tensorboard(metrics: Any, tmp_path: Path) -> None:
+    first, second = log(CSVLogger("csv", log_dir=str(tmp_path)), metrics)
+    files = {name: tmp_path / "csv" / "scalars" / f"{name}.csv" for name in NAMES}
+    lines = {name: file.read_text().splitlines() for name, file in files.items()}
+    assert all(line.startswith("10,") for line, _ in lines.values())
+    rewards = [tuple(map(float, line.split(","))) for line in lines["eval/reward"]]
+    assert rewards == [(10, first), (20, second)]
+    logger = TensorboardLogger("board", log_dir=str(tmp_path))
+    log(logger, metrics)
     logger.experiment.flush()
-    events = EventAccumulator(str(tmp_path / "run"))
+    events = EventAccumulator(str(tmp_path / "board"))
     events.Reload()
     assert {*events.Tags()["scalars"]} == NAMES
-    rewards = events.Scalars("eval/reward")
-    assert [(event.step, event.value) for event in rewards] == [(10, found[0]), (20, found[1])]
+    there = [(event.step, event.value) for event in events.Scalars("eval/reward")]
+    assert there == [(10, first), (20, second)]
 
 
-def test_wandb(logged: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb(metrics: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     logger = WandbLogger("run", offline=True, save_dir=str(tmp_path))
-    found = logged(logger)
-    assert logger.experiment.summary["eval/reward"] == found[1]
+    _, last = log(logger, metrics)
+    assert logger.experiment.summary["eval/reward"] == last
 
 
-def test_mlflow(logged: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow(metrics: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     logger = MLFlowLogger("run", tracking_uri=(tmp_path / "mlruns").as_uri())
-    found = logged(logger)
+    _, last = log(logger, metrics)
     run = mlflow.get_run(mlflow.active_run().info.run_id)
     mlflow.end_run()
-    assert run.data.metrics["eval/reward"] == found[1]
+    assert run.data.metrics["eval/reward"] == last

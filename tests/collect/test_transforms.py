@@ -40,18 +40,19 @@ def policy_of(case: str) -> Any:
 
 
 def check_plan(case: str, collector: Any) -> None:
-    """Raise unless the transforms of a collector of ours that are known run on arrays."""
-    if isinstance(collector, Collector) and arrays.RUN_ON_ARRAYS and case not in ISLANDS:
+    """Raise unless those transforms of a collector of ours that are known run on arrays."""
+    if isinstance(collector, Collector) and arrays.RUN_ON_ARRAYS:
         found = collector._runner.plan(iterating=True)
-        assert found.env is not None, found.reasons
-        assert {part.how for part in found.env.parts} <= {"on arrays"}
+        known = found.env and all(part.how == "on arrays" for part in found.env.parts)
+        assert known or case in ISLANDS, found.reasons
+        assert not known or case not in ISLANDS
 
 
 @on_arrays("case", STATELESS | ISLANDS, parent=["books", "norm"])
 def test_batches_are_torchrls(case: str, arrays: bool) -> None:
     def script(collector: Any) -> Iterator[Any]:
         check_plan(case, collector)
-        yield from batches()(collector)
+        yield from batches(2)(collector)
 
     check_same(lambda: transforms.make(case), policy_of(case), script)
 
@@ -77,21 +78,6 @@ def test_the_state_is_torchrls_from_batch_to_batch(
     check_same(lambda: transforms.make(case), policy_of(case), script)
 
 
-def test_where_it_is_alone_a_discretizer_writes_to_the_step_itself() -> None:
-    def make() -> E.EnvBase:
-        return E.TransformedEnv(ENVS["pendulum"](), E.ActionDiscretizer(5, out_action_key="choice"))
-
-    check_same(make, policies.random_policy)
-
-
-def test_transforms_in_two_layers() -> None:
-    def make() -> E.EnvBase:
-        inner = E.TransformedEnv(ENVS["cartpole"](), transforms.norm())
-        return E.TransformedEnv(inner, transforms.books(), auto_unwrap=False)
-
-    check_same(make, policies.actor)
-
-
 class Notes(E.Transform):
     """Writes to what the env's reset is given, and adds it to the observation of a reset."""
 
@@ -115,10 +101,41 @@ def test_inverses_of_known_transforms_change_resets_if_asked(enabled: bool) -> N
     check_same(make, policies.actor)
 
 
+class Erase(E.Transform):
+    """A user may write into a step's stack: the next one does not show it."""
+
+    def _call(self, next_tensordict: Any) -> Any:
+        next_tensordict[OBS].zero_()
+        return next_tensordict
+
+
+def choosing() -> E.EnvBase:
+    return E.TransformedEnv(ENVS["pendulum"](), E.ActionDiscretizer(5, out_action_key="choice"))
+
+
+def two_layers() -> E.EnvBase:
+    inner = E.TransformedEnv(ENVS["cartpole"](), transforms.norm())
+    return E.TransformedEnv(inner, transforms.books(), auto_unwrap=False)
+
+
+def erased() -> E.EnvBase:
+    return E.TransformedEnv(ENVS["toy"](), E.Compose(E.CatFrames(3, -1, [OBS]), Erase()))
+
+
+@pytest.mark.parametrize(
+    ("make", "policy"),
+    [
+        (choosing, policies.random_policy),
+        (two_layers, policies.actor),
+        (erased, policies.actor),
+        (lambda: masked(None), policies.random_policy),
+        (lambda: masked(3), policies.random_policy),
+    ],
+    ids=["a discretizer alone", "two layers", "stacks that are written", "a mask", "masks"],
+)
 @pytest.mark.filterwarnings("ignore:random actions ignore the env's action masks")
-@pytest.mark.parametrize("slots", [None, 3])
-def test_masks_of_actions_reach_the_action_spec(slots: int | None) -> None:
-    check_same(lambda: masked(slots), policies.random_policy)
+def test_envs_of_other_makes(make: Any, policy: Any) -> None:
+    check_same(make, policy)
 
 
 def test_the_timer_is_asked_as_often_as_by_torchrl(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,27 +248,12 @@ def test_a_lock_that_another_holds_is_waited_for(kind: Any) -> None:
     assert not thread.is_alive()
 
 
-def test_stacks_are_given_away() -> None:
-    """A user may write into a step's stack: the next one does not show it."""
-
-    class Erase(E.Transform):
-        def _call(self, next_tensordict: Any) -> Any:
-            next_tensordict[OBS].zero_()
-            return next_tensordict
-
-    def make() -> E.EnvBase:
-        return E.TransformedEnv(ENVS["toy"](), E.Compose(E.CatFrames(3, -1, [OBS]), Erase()))
-
-    check_same(make, policies.actor)
-
-
 def counted() -> E.Transform:
     return E.Compose(E.TrajCounter(), E.VecNorm([OBS]))
 
 
-SEEDED = ("vec-norm-shapes", "vec-norm-unbatched", "vec-norm-shared", "vec-norm-over-books") + (
-    *("vec-norm-2-reduced", "vec-norm-2-nested", "vec-norm-2-shared", "stateless-unbatched"),
-    "counted",
+SEEDED = ("vec-norm-shapes", "vec-norm-shared", "vec-norm-over-books", "vec-norm-2-reduced") + (
+    *("vec-norm-2-shared", "stateless-unbatched", "counted"),
 )
 
 

@@ -17,6 +17,8 @@ from tdcollect.envs import EnvAction
 
 from .envs import ENVS
 
+OBS, R = "observation", "reward"
+
 
 class RunningSum(E.Transform):
     """A user's transform: adds up the observations of each episode, under a new name."""
@@ -119,22 +121,29 @@ def pixels() -> E.Compose:
 def nested() -> E.Compose:
     numbers = [("inner", "flag"), "position"]
     return E.Compose(
+        E.RemoveEmptySpecs(),
         E.DTypeCastTransform(torch.int64, torch.float32, in_keys=[("inner", "flag")]),
         E.CatTensors(in_keys=numbers, out_key="vector", dim=-1, del_keys=False),
+        E.ObservationNorm(0.5, 3.0, in_keys=["position"], out_keys=[("inner", "scaled")]),
     )
 
 
-def norm_nested() -> E.Transform:
-    return E.ObservationNorm(0.5, 3.0, in_keys=["position"], out_keys=[("inner", "scaled")])
+def tensors() -> E.Compose:
+    """Maps of single tensors."""
+    return E.Compose(
+        E.ClipTransform([OBS], low=-0.5, high=0.5),
+        E.DeviceCastTransform("cpu", in_keys=[OBS]),
+        E.RenameTransform([OBS], ["twin"], create_copy=True),
+        E.UnaryTransform(["twin"], ["twin"], fn=lambda value: value**3),
+        E.DTypeCastTransform(torch.float32, torch.float16, in_keys=["twin"]),
+        E.LineariseRewards([R], weights=[0.5]),
+    )
 
 
 def primer(random: bool) -> E.TensorDictPrimer:
     default = {} if random else {"default_value": 0.5}
     spec = Bounded(0.0, 1.0, (2,))
     return E.TensorDictPrimer(memory=spec, random=random, expand_specs=True, **default)
-
-
-OBS, R = "observation", "reward"
 
 
 def renamed(*keys: Any, **options: Any) -> Callable[[], E.Transform]:
@@ -181,9 +190,16 @@ def rnd() -> E.Transform:
     return E.transforms.RNDTransform(**nets, in_keys=[OBS])
 
 
+def images() -> E.Transform:
+    return E.CatFrames(4, -3)
+
+
 def stack() -> E.Transform:
-    twin = E.RenameTransform([OBS], ["twin"], create_copy=True)
-    return E.Compose(twin, E.Stack([OBS, "twin"], "pair", dim=-1))
+    return E.Stack([OBS, "twin"], "pair", dim=-1)
+
+
+def to_cpu() -> E.Transform:
+    return E.DeviceCastTransform("cpu", "cpu")
 
 
 def truncation(**options: float) -> E.Transform:
@@ -195,28 +211,23 @@ def primed_by_function() -> E.Transform:
     return E.TensorDictPrimer(memory=Unbounded((2,)), default_value={"memory": draw})
 
 
-def image_norm() -> E.Transform:
-    return E.Compose(E.ToTensorImage(), E.GrayScale(), E.CatFrames(4, -3))
-
-
 Case = tuple[str, Callable[[], Any]]
 
 ISLANDS: dict[str, Case] = {
-    "norm-subclass": ("cartpole", partial(norm, ScaledNorm)),
     "dozen": ("cartpole", dozen),
     "rename-done": ("cartpole", renamed(["done"], ["over"])),
+    "rename-nodes": ("toy-nested", renamed(["inner"], ["outer"])),
+    "sum-in-reward-spec": ("toy", lambda: E.RewardSum(reward_spec=True)),
     "noop-reset": ("torchrl-gym", lambda: E.NoopResetEnv(3)),
     "running-sum": ("toy", RunningSum),
     "running-sum-over-books": ("toy", composed(books, RunningSum)),
     "running-sum-under-frames": ("toy", composed(RunningSum, frames(2, ["sum"], ["stack"]))),
-    "negated-action": ("cartpole", NegatedAction),
     "early-end-under-books": ("cartpole", composed(EarlyEnd, books)),
     "early-end-over-books": ("cartpole", composed(books, EarlyEnd)),
 }
 """Some of their transforms run on TensorDicts."""
 
 STATELESS: dict[str, Case] = {
-    "none": ("cartpole", lambda: None),
     "empty": ("cartpole", E.Compose),
     "books": ("cartpole", books),
     "books-unbatched": ("cartpole-unbatched", books),
@@ -225,23 +236,24 @@ STATELESS: dict[str, Case] = {
     "books-serial-env": ("torchrl-serial", books),
     "books-gym": ("torchrl-gym", books),
     "norm": ("cartpole", norm),
+    "norm-subclass": ("cartpole", partial(norm, ScaledNorm)),
     "norm-twice": ("cartpole", lambda: E.Compose(norm(), E.Compose(norm()))),
     "reward-sum-before-scaling": (
         "pendulum",
         lambda: E.Compose(E.RewardSum(), E.RewardScaling(1.0, 0.1), E.RewardClipping(-1, 1)),
     ),
     "double-to-float-norm": ("half-cheetah", lambda: E.Compose(E.DoubleToFloat(), norm())),
-    "cast": ("toy", lambda: E.DTypeCastTransform(torch.float32, torch.float16, in_keys=[OBS])),
-    "cat-tensors": ("toy-nested", nested),
-    "norm-nested": ("toy-nested", norm_nested),
+    "tensors": ("toy", tensors),
+    "stack": ("toy", composed(renamed([OBS], ["twin"], create_copy=True), stack)),
+    "checked": ("cartpole-device", composed(E.FiniteTensorDictCheck, to_cpu)),
+    "nested": ("toy-nested", nested),
     "pixels": ("toy-pixels", pixels),
     "to-tensor-image": ("toy-pixels", E.ToTensorImage),
-    "rename": ("cartpole", renamed([OBS], [("state", "vector")])),
+    "rename": ("cartpole", renamed([OBS, R], [("state", "vector"), ("money", "now")])),
     "rename-nested": (
         "toy-nested",
         renamed(["position", ("inner", "grid")], [("inner", "p"), "grid"]),
     ),
-    "rename-reward": ("cartpole", renamed([R], [("money", "now")])),
     "rename-action": ("toy", renamed([OBS], ["state"], ["action"], ["deed"])),
     "rename-sum": ("toy", composed(E.RewardSum, renamed(["episode_reward"], ["return"]))),
     "rename-sum-copy": (
@@ -253,21 +265,14 @@ STATELESS: dict[str, Case] = {
             E.StepCounter,
         ),
     ),
-    "exclude": ("toy-nested", lambda: E.ExcludeTransform(("inner", "grid"))),
-    "exclude-sum": ("toy", lambda: E.Compose(E.RewardSum(), E.ExcludeTransform(OBS))),
+    "exclude": ("toy-nested", composed(E.RewardSum, lambda: E.ExcludeTransform(("inner", "grid")))),
     "select": ("toy-nested", lambda: E.SelectTransform("position", ("inner", "flag"))),
-    "device": ("toy", lambda: E.DeviceCastTransform("cpu", in_keys=[OBS])),
-    "device-of-env": ("cartpole-device", lambda: E.DeviceCastTransform("cpu", "cpu")),
-    "empty-specs": ("toy-nested", E.RemoveEmptySpecs),
-    "finite-check": ("cartpole", E.FiniteTensorDictCheck),
-    "clip": ("toy", lambda: E.ClipTransform([OBS], low=-0.5, high=0.5)),
-    "action-scaling": ("pendulum", E.ActionScaling),
+    "primer": ("cartpole", partial(primer, False)),
     "action-clip": ("pendulum", lambda: E.ClipTransform(in_keys_inv=["action"], low=-0.5)),
     "env-action": ("pendulum", composed(EnvAction, E.ActionScaling)),
-    "env-action-unbatched": ("pendulum-unbatched", EnvAction),
     "env-actions": ("toy-dict-action", EnvAction),
+    "negated-action": ("cartpole", NegatedAction),
     "policy-version": ("toy", PolicyVersion),
-    "frame-skip": ("pendulum", lambda: E.FrameSkipTransform(3)),
     "frame-skip-one": ("toy", lambda: E.FrameSkipTransform(1)),
     "frame-skip-unbatched": ("pendulum-unbatched", lambda: E.FrameSkipTransform(2)),
     "frame-skip-in-the-middle": (
@@ -284,11 +289,9 @@ STATELESS: dict[str, Case] = {
         lambda: E.Compose(E.VecNormV2([OBS], reduce_batch_dims=True), E.FrameSkipTransform(2)),
     ),
     "max-pool": ("toy-nested", lambda: E.TimeMaxPool(["position"], [("inner", "m")], T=2)),
-    "random-truncation": ("cartpole", truncation),
-    "random-truncation-seldom": ("pendulum", partial(truncation, prob=0.5, first_episode_prob=0.2)),
+    "random-truncation": ("pendulum", partial(truncation, prob=0.5, first_episode_prob=0.2)),
     "target-return": ("pendulum", lambda: E.TargetReturn(10.0)),
     "target-return-constant": ("toy-unbatched", lambda: E.TargetReturn(10.0, mode="constant")),
-    "discretized": ("pendulum", lambda: E.ActionDiscretizer(num_intervals=5)),
     "discretized-compose": (
         "pendulum",
         lambda: E.Compose(E.ActionDiscretizer(5, out_action_key="choice"), E.RewardSum()),
@@ -304,12 +307,8 @@ STATELESS: dict[str, Case] = {
     "rnd": ("toy", lambda: E.Compose(rnd(), E.RewardSum(in_keys=[R]))),
     "trajectories": ("toy-unbatched", lambda: E.TrajCounter(out_key="episode")),
     "state-noise": ("cartpole", lambda: E.gSDENoise(shape=(3, 2, 4), state_dim=4, action_dim=2)),
-    "primer": ("cartpole", partial(primer, False)),
     "primer-random": ("cartpole", partial(primer, True)),
     "primer-function": ("toy-unbatched", primed_by_function),
-    "unary": ("toy", lambda: E.UnaryTransform([OBS], ["cube"], fn=lambda value: value**3)),
-    "stack": ("toy", stack),
-    "linearised": ("toy", lambda: E.LineariseRewards([R], weights=[0.5])),
     "flat-action": ("pendulum", lambda: E.FlattenAction(-1, -1)),
     "projected": ("toy", lambda: E.DiscreteActionProjection(2, 5)),
 }
@@ -323,7 +322,6 @@ STATEFUL: dict[str, Case] = {
     "vec-norm-shared": ("cartpole", shared(E.VecNorm)),
     "vec-norm-over-books": ("pendulum", composed(books, normed(E.VecNorm, [OBS, R]))),
     "vec-norm-2": ("cartpole", normed(E.VecNormV2, [OBS, R], decay=0.9, eps=1e-2)),
-    "vec-norm-2-mean": ("cartpole", normed(E.VecNormV2, [OBS, R], ["normed", "money"], decay=1.0)),
     "vec-norm-2-reduced": (
         "pendulum",
         composed(normed(E.VecNormV2, [OBS, R], reduce_batch_dims=True, decay=0.99), norm),
@@ -346,18 +344,16 @@ STATEFUL: dict[str, Case] = {
         composed(normed(E.VecNormV2), books, normed(E.VecNormV2, [R], ["normed"], decay=0.9)),
     ),
     "vec-norm-2-serial-env": ("torchrl-serial", normed(E.VecNormV2, reduce_batch_dims=True)),
-    "vec-norm-2-gym": ("torchrl-gym", normed(E.VecNormV2, [OBS, R])),
     "stateless": ("cartpole", normed(E.VecNormV2, stateful=False, decay=0.9)),
     "stateless-mean": ("toy", normed(E.VecNormV2, [OBS], ["normed"], stateful=False, decay=1.0)),
-    "stateless-nested": (
-        "toy-nested",
-        normed(E.VecNormV2, ["position", ("inner", "flag")], stateful=False),
-    ),
     "stateless-unbatched": (
         "cartpole-unbatched",
         composed(normed(E.VecNormV2, stateful=False), books),
     ),
-    "frames-one": ("cartpole", frames(1)),
+    "stateless-nested": (
+        "toy-nested",
+        normed(E.VecNormV2, ["position", ("inner", "flag")], stateful=False),
+    ),
     "frames": ("cartpole-same-step", frames(4, reset_key="_reset")),
     "frames-constant": ("toy", frames(3, padding="constant", padding_value=0.5)),
     "frames-nested": (
@@ -366,12 +362,11 @@ STATEFUL: dict[str, Case] = {
     ),
     "frames-unbatched": ("cartpole-unbatched", frames(3, padding="constant")),
     "frames-short-episodes": ("toy-one-step-episodes", frames(3)),
-    "frames-of-images": ("toy-pixels", image_norm),
+    "frames-of-images": ("toy-pixels", composed(E.ToTensorImage, E.GrayScale, images)),
     "frames-of-bytes": ("toy-pixels", frames(2, ["pixels"], ["stack"])),
     "frames-twice": ("toy", composed(frames(2), frames(2, padding="constant"), norm)),
     "frames-under-norm": ("toy", composed(frames(2), normed(E.VecNormV2, reduce_batch_dims=True))),
     "frames-serial-env": ("torchrl-serial", frames(3)),
-    "frames-gym": ("torchrl-gym", frames(3)),
 }
 
 TRANSFORMS = STATELESS | STATEFUL | ISLANDS

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
+import atexit
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any
 import pytest
 
 from ..forkserver import forkserver, run_script
+from ..forkserver import start as begin
 
 SCRIPT = """
 import os, signal, sys, time
@@ -55,74 +54,40 @@ def gone(pids: list[int], seconds: float = 10) -> bool:
     return True
 
 
-# Imports what programs need and forks a child for each; the child ends as any interpreter does.
-PARENT = """
-import json, os, signal, sys
-import gymnasium, numpy, torch, tdcollect.envs.make, tdcollect.envs.process.backend
-
-for line in sys.stdin:
-    code, out, errors = json.loads(line)
-    child = os.fork()
-    if not child:
-        break
-    print(child, flush=True)
-    sys.stdin.readline()
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-else:
-    sys.exit()
-os.setsid()
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-os.dup2(os.open(out, os.O_WRONLY), 1)
-os.dup2(os.open(errors, os.O_WRONLY), 2)
-exec(code)
-"""
-
-
-@pytest.fixture(scope="module")
-def parent() -> Iterator[subprocess.Popen[str]]:
-    """A fresh interpreter that forks programs."""
-    path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
-    with subprocess.Popen(
-        [sys.executable, "-c", PARENT],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        bufsize=1,
-        env={**os.environ, "PYTHONPATH": path},
-    ) as process:
-        yield process
+def run_program(code: str, out: str, errors: str) -> None:
+    """Run a program in a session of its own, to its end."""
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    os.dup2(os.open(out, os.O_WRONLY), 1)
+    os.dup2(os.open(errors, os.O_WRONLY), 2)
+    try:
+        exec(code, {})
+    finally:
+        atexit._run_exitfuncs()  # multiprocessing leaves them out
 
 
 class Program:
     """A program that makes an env with two workers, in a session of its own."""
 
-    def __init__(self, code: str, parent: subprocess.Popen[str], folder: Path) -> None:
-        self.parent, self.errors, out = parent, folder / "errors", folder / "out"
+    def __init__(self, code: str, folder: Path) -> None:
+        self.errors, out = folder / "errors", folder / "out"
         self.errors.touch()
         os.mkfifo(out)
-        self._ask(json.dumps([code, str(out), str(self.errors)]))
-        self.pid, self.ended = self._answer(), False
+        self.process = begin(run_program, code, str(out), str(self.errors))
+        assert self.process.pid is not None
+        self.pid = self.process.pid
         self.lines = out.open()
         self.workers = [int(pid) for pid in self.lines.readline().split()]
         assert len(self.workers) == 2, self.told()
         self.prints("ready")
 
-    def _ask(self, line: str) -> None:
-        assert self.parent.stdin is not None
-        self.parent.stdin.write(line + "\n")
-
-    def _answer(self) -> int:
-        assert self.parent.stdout is not None
-        return int(self.parent.stdout.readline())
-
     def prints(self, line: str) -> None:
         assert self.lines.readline() == line + "\n"
 
-    def wait(self) -> int:
+    def wait(self) -> int | None:
         """Wait for the program; its exit code."""
-        self.ended = True
-        self._ask("wait")
-        return self._answer()
+        self.process.join()
+        return self.process.exitcode
 
     def told(self) -> str:
         """The program's standard error."""
@@ -136,20 +101,19 @@ class Program:
 
 
 @pytest.fixture
-def start(parent: subprocess.Popen[str], tmp_path: Path) -> Iterator[Any]:
+def start(tmp_path: Path) -> Iterator[Any]:
     """Starts programs; kills what is left of them at the end, and says so."""
     started: list[Program] = []
 
     def launch(method: str, rest: str, what: str = "") -> Program:
         code = SCRIPT.format(root=ROOT, what=what, method=method, rest=rest)
-        started.append(Program(code, parent, tmp_path))
+        started.append(Program(code, tmp_path))
         return started[-1]
 
     yield launch
     for program in started:
-        if not program.ended:
-            os.kill(program.pid, signal.SIGKILL)
-            program.wait()
+        program.process.kill()
+        program.wait()
         program.lines.close()
     left = [pid for program in started for pid in program.workers if runs(pid)]
     for pid in left:

@@ -37,6 +37,7 @@ from torchrl.envs import (
 from tdcollect import GymnasiumEnv, make_env
 from tdcollect.envs.process.backend import ProcessBackend
 from tdcollect.envs.slots import Stepper
+from tdcollect.testing import CountingEnv, CountingRules, check_counting_batch
 
 from ..forkserver import forkserver
 
@@ -255,122 +256,81 @@ def test_discrete_observations_are_those_of_a_plain_loop(kind: str, categorical:
     assert_plays_as(play(env, actions, SEEDS), plain)
 
 
-# --- the counting env: each rule of the contract by name ---------------------------------------
+# --- the counting env ---------------------------------------------------------------------------
 
-LENGTHS = (3, 1, 5, 2)
-"""Episode e of slot i lasts ``LENGTHS[(e + i) % 4]`` steps; even ones terminate, odd truncate."""
+RULES = CountingRules(lengths=(3, 1, 5, 2), num_actions=10)
 
 
-class Counting(gym.Env):
-    """Observes (step, episode, slot, last action); the reward is the step."""
+class Counting(CountingEnv):
+    """The counting env with infos."""
 
     def __init__(self, slot: int) -> None:
-        self.observation_space = spaces.Box(-1, 1e6, (4,), np.float64)
-        self.action_space = spaces.Discrete(10)
-        self.slot, self.episode = slot, -1
+        super().__init__(slot, RULES, wrong_action="record")
 
-    def _observe(self) -> np.ndarray:
-        return np.array([self.time, self.episode, self.slot, self.last], np.float64)
+    def reset(self, **given: Any) -> Any:
+        self.last = -1
+        observation, info = super().reset(**given)
+        return observation, {**info, "at_reset": True, "nested": {"a": 1}}
+
+    def step(self, action: Any) -> Any:
+        self.last = int(action)
+        return super().step(action)
 
     def _info(self) -> dict[str, Any]:
-        return {"time": self.time, "pair": np.array([self.episode, self.slot], np.float32)}
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.time, self.last = 0, -1
-        self.episode = (options or {}).get("episode", self.episode + 1)
-        return self._observe(), {**self._info(), "at_reset": True, "nested": {"a": 1}}
-
-    def step(self, action: int) -> Any:
-        self.time, self.last = self.time + 1, int(action)
-        over = self.time >= LENGTHS[(self.episode + self.slot) % 4]
-        even = self.episode % 2 == 0
-        return self._observe(), float(self.time), over and even, over and not even, self._info()
+        step, *pair = self._observation()
+        return {"time": int(step), "pair": np.array(pair, np.float32), "last": self.last}
 
 
-def counting_dict(slot: int) -> gym.Env:
-    """The counting env with a nested Dict space of several dtypes."""
+def nested(slot: int) -> gym.Env:
+    """The same, with observations of several dtypes in a nested space."""
     space = spaces.Dict(
         when=spaces.Dict(step=spaces.Discrete(10), episode=spaces.Box(0, 10**6, (), np.int64)),
         where=spaces.Tuple([spaces.Box(-1, 10, (1,), np.float32)] * 2),
     )
 
     def nest(observation: np.ndarray) -> dict[str, Any]:
-        step, episode, slot, last = observation
-        where = tuple(np.array([value], np.float32) for value in (slot, last))
-        return {"when": {"step": int(step), "episode": np.int64(episode)}, "where": where}
+        step, episode, slot = observation
+        when = {"step": int(step), "episode": np.int64(episode)}
+        return {"when": when, "where": (np.array([slot], np.float32),) * 2}
 
     return gym.wrappers.TransformObservation(Counting(slot), nest, space)
 
 
-class Counts(NamedTuple):
-    """The counting env's observation, each entry ``[N, T]``."""
-
-    step: torch.Tensor
-    episode: torch.Tensor
-    slot: torch.Tensor
-    action: torch.Tensor
-
-
-def counts(td: TensorDictBase) -> Counts:
-    if "observation" in td:
-        return Counts(*td["observation"].long().unbind(-1))
-    where = td["where"].long()
-    when = td["when"]
-    return Counts(
-        when["step"].argmax(-1), when["episode"][..., 0], where[..., 0, 0], where[..., 1, 0]
-    )
+def flatten(td: TensorDictBase) -> None:
+    """Turn nested observations into those of the counting env."""
+    when, where = td["when"], td["where"][..., 0]
+    assert (where[..., 0] == where[..., 1]).all()
+    parts = when["step"].argmax(-1), when["episode"][..., 0], where[..., 0]
+    td["observation"] = torch.stack([part.float() for part in parts], -1)
 
 
 COUNTED = [
     *((kind, Counting) for kind in [*CUSTOM_KINDS, *MODES_OF_WORKERS]),
-    *((kind, counting_dict) for kind in ["serial", "process", "sync-disabled", "sync-same-step"]),
+    *((kind, nested) for kind in ["serial", "process", "sync-disabled", "sync-same-step"]),
 ]
 
 
 @pytest.mark.parametrize(("kind", "form"), COUNTED)
 def test_the_rules_of_the_contract_hold(kind: str, form: Any) -> None:
     """In a rollout of the counting env over many episodes, whose actions are random."""
-    env = build(kind, form, info_keys=["time", "pair", "at_reset"])
-    n = env.num_envs
-    actions = np.random.default_rng(0).integers(10, size=(n, 60))
+    env = build(kind, form, info_keys=["time", "pair", "at_reset", "last"])
+    actions = np.random.default_rng(0).integers(10, size=(env.num_envs, 60))
     batch = play(env, np.eye(10, dtype=np.int64)[actions])
     env.close()
-    present, following = counts(batch), counts(batch["next"])
-    done = batch["next", "done"]
-    assert done.any()
-
-    # Each slot shows its own env. No row stands for a reset or joins two episodes.
-    slots = torch.arange(n)[:, None].expand(batch.shape)
-    assert (present.slot == slots).all()
-    assert (following.slot == slots).all()
-    assert (following.step == present.step + 1).all()
-    assert (following.episode == present.episode).all()
-    # No action is ignored, and rewards belong to their rows.
-    assert (following.action == batch["action"].argmax(-1)).all()
-    assert (batch["next", "reward"][..., 0] == following.step).all()
-    # Final observations are true.
-    lengths = torch.tensor(LENGTHS)[(following.episode + following.slot) % 4]
-    assert ((following.step == lengths) == done[..., 0]).all()
-    # Terminated and truncated do not merge, and are gone after a reset.
-    even = present.episode[..., None] % 2 == 0
-    assert torch.equal(batch["next", "terminated"], done & even)
-    assert torch.equal(batch["next", "truncated"], done & ~even)
-    assert not any(batch[name].any() for name in ("done", "terminated", "truncated"))
+    for td in (batch, batch["next"]) if form is nested else ():
+        flatten(td)
+    check_counting_batch(batch, RULES, predicted=False)
+    assert batch["next", "terminated"].any()
+    assert batch["next", "truncated"].any()
+    assert torch.equal(batch["next", "last"], torch.from_numpy(actions))  # none is ignored
     # Infos belong to their rows, final ones too; one that is missing reads zero.
-    for td, seen in ((batch, present), (batch["next"], following)):
-        assert (td["time"] == seen.step).all()
-        assert (td["pair"] == torch.stack([seen.episode, seen.slot], -1)).all()
-    assert torch.equal(batch["at_reset"], present.step == 0)
+    for td in (batch, batch["next"]):
+        assert torch.equal(td["time"], td["observation"][..., 0].long())
+        assert torch.equal(td["pair"], td["observation"][..., 1:])
+    assert torch.equal(batch["at_reset"], batch["time"] == 0)
     assert not batch["next", "at_reset"].any()
     dtypes = [batch[name].dtype for name in ("time", "pair", "at_reset")]
     assert dtypes == [torch.int64, torch.float32, torch.bool]
-    # Each row goes on where the last stopped.
-    ended = done[:, :-1, 0]
-    before, after = counts(batch["next"][:, :-1]), counts(batch[:, 1:])
-    assert (after.step == before.step.where(~ended, 0)).all()
-    assert (after.episode == before.episode + ended).all()
-    assert (after.action == before.action.where(~ended, -1)).all()
 
 
 # --- with TorchRL ------------------------------------------------------------------------------
@@ -519,12 +479,9 @@ def test_a_step_that_would_lose_an_action_is_refused(kind: str) -> None:
 def test_episodes_begun_by_the_vector_env_are_not_lost_beside_a_time_limit() -> None:
     # In SAME_STEP mode some slots have begun anew by themselves where others wait for a reset.
     env = build("sync-same-step", Counting, max_episode_steps=3)
-    steps = 40
-    batch = play(env, np.eye(10, dtype=np.int64)[np.zeros((N, steps), int)])
+    batch = play(env, np.eye(10, dtype=np.int64)[np.zeros((N, 40), int)])
     env.close()
-    done = batch["next", "done"][..., 0]
-    episodes = torch.cat([torch.zeros(N, 1), done[:, :-1].cumsum(1)], 1)
-    assert (counts(batch).episode == episodes).all()
+    check_counting_batch(batch, RULES, predicted=False, max_episode_steps=3)
 
 
 # --- seeds, closing ----------------------------------------------------------------------------
@@ -597,8 +554,7 @@ def test_other_vector_envs_keep_the_contract(make: Any, mode: AutoresetMode) -> 
     env = make_env(make(mode))
     batch = play(env, np.eye(10, dtype=np.int64)[np.zeros((N, 40), int)])
     env.close()
-    assert (counts(batch["next"]).step == counts(batch).step + 1).all()
-    assert (counts(batch["next"]).episode == counts(batch).episode).all()
+    check_counting_batch(batch, RULES, predicted=False)
 
 
 @pytest.mark.parametrize(

@@ -215,14 +215,6 @@ class OnePool:
         self.pool.close()
 
 
-@pytest.mark.parametrize("kind", ENVPOOL_KINDS, indirect=True)
-def test_envpool_data_are_those_of_plain_pools_of_one(env: GymnasiumEnv) -> None:
-    actions = random_actions(300)
-    plain = plain_loop([OnePool(seed) for seed in SEEDS[: env.num_envs]], actions, SEEDS)
-    assert (plain.terminated.sum(1) >= 10).all()
-    assert_plays_as(play(env, actions, SEEDS), plain)
-
-
 def test_data_of_a_physics_env_are_those_of_a_plain_loop(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -377,7 +369,7 @@ def test_a_dozen_transforms_compose(env: GymnasiumEnv) -> None:
     assert (batch["step_count"] == 0).eq(batch["is_init"]).all()
 
 
-@pytest.mark.parametrize("kind", ["unbatched", "process", "sync-next-step", "envpool"])
+@pytest.mark.parametrize("kind", ["unbatched", "process", "sync-next-step", *ENVPOOL_KINDS])
 def test_torchrls_collector_yields_what_a_plain_loop_sees(kind: str) -> None:
     env = build_cartpole(kind, categorical_action_encoding=True, seed=SEEDS[0])
     collector = TorchRLCollector(
@@ -386,7 +378,7 @@ def test_torchrls_collector_yields_what_a_plain_loop_sees(kind: str) -> None:
     batch = torch.cat([part.reshape(env.num_envs, -1) for part in collector], 1).cpu()
     collector.shutdown()
     seeds = [SEEDS[0] + slot for slot in range(env.num_envs)]
-    make = OnePool if kind == "envpool" else lambda seed: cartpole()
+    make = OnePool if kind in ENVPOOL_KINDS else lambda seed: cartpole()
     plain = plain_loop([make(seed) for seed in seeds], batch["action"].numpy(), seeds)
     assert plain.terminated.sum() > 2 * env.num_envs
     assert_plays_as(batch, plain)

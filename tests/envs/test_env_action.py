@@ -78,10 +78,6 @@ def wide() -> TensorDictModule:
 
 CHANGES = {
     "scaled": ([ActionScaling], lambda action: action * 2),
-    "clipped": (
-        [lambda: ClipTransform(in_keys_inv=["action"], low=-2.0, high=2.0)],
-        lambda action: action.clamp(-2, 2),
-    ),
     "clipped, then scaled": (
         [ActionScaling, lambda: ClipTransform(in_keys_inv=["action"], low=-1.0, high=1.0)],
         lambda action: action.clamp(-1, 1) * 2,

@@ -148,23 +148,13 @@ def test_any_calls_give_what_serial_gives_to_the_bit(
             assert array.tobytes() == other.tobytes()
 
 
-@pytest.mark.parametrize("form", ["list", "float64"])
-def test_observations_of_another_type_are_cast_as_serial_casts_them(make: Any, form: str) -> None:
-    factories = [partial(Drawn, form=form)] * 3
-    plan = [("step", [0, 1, 2], False, 0)] * 20
-    one, other = make(factories), SerialBackend(factories)
-    got, expected = (apply(backend, plan, buffers(backend)) for backend in (one, other))
-    for ours, serials in zip(got, expected, strict=True):
-        assert all((a == b).all() for a, b in zip(ours, serials, strict=True))
-
-
-def test_infos_and_frames_are_those_of_serial(make: Any) -> None:
+def test_infos_frames_and_casts_are_those_of_serial(make: Any) -> None:
     seen = []
     for kind in (make, SerialBackend):
-        backend = kind([Drawn] * 3)
+        backend = kind([partial(Drawn, form=form) for form in ("space", "list", "float64")])
         backend.read_info(["left", "noise"])
         assert [entry.key for entry in backend.info] == ["left", "noise"]
-        seen.append(apply(backend, [("step", [0, 1, 2], False, 0)] * 3, buffers(backend)))
+        seen.append(apply(backend, [("step", [0, 1, 2], False, 0)] * 9, buffers(backend)))
         backend = kind([Painter] * 3)
         backend.reset(range(3), [3, 4, 5], None, out := buffers(backend))
         backend.step(actions(backend), None, out)
@@ -307,24 +297,18 @@ def test_an_env_that_raises_is_named_with_its_seed_and_its_own_traceback(make: A
     assert "worker.py" not in told
 
 
-@pytest.mark.parametrize("kind", ["process", "serial"])
-@pytest.mark.parametrize("what", ["raise_", "wrong shape"])
-def test_the_other_slots_are_stepped_all_the_same(make: Any, kind: str, what: str) -> None:
-    factories = odd_one(what)
-    backend = make(factories) if kind == "process" else SerialBackend(factories)
-    with pytest.raises(SlotError) as info:
-        second_step(backend)
-    out = info.value.buffers  # type: ignore[attr-defined]
-    assert out.observation[0][:, 0].tolist() == [2, 1, 2, 2]
-    assert out.reward.tolist() == [2, 1, 2, 2]
-    backend.reset([1], None, None, out)
-    backend.step(actions(backend), None, out)
-    assert out.observation[0][:, 0].tolist() == [3, 1, 3, 3]
-
-
-def test_an_env_that_raises_at_reset_leaves_the_others_reset(make: Any) -> None:
+def test_the_other_slots_are_stepped_and_reset_all_the_same(make: Any) -> None:
+    factories = [Odd, partial(Odd, "raise_"), Odd, partial(Odd, "wrong shape")]
+    for backend in (make(factories), SerialBackend(factories)):
+        with pytest.raises(SlotError) as info:
+            second_step(backend)
+        out = info.value.buffers  # type: ignore[attr-defined]
+        assert out.observation[0][:, 0].tolist() == [2, 1, 2, 1]
+        assert out.reward.tolist() == [2, 1, 2, 1]
+        backend.reset([1, 3], None, None, out)
+        backend.step(actions(backend), None, out)
+        assert out.observation[0][:, 0].tolist() == [3, 1, 3, 1]
     backend = make(odd_one("raise at reset", at=2))
-    out = buffers(backend)
     out.observation[0][...] = 7
     with pytest.raises(SlotError, match=r"reset\(\) of slot 2: ValueError: no episode today"):
         backend.reset(range(4), None, None, out)

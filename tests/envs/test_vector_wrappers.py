@@ -31,12 +31,6 @@ def twice(value: Any) -> Any:
     return value * 2
 
 
-def shaped(env: Any) -> tuple[Any, Any]:
-    space = getattr(env, "single_observation_space", None) or env.observation_space
-    low, high = (np.full(space.shape, bound, np.float32) for bound in (-1, 3))
-    return low, high
-
-
 def doubled(wrapper: Any) -> Callable[[Any], Any]:
     return lambda env: wrapper(env, twice, None)
 
@@ -54,14 +48,6 @@ OBSERVATIONS: dict[str, tuple[Any, Any]] = {
         doubled(single.TransformObservation),
     ),
     "FlattenObservation": (many.FlattenObservation, single.FlattenObservation),
-    "ReshapeObservation": (
-        lambda env: many.ReshapeObservation(env, (3, 1)),
-        lambda env: single.ReshapeObservation(env, (3, 1)),
-    ),
-    "RescaleObservation": (
-        lambda env: many.RescaleObservation(env, *shaped(env)),
-        lambda env: single.RescaleObservation(env, *shaped(env)),
-    ),
     "DtypeObservation": (
         lambda env: many.DtypeObservation(env, np.float64),
         lambda env: single.DtypeObservation(env, np.float64),
@@ -72,15 +58,6 @@ OTHERS: dict[str, tuple[Any, Any]] = {
         lambda env: many.TransformReward(env, twice),
         lambda env: single.TransformReward(env, twice),
     ),
-    "ClipReward": (
-        lambda env: many.ClipReward(env, -1, -0.5),
-        lambda env: single.ClipReward(env, -1, -0.5),
-    ),
-    "TransformAction": (
-        lambda env: many.TransformAction(env, twice),
-        lambda env: single.TransformAction(env, twice, None),
-    ),
-    "ClipAction": (many.ClipAction, single.ClipAction),
     "RescaleAction": (
         lambda env: many.RescaleAction(env, -1, 1),
         lambda env: single.RescaleAction(env, np.float32(-1), np.float32(1)),

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tdcollect.evaluation.verification import verify as verify
     from tdcollect.evaluation.workers.local import LocalWorkers as LocalWorkers
     from tdcollect.evaluation.workers.ray import RayWorkers as RayWorkers
+    from tdcollect.pages import view as view
     from tdcollect.randomness import NotReproducibleError as NotReproducibleError
     from tdcollect.seeding import env_seed as env_seed
     from tdcollect.seeding import policy_seed as policy_seed
@@ -39,23 +40,6 @@ __version__ = own_version()
 
 __getattr__, __dir__, __all__ = lazy(
     __name__,
-    {
-        "states": "load_checkpoint save_checkpoint",
-        "collect": "Collector Hooks LogStatistics Render SyncDataCollector",
-        "envs": "GymnasiumEnv make_env",
-        "evaluation.episodes.collector": "EvaluationCollector",
-        "evaluation.evaluate": "EvaluationResult evaluate",
-        "evaluation.evaluator": "Evaluator",
-        "evaluation.merging": "merge",
-        "evaluation.comparison": "compare",
-        "evaluation.verification": "verify",
-        "evaluation.workers.local": "LocalWorkers",
-        "evaluation.workers.ray": "RayWorkers",
-        "randomness": "NotReproducibleError",
-        "seeding": "env_seed policy_seed",
-        "suites.suite": "Suite",
-        "trajectories": "split_trajectories",
-    },
-    {"pages": "view"},
+    inner="view",
     modules="collect collectors envs evaluation keys seeding suites testing trajectories",
 )

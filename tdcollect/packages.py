@@ -6,7 +6,7 @@ import importlib
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -88,38 +88,31 @@ def install_text(package: str, what: str) -> str:
 
 
 def lazy(
-    package: str,
-    names: Mapping[str, str],
-    inner: Mapping[str, str] | None = None,
-    modules: str = "",
+    package: str, inner: str = "", modules: str = ""
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a package that imports its names late.
 
+    The names are those that its source imports for type checkers, ``name as name`` on a line each.
+
     Args:
         package: its name.
-        names: the public names that each of its modules has, separated by spaces; a module that
-            begins with a dot is beside the package.
-        inner: other names, likewise.
-        modules: modules that are attributes themselves.
+        inner: those of the names that are not public, separated by spaces.
+        modules: modules that are attributes themselves, likewise.
     """
-    public, others = (
-        {name: module for module, named in table.items() for name in named.split()}
-        for table in (names, inner or {})
-    )
-    places = public | others
+    source = Path(str(sys.modules[package].__file__)).read_text(encoding="utf-8")
+    found = re.findall(r"^    from (\S+) import (?:\(\s+)?(\w+) as \2\b", source, re.MULTILINE)
+    places = {name: module for module, name in found}
     shown = {*places, *modules.split()}
 
     def get(name: str) -> Any:
         if name not in shown:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        if name in places:
-            found = getattr(importlib.import_module(f".{places[name]}", package), name)
-        else:
-            found = importlib.import_module(f".{name}", package)
+        module = importlib.import_module(places.get(name, f"{package}.{name}"))
+        found = getattr(module, name) if name in places else module
         setattr(sys.modules[package], name, found)
         return found
 
     def listed() -> list[str]:
         return sorted({*vars(sys.modules[package]), *shown})
 
-    return get, listed, sorted(public)
+    return get, listed, sorted(places.keys() - set(inner.split()))

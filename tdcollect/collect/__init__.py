@@ -16,7 +16,5 @@ if TYPE_CHECKING:
     from tdcollect.collect.statistics import Statistics as Statistics
 
 __getattr__, __dir__, __all__ = lazy(
-    __name__,
-    {"shaping": "RewardShaping", "statistics": "Statistics"},
-    {"collector": "Collector SyncDataCollector", "hooks": "Hooks LogStatistics Render"},
+    __name__, inner="Collector Hooks LogStatistics Render SyncDataCollector"
 )

@@ -24,16 +24,4 @@ if TYPE_CHECKING:
     from tdcollect.collectors.multi import MultiSyncCollector as MultiSyncCollector
     from tdcollect.collectors.ray import RayCollector as RayCollector
 
-__getattr__, __dir__, __all__ = lazy(
-    __name__,
-    {
-        ".collect": "Collector SyncDataCollector",
-        "asking": "LostWorker LostWorkers WorkerLostError",
-        "dispatch": "AsyncBatchedCollector",
-        "distributed": "DistributedCollector DistributedSyncCollector",
-        "multi": "AsyncCollector MultiAsyncCollector MultiCollector MultiSyncCollector",
-        "ray": "RayCollector",
-    },
-    {"asking": "worker_of"},
-    modules="distributed",
-)
+__getattr__, __dir__, __all__ = lazy(__name__, inner="worker_of", modules="distributed")

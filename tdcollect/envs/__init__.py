@@ -17,13 +17,4 @@ if TYPE_CHECKING:
     from tdcollect.envs.traits import EnvAction as EnvAction
     from tdcollect.envs.wrapper import GymnasiumEnv as GymnasiumEnv
 
-__getattr__, __dir__, __all__ = lazy(
-    __name__,
-    {
-        "adopted": "GymEnv ParallelEnv SerialEnv",
-        "process.pool": "WorkerLost",
-        "slots": "RestartsExhausted SlotError",
-        "traits": "EnvAction",
-    },
-    {"make": "make_env", "wrapper": "GymnasiumEnv"},
-)
+__getattr__, __dir__, __all__ = lazy(__name__, inner="GymnasiumEnv make_env")

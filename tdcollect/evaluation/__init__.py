@@ -20,16 +20,4 @@ if TYPE_CHECKING:
     from tdcollect.evaluation.statistics import summarize as summarize
     from tdcollect.evaluation.verification import Verification as Verification
 
-__getattr__, __dir__, __all__ = lazy(
-    __name__,
-    {
-        "comparison": "Comparison Difference episodes_needed",
-        "ledger": "Episode Problem",
-        "request": "Request",
-        "result": "export to_pandas",
-        "settings": "EvaluationSettings",
-        "statistics": "Summary summarize",
-        "verification": "Verification",
-    },
-    modules="sb3",
-)
+__getattr__, __dir__, __all__ = lazy(__name__, modules="sb3")

@@ -2,4 +2,4 @@
 
 from tdcollect.packages import lazy
 
-__getattr__, __dir__, __all__ = lazy(__name__, {}, modules="view")
+__getattr__, __dir__, __all__ = lazy(__name__, modules="view")

@@ -16,13 +16,4 @@ if TYPE_CHECKING:
     from tdcollect.suites.tables import Score as Score
     from tdcollect.suites.tables import Task as Task
 
-__getattr__, __dir__, __all__ = lazy(
-    __name__,
-    {
-        "aggregates": "Aggregates aggregate",
-        "report": "export",
-        "results": "SuiteResults",
-        "suite": "Suite",
-        "tables": "Policy Score Task",
-    },
-)
+__getattr__, __dir__, __all__ = lazy(__name__)

@@ -24,6 +24,7 @@ from tdcollect.cli.program import (
     say,
     say_result,
     status_of,
+    tell,
 )
 from tdcollect.display import count_text, visible
 
@@ -223,12 +224,8 @@ def compare(directories: tuple[Path, ...], output_dir: Path | None, as_json: boo
         results.append(result)
     found = tdcollect.compare(*results, names=distinct_names(directories))
     report = None if output_dir is None else write_comparison_report(output_dir, found)[-1]
-    if as_json:
-        print_json(report=report, **found.to_dict())
-        return
-    say(found)
-    if report is not None:
-        say(f"\nreport {report}")
+    more = "" if report is None else f"\n\nreport {report}"
+    tell(as_json, f"{found}{more}", report=report, **found.to_dict())
 
 
 @program.command()
@@ -373,10 +370,8 @@ def verify(directories: tuple[Path, ...], as_json: bool) -> int:
         except FileNotFoundError:
             problem = Problem(directory, "expected the directory of an evaluation, got none")
             found.append(Verification(directory, 0, 0, (problem,)))
-    if as_json:
-        print_json(evaluations=[checked.to_dict() for checked in found])
-    else:
-        say("\n".join(map(str, found)))
+    text = "\n".join(map(str, found))
+    tell(as_json, text, evaluations=[checked.to_dict() for checked in found])
     return 0 if all(checked.passed for checked in found) else 1
 
 
@@ -405,10 +400,7 @@ def doctor(env: str, as_json: bool, **settings: Any) -> int:
 
         made = load_named(env, Path.cwd()) if is_named(env) else env
         found = diagnose(made, **settings)
-    if as_json:
-        print_json(**found.to_dict())
-    else:
-        say(found)
+    tell(as_json, found, **found.to_dict())
     return found.exit_code
 
 
@@ -495,15 +487,7 @@ def suite() -> None:
 @options.recheck
 @options.flag("--quiet", help="Show no progress and no table.")
 @options.as_json
-def run(
-    file: Path,
-    output_dir: Path,
-    episodes: int | None,
-    limit: int | None,
-    quiet: bool,
-    as_json: bool,
-    **chosen: Any,
-) -> int:
+def run(file: Path, output_dir: Path, quiet: bool, as_json: bool, **chosen: Any) -> int:
     """Run the evaluations of a suite that --output-dir lacks, and write the report.
 
     FILE is the TOML file of the suite. The exit status is 3 if episodes were lost with their
@@ -511,9 +495,8 @@ def run(
     """
     with redirect_stdout(sys.stderr), resumable(output_dir), ExitStack() as stack:
         crew = options.crew_of(stack, chosen)
-        found = _suite_of(file, episodes, limit).run(
-            output_dir, workers=crew, progress=not quiet, **chosen
-        )
+        read = _suite_of(file, chosen)
+        found = read.run(output_dir, workers=crew, progress=not quiet, **chosen)
     return _say_suite(found, output_dir, as_json, quiet)
 
 
@@ -523,14 +506,7 @@ def run(
 @options.selection
 @options.size
 @options.as_json
-def ls(
-    file: Path,
-    output_dir: Path | None,
-    episodes: int | None,
-    limit: int | None,
-    as_json: bool,
-    **chosen: Any,
-) -> None:
+def ls(file: Path, output_dir: Path | None, as_json: bool, **chosen: Any) -> None:
     """List the evaluations of a suite, and which of them are finished.
 
     FILE is the TOML file of the suite. Nothing that it names is run.
@@ -538,21 +514,19 @@ def ls(
     from tdcollect.display import text_table
     from tdcollect.suites.results import state_of
 
-    read = _suite_of(file, episodes, limit)
+    read = _suite_of(file, chosen)
     rows = []
     for cell in read.cells(**chosen):
         missing = [str(path) for path in cell.files.values() if not path.is_file()]
         status, ended = ("-", 0) if output_dir is None else state_of(cell, output_dir)
         note = f"no file {missing[0]}" if missing else ""
         rows.append([cell.name, cell.task.env, cell.policy.factory, status, f"{ended}", note])
-    if as_json:
-        names = ("name", "env", "policy", "status", "episodes", "note")
-        cells = [dict(zip(names, row, strict=True)) | {"episodes": int(row[4])} for row in rows]
-        print_json(suite=read.name, version=read.version, episodes=read.episodes, cells=cells)
-        return
-    say(f"{read.name} {read.version}, {len(rows)} evaluations of {read.episodes} episodes\n")
-    header = ["task/policy/run", "env", "policy", "status", "ended", ""]
-    say(text_table(rows, header))
+    names = ("name", "env", "policy", "status", "episodes", "note")
+    cells = [dict(zip(names, row, strict=True)) | {"episodes": int(row[4])} for row in rows]
+    head = f"{read.name} {read.version}, {len(rows)} evaluations of {read.episodes} episodes"
+    text = f"{head}\n\n{text_table(rows, ['task/policy/run', *names[1:4], 'ended', ''])}"
+    about = {"version": read.version, "episodes": read.episodes, "cells": cells}
+    tell(as_json, text, suite=read.name, **about)
 
 
 @suite.command()
@@ -567,11 +541,8 @@ def validate(file: Path, quiet: bool, as_json: bool, **chosen: Any) -> int:
     the envs, and runs a step of each evaluation. The exit status is 1 if there is a problem.
     """
     with redirect_stdout(sys.stderr):
-        found = _suite_of(file).validate(**chosen, progress=not quiet)
-    if as_json:
-        print_json(**found.to_dict(), passed=found.passed)
-    else:
-        say(found)
+        found = _suite_of(file, {}).validate(**chosen, progress=not quiet)
+    tell(as_json, found, **found.to_dict(), passed=found.passed)
     return 0 if found.passed else 1
 
 
@@ -582,20 +553,20 @@ def validate(file: Path, quiet: bool, as_json: bool, **chosen: Any) -> int:
 )
 @options.size
 @options.as_json
-def report(
-    file: Path, output_dir: Path, episodes: int | None, limit: int | None, as_json: bool
-) -> int:
+def report(file: Path, output_dir: Path, as_json: bool, **size: Any) -> int:
     """Write the report on the evaluations that are there, and print the leaderboard.
 
     FILE is the TOML file of the suite. Nothing is run.
     """
-    return _say_suite(_suite_of(file, episodes, limit).report(output_dir), output_dir, as_json)
+    return _say_suite(_suite_of(file, size).report(output_dir), output_dir, as_json)
 
 
-def _suite_of(file: Path, episodes: int | None = None, limit: int | None = None) -> Any:
+def _suite_of(file: Path, given: dict[str, Any]) -> Any:
+    """Return the suite of a file; its size is taken out of the options."""
     import tdcollect
 
     read = tdcollect.Suite.read(file)
+    episodes, limit = given.pop("episodes", None), given.pop("limit", None)
     if episodes is not None:
         read = replace(read, episodes=episodes)
     return read if limit is None else read.limited(limit)

@@ -162,6 +162,14 @@ def distinct_names(directories: Sequence[Path]) -> list[str]:
     return [str(directory) for directory in directories]
 
 
+def tell(as_json: bool, text: object, **fields: Any) -> None:
+    """Print what a command has found: a text, or the fields as one JSON object."""
+    if as_json:
+        print_json(**fields)
+    else:
+        say(text)
+
+
 def print_json(**fields: Any) -> None:
     """Print one JSON object."""
     text = json.dumps(_finite(fields), indent=1, default=str, allow_nan=False)

@@ -39,27 +39,17 @@ from tests.collect.test_parent_behaviours import OPTIONS, PAIRS  # noqa: E402
 Found = dict[str, Any]
 TIMES = ("run.json", ".lock")
 
-SUITE = """
-[suite]
-name = "frozen"
-version = 1
-episodes = 6
-[defaults]
-max_episode_steps = 60
-[[tasks]]
-name = "cartpole"
-env = "CartPole-v1"
-score = { low = "random", high = 475, source = "gymnasium" }
-[[tasks]]
-name = "acrobot"
-env = "Acrobot-v1"
-score = { low = -500, high = -100, source = "gymnasium" }
-[[policies]]
-name = "random"
-factory = "random"
-[report]
-metrics = ["iqm", "mean"]
-"""
+TASKS = [("cartpole", "CartPole-v1", "random", 475), ("acrobot", "Acrobot-v1", -500, -100)]
+SUITE: Found = {
+    "suite": {"name": "frozen", "version": 1, "episodes": 6},
+    "defaults": {"max_episode_steps": 60},
+    "tasks": [
+        {"name": name, "env": env, "score": {"low": low, "high": high, "source": "gymnasium"}}
+        for name, env, low, high in TASKS
+    ],
+    "policies": [{"name": "random", "factory": "random"}],
+    "report": {"metrics": ["iqm", "mean"]},
+}
 
 
 def feed(digest: Any, value: Any) -> None:
@@ -134,10 +124,6 @@ def files(root: Path) -> Found:
             for step in (0, 10):
                 one.evaluate(actor, step=step)
 
-    def suite(path: Path) -> None:
-        (root / "suite.toml").write_text(SUITE)
-        Suite.read(root / "suite.toml").run(path, progress=False)
-
     sampled = {"exploration_type": ExplorationType.RANDOM}
     limited = {"max_episode_steps": 20}
     cases: dict[str, Callable[[Path], Any]] = {
@@ -154,7 +140,7 @@ def files(root: Path) -> Found:
         "workers": evaluate("CartPole-v1", actor, 12, workers=2, num_envs=2),
         "shards": shards,
         "curve": curve,
-        "suite": suite,
+        "suite": lambda path: Suite.of(SUITE, root).run(path, progress=False),
     }
     found: Found = {}
     for name, run in cases.items():
@@ -166,22 +152,14 @@ def files(root: Path) -> Found:
     return found
 
 
-def differences(one: Found, other: Found) -> list[str]:
-    """The differences of two checkouts, a line each."""
-    found = []
-    for name in sorted(one.keys() | other.keys()):
-        if name not in one or name not in other:
-            found.append(f"{name}: only in the {'second' if name in other else 'first'}")
-        elif one[name] != other[name]:
-            found.append(f"{name}: differs")
-    return found
-
-
 def main() -> int:
     if len(sys.argv) == 3:
-        found = differences(*(json.loads(Path(name).read_text()) for name in sys.argv[1:]))
+        one, other = (json.loads(Path(name).read_text()) for name in sys.argv[1:])
+        names = sorted(one.keys() | other.keys())
+        odd = [name for name in names if one.get(name) != other.get(name)]
+        found = [f"{n}: {'differs' if n in one and n in other else 'only in one'}" for n in odd]
         print("\n".join(found) or "all is the same")
-        return 1 if found else 0
+        return min(len(found), 1)
     output = Path(sys.argv[1]).absolute()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)

@@ -51,17 +51,13 @@ def test_any_values_are_drawn(values: list[float]) -> None:
         ElementTree.fromstring(Figure("a", "a", drawing, "b").file())
 
 
-@pytest.mark.parametrize(
-    "name", ["$x^2$ %s {}", "</svg><script>", "\ufffe\uffff\x00\x1b\ud800", "日本 😀 עברית \u202e"]
-)
-def test_any_name_is_text(name: str) -> None:
+def test_any_name_is_text() -> None:
+    name = "$x^2$ %s {} </svg><script> \ufffe\uffff\x00\x1b\ud800 日本 😀 עברית \u202e"
     for drawing in drawings([1.0, 2.0], name):
         root = ElementTree.fromstring(Figure("f", name, drawing, name).file())
         tags = {element.tag.removeprefix(SVG) for element in root.iter()}
-        assert tags <= {
-            *("svg", "title", "desc", "style", "rect", "g", "path", "use", "text", "defs"),
-            "clipPath",
-        }
+        shapes = {"rect", "g", "path", "use", "text", "defs", "clipPath"}
+        assert tags <= {"svg", "title", "desc", "style", *shapes}
         names = {attribute for element in root.iter() for attribute in element.attrib}
         assert not {n for n in names if n.startswith("on") or n == "style"}
 
@@ -94,19 +90,17 @@ def test_the_axis_of_bars_ends_at_the_whole() -> None:
     assert 3 <= max(ticks(plots.bars(rows, "episodes", 7))) <= 7
 
 
-@pytest.mark.parametrize(
-    ("scores", "shown"),
-    [((0.0150, 0.0165), (0, 1)), ((0.2, 3.7), (0, 3)), ((-0.8, 0.1), (-0.5, 1))],
-    ids=["alike", "above one", "below zero"],
-)
-def test_scores_are_on_an_axis_from_zero_to_one_or_wider(
-    scores: tuple[float, float], shown: tuple[float, float]
-) -> None:
-    rows = [plots.Estimate("x", score, (score, score)) for score in scores]
-    found = ticks(plots.intervals(rows, "score", unit=True, narrow=True))
-    assert (min(found), max(found)) == shown
-    zoomed = ticks(plots.intervals(rows, "score"))
-    assert shown != (0, 1) or max(zoomed) < 0.02
+def test_scores_are_on_an_axis_from_zero_to_one_or_wider() -> None:
+    for scores, shown in [
+        ((0.0150, 0.0165), (0, 1)),
+        ((0.2, 3.7), (0, 3)),
+        ((-0.8, 0.1), (-0.5, 1)),
+    ]:
+        rows = [plots.Estimate("x", score, (score, score)) for score in scores]
+        found = ticks(plots.intervals(rows, "score", unit=True, narrow=True))
+        assert (min(found), max(found)) == shown
+    rows = [plots.Estimate("x", 0.0150, None)]
+    assert max(ticks(plots.intervals(rows, "score"))) < 0.02
 
 
 def test_equal_lines_are_both_seen() -> None:

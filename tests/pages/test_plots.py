@@ -52,7 +52,7 @@ def test_any_values_are_drawn(values: list[float]) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["$x^2$ {} </svg><script>", "\ufffe\uffff\x00\x1b\ud800 日本 😀 עברית \u202e"]
+    "name", ["$x^2$ {} </svg><script>", "\ufffe\uffff\x00\x1b\ud800", "日本 😀 עברית \u202e"]
 )
 def test_any_name_is_text(name: str) -> None:
     for drawing in drawings([1.0, 2.0], name):

@@ -20,16 +20,14 @@ import numpy as np
 import torch
 
 from tdcollect import keys
-from tdcollect.collect.arrays import Options, Seeds, SteppedEnv
+from tdcollect.collect.arrays import Options, Seeds
 from tdcollect.collect.step_dict import Placement, StepDict, Store, by_slot, next_step, zero_rows
-from tdcollect.collect.turns import Act, Acting, Lower, NewIds, Turns, set_ids
+from tdcollect.collect.turns import Act, Turns, set_ids
 from tdcollect.envs.slots import SlotError
 from tdcollect.keys import Key
 
 if TYPE_CHECKING:
     from tdcollect.collect.hooks import Watch
-
-_BLOCK_STEPS = 64
 
 
 @dataclass(frozen=True)
@@ -222,7 +220,7 @@ class Episodes:
         turns, env, running = self._turns, self.env, self._running
         if env.can.asynchronous:
             turns.ready = [slot for slot in turns.ready if slot in running]
-            came = turns.exchange(turns.idle(turns.ready), buffers)
+            came = turns.exchange(env.stepper.idle(turns.ready), buffers)
         else:
             try:
                 came = turns.all_together(list(running), buffers)
@@ -279,7 +277,7 @@ class Episodes:
         free = [s for s in self._slots if s not in self._running and s not in self._beginning]
         unseen: set[int] = set()
         if env.can.asynchronous:
-            free = turns.idle(free)
+            free = env.stepper.idle(free)  # others share a worker that is busy
         elif free and not env.can.pause:
             # Slots that run on unseen are reset where they end, as their env asks for.
             done = following[keys.DONE].numpy(force=True).reshape(-1)
@@ -400,90 +398,19 @@ class FirstToStart:
         return chosen
 
 
-def whole_episodes(
-    env: SteppedEnv,
-    lower: Lower,
-    episodes: int,
-    new_ids: NewIds,
-    place: Placement,
-    noted: Callable[[Iterable[Block]], Iterable[Block]] = iter,
-    **settings: Any,
-) -> dict[Key, torch.Tensor]:
-    """Collect episodes from the start of each to its end; every slot starts afresh.
-
-    Args:
-        env: the env on StepDicts.
-        lower: gives the policy on StepDicts, for the entries that it first finds.
-        episodes: the number of episodes.
-        new_ids: gives so many new trajectory ids.
-        place: moves tensors between devices.
-        noted: is handed the blocks, and hands them on.
-        **settings: further ones of :class:`Episodes`.
-
-    Returns:
-        The entries, ``[sum of lengths, ...]`` each: episodes in the order of starting.
-    """
-    acting = Acting(env, lower, place)
-    order = FirstToStart(episodes) if env.can.asynchronous else None
-
-    def again(start: Start, error: Exception) -> Start:
-        return Start(start.index, None, int(new_ids(1)) if order is None else order.new_id())
-
-    loop = Episodes(
-        env,
-        acting,
-        order or (Start(index, None, int(new_ids(1))) for index in range(episodes)),
-        place,
-        steps=_BLOCK_STEPS,
-        on_error=again if env.base is not None and env.base.restarts is not None else None,
-        **settings,
-    )
-
-    def checked() -> Iterator[Block]:
-        for block in loop:
-            acting.check()
-            yield block
-
-    if order is None:
-        return join_episodes(noted(checked()), env.batch_size)
-    blocks = order.only_kept(list(checked()), new_ids(episodes).cpu())
-    assert env.base is not None
-    env.base.stepper.derive_seeds()
-    return join_episodes(noted(blocks), env.batch_size)
-
-
 def join_episodes(blocks: Iterable[Block], batch_size: torch.Size) -> dict[Key, torch.Tensor]:
     """Join the pieces of all episodes, each contiguous, in the order of their indices.
 
     Pieces of an episode whose env failed, and which started again under its index, are left out.
     """
-    parts: list[dict[Key, torch.Tensor]] = []
-    indices: list[torch.Tensor] = []
-    ids: list[torch.Tensor] = []
-    failed: list[int] = []
+    parts: list[tuple[Start, dict[Key, torch.Tensor]]] = []
+    failed: set[int] = set()
     for entries, pieces in blocks:
-        if not pieces:
-            continue
-        lengths = torch.tensor([piece.stop - piece.begin for piece in pieces])
-        steps = torch.cat([torch.arange(piece.begin, piece.stop) for piece in pieces])
-        slots, of_index, of_id = (
-            torch.tensor([(piece.slot, piece.start.index, piece.start.traj_id) for piece in pieces])
-            .repeat_interleave(lengths, 0)
-            .T
-        )
-        indices.append(of_index)
-        ids.append(of_id)
-        failed += [piece.start.traj_id for piece in pieces if piece.error is not None]
-        part = {}
-        for key, entry in entries.items():
-            rows = by_slot(entry, batch_size)
-            part[key] = rows[slots.to(rows.device), steps.to(rows.device)]
-        parts.append(part)
-    order = torch.cat(indices).argsort(stable=True)
-    if failed:
-        order = order[~torch.isin(torch.cat(ids)[order], torch.tensor(failed))]
-    joined = {}
-    for key in parts[0]:
-        together = torch.cat([part[key] for part in parts])
-        joined[key] = together[order.to(together.device)]
-    return joined
+        rows = {key: by_slot(entry, batch_size) for key, entry in entries.items()}
+        for start, slot, begin, stop, _, error, _ in pieces:
+            parts.append((start, {key: value[slot, begin:stop] for key, value in rows.items()}))
+            if error is not None:
+                failed.add(start.traj_id)
+    parts.sort(key=lambda part: part[0].index)
+    kept = [part for start, part in parts if start.traj_id not in failed]
+    return {key: torch.cat([part[key] for part in kept]) for key in kept[0]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from tdcollect import keys
 from tdcollect._upstream.collectors import CollectorState
 from tdcollect.collect.arguments import by_arrival_needs, check_arrival_buffer
 from tdcollect.collect.arrays import ArrayEnv, Plan, by_episodes, plan_for
-from tdcollect.collect.episodes import whole_episodes
+from tdcollect.collect.episodes import Block, Episodes, FirstToStart, Start, join_episodes
 from tdcollect.collect.policy import (
     ON_TENSORDICT,
     Policy,
@@ -42,13 +42,16 @@ from tdcollect.collect.step_dict import (
     stacked_lazily,
 )
 from tdcollect.collect.torchrl_loop import changed, torchrl_rollout, warn_of_lost
-from tdcollect.collect.turns import Arrivals, Frames, Lower
+from tdcollect.collect.turns import Acting, Arrivals, Frames, Lower
 from tdcollect.display import html_table, one_line
 from tdcollect.envs.adopted import early_seeds, reset_arguments
 from tdcollect.envs.spaces import nested
 from tdcollect.envs.traits import base_of, transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.keys import Key
+
+_BLOCK_STEPS = 64
+"""The most steps of a block of a collection by episodes."""
 
 
 class Part(NamedTuple):
@@ -152,7 +155,8 @@ class Runner:
     @property
     def is_lost(self) -> bool:
         """True if the envs must be reset: they have gone on from where they are known to be."""
-        return self.stale or (self._collector.by_arrival and self.arrivals.lost)
+        turns = self.arrivals.turns
+        return self.stale or (self._collector.by_arrival and turns is not None and turns.lost)
 
     def lose_position(self) -> None:
         """The envs have gone on from the carried step."""
@@ -189,14 +193,18 @@ class Runner:
         static_seed: bool = False,
     ) -> Any:
         """Reset every slot; the seed for the next env."""
-        collector, following, seeds = self._collector, None, None
-        base = base_of(collector.env)
-        if seed is not None:
-            self._restore_first_states()
-            following = TorchRLCollector.set_seed(collector, seed, static_seed=static_seed)
-            seeds = early_seeds(base, seed, static_seed)
-        collector.reset(**reset_arguments(base, seeds, options))
+        collector = self._collector
+        following, seeds = (None, None) if seed is None else self._seed(seed, static_seed)
+        collector.reset(**reset_arguments(base_of(collector.env), seeds, options))
         return following
+
+    def _seed(self, seed: int, static_seed: bool = False) -> tuple[Any, list[int] | None]:
+        """Seed the env and its transforms; the seed for the next env, and those of resets."""
+        collector = self._collector
+        if self.first_states is not None:
+            self.first_states.restore()
+        following = TorchRLCollector.set_seed(collector, seed, static_seed=static_seed)
+        return following, early_seeds(base_of(collector.env), seed, static_seed)
 
     def rebuild_env(self, env_kwargs: dict[str, Any]) -> None:
         """Make the envs anew, and restart."""
@@ -259,10 +267,6 @@ class Runner:
         else:
             stored = "stacked once", "no copy"
         return Explanation([*parts, Part("batch", *stored)])
-
-    def _restore_first_states(self) -> None:
-        if self.first_states is not None:
-            self.first_states.restore()
 
     # ------------------------------------------------------------------------------- the loops
 
@@ -344,30 +348,47 @@ class Runner:
         env, lower = log.timed_parts(
             by_episodes(self.plan(), collector.env), self._lowering(random, gradients)
         )
-        first_seeds = None
-        if seed is not None:
-            self._restore_first_states()
-            TorchRLCollector.set_seed(collector, seed)
-            first_seeds = early_seeds(base_of(collector.env), seed)
+        first_seeds = None if seed is None else self._seed(seed)[1]
         self.first_states = None
         collector._monitor.drop()
         self.lose_position()
         if collector.by_arrival and env.base is not None and seed is None:
             env.base.stepper.derive_seeds()  # timing has left the envs' generators anywhere
-        entries = whole_episodes(
+        place, new_ids = self._place(env), self._parent.trajectory_ids.get_traj_and_increment
+        acting = Acting(env, lower, place)
+        order = FirstToStart(count) if env.can.asynchronous else None
+
+        def start(index: int) -> Start:
+            return Start(index, None, int(new_ids(1)) if order is None else order.new_id())
+
+        def again(lost: Start, error: Exception) -> Start:
+            return start(lost.index)
+
+        loop = Episodes(
             env,
-            lower,
-            count,
-            self._parent.trajectory_ids.get_traj_and_increment,
-            self._place(env),
-            log.note_blocks,
+            acting,
+            order or map(start, range(count)),
+            place,
+            steps=_BLOCK_STEPS,
             max_episode_steps=max_episode_steps,
             left_out=self._left_out,
+            in_one_piece=gradients,
             first_seeds=first_seeds,
             options=options,
-            in_one_piece=gradients,
+            on_error=again if env.base is not None and env.base.restarts is not None else None,
             watch=log.watch,
         )
+
+        def checked() -> Iterator[Block]:
+            for block in loop:
+                acting.check()
+                yield block
+
+        blocks: Iterable[Block] = checked()
+        if order is not None:
+            blocks = order.only_kept(list(blocks), new_ids(count).cpu())
+            env.stepper.derive_seeds()
+        entries = join_episodes(log.note_blocks(blocks), env.batch_size)
         log.note_entries(entries, collector.env.reward_keys)
         return self.assemble(entries, (len(entries[keys.NEXT_DONE]),))
 

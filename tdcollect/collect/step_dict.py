@@ -23,6 +23,7 @@ from tensordict import (
     is_non_tensor,
     is_tensor_collection,
 )
+from torch.nn.utils.rnn import pad_sequence
 
 from tdcollect import keys
 from tdcollect.keys import Key, is_next, under_next
@@ -350,19 +351,13 @@ class Store:
             if self._filled == self._steps:
                 return self._entries
             return {k: v.narrow(self._dim, 0, self._filled) for k, v in self._entries.items()}
-        slots = np.asarray(self.slots, np.int64)
-        order = np.argsort(slots, kind="stable")
-        counts = np.bincount(slots, minlength=self._count)
-        steps = int(counts.max())
-        of_slot = np.empty_like(slots)  # the place of each row among those of its slot
-        of_slot[order] = np.arange(len(slots)) - np.repeat(counts.cumsum() - counts, counts)
-        index = torch.from_numpy(slots * steps + of_slot)
-        spread = {}
-        for key, value in self.rows().items():
-            whole = value.new_zeros((self._count * steps, *value.shape[1:]))
-            whole[index.to(value.device)] = value
-            spread[key] = whole.unflatten(0, (self._count, steps))
-        return spread
+        slots = torch.tensor(self.slots)
+        order = slots.argsort(stable=True)
+        counts = slots.bincount(minlength=self._count).tolist()
+        return {
+            key: pad_sequence(value[order.to(value.device)].split(counts), batch_first=True)
+            for key, value in self.rows().items()
+        }
 
     def _flush(self) -> None:
         """Stack the steps held."""

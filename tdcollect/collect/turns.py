@@ -6,7 +6,7 @@ collected in the order of their arrival.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -149,18 +149,9 @@ class Turns:
         self.next_keys, self.zeroed = before.next_keys, before.zeroed
 
     @property
-    def in_flight(self) -> bool:
-        """True if slots were sent that have not come back."""
-        return bool(self._env.stepper.away)
-
-    @property
     def lost(self) -> bool:
         """True if slots that were in flight are not any more: somebody else has moved the env."""
         return len({*self.ready, *self._env.stepper.away}) < self._count
-
-    def idle(self, slots: Iterable[int]) -> list[int]:
-        """Those of ``slots`` that can be sent, ascending; others share a worker that is busy."""
-        return self._env.stepper.idle(slots)
 
     def exchange(self, acting: list[int], buffers: Any) -> Arrived:
         """Have slots act (ascending, idle), and wait for some of those in flight."""
@@ -321,11 +312,6 @@ class Arrivals:
     turns: Turns | None = None
     left: TensorDictBase | None = None
 
-    @property
-    def lost(self) -> bool:
-        """True if slots that were in flight are not any more: somebody else has moved the env."""
-        return self.turns is not None and self.turns.lost
-
     def leave_out(self, slots: Collection[int]) -> None:
         """Drop the rows of some slots, whose trajectories are cut short."""
         kept = [row for row, slot in enumerate(self.surplus_slots) if slot not in slots]
@@ -422,15 +408,15 @@ class Frames:
             The entries, ``[N, steps, ...]`` each: to the bit those of synchronous collection, if
             the policy draws nothing.
         """
-        turns, count = self._turns, self.env.batch_size.numel()
+        turns, stepper, count = self._turns, self.env.stepper, self.env.batch_size.numel()
         store = self._store(None)
         taken = np.zeros(count, np.int64)
         begun: list[tuple[int, int]] = []  # trajectories as they begin: steps before, and slot
 
         def act() -> list[int] | None:
-            acting = turns.idle(slot for slot in turns.ready if taken[slot] < steps)
+            acting = stepper.idle(slot for slot in turns.ready if taken[slot] < steps)
             taken[acting] += 1
-            return acting if acting or turns.in_flight else None
+            return acting if acting or stepper.away else None
 
         def renew(ended: list[int]) -> torch.Tensor:
             # Their places in this order, below zero: ids follow once all have begun.
@@ -454,9 +440,9 @@ class Frames:
 
     def arriving(self, count: int, held: Arrivals) -> tuple[Rows, list[int]]:
         """Collect ``count`` rows as they arrive, and their slots; no slot waits at the end."""
-        turns, missing = self._turns, count - len(held.surplus_slots)
+        idle, missing = self.env.stepper.idle, count - len(held.surplus_slots)
         rows, slots = self._rows(
-            held, lambda store: turns.idle(turns.ready) if len(store.slots) < missing else None
+            held, lambda store: idle(self._turns.ready) if len(store.slots) < missing else None
         )
         held.surplus = {key: value[count:].clone() for key, value in rows.items()}
         held.surplus_slots = slots[count:]
@@ -465,9 +451,9 @@ class Frames:
     def settle(self, held: Arrivals) -> None:
         """Take in the slots in flight, which wait from now on; their rows join the next batch."""
         if held.turns is not None:
-            turns = self._turns
+            stepper = self.env.stepper
             held.surplus, held.surplus_slots = self._rows(
-                held, lambda store: [] if turns.in_flight else None
+                held, lambda store: [] if stepper.away else None
             )
             held.turns = None
 

@@ -169,7 +169,7 @@ def test_no_slot_idles_while_an_episode_is_to_start(
     env = counting_env(slots, rules=rules, **MODES[mode])
     collector = Collector(env, StatelessCountingPolicy(rules), frames_per_batch=slots)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tdcollect.collect.episodes._BLOCK_STEPS", block)
+        patch.setattr("tdcollect.collect.run._BLOCK_STEPS", block)
         for episodes in counts:
             batch = collector.collect(episodes=episodes, seed=0)
             found = []

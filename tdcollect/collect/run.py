@@ -318,7 +318,6 @@ class Runner:
             with changed(self._parent, preallocates=False):
                 batch = self._as_torchrl(
                     log,
-                    restore=False,
                     frames_per_batch=steps,
                     exploration_type=exploration_type(),
                     init_random_frames=math.inf if random else 0,
@@ -491,13 +490,10 @@ class Runner:
 
     # ------------------------------------------------------------------------------ TorchRL's loop
 
-    def _as_torchrl(
-        self, log: CollectionLog, restore: bool = True, **settings: Any
-    ) -> TensorDictBase | None:
+    def _as_torchrl(self, log: CollectionLog, **settings: Any) -> TensorDictBase | None:
         """Collect a batch in TorchRL's loop, with other settings of the collector for it."""
         collector = self._collector
-        if restore:
-            self._allot_buffer(shrunk=False)
+        self._allot_buffer(shrunk=False)
         has_acted, self._has_acted = self._has_acted, False
         lower = None
         if not (collector.compiled_policy or collector.cudagraphed_policy or self.stacked_lazily):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -45,7 +46,8 @@ def torchrl_rollout(
     parent = CollectorState(collector)
     policy = call = parent.wrapped_policy
     if has_acted:
-        call = _SkipsFirstCall(policy)
+        calls = chain([lambda tensordict: tensordict], repeat(policy))
+        call = lambda tensordict: next(calls)(tensordict)  # noqa: E731
     elif lower is not None and isinstance(policy, (TensorDictModuleBase, RandomPolicy)):
         call = _PolicyOnSteps(policy, lower, parent)
     call = log.timed("policy_seconds", call)
@@ -100,20 +102,6 @@ def warn_of_lost(parent: CollectorState, entries: Iterable[Key]) -> None:
             "TorchRL's buffers do not hold them; pass use_buffers=False to keep them",
             stacklevel=2,
         )
-
-
-class _SkipsFirstCall:
-    """A policy that has acted on the first step already."""
-
-    def __init__(self, policy: Callable[[TensorDictBase], TensorDictBase]):
-        self._policy = policy
-        self._acted = True
-
-    def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
-        if self._acted:
-            self._acted = False
-            return tensordict
-        return self._policy(tensordict)
 
 
 class _PolicyOnSteps:

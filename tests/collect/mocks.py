@@ -1,4 +1,4 @@
-"""Every env and every policy of ``torchrl.testing.mocking_classes``, by name. They take no seed."""
+"""Every env of ``torchrl.testing.mocking_classes``, by name. They take no seed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from . import policies
 
 
 def classes(*bases: type) -> set[str]:
-    """The public classes of the module that are envs, transforms or policies."""
+    """The public classes of the module with one of these bases."""
     defined = [value for value in vars(m).values() if inspect.isclass(value)]
     return {
         value.__name__
@@ -154,42 +154,3 @@ POLICIES: dict[str, Callable[[Any], Any]] = {
     "actor": policies.actor,
 }
 """For any env."""
-
-
-def counted(env: EnvBase) -> TensorDictModule:
-    return TensorDictModule(
-        m.CountingEnvCountModule(env.action_spec), ["observation"], [env.action_key]
-    )
-
-
-OWN_POLICIES: dict[str, tuple[tuple[str, ...], Callable[[Any], Any]]] = {
-    "CountingEnvCountPolicy": (
-        ("CountingEnv", "CountingEnv[2]", "CountingEnvWithString"),
-        lambda env: m.CountingEnvCountPolicy(env.action_spec, env.action_key),
-    ),
-    "CountingEnvCountModule": (("CountingEnv", "CountingEnvWithString[2]"), counted),
-    "HeterogeneousCountingEnvPolicy": (
-        (
-            "HeterogeneousCountingEnv",
-            "HeterogeneousCountingEnv[2]",
-            "HeterogeneousCountingEnv, serial",
-            "AutoResetHeteroCountingEnv",
-        ),
-        lambda env: m.HeterogeneousCountingEnvPolicy(env.full_action_spec),
-    ),
-    "MultiKeyCountingEnvPolicy": (
-        ("MultiKeyCountingEnv", "MultiKeyCountingEnv[2]", "MultiKeyCountingEnv, serial"),
-        lambda env: m.MultiKeyCountingEnvPolicy(env.full_action_spec),
-    ),
-    "DiscreteActionVecPolicy": (
-        ("DiscreteActionVecMockEnv",),
-        lambda env: m.DiscreteActionVecPolicy(),
-    ),
-    "DiscreteActionConvPolicy": (
-        ("DiscreteActionConvMockEnv",),
-        lambda env: m.DiscreteActionConvPolicy(),
-    ),
-}
-"""The module's own policies, by class: the envs that they fit, and how they are made."""
-
-NO_POLICIES = {"ActionObsMergeLinear": "the transition of world_model()"}

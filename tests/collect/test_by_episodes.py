@@ -20,9 +20,7 @@ from tensordict import TensorDictBase
 from torchrl.envs import EnvBase, RewardSum, StepCounter, TransformedEnv
 
 from tdcollect import Collector, make_env, split_trajectories
-from tdcollect.envs.slots import SlotError
 from tdcollect.testing import (
-    CountingEnv,
     CountingRules,
     StatelessCountingPolicy,
     TorchCountingEnv,
@@ -35,6 +33,7 @@ from . import policies
 from .envs import ENVS, make_toy
 from .loops import array_loop, on_arrays
 from .oracle import UPSTREAM, assert_same
+from .test_facts import Declaring
 from .test_parent_behaviours import OPTIONS
 
 pytestmark = [pytest.mark.usefixtures("arrays"), pytest.mark.filterwarnings(UPSTREAM)]
@@ -182,12 +181,6 @@ def test_no_slot_idles_while_an_episode_is_to_start(
     collector.shutdown()
 
 
-def counted(num_envs: int, rules: CountingRules) -> tuple[EnvBase, list[CountingEnv]]:
-    envs = [make() for make in make_counting_envs(num_envs, rules)]
-    left = iter(envs)
-    return make_env(lambda: next(left), num_envs), envs
-
-
 @array_loop  # TorchRL's own env steps all slots
 @pytest.mark.behaviour(4)
 @pytest.mark.parametrize(
@@ -285,25 +278,6 @@ def test_a_policy_that_raises_leaves_a_collector_that_starts_afresh() -> None:
     assert collector.collect(episodes=5)["next", "done"].sum() == 5
 
 
-@array_loop
-def test_an_env_that_raises_is_named() -> None:
-    fuel = iter([ValueError("out of fuel")])
-
-    class Broken(CountingEnv):
-        def step(self, action: Any) -> Any:
-            if self.slot == 1 and self._count == 2 and (error := next(fuel, None)):
-                raise error
-            return super().step(action)
-
-    slots = iter(range(3))
-    rules = CountingRules(5)
-    env = make_env(lambda: Broken(next(slots), rules), 3)
-    collector = Collector(env, StatelessCountingPolicy(rules), frames_per_batch=3)
-    with pytest.raises(SlotError, match=r"step\(\) of slot 1, episode .*: ValueError: out of fuel"):
-        collector.collect(episodes=5)
-    assert collector.collect(episodes=1)["next", "done"].sum() == 1
-
-
 # ------------------------------------------------------------------------------- max_episode_steps
 
 LIMITED: dict[str, Callable[[CountingRules], EnvBase]] = {
@@ -388,32 +362,12 @@ def test_envs_whose_slots_have_no_episodes_of_their_own_are_refused(env: str, to
         collector.collect(episodes=2)
 
 
-class Own(gym.vector.VectorEnv[Any, Any, Any]):
-    """A user's vector env in SAME_STEP mode, without resets of single slots."""
-
-    def __init__(self, slots: int, rules: CountingRules):
-        self.envs = SyncVectorEnv(
-            make_counting_envs(slots, rules), autoreset_mode=AutoresetMode.SAME_STEP
-        )
-        self.num_envs = slots
-        self.single_observation_space = self.envs.single_observation_space
-        self.single_action_space = self.envs.single_action_space
-        self.metadata = self.envs.metadata
-
-    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
-        assert not options
-        return self.envs.reset(seed=seed)
-
-    def step(self, actions: Any) -> Any:
-        return self.envs.step(actions)
-
-    def close(self, **kwargs: Any) -> None:
-        self.envs.close()
-
-
 def own() -> Collector:
+    """Over a user's vector env in SAME_STEP mode, without resets of single slots."""
     rules = CountingRules([3, 1, 4])
-    return Collector(make_env(Own(3, rules)), StatelessCountingPolicy(rules), frames_per_batch=3)
+    envs = make_counting_envs(3, rules)
+    env = make_env(Declaring(SyncVectorEnv(envs, autoreset_mode=AutoresetMode.SAME_STEP)))
+    return Collector(env, StatelessCountingPolicy(rules), frames_per_batch=3)
 
 
 @pytest.mark.behaviour(2)

@@ -6,13 +6,12 @@ from functools import partial
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 import pytest
 import torch
 from torchrl.envs import StepCounter, TransformedEnv
 
 from tdcollect import Collector, make_env
-from tdcollect.testing import CountingRules, StatelessCountingPolicy, counting_env
+from tdcollect.testing import CountingEnv, CountingRules, StatelessCountingPolicy, counting_env
 from tdcollect.trajectories import TrajectoryIndex, flatten_time, lengths, returns
 
 from . import policies
@@ -64,26 +63,17 @@ def test_every_output_of_the_policy_is_stored() -> None:
 # --------------------------------------------------------------------- how long an episode may be
 
 
-class Endless(gym.Env[Any, Any]):
-    """Never ends by itself."""
+ENDLESS = CountingRules(1_000_000)
 
-    observation_space = gym.spaces.Box(0, np.inf, (1,))
-    action_space = gym.spaces.Discrete(2)
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.count = 0
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action: Any) -> Any:
-        self.count += 1
-        return np.full(1, self.count, np.float32), 1.0, False, False, {}
+def endless(slots: int | None, **options: Any) -> Any:
+    return make_env(partial(CountingEnv, 0, ENDLESS), slots, **options)
 
 
 LIMITS = {
-    "make_env": lambda n: (make_env(Endless, n, max_episode_steps=7), {}),
-    "collector": lambda n: (make_env(Endless, n), {"max_frames_per_traj": 7}),
-    "transform": lambda n: (TransformedEnv(make_env(Endless, n), StepCounter(max_steps=7)), {}),
+    "make_env": lambda n: (endless(n, max_episode_steps=7), {}),
+    "collector": lambda n: (endless(n), {"max_frames_per_traj": 7}),
+    "transform": lambda n: (TransformedEnv(endless(n), StepCounter(max_steps=7)), {}),
 }
 
 
@@ -93,10 +83,11 @@ LIMITS = {
 )
 def test_an_env_that_never_ends_is_cut_at_the_limit(limit: str, slots: int | None) -> None:
     env, options = LIMITS[limit](slots)
-    collector = Collector(env, frames_per_batch=20 * (slots or 1), **options)
+    policy = StatelessCountingPolicy(ENDLESS)
+    collector = Collector(env, policy, frames_per_batch=20 * (slots or 1), **options)
     stream = iter(collector)
     batch = torch.cat([next(stream) for _ in range(2)], -1)
-    step = batch["observation"].squeeze(-1)
+    step = batch["observation"][..., 0]
     assert torch.equal(step, (torch.arange(40) % 7).float().expand_as(step))
     assert torch.equal(batch["next", "truncated"].squeeze(-1), step == 6)
     assert torch.equal(batch["next", "done"].squeeze(-1), step == 6)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Discrete
 from tensordict import TensorDict
 from tensordict.nn import (
     ProbabilisticTensorDictSequential,
@@ -21,7 +21,6 @@ from torchrl.envs import (
     Compose,
     RewardScaling,
     RewardSum,
-    Transform,
     TransformedEnv,
     UnsqueezeTransform,
 )
@@ -29,8 +28,8 @@ from torchrl.modules import OneHotCategorical, ProbabilisticActor, TanhNormal
 
 import tdcollect
 
-from . import policies
-from .envs import ENVS
+from . import policies, transforms
+from .envs import ENVS, Toy, box
 from .oracle import batches, check_same
 
 PLAIN = torch.tensor([1, 0])
@@ -111,26 +110,6 @@ def test_distributions_are_used_themselves_where_validation_is_asked_for() -> No
         torch.distributions.Distribution.set_default_validate_args(False)
 
 
-@pytest.mark.parametrize("key", ["reward", "observation", "done", "terminated"])
-def test_what_the_env_says_of_the_next_step_holds(key: str) -> None:
-    shapes = {"observation": lambda o: o + 1, "reward": lambda o: o[..., :1] * 9}
-    make = shapes.get(key, lambda o: torch.ones(3, 1, dtype=torch.bool))
-    check_same(cartpole, writes(("next", key), make))
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda o: o.numpy() * 2,
-        lambda o: {"a": o, "b": {"c": o * 2}},
-        lambda o: TensorDict({"a": o}, o.shape[:-1]),
-    ],
-    ids=["array", "dict", "tensordict"],
-)
-def test_outputs_that_are_no_tensors(function: Callable[[torch.Tensor], Any]) -> None:
-    check_same(cartpole, writes("extra", function))
-
-
 @pytest.mark.parametrize("make", [cartpole, ENVS["torchrl-gym"]])
 def test_an_output_that_buffers_do_not_hold_is_named(make: Any) -> None:
     env = make()
@@ -142,23 +121,23 @@ def test_an_output_that_buffers_do_not_hold_is_named(make: Any) -> None:
     assert "extra" in collector.collect(frames=30)  # without a warning
 
 
-def test_a_scale_wider_than_its_loc() -> None:
-    class Both(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = nn.Linear(17, 7)
+class LocAndScale(nn.Module):
+    """A scale wider than its loc."""
 
-        def forward(self, observation: torch.Tensor) -> Any:
-            out = self.net(observation.float())
-            return out[..., :1], out[..., 1:].exp()
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(17, 7)
 
-    def policy(env: Any) -> Any:
-        net = TensorDictModule(Both(), in_keys=["observation"], out_keys=["loc", "scale"])
-        return ProbabilisticActor(
-            net, in_keys=["loc", "scale"], distribution_class=TanhNormal, return_log_prob=True
-        )
+    def forward(self, observation: torch.Tensor) -> Any:
+        out = self.net(observation.float())
+        return out[..., :1], out[..., 1:].exp()
 
-    check_same(lambda: tdcollect.make_env("HalfCheetah-v5", 2), policy)
+
+def wide_scale(env: Any) -> Any:
+    net = TensorDictModule(LocAndScale(), in_keys=["observation"], out_keys=["loc", "scale"])
+    return ProbabilisticActor(
+        net, in_keys=["loc", "scale"], distribution_class=TanhNormal, return_log_prob=True
+    )
 
 
 def patched_linear(env: Any) -> Any:
@@ -192,29 +171,64 @@ def own_parameters(env: Any) -> Any:
     return Sharper(*policies.actor(env).module)
 
 
-@pytest.mark.parametrize("make", [patched_linear, replaced_weights, own_parameters])
-def test_what_the_user_overrides_is_used(make: Callable[[Any], Any]) -> None:
-    check_same(cartpole, make)
+class NamesHolder(TensorDictModuleBase):
+    """Names the entry that holds its action, as TensorDicts of several agents do."""
+
+    in_keys = ("observation",)
+    out_keys = ("something",)
+
+    def forward(self, tensordict: Any) -> Any:
+        return tensordict.set("action", PLAIN.expand(3, 2))
 
 
-def test_a_policy_may_name_the_entry_that_holds_its_action() -> None:
-    """As TensorDicts of several agents do."""
+def replaced_step() -> Any:
+    env = cartpole()
+    step = env._step
+    env._step = lambda td: step(td).set("reward", torch.full((3, 1), 7.0))
+    return env
 
-    class Nested(TensorDictModuleBase):
-        in_keys = ["observation"]  # noqa: RUF012
-        out_keys = ["something"]  # noqa: RUF012
 
-        def forward(self, tensordict: Any) -> Any:
-            return tensordict.set("action", PLAIN.expand(3, 2))
+def under(*parts: Callable[[], Any]) -> Callable[[], Any]:
+    return lambda: TransformedEnv(cartpole(), Compose(*(part() for part in parts)))
 
-    check_same(cartpole, lambda env: Nested())
+
+ones = lambda o: torch.ones(3, 1, dtype=torch.bool)  # noqa: E731
+CASES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    # What the env says of the next step holds.
+    "next reward": (cartpole, writes(("next", "reward"), lambda o: o[..., :1] * 9)),
+    "next observation": (cartpole, writes(("next", "observation"), lambda o: o + 1)),
+    "next done": (cartpole, writes(("next", "done"), ones)),
+    "next terminated": (cartpole, writes(("next", "terminated"), ones)),
+    # What the user overrides is used.
+    "patched linear": (cartpole, patched_linear),
+    "replaced weights": (cartpole, replaced_weights),
+    "own parameters": (cartpole, own_parameters),
+    "replaced step": (replaced_step, policies.actor),
+    "action in another": (cartpole, lambda env: NamesHolder()),
+    "wide scale": (lambda: tdcollect.make_env("HalfCheetah-v5", 2), wide_scale),
+    "transform over another": (
+        under(RewardSum, lambda: RewardScaling(0.0, 0.1, in_keys=["episode_reward"])),
+        policies.actor,
+    ),
+    "reward with one dimension more": (
+        under(lambda: UnsqueezeTransform(-1, in_keys=["reward"]), RewardSum),
+        policies.actor,
+    ),
+    "no numbers": (
+        lambda: tdcollect.make_env(lambda: Toy(box(0), Discrete(2)), 2),
+        policies.random_policy,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_odd_envs_and_policies(case: str) -> None:
+    check_same(*CASES[case])
 
 
 @pytest.mark.parametrize("env", ["mock-nested", "mock-many-keys"])
 def test_a_module_of_the_users_own_gets_the_envs_own_tensordict(env: str) -> None:
     """On envs that do not run on arrays: nested batch sizes are those of the env."""
-    if env not in ENVS:
-        pytest.skip(f"no env {env} here")
     sizes: list[Any] = []
 
     class Looks(TensorDictModuleBase):
@@ -239,73 +253,20 @@ def test_a_module_of_the_users_own_gets_the_envs_own_tensordict(env: str) -> Non
     check_same(ENVS[env], lambda env: Looks(policies.ones(env)), script)
 
 
-# ------------------------------------------------------------------------------ envs and transforms
-
-
-def test_a_transform_over_an_entry_of_another() -> None:
-    scaled = RewardScaling(0.0, 0.1, in_keys=["episode_reward"])
-    make = lambda: TransformedEnv(cartpole(), Compose(RewardSum(), scaled.clone()))  # noqa: E731
-    check_same(make, policies.actor)
-
-
-def test_a_reward_with_one_dimension_more() -> None:
-    unsqueezed = UnsqueezeTransform(-1, in_keys=["reward"])
-    check_same(
-        lambda: TransformedEnv(cartpole(), Compose(unsqueezed.clone(), RewardSum())),
-        policies.actor,
-    )
-
-
-def test_a_step_that_the_user_replaced_is_used() -> None:
-    def make() -> Any:
-        env = cartpole()
-        step = env._step
-        env._step = lambda td: step(td).set("reward", torch.full((3, 1), 7.0))
-        return env
-
-    check_same(make, policies.actor)
-
-
-def test_an_observation_of_no_numbers() -> None:
-    class Empty(gym.Env[Any, Any]):
-        observation_space = gym.spaces.Box(0, 1, (0,))
-        action_space = gym.spaces.Discrete(2)
-
-        def reset(self, *, seed: Any = None, options: Any = None) -> Any:
-            return np.zeros(0, np.float32), {}
-
-        def step(self, action: Any) -> Any:
-            return np.zeros(0, np.float32), 1.0, False, False, {}
-
-    check_same(lambda: tdcollect.make_env(Empty, 2), lambda env: None)
-
-
 # -------------------------------------------------------------------- from arrays to TorchRL's loop
 
 
 def stop_never(collector: Any) -> None:
-    class Never:
-        def collection_stopped(self) -> bool:
-            return False
-
-    collector.interruptor = Never()
-
-
-class Unknown(Transform):
-    def _call(self, next_tensordict: Any) -> Any:
-        return next_tensordict
-
-    def _reset(self, tensordict: Any, tensordict_reset: Any) -> Any:
-        return tensordict_reset
+    collector.interruptor = SimpleNamespace(collection_stopped=lambda: False)
 
 
 def add_unknown_transform(collector: Any) -> None:
-    collector.env.append_transform(Unknown())
+    collector.env.append_transform(transforms.Noise())
 
 
 @pytest.mark.parametrize("change", [stop_never, add_unknown_transform])
 @pytest.mark.parametrize("options", [{}, {"init_random_frames": 60}], ids=["", "random"])
-def test_going_over_to_torchrls_loop(change: Callable[[Any], None], options: Any) -> None:
+def test_a_loop_or_env_changed_between_batches(change: Callable[[Any], None], options: Any) -> None:
     def script(collector: Any) -> Iterator[Any]:
         stream = iter(collector)
         for _ in range(2):

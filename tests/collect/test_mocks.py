@@ -1,4 +1,4 @@
-"""All of TorchRL's own mock envs and policies: the data equal the parent's, bit for bit.
+"""All of TorchRL's own mock envs: the data equal the parent's, bit for bit.
 
 Among them are entries that are stacked lazily, strings, tensorclasses, several rewards and done
 flags, and policies that do not say what they read.
@@ -11,14 +11,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from tensordict.nn import TensorDictModuleBase
-from torch import nn
 from torchrl.collectors import Collector as ParentCollector
 from torchrl.envs import EnvBase, Transform
 
 from tdcollect import Collector
 
-from .mocks import ENVS, NO_POLICIES, OWN_POLICIES, POLICIES, classes
+from .mocks import ENVS, POLICIES, classes
 from .oracle import UPSTREAM, assert_same, assert_same_record, batches, parents_state, run
 
 pytestmark = pytest.mark.filterwarnings(UPSTREAM, "ignore:.*multiple of the:UserWarning")
@@ -67,9 +65,6 @@ def test_every_class_is_here() -> None:
     """A class that a later TorchRL adds is to be added to ``mocks.py``."""
     named = {name.split("[")[0].split(",")[0] for name in ENVS}
     assert named == classes(EnvBase, Transform)
-    made = classes(TensorDictModuleBase, nn.Module) - classes(EnvBase, Transform)
-    assert set(OWN_POLICIES) | set(NO_POLICIES) == made
-    assert {name for names, _ in OWN_POLICIES.values() for name in names} <= set(ENVS)
 
 
 def all_ways(collector: Any) -> Iterator[Any]:
@@ -110,36 +105,22 @@ def test_every_env(env: str, policy: str) -> None:
     check(env, POLICIES[policy], all_ways, lambda slots: {}, policy)
 
 
-@pytest.mark.parametrize(
-    ("env", "policy"), [(env, policy) for policy, (envs, _) in OWN_POLICIES.items() for env in envs]
-)
-def test_every_policy_where_it_fits(env: str, policy: str) -> None:
-    check(env, OWN_POLICIES[policy][1], all_ways, lambda slots: {}, policy)
+SAYS_NOTHING_OF_TRUNCATION = ["MockSerialEnv", "CountingEnv[2]", "AddPixelsTransform"]
 
 
-@pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize(
-    "env",
-    [env if i < 2 else pytest.param(env, marks=pytest.mark.slow) for i, env in enumerate(ODD)],
+    ("env", "options"),
+    [
+        *itertools.product(ODD[:2], OPTIONS),
+        *((env, "max_frames_per_traj") for env in SAYS_NOTHING_OF_TRUNCATION),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in itertools.product(ODD[2:], OPTIONS)
+        ),
+    ],
 )
 def test_every_option_on_odd_entries(env: str, options: str) -> None:
     check(env, POLICIES["keyless"], batches(2), OPTIONS[options], options)
-
-
-@pytest.mark.parametrize("env", ["CountingEnv", *ODD[:-1]])
-def test_one_tensordict_is_returned_again(env: str) -> None:
-    """A parent of workers relies on it: it reads their memory."""
-    made = ENVS[env]()
-    frames = 3 * made.batch_size.numel()
-    collector = Collector(made, frames_per_batch=frames, total_frames=-1, return_same_td=True)
-    batches = iter(collector)
-    assert next(batches) is next(batches)
-    collector.shutdown()
-
-
-@pytest.mark.parametrize("env", ["MockSerialEnv", "CountingEnv[2]", "AddPixelsTransform"])
-def test_time_limits_where_the_env_says_nothing_of_truncation(env: str) -> None:
-    check(env, POLICIES["keyless"], batches(2), OPTIONS["max_frames_per_traj"], "")
 
 
 @pytest.mark.parametrize("env", ODD)

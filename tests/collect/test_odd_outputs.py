@@ -42,6 +42,8 @@ EXTRAS: dict[str, Callable[[int, torch.Size], Any]] = {
     "text": lambda call, batch: f"call {call}",
     "none": lambda call, batch: None,
     "object": lambda call, batch: NonTensorData(frozenset([call]), batch_size=batch),
+    "array": lambda call, batch: torch.full((*batch, 1), call).numpy(),
+    "tensordict": lambda call, batch: TensorDict({"a": torch.full((*batch, 1), call)}, batch),
     "dict": lambda call, batch: {"text": "a", "number": torch.full((*batch, 2), call)},
     "tensorclass": lambda call, batch: Thought(
         torch.full((*batch, 1), call), "a", batch_size=batch

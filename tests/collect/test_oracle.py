@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from tensordict.nn import TensorDictModule
 from torch import nn
-from torchrl.envs import EnvBase
+from torchrl.envs import EnvBase, StepCounter, TransformedEnv
+from torchrl.testing.mocking_classes import CountingEnv
 
 from tdcollect import make_env
 
@@ -21,7 +22,6 @@ OF_ACTIONS = [
     *("cartpole", "cartpole-unbatched", "cartpole-next-step", "cartpole-envpool"),
     *("cartpole-process", "frozen-lake", "pendulum", "half-cheetah", "toy-many-actions"),
     *("toy-dict-action", "toy-binary", "torchrl-serial", "mock-continuous", "mock-nested"),
-    *("mock-many-keys", "mock-strings", "mock-unlike", "mock-dynamic", "mock-autoreset"),
 ]
 AROUND = [
     *("one-hot", "one-hot-unbatched", "two-actions", "own-output", "carries-memory"),
@@ -55,6 +55,17 @@ def test_products_that_round_by_where_their_input_begins() -> None:
         return TensorDictModule(nn.Linear(11, 4), ["observation"], ["action"])
 
     check_same(lambda: make_env(lambda: Toy(box(11), box(4)), 3), product)
+
+
+@array_loop
+@pytest.mark.parametrize(("most", "update_done"), [(3, True), (3, False), (7, True), (None, True)])
+def test_step_counter_on_an_env_without_a_truncated_flag(
+    most: int | None, update_done: bool
+) -> None:
+    def make() -> EnvBase:
+        return TransformedEnv(CountingEnv(max_steps=5), StepCounter(most, update_done=update_done))
+
+    check_same(make, policies.random_policy, make_options=lambda: {"frames_per_batch": 11})
 
 
 @array_loop

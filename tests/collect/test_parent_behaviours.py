@@ -150,27 +150,21 @@ def test_exploration_type(policy: str, kind: ExplorationType) -> None:
 
 @array_loop
 @pytest.mark.parametrize(
-    ("env", "option"),
+    ("env", "policy", "option"),
     [
-        *(("cartpole-device", "no-buffers"), ("mock-many-keys", "device")),
-        *(("torchrl-gym", "policy-device"), ("toy-nested", "split-trajectories")),
-        *(("toy-infos", "compact-obs"), ("frozen-lake", "storing-device")),
+        *(("cartpole-device", "actor", "no-buffers"), ("mock-many-keys", "actor", "device")),
+        *(("torchrl-gym", "actor", "policy-device"), ("toy-infos", "actor", "compact-obs")),
+        *(
+            ("toy-nested", "actor", "split-trajectories"),
+            ("frozen-lake", "actor", "storing-device"),
+        ),
+        *(("cartpole", "hidden_outputs", option) for option in ("no-buffers", "compact-obs")),
+        ("cartpole", "actor_value", "storing-device"),
+        ("cartpole", "reads_everything", "set-truncated"),
     ],
 )
-def test_options_on_other_envs(env: str, option: str) -> None:
-    check_same(ENVS[env], policies.actor, make_options=lambda: OPTIONS[option])
-
-
-@array_loop
-@pytest.mark.parametrize(
-    ("policy", "option"),
-    [
-        *(("hidden-outputs", "no-buffers"), ("hidden-outputs", "compact-obs")),
-        *(("actor-value", "storing-device"), ("reads-everything", "set-truncated")),
-    ],
-)
-def test_options_with_other_policies(policy: str, option: str) -> None:
-    check_same(*policies.case(policy), make_options=lambda: OPTIONS[option])
+def test_options_on_other_envs_and_with_other_policies(env: str, policy: str, option: str) -> None:
+    check_same(ENVS[env], getattr(policies, policy), make_options=lambda: OPTIONS[option])
 
 
 # ------------------------------------------------------------------------------ recurrent policies

@@ -92,7 +92,7 @@ def test_an_exception_while_iterating_closes_the_collector(on_arrays: None) -> N
 
 
 def test_a_killed_worker_fails_each_collection_until_the_envs_are_made_anew() -> None:
-    env = make_env("CartPole-v1", 2, backend="process", num_workers=2)
+    env = make_env(Tuned, 2, backend="process", num_workers=2, start_method="fork")
     collector = Collector(env, frames_per_batch=20)
     collector.rollout()
     lost = env.stepper.backend._pool.processes[1]  # type: ignore[attr-defined]
@@ -120,26 +120,23 @@ def test_reaching_total_frames_is_no_error(on_arrays: None) -> None:
 
 @pytest.mark.behaviour(31)
 @pytest.mark.parametrize("backend", ["serial", "process"])
-def test_closing_twice_is_safe(backend: str) -> None:
-    env = make_env("CartPole-v1", 2, backend=backend)
+@pytest.mark.parametrize("fails", [False, True])
+def test_closing_twice_is_safe_also_after_a_failure(backend: str, fails: bool) -> None:
+    workers = {} if backend == "serial" else {"start_method": "fork"}  # spawned, they import torch
+    kwargs = {"step": np.nan} if fails else {}
+    env = make_env(Tuned, 2, backend=backend, env_kwargs=kwargs, check_finite=True, **workers)
     collector = Collector(env, frames_per_batch=20, total_frames=20)
-    list(collector)
+    if fails:
+        with pytest.raises(SlotError, match="expected finite numbers"):
+            collector.rollout()
+    else:
+        list(collector)
     for _ in range(2):
         collector.shutdown()
         env.close()
     assert env.is_closed
-
-
-@pytest.mark.parametrize("backend", ["serial", "process"])
-def test_closing_after_a_failure_is_safe(backend: str) -> None:
-    workers = {} if backend == "serial" else {"start_method": "fork"}  # spawned, they import torch
-    broken = {"env_kwargs": {"step": np.nan}, "check_finite": True}
-    env = make_env(Tuned, 2, backend=backend, **broken, **workers)
-    collector = Collector(env, frames_per_batch=20)
-    with pytest.raises(SlotError, match="expected finite numbers"):
-        collector.rollout()
-    collector.shutdown()
-    collector.shutdown()
+    with pytest.raises(RuntimeError, match=r"cannot rebuild .* the env is closed"):
+        env.rebuild()
 
 
 # -------------------------------------------------------------------------------- other settings
@@ -171,8 +168,11 @@ class Tuned(gym.Env[Any, Any]):
 
 
 @pytest.mark.behaviour(31)
-@both_loops
-@pytest.mark.parametrize("backend", ["serial", "process"])
+@pytest.mark.parametrize(
+    ("on_arrays", "backend"),
+    [(True, "serial"), (True, "process"), (False, "serial")],
+    indirect=["on_arrays"],
+)
 def test_envs_are_made_anew_with_other_settings(backend: str, on_arrays: None) -> None:
     forked = {"start_method": "fork"} if backend == "process" else {}
     made = make_env(Tuned, 2, backend=backend, env_kwargs={"start": 5.0}, **forked)
@@ -223,13 +223,6 @@ def test_envs_that_cannot_be_made_anew_are_refused(make: Any, told: str) -> None
     collector = Collector(make(), frames_per_batch=6)
     with pytest.raises(TypeError, match=re.escape(told)):
         collector.rebuild_env()
-
-
-def test_an_env_that_is_closed_is_not_made_anew() -> None:
-    env = make_env(Tuned, 2)
-    env.close()
-    with pytest.raises(RuntimeError, match=r"cannot rebuild .* the env is closed"):
-        env.rebuild()
 
 
 def test_restarts_are_counted_over_all_envs_made() -> None:

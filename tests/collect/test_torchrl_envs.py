@@ -109,16 +109,12 @@ LEVEL_1: dict[str, Callable[[], Any]] = {
     "serial": lambda: E.SerialEnv(3, cartpole),
     "serial-one": lambda: E.SerialEnv(1, cartpole),
     "serial-device": lambda: E.SerialEnv(3, cartpole, device="cpu"),
-    "serial-list": lambda: E.SerialEnv(2, [cartpole, cartpole]),
-    "serial-creator": lambda: E.SerialEnv(2, E.EnvCreator(cartpole)),
+    "serial-creators": lambda: E.SerialEnv(2, [E.EnvCreator(cartpole), cartpole]),
     "serial-kwargs": lambda: E.SerialEnv(
         2, cartpole, create_env_kwargs=[{"frame_skip": 1}, {"frame_skip": 2}]
     ),
     "parallel-for-single": lambda: E.ParallelEnv(1, cartpole, serial_for_single=True),
     "serial-outside": lambda: under(E.SerialEnv(3, cartpole), norm(), E.RewardSum()),
-    "serial-vecnorm": lambda: under(
-        E.SerialEnv(3, cartpole), E.StepCounter(), E.VecNorm(in_keys=["observation"])
-    ),
     "serial-vecnorm-2": lambda: under(
         E.SerialEnv(3, cartpole), E.VecNormV2(in_keys=["observation"]), E.RewardSum()
     ),

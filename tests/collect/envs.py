@@ -146,9 +146,6 @@ ENVS: dict[str, Callable[[], EnvBase]] = {
     "cartpole-one-slot": lambda: make_env("CartPole-v1", 1),
     "cartpole-unbatched": lambda: make_env("CartPole-v1"),
     "cartpole-categorical": lambda: make_env("CartPole-v1", 3, categorical_action_encoding=True),
-    "cartpole-unbatched-categorical": lambda: make_env(
-        "CartPole-v1", categorical_action_encoding=True
-    ),
     "cartpole-device": lambda: make_env("CartPole-v1", 3, device="cpu"),
     "cartpole-disabled": lambda: cartpole_vector(AutoresetMode.DISABLED),
     "cartpole-next-step": lambda: cartpole_vector(AutoresetMode.NEXT_STEP),
@@ -156,7 +153,6 @@ ENVS: dict[str, Callable[[], EnvBase]] = {
     "cartpole-envpool": cartpole_envpool,
     "cartpole-envpool-unbatched": lambda: cartpole_envpool(None),
     "cartpole-process": lambda: make_env("CartPole-v1", 3, backend="process", num_workers=2),
-    "cartpole-process-unbatched": lambda: make_env("CartPole-v1", backend="process"),
     "cartpole-books": lambda: make_env(
         "CartPole-v1", 3, step_count=True, episode_reward=True, is_init=True, max_episode_steps=9
     ),
@@ -171,19 +167,10 @@ ENVS: dict[str, Callable[[], EnvBase]] = {
     "toy-unbatched": lambda: make_env(make_toy),
     "toy-one-step-episodes": lambda: make_env(partial(make_toy, 1), 3),
     "toy-infos": lambda: make_env(make_toy, 3, info_keys=["left", "noise"]),
-    "toy-infos-process": lambda: make_env(
-        make_toy,
-        3,
-        info_keys=["left", "noise"],
-        backend="process",
-        num_workers=2,
-        start_method="fork",
-    ),
     "toy-infos-unbatched": lambda: make_env(
         make_toy, info_keys=["left"], is_init=True, step_count=True, episode_reward=True
     ),
     "toy-nested": lambda: make_env(make_nested_toy, 3),
-    "toy-nested-unbatched": lambda: make_env(make_nested_toy),
     "toy-pixels": lambda: make_env(make_pixel_toy, 2),
     "toy-scalar": lambda: make_env(make_scalar_toy, 3),
     "toy-scalar-unbatched": lambda: make_env(make_scalar_toy),
@@ -192,13 +179,11 @@ ENVS: dict[str, Callable[[], EnvBase]] = {
     "toy-binary": lambda: make_env(make_binary_toy, 3),
     "torchrl-gym": gym_env,
     "torchrl-gym-pendulum": lambda: gym_env("Pendulum-v1"),
-    "torchrl-wrapper": lambda: GymWrapper(make_nested_toy()),
     "torchrl-vector": wrapped_vector,
     "torchrl-serial": lambda: SerialEnv(2, gym_env),
     "torchrl-serial-of-ours": lambda: SerialEnv(2, lambda: make_env("CartPole-v1")),
     "torchrl-pendulum": PendulumEnv,
     "mock-continuous": mocks.ContinuousActionVecMockEnv,
-    "mock-discrete": mocks.DiscreteActionVecMockEnv,
     "mock-counting": lambda: mocks.CountingEnv(max_steps=4),
     "mock-counting-batched": lambda: mocks.CountingBatchedEnv(
         max_steps=torch.tensor([2, 4]), batch_size=[2]
@@ -212,6 +197,4 @@ ENVS: dict[str, Callable[[], EnvBase]] = {
     "mock-strings": lambda: mocks.CountingEnvWithString(max_steps=4),
     "mock-unlike": lambda: mocks.HeterogeneousCountingEnv(max_steps=4),
     "mock-dynamic": mocks.EnvWithDynamicSpec,
-    "mock-scalar-action": mocks.EnvWithScalarAction,
-    "mock-autoreset": lambda: mocks.AutoResettingCountingEnv(4, auto_reset=True),
 }

@@ -328,10 +328,14 @@ def at_once(tensordict: Any) -> torch.Tensor:
     return chosen.any().expand(chosen.shape)
 
 
+def skipping(when: Callable[[Any], torch.Tensor]) -> Callable[[], Any]:
+    return composed(E.StepCounter, lambda: E.ConditionalSkip(when))
+
+
 class Draws:
     """A random policy that makes so many actions a step."""
 
-    def __init__(self, env: E.TransformedEnv, actions: int = 1):
+    def __init__(self, env: E.TransformedEnv, actions: int):
         self.actions_of = env.base_env.action_spec
         self.actions = actions
 
@@ -341,36 +345,29 @@ class Draws:
         return tensordict.set("action", drawn[0] if len(drawn) == 1 else torch.stack(drawn, dim))
 
 
-PARTLY: dict[str, tuple[str, Callable[[], Any]]] = {
-    "some-slots": (
+PARTLY: dict[str, tuple[str, int, Callable[[], Any]]] = {
+    "skips-some-slots": (
         "toy",
+        1,
         composed(E.StepCounter, lambda: E.ConditionalSkip(high), E.RewardSum),
     ),
-    "some-slots-serial": (
-        "torchrl-serial",
-        composed(E.StepCounter, lambda: E.ConditionalSkip(every_other)),
-    ),
-    "all-slots": ("pendulum", composed(E.StepCounter, lambda: E.ConditionalSkip(at_once))),
-    "unbatched": (
-        "torchrl-gym-pendulum",
-        composed(E.StepCounter, lambda: E.ConditionalSkip(every_other)),
-    ),
+    "skips-some-slots-serial": ("torchrl-serial", 1, skipping(every_other)),
+    "skips-all-slots": ("pendulum", 1, skipping(at_once)),
+    "skips-unbatched": ("torchrl-gym-pendulum", 1, skipping(every_other)),
+    # Steps in the middle of which an episode ends have fewer rewards.
+    "several-actions": ("cartpole", 2, E.MultiAction),
+    "several-actions-pendulum": ("pendulum", 2, E.MultiAction),
+    "several-actions-unbatched": ("torchrl-gym-pendulum", 2, E.MultiAction),
 }
 
 
 @pytest.mark.parametrize("case", PARTLY)
-def test_a_transform_may_skip_steps(case: str) -> None:
-    env, transform = PARTLY[case]
-    check_same(lambda: E.TransformedEnv(ENVS[env](), transform()), Draws)
-
-
-@pytest.mark.parametrize("env", ["cartpole", "pendulum", "torchrl-gym-pendulum"])
-def test_a_transform_may_take_several_actions_a_step(env: str) -> None:
-    """Steps in the middle of which an episode ends have fewer rewards."""
+def test_a_transform_may_skip_steps_or_take_several_actions_a_step(case: str) -> None:
+    env, actions, transform = PARTLY[case]
     check_same(
-        lambda: E.TransformedEnv(ENVS[env](), E.MultiAction()),
-        lambda made: Draws(made, actions=2),
-        catch=True,
+        lambda: E.TransformedEnv(ENVS[env](), transform()),
+        lambda made: Draws(made, actions),
+        catch=actions > 1,
     )
 
 

@@ -232,6 +232,12 @@ def check_rows(batches: list[TensorDictBase], expected: TensorDictBase) -> None:
     assert len(owners) == len({trajectory for trajectory, _ in owners})
 
 
+def check_goes_on(rows: TensorDictBase) -> None:
+    """Check that each row of a slot begins where the one before led to, in a trajectory."""
+    same = rows[IDS][1:] == rows[IDS][:-1]
+    assert torch.equal(rows["next", "observation"][:-1][same], rows["observation"][1:][same])
+
+
 def first_steps(env: EnvBase, steps: int, policy: Any = None) -> TensorDictBase:
     """The first steps ``[N, T]`` of each slot, in step."""
     collector = collector_of(env, policy)
@@ -469,13 +475,11 @@ def test_an_interrupt_amid_flight_leaves_a_collector_to_go_on_with(
         collector = collector_of(made, Tiring(17, error, RULES))
         with pytest.raises(error):
             collector.collect(**count)
+        batch = collector.collect(frames=60)
         if made is env:
-            check_counting_batch(collector.collect(frames=20), rules=RULES)
-        else:
-            batch = collector.collect(frames=60)
-            onward = batch["next", "observation"][:, :-1, :2]
-            going = ~batch["next", "done"][:, :-1, 0]
-            assert torch.equal(onward[going], batch["observation"][:, 1:, :2][going])
+            check_counting_batch(batch, rules=RULES)
+        for rows in batch:
+            check_goes_on(rows)
         assert collector.collect(episodes=5)["next", "done"].sum() == 5
         collector.shutdown()
 
@@ -491,11 +495,8 @@ def test_random_rows_and_those_of_the_policy_do_not_mix(pairs: list[Pair]) -> No
     acted = (rows["features"] != 0).any(-1)
     assert not acted[:7].any()
     assert acted[-1]
-    for mine in (rows[rows[SLOT] == slot] for slot in range(5)):
-        ended = mine["next", "done"][:-1, 0]
-        assert torch.equal(
-            mine["next", "observation"][:-1][~ended], mine["observation"][1:][~ended]
-        )
+    for mine in by_slot([rows], 5):
+        check_goes_on(mine)
     collector.shutdown(close_env=False)
 
 
@@ -514,22 +515,22 @@ def test_gradients_by_arrival_end_with_the_batch(pairs: list[Pair]) -> None:
     check_rows([batch.detach() for batch in batches], first_steps(in_step, 21, remembering()))
 
 
-@pytest.mark.parametrize("move", ["reset", "rollout", "rand_step"])
-def test_slots_in_flight_that_somebody_moved_start_anew(move: str, pairs: list[Pair]) -> None:
+def test_slots_in_flight_that_somebody_moved_start_anew(pairs: list[Pair]) -> None:
+    def refused() -> None:
+        with pytest.raises(RuntimeError, match="reset"):
+            env.rand_step()
+
     env = pairs[3][0]
     collector = collector_of(env, by_arrival=True, frames_per_batch=9)
     stream = iter(collector)
-    earlier = next(stream)[IDS].max()
-    while not env.stepper.away:
+    for move in (env.reset, partial(env.rollout, 3), refused):
         earlier = next(stream)[IDS].max()
-    if move == "rand_step":
-        with pytest.raises(RuntimeError, match="reset"):
-            env.rand_step()
-    else:
-        getattr(env, move)(**({"max_steps": 3} if move == "rollout" else {}))
-    rows = torch.cat([next(stream) for _ in range(6)])
-    assert rows[SLOT].unique().tolist() == [0, 1, 2, 3, 4]
-    assert (rows[IDS] > earlier).all()
+        while not env.stepper.away:
+            earlier = next(stream)[IDS].max()
+        move()
+        rows = torch.cat([next(stream) for _ in range(6)])
+        assert rows[SLOT].unique().tolist() == [0, 1, 2, 3, 4]
+        assert (rows[IDS] > earlier).all()
     collector.shutdown(close_env=False)
 
 
@@ -554,8 +555,7 @@ def test_loading_a_state_takes_slots_out_of_flight(components: list[str] | None)
             count = min(len(mine), len(theirs))
             assert_same(plain(mine[:count]), plain(theirs[:count]))
     for mine in by_slot([again], 3):
-        same = mine[IDS][1:] == mine[IDS][:-1]
-        assert torch.equal(mine["next", "observation"][:-1][same], mine["observation"][1:][same])
+        check_goes_on(mine)
     collector.shutdown()
 
 
@@ -621,8 +621,7 @@ def test_slots_that_fall_with_their_worker_start_anew(by_arrival: bool, tmp_path
     assert env.restarts > 6
     slots = by_slot(batches, 4) if by_arrival else torch.cat(batches, 1)
     for rows in slots:
-        going = ~rows["next", "done"][:-1, 0]
-        assert torch.equal(rows["next", "observation"][:-1][going], rows["observation"][1:][going])
+        check_goes_on(rows)
     collector.shutdown()
 
 

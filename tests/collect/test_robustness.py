@@ -18,17 +18,6 @@ from tdcollect import Collector, make_env
 from tdcollect.envs.slots import SlotError
 from tdcollect.testing import StatelessCountingPolicy, check_counting_batch, counting_env
 
-
-@pytest.fixture
-def on_arrays(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    monkeypatch.setattr("tdcollect.collect.arrays.RUN_ON_ARRAYS", request.param)
-
-
-both_loops = pytest.mark.parametrize(
-    "on_arrays", [True, False], ids=["arrays", "torchrl"], indirect=True
-)
-
-
 # -------------------------------------------------------------------------------------- exceptions
 
 
@@ -45,8 +34,7 @@ def tiring(at: int) -> Any:
     return policy
 
 
-@both_loops
-def test_an_exception_between_batches_loses_nothing(on_arrays: None) -> None:
+def test_an_exception_between_batches_loses_nothing(arrays: bool) -> None:
     collector = Collector(counting_env(3), StatelessCountingPolicy(), frames_per_batch=30)
     seen = None
 
@@ -63,9 +51,8 @@ def test_an_exception_between_batches_loses_nothing(on_arrays: None) -> None:
     assert collector.stats.lifetime.steps == 90
 
 
-@both_loops
 @pytest.mark.parametrize("call", ["rollout", "collect"])
-def test_an_exception_in_a_batch_leaves_the_collector_usable(call: str, on_arrays: None) -> None:
+def test_an_exception_in_a_batch_leaves_the_collector_usable(call: str, arrays: bool) -> None:
     collector = Collector(counting_env(3), tiring(14), frames_per_batch=30)
     collect = {"rollout": collector.rollout, "collect": lambda: collector.collect(frames=30)}[call]
     collect()
@@ -75,8 +62,7 @@ def test_an_exception_in_a_batch_leaves_the_collector_usable(call: str, on_array
     check_counting_batch(collect())
 
 
-@both_loops
-def test_an_exception_while_iterating_closes_the_collector(on_arrays: None) -> None:
+def test_an_exception_while_iterating_closes_the_collector(arrays: bool) -> None:
     """As TorchRL's does; what it says then is ours."""
     env = counting_env(3)
     collector = Collector(env, tiring(14), frames_per_batch=30)
@@ -105,8 +91,7 @@ def test_a_killed_worker_fails_each_collection_until_the_envs_are_made_anew() ->
     collector.shutdown()
 
 
-@both_loops
-def test_reaching_total_frames_is_no_error(on_arrays: None) -> None:
+def test_reaching_total_frames_is_no_error(arrays: bool) -> None:
     collector = Collector(make_env("CartPole-v1", 2), frames_per_batch=20, total_frames=50)
     assert [batch.numel() for batch in collector] == [20, 20, 20]
     assert list(collector) == []
@@ -169,11 +154,11 @@ class Tuned(gym.Env[Any, Any]):
 
 @pytest.mark.behaviour(31)
 @pytest.mark.parametrize(
-    ("on_arrays", "backend"),
-    [(True, "serial"), (True, "process"), (False, "serial")],
-    indirect=["on_arrays"],
+    ("arrays", "backend"),
+    [("arrays", "serial"), ("arrays", "process"), ("parent", "serial")],
+    indirect=["arrays"],
 )
-def test_envs_are_made_anew_with_other_settings(backend: str, on_arrays: None) -> None:
+def test_envs_are_made_anew_with_other_settings(backend: str, arrays: bool) -> None:
     forked = {"start_method": "fork"} if backend == "process" else {}
     made = make_env(Tuned, 2, backend=backend, env_kwargs={"start": 5.0}, **forked)
     env = TransformedEnv(made, RewardSum())

@@ -21,7 +21,7 @@ from torchrl.envs.utils import ExplorationType, exploration_type
 from tdcollect.envs.spaces import key_of
 from tdcollect.envs.traits import base_of
 from tdcollect.envs.wrapper import GymnasiumEnv
-from tdcollect.evaluation.episodes.policy import ACTION_MASKS, check_masks
+from tdcollect.evaluation.episodes.policy import ACTION_MASKS, check_masks, choices_of
 from tdcollect.packages import extra_module
 
 
@@ -186,12 +186,7 @@ def _mask_size(policy: Any) -> int | None:
     """Return the number of choices in a policy's masks; None if its ``predict`` takes none."""
     if ACTION_MASKS not in inspect.signature(policy.predict).parameters:
         return None
-    space = policy.action_space
-    if isinstance(space, spaces.MultiDiscrete):
-        return int(space.nvec.sum())
-    if isinstance(space, spaces.MultiBinary):
-        return 2 * int(np.prod(space.shape))
-    return int(space.n)
+    return int(choices_of(policy.action_space).sum())
 
 
 def _statistics(normalization: Any) -> dict[str, torch.Tensor]:

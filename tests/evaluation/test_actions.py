@@ -18,7 +18,7 @@ from torchrl.modules import RandomPolicy
 
 from tdcollect import Collector, make_env
 from tdcollect.collect.policy import RandomActions
-from tdcollect.evaluation.episodes.policy import DrawByRow, Streams, stream
+from tdcollect.evaluation.episodes.policy import DrawByRow, stream
 
 from .envs import Walk
 from .ledger import digest, episodes_of, records
@@ -230,12 +230,12 @@ SPECS = {
 def test_actions_drawn_slot_by_slot_are_those_drawn_as_a_batch(name: str) -> None:
     """So that an env may mask at some steps only."""
     spec = Composite(action=SPECS[name], other=Categorical(3))
-    together, alone = Streams(16), Streams(1)
-    together.current = [stream(seed) for seed in range(16)]
-    with DrawByRow(together):
+    together, alone = DrawByRow(16), DrawByRow(1)
+    together.streams = [stream(seed) for seed in range(16)]
+    with together:
         batches = [RandomActions(spec.expand(16))(TensorDict(batch_size=16)) for _ in range(3)]
-    alone.current = [stream(5)]
-    with DrawByRow(alone):
+    alone.streams = [stream(5)]
+    with alone:
         rows = [spec.rand() for _ in range(3)]
     for batch, row in zip(batches, rows, strict=True):
         for key in ("action", "other"):

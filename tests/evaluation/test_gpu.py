@@ -23,7 +23,7 @@ from torchrl.modules import GRUModule, LSTMModule
 
 from tdcollect import EvaluationCollector
 from tdcollect.evaluation import EvaluationSettings
-from tdcollect.evaluation.episodes.policy import DrawByRow, Inference, RowNoise, Streams, stream
+from tdcollect.evaluation.episodes.policy import DrawByRow, Inference, RowNoise, stream
 from tdcollect.evaluation.manifest import describe
 from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.workers.worker import Job, set_policy, snapshot, unpickled_weights
@@ -179,9 +179,9 @@ def test_numbers_are_drawn_on_the_cpu(name: str, cuda: torch.device) -> None:
     logits = torch.linspace(-1, 1, 16).view(8, 2)
 
     def drawn(given: torch.Tensor) -> torch.Tensor:
-        streams = Streams(8)
-        streams.current = [stream(row) for row in range(8)]
-        with DrawByRow(streams):
+        by_row = DrawByRow(8)
+        by_row.streams = [stream(row) for row in range(8)]
+        with by_row:
             return DRAWS[name](given)
 
     there = drawn(logits.to(cuda))
@@ -194,9 +194,9 @@ def test_numbers_are_drawn_on_the_cpu(name: str, cuda: torch.device) -> None:
 
 def test_noise_is_that_of_the_cpu_to_the_bit(cuda: torch.device) -> None:
     def drawn(device: Any, dtype: torch.dtype) -> list[torch.Tensor]:
-        streams = Streams(3)
-        streams.current = [stream(1), None, stream(2**64 - 1)]
-        noise, like = RowNoise(streams), torch.empty(3, 5, dtype=dtype, device=device)
+        by_row = DrawByRow(3)
+        by_row.streams = [stream(1), None, stream(2**64 - 1)]
+        noise, like = RowNoise(by_row), torch.empty(3, 5, dtype=dtype, device=device)
         return [noise.exponential(like).cpu(), noise.standard_normal(like).cpu()]
 
     for dtype in (torch.float32, torch.float64, torch.bfloat16):

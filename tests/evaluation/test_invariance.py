@@ -18,7 +18,7 @@ from torchrl.envs import transforms as T
 from torchrl.modules import GRUModule, LSTMModule
 
 from tdcollect import EvaluationCollector, make_env
-from tdcollect.evaluation.episodes.policy import DrawByRow, Inference, Streams, stream
+from tdcollect.evaluation.episodes.policy import DrawByRow, Inference, stream
 from tdcollect.evaluation.ledger import Episode, ledger_digest
 
 from ..collect.envs import make_dict_action_toy, make_many_actions_toy, make_nested_toy
@@ -89,9 +89,9 @@ def test_a_row_draws_the_same_alone_and_beside_others(name: str) -> None:
     logits = torch.linspace(-1, 1, 16).view(8, 2)
 
     def drawn(rows: range) -> torch.Tensor:
-        streams = Streams(len(rows))
-        streams.current = [stream(row) for row in rows]
-        with DrawByRow(streams):
+        by_row = DrawByRow(len(rows))
+        by_row.streams = [stream(row) for row in rows]
+        with by_row:
             return DRAWS[name](logits[rows.start : rows.stop])
 
     whole = drawn(range(8))

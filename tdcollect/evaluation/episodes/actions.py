@@ -38,7 +38,7 @@ from tdcollect.envs.slots import SlotError
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.data import rows_of
 from tdcollect.evaluation.episodes.opening import SlotEnvs
-from tdcollect.evaluation.episodes.policy import ACTION_MASKS, DrawByRow, Streams, read_mask
+from tdcollect.evaluation.episodes.policy import ACTION_MASKS, DrawByRow, choices_of, read_mask
 from tdcollect.keys import Key
 from tdcollect.randomness import GlobalRandomness, GlobalStream, NotReproducibleError
 
@@ -53,8 +53,7 @@ class LegalActions:
         self._env = env
         plain = not any(isinstance(leaf, MultiCategorical) for leaf in spec.values(True, True))
         self._singly = not (plain and draws_from_spec(env.transformed)) or is_masked(spec)
-        self._streams = Streams(1)
-        self._by_slot = DrawByRow(self._streams)
+        self._by_slot = DrawByRow(1)
 
     def apply(self, slots: Sequence[int]) -> bool:
         """Tell whether actions must be drawn slot by slot, as masks ask for, now or at first.
@@ -72,7 +71,7 @@ class LegalActions:
         """Add the actions of ``slots`` to the rows, each drawn from its own stream."""
         env = self._env
         for slot in slots:
-            self._streams.current = [streams[slot]]
+            self._by_slot.streams = [streams[slot]]
             with self._by_slot:
                 drawn = self._of(rows, slot)
             for key in env.transformed.action_keys:
@@ -289,21 +288,16 @@ class _Actions:
         values = codec.read_slots(drawn)
         for slot in slots:
             env = self._backend.envs[slot]
-            mask = read_mask(env, slot, int(_sizes(codec.space).sum()))
+            mask = read_mask(env, slot, int(choices_of(codec.space).sum()))
             codec.write_slot(_allowed(codec.space, values[slot], mask), actions, slot)
         return actions
-
-
-def _sizes(space: Any) -> Any:
-    """The number of choices of each part of a discrete action."""
-    return np.ravel(space.n if isinstance(space, spaces.Discrete) else space.nvec)
 
 
 def _allowed(space: Any, value: Any, mask: Any) -> Any:
     """Return an action with each choice that its mask forbids replaced by an allowed one."""
     start = np.broadcast_to(np.asarray(space.start), np.shape(value))
     chosen = np.ravel(value - start)
-    parts = np.split(mask, np.cumsum(_sizes(space))[:-1])
+    parts = np.split(mask, np.cumsum(choices_of(space))[:-1])
     for i, part in enumerate(parts):
         if part.any() and not part[chosen[i]]:
             allowed = np.flatnonzero(part)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from tensordict import TensorDictBase
 from torch import nn
 from torchrl.data import Binary, Composite
@@ -40,19 +41,6 @@ from tdcollect.randomness import NotReproducibleError
 _CPU = torch.device("cpu")
 
 
-class Streams:
-    """One generator per row of the batch that the policy runs on."""
-
-    def __init__(self, rows: int):
-        self.rows = rows
-        self.current: Sequence[torch.Generator | None] = [None] * rows
-        self._unused = stream(0)  # for rows of no episode
-
-    def of_row(self, row: int) -> torch.Generator:
-        """The generator that a row draws from."""
-        return self.current[row] or self._unused
-
-
 def stream(seed: int) -> torch.Generator:
     """Return a generator for one episode, from a seed in ``[0, 2**64)``."""
     return torch.Generator().manual_seed(seed)
@@ -61,8 +49,8 @@ def stream(seed: int) -> torch.Generator:
 class RowNoise:
     """Draws for the samplers of a policy, each row from its own stream; a ``Noise``."""
 
-    def __init__(self, streams: Streams):
-        self._streams = streams
+    def __init__(self, by_row: DrawByRow):
+        self._by_row = by_row
 
     def exponential(self, like: torch.Tensor) -> torch.Tensor:
         """Draws from the exponential distribution of rate 1, of the shape and dtype given."""
@@ -73,19 +61,25 @@ class RowNoise:
         return self._drawn(torch.zeros(like.shape, dtype=like.dtype), like, torch.Tensor.normal_)
 
     def _drawn(self, values: torch.Tensor, like: torch.Tensor, draw: Any) -> torch.Tensor:
-        for row, generator in zip(values.unbind(0), self._streams.current, strict=True):
+        for row, generator in zip(values.unbind(0), self._by_row.streams, strict=True):
             if generator is not None:
                 draw(row, generator=generator)
         return sent(values, like.device)
 
 
 class DrawByRow(TorchDispatchMode):
-    """Runs every random operation row by row."""
+    """Runs every random operation row by row, each row with the generator of its episode.
 
-    def __init__(self, streams: Streams):
+    Attributes:
+        streams: one generator per row of the batch; None for rows of no episode.
+        draws: the number of random operations so far.
+    """
+
+    def __init__(self, rows: int):
         super().__init__()
-        self._streams = streams
+        self.streams: Sequence[torch.Generator | None] = [None] * rows
         self.draws = 0
+        self._unused = stream(0)  # for rows of no episode
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -97,14 +91,15 @@ class DrawByRow(TorchDispatchMode):
         schema = schema_of(func)
         names = [argument.name for argument in schema.arguments]
         asked = {**dict(zip(names, args, strict=False)), **kwargs}
-        home = _device(asked)
+        tensor = next((v for v in asked.values() if isinstance(v, torch.Tensor)), None)
+        home = torch.device(asked.get("device") or _CPU) if tensor is None else tensor.device
         given = asked if home == _CPU else _on_cpu(schema, asked)
         split = self._split(func, given)
         takes_generator = "generator" in names
         results = []
-        for row in range(self._streams.rows):
+        for row, own in enumerate(self.streams):
+            generator = own or self._unused
             mine = {**given, **{name: parts[row] for name, parts in split.items()}}
-            generator = self._streams.of_row(row)
             if takes_generator:
                 mine["generator"] = generator
             results.append(_call(func, schema, mine, None if takes_generator else generator))
@@ -122,7 +117,7 @@ class DrawByRow(TorchDispatchMode):
 
         A multiple of the batch size is a batch that was flattened, several elements per row.
         """
-        rows = self._streams.rows
+        rows = len(self.streams)
         if rows == 1:  # all is of this row
             return {}
         tensors = {n: v for n, v in given.items() if isinstance(v, torch.Tensor)}
@@ -165,13 +160,6 @@ def _call(func: Any, schema: Any, given: dict[str, Any], generator: torch.Genera
     finally:
         generator.set_state(default.get_state())
         default.set_state(before)
-
-
-def _device(given: dict[str, Any]) -> torch.device:
-    for value in given.values():
-        if isinstance(value, torch.Tensor):
-            return value.device
-    return torch.device(given.get("device") or _CPU)
 
 
 def _on_cpu(schema: Any, given: dict[str, Any]) -> dict[str, Any]:
@@ -404,8 +392,7 @@ class Inference:
         self._slots = slots
         self._batched = batched
         self._device = device
-        self._streams = Streams(size)
-        self._mode = DrawByRow(self._streams)
+        self._mode = DrawByRow(size)
         self.streams: list[torch.Generator | None] = [None] * slots
         self._program: Policy | None = None
         self.left_out: list[Key] = []
@@ -426,7 +413,7 @@ class Inference:
             acting = set(active)
             streams = [s if slot in acting else None for slot, s in enumerate(streams)]
         if self._on_rows and self._lie_well(rows):
-            self._streams.current = streams
+            self._mode.streams = streams
             self._program(rows)  # type: ignore[misc]
             return
         program = self._program
@@ -491,9 +478,9 @@ class Inference:
                 given,
                 torch.Size([self._size]),
                 self._device,
-                noise=RowNoise(self._streams),
+                noise=RowNoise(self._mode),
             )
-        self._streams.current = streams
+        self._mode.streams = streams
         rows = StepDict(given)
         for op in self._program.calls:
             draws_itself = op in self._program.sampling
@@ -711,6 +698,13 @@ def check_masks(env: EnvBase) -> None:
                 "policy asks for masks of valid actions; wrap the env as in training "
                 "(sb3_contrib.common.wrappers.ActionMasker)"
             ) from None
+
+
+def choices_of(space: Any) -> Any:
+    """The number of choices of each part of a discrete action."""
+    if isinstance(space, spaces.MultiBinary):
+        return np.full(space.shape, 2)
+    return np.ravel(space.n if isinstance(space, spaces.Discrete) else space.nvec)
 
 
 def read_mask(env: Any, slot: int, size: int) -> np.ndarray[Any, np.dtype[np.bool_]]:

@@ -74,6 +74,9 @@ def model(algorithm: str, env: Any, policy: str = "MlpPolicy", **options: Any) -
         options = {"n_steps": 8, "batch_size": 8, **options}
     if algorithm in ("TD3", "DDPG", "SAC", "TQC", "CrossQ", "DQN", "QRDQN"):
         options = {"buffer_size": 100, "policy_kwargs": {"net_arch": [16]}, **options}
+    if policy in ("CnnPolicy", "MultiInputPolicy"):  # whose layers are large
+        size = "features_dim" if policy == "CnnPolicy" else "cnn_output_dim"
+        options["policy_kwargs"] = {"features_extractor_kwargs": {size: 8}}
     module = sb3 if hasattr(sb3, algorithm) else pytest.importorskip("sb3_contrib")
     return getattr(module, algorithm)(policy, env(), seed=3, device="cpu", **options)
 

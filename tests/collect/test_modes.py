@@ -23,36 +23,18 @@ from .oracle import UPSTREAM, batches, check_same
 pytestmark = pytest.mark.filterwarnings(UPSTREAM)
 
 
-class TwoInputs(nn.Module):
-    """An MLP that is given two entries, and joins them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.mlp = MLP(8, 2, num_cells=[8])
-
-    def forward(self, observation: torch.Tensor) -> torch.Tensor:
-        return self.mlp(observation, observation.neg())
-
-
 SHARED = nn.Tanh()
 NETS = {
-    "MLP": lambda: MLP(4, 2, num_cells=[16, 16]),
+    "MLP, given two entries": lambda: MLP(8, 2, num_cells=[16, 16]),
     "MLP of one layer": lambda: MLP(4, 2, depth=0),
     "MLP with norm": lambda: MLP(
         4, 2, num_cells=[16], norm_class=nn.LayerNorm, norm_kwargs=[{"normalized_shape": 16}]
     ),
-    "MLP of two inputs": TwoInputs,
     "a module that comes twice": lambda: nn.Sequential(
         nn.Linear(4, 8), SHARED, nn.Linear(8, 8), SHARED, nn.Linear(8, 2)
     ),
-    "ties": lambda: _zeroed(nn.Linear(4, 2)),
+    "ties": lambda: nn.Linear(4, 2, bias=False).apply(lambda layer: nn.init.zeros_(layer.weight)),
 }
-
-
-def _zeroed(layer: nn.Linear) -> nn.Linear:
-    nn.init.zeros_(layer.weight)
-    nn.init.zeros_(layer.bias)
-    return layer
 
 
 KINDS = [ExplorationType.DETERMINISTIC, ExplorationType.MODE]
@@ -62,11 +44,12 @@ KINDS = [ExplorationType.DETERMINISTIC, ExplorationType.MODE]
 @pytest.mark.parametrize("net", NETS)
 def test_modes(net: str, scored: bool) -> None:
     kind = KINDS[list(NETS).index(net) % 2]
+    entries = ["observation"] * (2 if "two" in net else 1)
     one_hot = scored == (list(NETS).index(net) % 3 == 0)
 
     def policy(env: Any) -> Any:
         return ProbabilisticActor(
-            TensorDictModule(NETS[net](), in_keys=["observation"], out_keys=["logits"]),
+            TensorDictModule(NETS[net](), in_keys=entries, out_keys=["logits"]),
             in_keys=["logits"],
             spec=env.action_spec,
             distribution_class=OneHotCategorical if one_hot else distributions.Categorical,

@@ -455,12 +455,10 @@ class MergedStatistics(Statistics):
         reports: Callable[[], Sequence[WorkerReport]],
         slots: Callable[[], Sequence[int]],
         progress: Callable[..., dict[str, Any]],
-        window: int = 100,
     ):
-        super().__init__(window, True, progress)
+        super().__init__(100, True, progress)
         self._reports = reports
         self._slots = slots
-        self._count = progress
 
     def _check(self) -> None:
         """Ask the workers: what follows is as of now."""
@@ -469,7 +467,7 @@ class MergedStatistics(Statistics):
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """TorchRL's counters: frames, batches, workers and so on."""
-        return self._count(*args, **kwargs)
+        return self._progress(*args, **kwargs)
 
     def __repr__(self) -> str:
         self._check()

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy, deepcopy
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import chain, repeat
 from pathlib import Path
@@ -69,8 +69,7 @@ class Finding:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the finding for JSON."""
-        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return {**fields, "data": dict(self.data)}
+        return asdict(self)
 
     def lines(self, width: int) -> list[str]:
         """Return the finding's lines of the table, with names ``width`` wide."""

@@ -167,11 +167,9 @@ class Examination(GymnasiumPlayer):
     @property
     def limit(self) -> int | None:
         """The time limit of the env's wrappers, in steps."""
-        layer: Any = self.env
-        while isinstance(layer, gym.Wrapper):
+        for layer in _layers(self.env):
             if isinstance(layer, gym.wrappers.TimeLimit):
                 return steps_of_time_limit(layer)
-            layer = layer.env
         return None
 
     def time(self) -> None:
@@ -199,14 +197,10 @@ class Examination(GymnasiumPlayer):
         self.reset_seconds = float(np.median(resets))
         self.step_seconds = float(np.median(steps)) if steps else 0.0
 
-    def run(self, env: Env, seed: int, episodes: int = 1) -> Episodes:
-        """Play episodes: the first after ``reset(seed)``, the others after ``reset()``."""
-        return [list(self.rows(env, seed if i == 0 else None)) for i in range(episodes)]
-
     def run_new(self, seed: int, episodes: int = 1) -> Episodes:
-        """Play episodes of a new env."""
+        """Play episodes of a new env: the first after ``reset(seed)``, others after ``reset()``."""
         with self.another() as env:
-            return self.run(env, seed, episodes)
+            return [list(self.rows(env, seed if i == 0 else None)) for i in range(episodes)]
 
     @cached_property
     def fresh(self) -> dict[int, Episodes]:
@@ -242,7 +236,7 @@ class Examination(GymnasiumPlayer):
             # Each seed after every other, after itself, and after episodes left unfinished.
             lifetime = 0
             for played, seed in enumerate([*self.seeds, *reversed(self.seeds)]):
-                run = self.run(env, seed)
+                run = [self.play(env, seed)]
                 found = first_divergence(seed, self.fresh[seed][:1], run)
                 if found is not None:
                     return Leak(found, played, lifetime, False, self._left_over(env, seed))
@@ -253,7 +247,7 @@ class Examination(GymnasiumPlayer):
             more, lived = self._live(env, self.lifetime - lifetime)
             self.lifetime = lifetime + lived
             for played, seed in enumerate(self.seeds, 8 + more):
-                found = first_divergence(seed, self.fresh[seed][:1], self.run(env, seed))
+                found = first_divergence(seed, self.fresh[seed][:1], [self.play(env, seed)])
                 if found is not None:
                     return Leak(found, played, self.lifetime, True, self._left_over(env, seed))
             return None

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from copy import copy, deepcopy
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from itertools import chain, repeat
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
@@ -392,10 +392,16 @@ class GymnasiumPlayer(Player[Env]):
             if row.ends:
                 return
 
-    def forever(self, env: Env, seed: int, later_seed: int | None = None) -> Iterator[Row]:
-        """Yield the rows of one episode after the other, on a seed and then on another or none."""
-        for start in chain([seed], repeat(later_seed)):
-            yield from self.rows(env, start)
+    def in_turn(self, half: int) -> list[Row]:
+        """Play a new env in turn with another, which is closed and made again after some rows."""
+        rows: list[Row] = []
+        with self.another() as env:
+            own = self.rows(env, self.seed)
+            for part in (islice(own, half + 1), own):
+                with self.another() as other:
+                    beside = chain.from_iterable(self.rows(other, self.seed + 1) for _ in count())
+                    rows += [row for row, _ in zip(part, beside, strict=False)]
+        return rows
 
     @property
     def ended(self) -> list[tuple[int, list[Row]]]:

@@ -203,20 +203,7 @@ def _neighbours(exam: Examination) -> str:
     if exam.changed is not None:
         exam.check_unchanged()
     alone = exam.fresh[exam.seed][:1]
-    envs = [exam.make() for _ in range(2)]
-    try:
-        beside = exam.forever(envs[1], exam.seed + 1)
-        half, rows = len(alone[0]) // 2, []
-        for step, row in enumerate(exam.rows(envs[0], exam.seed)):
-            rows.append(row)
-            next(beside)
-            if step == half:  # replace the neighbour
-                envs[1].close()
-                envs[1] = exam.make()
-                beside = exam.forever(envs[1], exam.seed + 2)
-    finally:
-        for env in envs:
-            env.close()
+    rows = exam.in_turn(len(alone[0]) // 2)
     found = first_divergence(exam.seed, alone, [rows])
     exam.check_unchanged()
     if found is None:

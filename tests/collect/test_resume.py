@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from functools import partial
 from pathlib import Path
@@ -85,20 +86,16 @@ def test_the_same_collector_goes_back_and_another_between_collections_by_episode
 # ----------------------------------------------------------------- envs that cannot be brought back
 
 
-def resumed(
-    make_collector: Any, make_other: Any = None, reason: str = ""
-) -> tuple[Any, Any, Collector]:
+def resumed(make_collector: Any, reason: str) -> tuple[Any, Any, Collector]:
     """The batch before saving; the batch of another collector after loading; and that collector."""
     seed_all(0)
-    made = make_collector()
+    made, other = make_collector(), make_collector()
     stream = iter(made)
     next(stream)
     before = next(stream)
-    state = made.state_dict()
-    made.shutdown()
-    other = (make_other or make_collector)()
     with pytest.warns(UserWarning, match=reason):
-        other.load_state_dict(state)
+        other.load_state_dict(made.state_dict())
+    made.shutdown()
     return before, next(iter(other)), other
 
 
@@ -119,12 +116,19 @@ LOST = {
         ),
         "the backend 'gymnasium' cannot save its envs",
     ),
+    "envpool": (
+        partial(collector, "CartPole-v1", backend="envpool", resumable=False, seed=3),
+        "the backend 'envpool' cannot save its envs",
+    ),
 }
 
 
+@pytest.mark.filterwarnings("ignore:.*envpool:DeprecationWarning")
 @pytest.mark.parametrize("case", LOST)
 def test_an_env_that_cannot_be_brought_back_starts_a_new_episode_and_says_so(case: str) -> None:
     make_collector, reason = LOST[case]
+    if case == "envpool":
+        pytest.importorskip("envpool")
     before, after, other = resumed(make_collector, reason=reason)
     ids = after["collector", "traj_ids"]
     assert not np.isin(ids, before["collector", "traj_ids"]).any()
@@ -139,32 +143,20 @@ def test_an_env_that_cannot_be_brought_back_starts_a_new_episode_and_says_so(cas
     other.shutdown()
 
 
-def gym_collector() -> Collector:
-    env = GymEnv("CartPole-v1")
-    return Collector(env, discrete_policy(env), frames_per_batch=30)
+def test_an_env_of_torchrl_starts_a_new_episode_and_says_so() -> None:
+    def build() -> Collector:
+        env = GymEnv("CartPole-v1")
+        return Collector(env, discrete_policy(env), frames_per_batch=30)
 
-
-@pytest.mark.filterwarnings("ignore:.*envpool:DeprecationWarning")
-@pytest.mark.parametrize("backend", ["envpool", "torchrl"])
-def test_envs_of_others_start_new_episodes_and_say_so(backend: str) -> None:
-    build, reason = gym_collector, "the env is a GymEnv, not one of tdcollect"
-    if backend == "envpool":
-        pytest.importorskip("envpool")
-        build = partial(collector, "CartPole-v1", backend="envpool", resumable=False, seed=3)
-        reason = "the backend 'envpool' cannot save its envs"
-    before, after, other = resumed(build, reason=reason)
+    before, after, other = resumed(build, reason="the env is a GymEnv, not one of tdcollect")
     assert after["collector", "traj_ids"].min() > before["collector", "traj_ids"].max()
     assert other._parent.frames == 90
 
 
 def test_other_slots_go_on_where_one_is_lost() -> None:
-    def envs(odd: bool) -> Any:
-        kinds = iter([Dice, NoSnapshot if odd else Dice, Dice])
-        return lambda: gym.wrappers.TimeLimit(next(kinds)(), 50)
-
+    kinds = itertools.cycle([Dice, NoSnapshot, Dice])
     seed_all(0)
-    made = collector(envs(odd=True))
-    other = collector(envs(odd=True))
+    made, other = (collector(lambda: gym.wrappers.TimeLimit(next(kinds)(), 50)) for _ in range(2))
     stream = iter(made)
     next(stream)
     state = made.state_dict()

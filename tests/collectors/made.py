@@ -34,6 +34,22 @@ def drawing() -> ProbabilisticActor:
     )
 
 
+class Noisy(nn.Module):
+    """Prefers an action by the sign of the pole's angle; its noise, a weight, has it draw."""
+
+    def __init__(self, noise: float):
+        super().__init__()
+        self.noise = nn.Parameter(torch.tensor(noise))
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        drawn = torch.rand(observation.shape[:-1]) - 0.5
+        return nn.functional.one_hot((observation[..., 2] + self.noise * drawn > 0).long(), 2)
+
+
+def noisy(noise: float = 0.0) -> TensorDictModule:
+    return TensorDictModule(Noisy(noise), ["observation"], ["action"])
+
+
 class Leaning(nn.Module):
     """A policy without weights whose rows do not depend on each other."""
 

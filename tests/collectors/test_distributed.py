@@ -30,7 +30,7 @@ from tdcollect.envs.adopted import chain
 from tdcollect.keys import TRAJ_IDS
 
 from ..workers.test_process_exit import gone
-from .noisy import noisy
+from .made import noisy
 
 N, T = 2, 10
 make = partial(make_env, "CartPole-v1", N)

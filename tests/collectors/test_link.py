@@ -14,7 +14,7 @@ from tdcollect.collectors import distributed as link
 from tdcollect.collectors.asking import facts_of, report_of, seeded
 from tdcollect.collectors.distributed import LinkedCollector, Links
 
-from .noisy import noisy
+from .made import noisy
 
 
 def linked(links: Links, worker: int) -> LinkedCollector:

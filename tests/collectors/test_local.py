@@ -12,6 +12,8 @@ import gymnasium as gym
 import pytest
 import torch
 import torchrl.collectors as upstream
+from tensordict import TensorDictBase
+from torch import nn
 from torchrl import service_backend
 from torchrl.data import LazyTensorStorage, ReplayBuffer
 from torchrl.envs import GymEnv
@@ -29,6 +31,7 @@ from tdcollect.collectors import (
 from tdcollect.collectors.asking import seeds_of
 from tdcollect.envs.adopted import chain
 
+from ..collect.mocks import ENVS
 from ..collect.oracle import UPSTREAM
 from .made import Leaning, assert_same, batches, cartpole, drawing, ending, two_slots
 
@@ -241,6 +244,56 @@ def test_single_is_ours_and_arguments_are_given_once() -> None:
             Collector(two_slots, None, 3, frames_per_batch=8, **more)
     with service_backend("thread"), pytest.raises(ValueError, match="by an enclosing torchrl"):
         Collector(two_slots, frames_per_batch=8)
+
+
+# ------------------------------------------------ uses of workers that TorchRL's own tests make
+
+
+class Pushing(nn.Module):
+    """A policy that pushes to one side."""
+
+    def __init__(self, side: int):
+        super().__init__()
+        self.side = side
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Push."""
+        action = torch.zeros(*tensordict.shape, 2, dtype=torch.long)
+        action[..., self.side] = 1
+        tensordict["action"] = action
+        return tensordict
+
+
+def test_each_worker_may_have_a_policy_factory_of_its_own() -> None:
+    factories = [partial(Pushing, side) for side in (0, 1)]
+    made = MultiSyncCollector([two_slots] * 2, policy_factory=factories, frames_per_batch=16)
+    with ending(made) as collector:
+        (batch,) = batches(collector, 1)
+    assert batch["action"].argmax(-1).flatten(1).tolist() == [[0] * 8, [1] * 8]
+
+
+def test_workers_go_on_where_entries_are_no_plain_tensors() -> None:
+    env = ENVS["HeterogeneousCountingEnv[2]"]
+    with ending(MultiSyncCollector([env] * 2, None, frames_per_batch=8)) as collector:
+        assert [batch.numel() for batch in batches(collector, 2)] == [8, 8]
+
+
+def _texts(rows: Any) -> list[str]:
+    return [rows] if isinstance(rows, str) else [text for row in rows for text in _texts(row)]
+
+
+@pytest.mark.parametrize("cls", [MultiSyncCollector, MultiAsyncCollector])
+def test_strings_are_those_of_each_batch(cls: Any) -> None:
+    """TorchRL's parent shows those of the first batch again, unless use_buffers=False."""
+    env = ENVS["CountingEnvWithString"]
+    with ending(cls([env] * 2, None, frames_per_batch=8)) as collector:
+        found = _texts([batch["string"] for batch in batches(collector, 4)])
+    assert len(set(found)) > len(found) - 4  # each is drawn at random
+
+
+def test_strings_are_refused_in_memory_that_is_shared() -> None:
+    with pytest.raises(ValueError, match="pass use_buffers=False"):
+        MultiSyncCollector([ENVS["CountingEnvWithString"]], frames_per_batch=8, use_buffers=True)
 
 
 # ----------------------------------------------------------------------------------- single envs

@@ -20,7 +20,7 @@ from tdcollect.collectors import WorkerLostError, worker_of
 from tdcollect.keys import TRAJ_IDS
 
 from ..workers.test_process_exit import gone
-from .noisy import noisy
+from .made import noisy
 
 ray: Any = pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
 from tdcollect.collectors import RayCollector  # noqa: E402

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from types import SimpleNamespace as Valued
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,8 @@ from tdcollect.envs.differences import Divergence, Row, first_divergence, mismat
 from tdcollect.testing import Finding, Report, checks
 from tdcollect.testing.checks import (
     Failed,
+    GymnasiumPlayer,
     Passed,
-    Skipped,
     Warned,
     rule,
     run_checks,
@@ -23,11 +23,6 @@ from tdcollect.testing.checks import (
 
 class Plain:
     """An object without a value."""
-
-
-@dataclass
-class Valued:
-    value: Any
 
 
 class Shown:
@@ -44,9 +39,9 @@ class Shown:
         (Plain(), Plain(), None),
         (Shown("a"), Shown("a"), None),
         (Shown("a"), Shown("b"), "x is a and b"),
-        (Valued(1), Valued(1), None),
-        (Valued(1), Valued(2), "x is Valued(value=1) and Valued(value=2)"),
-        (Valued(np.zeros(2)), Valued(np.zeros(2)), None),
+        (Valued(value=1), Valued(value=1), None),
+        (Valued(value=1), Valued(value=2), "x is namespace(value=1) and namespace(value=2)"),
+        (Valued(value=np.zeros(2)), Valued(value=np.zeros(2)), None),
         ("up", "down", "x is 'up' and 'down'"),
         (None, 1.0, "x is None and 1.0"),
         (None, None, None),
@@ -92,14 +87,8 @@ def test_exact_comparison_tells_signs_of_zero() -> None:
     assert first_divergence(3, second, second, exact=True) is None
 
 
-class Subject:
-    def __init__(self) -> None:
-        self.failed: list[str] = []
-
-    def require(self, *names: str) -> None:
-        for name in names:
-            if name in self.failed:
-                raise Skipped(f"see {name}")
+def player() -> GymnasiumPlayer:
+    return GymnasiumPlayer(None, None, None, 1, 0)
 
 
 @pytest.fixture
@@ -125,7 +114,7 @@ def own_checks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("own_checks")
 def test_checks_run_in_the_order_of_their_groups() -> None:
-    subject: Any = Subject()
+    subject = player()
     findings = run_checks(select("a", "b").values(), subject, skip=["measures"])
     assert [(f.name, f.status, f.advice) for f in findings] == [
         ("runs", "passed", ""),
@@ -139,11 +128,11 @@ def test_checks_run_in_the_order_of_their_groups() -> None:
     assert findings[1].rule == "nothing fails"
     assert findings[1].data == {"step": 3}
     assert findings[2].evidence == "it meets the fault reported above (see fails)"
-    assert findings[3].evidence == "see fails"
+    assert findings[3].evidence.endswith("would show here too (see fails)")
     assert findings[4].evidence.startswith("ValueError: gone (test_checks.py, line ")
     assert findings[6].evidence == "skipped as asked"
     assert subject.failed == ["fails", "raises"]
-    subject = Subject()
+    subject = player()
     assert run_checks(select("b").values(), subject)[-1].evidence == (
         "the env does not run (see fails)"
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -28,54 +27,32 @@ def hang_up(collector: Any, really: bool) -> None:
         collector._connection.close()
 
 
-@pytest.fixture
-def pair() -> Iterator[tuple[Links, list[LinkedCollector]]]:
+def test_calls_reach_each_worker_until_one_is_lost() -> None:
     links = Links("localhost", 2)
     collectors = [linked(links, worker) for worker in range(2)]
     links.accept(lambda: None)
-    yield links, collectors
-    links.close()
-    for collector in collectors:
-        collector.shutdown()
-
-
-def test_calls_reach_each_worker(pair: tuple[Links, list[LinkedCollector]]) -> None:
-    links, _ = pair
-    assert [facts.slots for facts in links.call(facts_of, {0: (), 1: ()})] == [2, 2]
+    everyone: dict[int, tuple[Any, ...]] = {0: (), 1: ()}
+    assert [facts.slots for facts in links.call(facts_of, everyone)] == [2, 2]
+    collectors[1].next()
+    links.first_batch()
     links.call(seeded, {0: (3, 3, 0), 1: (5, 3, 1)})
-    firsts = [collector.next()["observation"][:, 0] for collector in pair[1]]
+    firsts = [collector.next()["observation"][:, 0] for collector in collectors]
     env = make_env("CartPole-v1", 4)
     env.set_seed(3)
     assert torch.equal(torch.cat(firsts), env.reset()["observation"])
     env.close()
-
-
-def test_batches_tell_how_often_their_worker_was_seeded(
-    pair: tuple[Links, list[LinkedCollector]],
-) -> None:
-    links, collectors = pair
-    collectors[1].next()
-    links.first_batch()
-    links.call(seeded, {0: (3, 3, 0), 1: (5, 3, 1)})
-    collectors[1].next()
+    # Batches tell how often their worker was seeded.
     assert [links.seedings_of_batch(1) for _ in range(2)] == [0, 1]
-
-
-def test_an_error_of_a_call_comes_back(pair: tuple[Links, list[LinkedCollector]]) -> None:
-    links, _ = pair
     with pytest.raises(RuntimeError, match=r"(?s)a call of worker 0 failed:.*expected compon"):
         links.call(LinkedCollector.state_dict, dict.fromkeys(range(2), (["none"],)))
-    assert len(links.call(report_of, {0: (), 1: ()})) == 2
-
-
-def test_the_end_of_a_connection_is_a_lost_worker(
-    pair: tuple[Links, list[LinkedCollector]],
-) -> None:
-    links, _ = pair
+    assert len(links.call(report_of, everyone)) == 2
     assert links.lost() == []
     with pytest.raises(EOFError):
         links.call(hang_up, {0: (False,), 1: (True,)})
     assert links.lost() == [1]
+    links.close()
+    for collector in collectors:
+        collector.shutdown()
 
 
 def test_iteration_waits_to_begin() -> None:

@@ -181,14 +181,8 @@ BATCHES: dict[str, tuple[type[SoundBatch], dict[str, str]]] = {
         with_method("_set_seed", lambda env, seed: None),
         {OTHER: "", FRESH: r"step 0: observation\[1\]\[1\] is 0 and 5 \(5 apart\)"},
     ),
-    "zeros": (
-        final(lambda env, observation: observation * 0),
-        {ZEROS: ".* episodes ended in zeros: their true last observation is"},
-    ),
-    "first": (
-        final(first_of_the_next),
-        {FINAL: ".* ended an episode and began the one after it"},
-    ),
+    "zeros": (final(lambda env, o: o * 0), {ZEROS: ".* episodes ended in zeros: their true last"}),
+    "first": (final(first_of_the_next), {FINAL: ".* ended an episode and began the one after it"}),
     "partial reset": (
         with_method("_reset", lambda env, td=None, **how: SoundBatch._reset(env, None, **how)),
         {PARTIAL: "'observation' of slots that go on differs in the step"},

@@ -138,10 +138,10 @@ def held(assembler: TrajectoryAssembler) -> int:
 
 
 def test_memory_is_bounded_by_what_is_unfinished() -> None:
-    """Episodes of 100 steps in batches of three: what is held never outgrows twice its rows."""
-    done = torch.zeros(8, 450, dtype=torch.bool)
+    """Episodes of 60 steps in batches of three: what is held never outgrows twice its rows."""
+    done = torch.zeros(8, 270, dtype=torch.bool)
     for slot in range(8):
-        done[slot, 12 * slot :: 100] = True
+        done[slot, 7 * slot :: 60] = True
     assembler = TrajectoryAssembler()
     for part in cut(make(done), 3):
         assembler.feed(part)

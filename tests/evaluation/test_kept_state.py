@@ -25,13 +25,10 @@ from tdcollect.evaluation.episodes.policy import check_kept, state_of
 from tdcollect.evaluation.ledger import REFUSED, RESULTS, SHARD
 from tdcollect.randomness import NotReproducibleError
 
-from .crews import seven, some
 from .envs import Walk
 from .ledger import digest, records
 from .ledgers import contents
 from .policies import deterministic, net
-
-__all__ = ["seven"]  # a fixture
 
 pytestmark = pytest.mark.usefixtures("small_reports")
 
@@ -298,10 +295,12 @@ def test_the_env_is_not_probed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(probes) == 1
 
 
-def test_workers_run_it_too(seven: LocalWorkers, tmp_path: Path) -> None:
-    with pytest.raises(NotReproducibleError, match=ANOTHER):
-        quiet(Walk, made_sly(), 40, num_envs=2, workers=some(seven, 1))
-    quiet(Walk, deterministic(), 9, workers=some(seven, 2), output_dir=tmp_path / "workers")
+@pytest.mark.usefixtures("quick_children")
+def test_workers_run_it_too(tmp_path: Path) -> None:
+    with LocalWorkers(1) as workers:
+        with pytest.raises(NotReproducibleError, match=ANOTHER):
+            quiet(Walk, made_sly(), 12, num_envs=2, workers=workers)
+        quiet(Walk, deterministic(), 9, workers=workers, output_dir=tmp_path / "workers")
     quiet(Walk, deterministic(), 9, output_dir=tmp_path / "here")
     assert contents(tmp_path / "workers") == contents(tmp_path / "here")
 

@@ -17,6 +17,7 @@ from typing import Any
 import gymnasium as gym
 import pytest
 import torch
+import torchrl.envs
 from torchrl.envs import (
     CatFrames,
     Compose,
@@ -25,7 +26,6 @@ from torchrl.envs import (
     ObservationNorm,
     RewardSum,
     TransformedEnv,
-    VecNorm,
     VecNormV2,
 )
 
@@ -45,9 +45,7 @@ PARTS = """
 import gymnasium as gym
 import torch
 from tensordict.nn import TensorDictModule
-from torchrl.envs import (
-    Compose, GymEnv, ObservationNorm, RewardSum, Transform, TransformedEnv, VecNorm, VecNormV2
-)
+from torchrl.envs import GymEnv, Transform, TransformedEnv, VecNormV2
 
 
 class Windy(gym.Wrapper):
@@ -70,22 +68,6 @@ def nothing(env):
 
 def norm():
     return VecNormV2(in_keys=["observation"])
-
-
-def norm_of_batches():
-    return VecNormV2(in_keys=["observation"], reduce_batch_dims=True)
-
-
-def norm_of_all():
-    return VecNormV2(in_keys=["observation", "reward"])
-
-
-def old_norm():
-    return VecNorm(in_keys=["observation"])
-
-
-def observation_norm():
-    return ObservationNorm(in_keys=["observation"], standard_normal=True)
 
 
 class Doubled(Transform):  # not known: its rows might know of each other
@@ -166,26 +148,28 @@ def norm(**settings: Any) -> VecNormV2:
     return VecNormV2(in_keys=["observation"], **settings)
 
 
-KINDS: list[tuple[str, Callable[[], Any], int | None]] = [
-    ("norm", norm, None),
-    ("norm", lambda: Compose(norm()), None),  # which takes the same file
-    ("norm_of_batches", lambda: norm(reduce_batch_dims=True), 4),
-    ("norm_of_all", lambda: VecNormV2(in_keys=["observation", "reward"]), None),
-    ("old_norm", lambda: VecNorm(in_keys=["observation"]), 4),
-    (
-        "observation_norm",
-        lambda: ObservationNorm(in_keys=["observation"], standard_normal=True),
-        None,
-    ),
+def named(kind: str, **kwargs: Any) -> dict[str, Any]:
+    return {"call": f"torchrl.envs:{kind}", "kwargs": {"in_keys": ["observation"], **kwargs}}
+
+
+KINDS: list[tuple[str, dict[str, Any], int | None]] = [
+    ("VecNormV2", {}, None),
+    ("VecNormV2", {"reduce_batch_dims": True}, 4),
+    ("VecNormV2", {"in_keys": ["observation", "reward"]}, None),
+    ("VecNorm", {}, 4),
+    ("ObservationNorm", {"standard_normal": True}, None),
 ]
 
 
-@pytest.mark.parametrize(("kind", "make", "slots"), KINDS)
+@pytest.mark.parametrize(("kind", "kwargs", "slots"), KINDS)
 def test_statistics_are_those_of_an_env_that_has_them(
-    kind: str, make: Any, slots: int | None, ask
+    kind: str, kwargs: dict[str, Any], slots: int | None, ask
 ) -> None:
-    source = trained(make(), slots)
-    request = ask(transforms=[f"@:{kind}"], env_state=saved(source))
+    asked = named(kind, **kwargs)
+    made = getattr(torchrl.envs, kind)(**asked["kwargs"])
+    # A Compose of one takes the same file.
+    source = trained(Compose(made) if kind == "VecNormV2" and not kwargs else made, slots)
+    request = ask(transforms=[asked], env_state=saved(source))
 
     def by_hand() -> EnvBase:
         return TransformedEnv(GymEnv("CartPole-v1"), source.transform.clone())
@@ -270,9 +254,9 @@ def test_workers_of_an_env_know_ids_that_are_registered_here_alone(ask, monkeypa
 
 def test_the_latest_steps_of_training_are_left_out(ask) -> None:
     kwargs = {"N": 2, "dim": -1, "in_keys": ["observation"]}
-    stack = {"call": "torchrl.envs:CatFrames", "kwargs": kwargs}
     state = saved(trained(Compose(norm(reduce_batch_dims=True), CatFrames(**kwargs)), 4))
-    request = ask(policy="random", transforms=["@:norm_of_batches", stack], env_state=state)
+    transforms = [named("VecNormV2", reduce_batch_dims=True), named("CatFrames", **kwargs)]
+    request = ask(policy="random", transforms=transforms, env_state=state)
     assert run(request, num_envs=1).digest == run(request, num_envs=3).digest
 
 
@@ -320,12 +304,8 @@ REFUSED: list[tuple[Any, ...]] = [  # fields of a request, the error, and what i
         lambda: saved(trained(norm())),
     ),
     *(
-        ({"transforms": [f"@:{name}"]}, rf"{kind} has no statistics of \['observation'\] yet; pass")
-        for name, kind in (
-            ("norm", "VecNormV2"),
-            ("observation_norm", "ObservationNorm"),
-            ("old_norm", "VecNorm"),
-        )
+        ({"transforms": [named(kind)]}, rf"{kind} has no statistics of \['observation'\] yet; pass")
+        for kind in ("VecNormV2", "VecNorm", "ObservationNorm")
     ),
     ({"transforms": ["@:nothing"]}, "missing 1 required positional argument"),
     ({"transforms": ["builtins:dict"]}, "dict to give a TorchRL transform, got {}; name a class "),

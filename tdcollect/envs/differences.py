@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -187,17 +188,12 @@ def _leaf_mismatch(entry: str, a: Any, b: Any, exact: bool) -> Mismatch | None:
 def _are_same_objects(a: Any, b: Any) -> bool:
     """Compare objects by equality, or by repr where there is none."""
     first, second = a.tolist(), b.tolist()
-    if first is second:
-        return True
-    has_value: bool = type(first).__eq__ is not object.__eq__  # type: ignore[comparison-overlap]
-    if has_value:
-        try:
-            if first == second:
-                return True
-        except Exception:  # of arrays in it, say: their reprs can still be compared
-            pass
+    with suppress(Exception):  # of arrays in it, say: their reprs can still be compared
+        if first == second:
+            return True
     if repr(first) == repr(second):
         return True
+    has_value: bool = type(first).__eq__ is not object.__eq__  # type: ignore[comparison-overlap]
     # A repr with an address says nothing about the object.
     return not has_value and type(first) is type(second) and bool(_ADDRESS.search(repr(first)))
 

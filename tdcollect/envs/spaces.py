@@ -272,18 +272,15 @@ def _box_leaf(space: spaces.Box, where: str) -> Leaf:
 def _multi_discrete_leaf(space: spaces.MultiDiscrete, categorical: bool) -> Leaf:
     sizes = space.nvec.reshape(-1)
     even = bool((sizes == sizes[0]).all())
-    dtype = torch.from_numpy(np.empty((), space.dtype)).dtype if categorical else torch.long
     size, shape = int(sizes[0]), tuple(space.nvec.shape)
     if categorical:
-        spec = (
-            Categorical(size, shape=shape, dtype=dtype)
-            if even
-            else MultiCategorical(sizes, dtype=dtype)
-        )
-        return _CategoricalLeaf(space, spec)
+        dtype = torch.from_numpy(np.empty((), space.dtype)).dtype
+        if even:
+            return _CategoricalLeaf(space, Categorical(size, shape=shape, dtype=dtype))
+        return _CategoricalLeaf(space, MultiCategorical(sizes, dtype=dtype))
     if even:
-        return _OneHotLeaf(space, OneHot(size, shape=(*shape, size), dtype=dtype))
-    return _MultiOneHotLeaf(space, MultiOneHot(sizes, dtype=dtype))
+        return _OneHotLeaf(space, OneHot(size, shape=(*shape, size), dtype=torch.long))
+    return _MultiOneHotLeaf(space, MultiOneHot(sizes, dtype=torch.long))
 
 
 def _leaf_of(space: spaces.Space[Any], where: str, categorical: bool) -> Leaf:

@@ -316,25 +316,23 @@ class GymnasiumEnv(EnvBase):
         Returns:
             Arrays ``[N, *shape]`` on the CPU.
         """
-        return [self._read_action(source, key, shape) for key, shape in self._actions]
-
-    def _read_action(
-        self, source: Mapping[Any, torch.Tensor] | TensorDictBase, key: Any, shape: torch.Size
-    ) -> Array:
-        action = source.get(key, None)
-        if action is None:
-            found = list(source.keys())
-            given = ", ".join(k if isinstance(k, str) else "/".join(k) for k in found)
-            raise KeyError(
-                f"expected the entry {key!r} in the input of step(), got the entries {given}; "
-                "have the policy write it (its out_keys)"
-            )
-        if action.shape != shape:
-            raise ValueError(
-                f"expected {key!r} of shape {list(shape)}, as the action spec says, got "
-                f"{list(action.shape)}; compare the policy's output with env.action_spec"
-            )
-        return self._to_array(action)
+        actions = []
+        for key, shape in self._actions:
+            action = source.get(key, None)
+            if action is None:
+                found = list(source.keys())
+                given = ", ".join(k if isinstance(k, str) else "/".join(k) for k in found)
+                raise KeyError(
+                    f"expected the entry {key!r} in the input of step(), got the entries {given}; "
+                    "have the policy write it (its out_keys)"
+                )
+            if action.shape != shape:
+                raise ValueError(
+                    f"expected {key!r} of shape {list(shape)}, as the action spec says, got "
+                    f"{list(action.shape)}; compare the policy's output with env.action_spec"
+                )
+            actions.append(self._to_array(action))
+        return actions
 
     def _set_seed(self, seed: int | None) -> None:
         """Seed slot i with ``seed + i`` at its next reset."""

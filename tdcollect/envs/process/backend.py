@@ -102,17 +102,18 @@ class ProcessBackend(Backend):
         self._map(self._pool.processes)
 
     def _map(self, processes: Sequence[WorkerProcess]) -> None:
+        """Have workers map the shared memory, and that of infos if there are any."""
         self._pool.call("share", self._shared, descriptor=self._file, processes=processes)
+        if self.info:
+            given = (self.num_envs, self.info)
+            file = self._info_file
+            self._pool.call("share_infos", *given, descriptor=file, processes=processes)
 
     def read_info(self, info_keys: Sequence[str] | Mapping[str, Any]) -> None:
         super().read_info(info_keys)
         self._info_file = self._pool.new_file(layout(self.num_envs, self.info)[1])
         self._infos = map_arrays(self._info_file, self.num_envs, self.info)
-        self._map_infos(self._pool.processes)
-
-    def _map_infos(self, processes: Sequence[WorkerProcess]) -> None:
-        arguments = (self.num_envs, self.info)
-        self._pool.call("share_infos", *arguments, descriptor=self._info_file, processes=processes)
+        self._map(self._pool.processes)
 
     def reset(
         self,
@@ -284,8 +285,6 @@ class ProcessBackend(Backend):
             (given,) = self._pool.started([process])
             _check_alike(process, given, (self.observation.space, self.action.space))
             self._map([process])
-            if self.info:
-                self._map_infos([process])
         except BaseException:  # half made, it cannot be used
             self._pool.lose(process, "was ended, as its envs could not be made")
             raise

@@ -288,8 +288,6 @@ class Worker(EnvSlots):
             fits = self._put(self.observation_tree, observation, slot)
             if fits and self.infos:
                 write_info(self.infos, info, self.info_arrays, slot)
-        except ValueError:
-            fits = False  # the parent will raise the same
         except Exception as error:
             failed[slot] = described(error)
             return

@@ -35,7 +35,7 @@ from torchrl.data import (
 
 from tdcollect import keys
 from tdcollect._upstream.torchrl import gym_space_to_spec, unchecked_tensordict
-from tdcollect.envs.process.values import Array, InfoEntry, keeps, kinds_for, limits, unstack
+from tdcollect.envs.process.values import Array, InfoEntry, keeps, limits, unstack
 
 Path = tuple[str, ...]
 
@@ -68,7 +68,6 @@ class Leaf(abc.ABC):
         self.nbytes = self.dtype.itemsize * int(np.prod(self.shape))
         self.space_dtype = space_dtype
         self.space_shape = space_shape
-        self.kinds = kinds_for(space_dtype)
         self.exact = space_dtype if np.can_cast(space_dtype, self.dtype, "safe") else None
 
     @abc.abstractmethod
@@ -101,7 +100,7 @@ class Leaf(abc.ABC):
 
     def takes(self, value: Array) -> bool:
         """Tell whether the numbers go into the entry as they are; floats may lose digits."""
-        return value.dtype.kind in self.kinds and keeps(value, self.space_dtype)
+        return keeps(value, self.space_dtype)
 
     def _misfit(self, value: Array) -> str:
         """The dtype of values that do not fit; of integers, also the first one and its place."""

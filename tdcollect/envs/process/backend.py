@@ -16,11 +16,11 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from gymnasium.vector.utils import create_empty_array
 
 from tdcollect.envs.process.pool import Commands, WorkerPool, WorkerProcess, usable_cores
 from tdcollect.envs.process.values import (
     Array,
-    Field,
     Shared,
     fields_of,
     flatten,
@@ -86,13 +86,9 @@ class ProcessBackend(Backend):
 
     def _share(self) -> None:
         """Lay out the shared memory, and have the workers map it."""
-        fields: list[Field] = []
-        tree = fields_of(self.observation.space, fields)
-        zeros = [np.zeros((self.num_envs, *leaf.shape), leaf.dtype) for leaf in self.action.leaves]
-        actions: list[Array] = []
-        action_tree = flatten(self.action.read(zeros), actions)
-        action_fields = [Field(array.shape[1:], array.dtype.str) for array in actions]
-        self._shared = Shared(self.num_envs, tree, fields, action_tree, action_fields)
+        zeros = [np.zeros((1, *leaf.shape), leaf.dtype) for leaf in self.action.leaves]
+        tree, fields = fields_of(create_empty_array(self.observation.space))
+        self._shared = Shared(self.num_envs, tree, fields, *fields_of(self.action.read(zeros)))
         self._file = self._pool.new_file(layout(self.num_envs, self._shared.fields)[1])
         outcome, observation, self._actions = self._shared.mapped(self._file)
         self._reward, self._terminated, self._truncated = outcome

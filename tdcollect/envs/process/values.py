@@ -8,7 +8,6 @@ from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
-from gymnasium import spaces
 
 Array = np.ndarray[Any, Any]
 Tree = Any
@@ -64,11 +63,6 @@ def unstack(value: Any, count: int) -> Sequence[Any]:
 # --- numbers -----------------------------------------------------------------------------------
 
 
-def kinds_for(dtype: np.dtype[Any]) -> str:
-    """NumPy's letters of the dtypes whose values an entry of ``dtype`` takes; see keeps."""
-    return "biuf" if dtype.kind == "f" else "biu"
-
-
 def keeps(values: Array, dtype: np.dtype[Any]) -> bool:
     """Tell whether an array of a dtype takes these numbers as they are.
 
@@ -78,7 +72,7 @@ def keeps(values: Array, dtype: np.dtype[Any]) -> bool:
     given = values.dtype
     if given == dtype:
         return True
-    if given.kind not in kinds_for(dtype):
+    if given.kind not in ("biuf" if dtype.kind == "f" else "biu"):
         return False
     if dtype.kind == "f" or not values.size or np.can_cast(given, dtype, "safe"):
         return True
@@ -201,32 +195,17 @@ def write_info(
 
 
 class Field(NamedTuple):
-    """An array ``[N, *shape]`` in shared memory.
-
-    ``kinds`` are NumPy's letters of the dtypes that may be written into it; others would not come
-    out as the ``serial`` backend would write them.
-    """
+    """An array ``[N, *shape]`` in shared memory."""
 
     shape: tuple[int, ...]
     dtype: str
-    kinds: str = "biuf"
 
 
-def fields_of(space: spaces.Space[Any], fields: list[Field]) -> Tree:
-    """Append a field for each array in values of a space; returns how the values nest."""
-    if isinstance(space, spaces.Dict):
-        return {name: fields_of(part, fields) for name, part in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(fields_of(part, fields) for part in space.spaces)
-    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
-        shape = () if isinstance(space, spaces.Discrete) else tuple(space.nvec.shape)
-        fields.append(Field(shape, "i8", "i"))
-    else:
-        assert space.shape is not None
-        assert space.dtype is not None
-        dtype = np.dtype(space.dtype)
-        fields.append(Field(tuple(space.shape), dtype.str, kinds_for(dtype)))
-    return len(fields) - 1
+def fields_of(value: Any) -> tuple[Tree, list[Field]]:
+    """How a value with arrays ``[N, *shape]`` nests, and a field for each of its arrays."""
+    arrays: list[Array] = []
+    tree = flatten(value, arrays)
+    return tree, [Field(array.shape[1:], array.dtype.str) for array in arrays]
 
 
 class Shared(NamedTuple):

@@ -217,7 +217,6 @@ class Worker(EnvSlots):
         """Map the memory of actions, observations, rewards and flags."""
         outcome, self.observation, action = shared.mapped(descriptor)
         self.reward, self.terminated, self.truncated = outcome
-        self.fields = shared.observation
         last = self.first + len(self.factories)
         self.action = [array[self.first : last] for array in action]
         self.observation_tree = shared.observation_tree
@@ -299,10 +298,9 @@ class Worker(EnvSlots):
     def _put(self, tree: Tree, value: Any, slot: int) -> bool:
         """Write an observation; False if the parent has to look at it."""
         if isinstance(tree, int):
-            field, array, target = self.fields[tree], np.asarray(value), self.observation[tree]
-            if array.shape != field.shape or array.dtype.kind not in field.kinds:
-                return False
-            if array.dtype is not target.dtype and not keeps(array, target.dtype):
+            array, target = np.asarray(value), self.observation[tree]
+            fits = array.dtype is target.dtype or keeps(array, target.dtype)
+            if array.shape != target.shape[1:] or not fits:
                 return False
             target[slot] = array
             return True

@@ -48,22 +48,6 @@ def test_a_quick_run_prints_the_table_and_writes_the_page_and_the_figures(tmp_pa
     assert [row["N"] for row in results["hot-loop"]] == [1, 8, 64]
 
 
-@pytest.mark.slow
-def test_statistics_and_workers_are_measured(tmp_path: Path) -> None:
-    _, results = bench(tmp_path, "monitoring", "workers")
-    page = (tmp_path / "README.md").read_text()
-    (row,) = results["monitoring"]  # the cost of statistics
-    assert set(row["ratios"]) >= {"statistics", "statistics, timers"}
-    assert all(ratio["median"] > 0 for ratio in row["ratios"].values())
-    assert "target at most 1.02" in page
-
-    alone, collected = results["workers"]  # against one process
-    cores = str(len(os.sched_getaffinity(0)))
-    assert set(alone["gains"]) == {cores, "AsyncVectorEnv"}
-    assert set(collected["gains"]) == {cores}
-    assert "us per step, N=2" in page
-
-
 def test_pipelines_of_torchrls_scripts_are_compared(tmp_path: Path) -> None:
     need("envpool")
     only = [part for name in ("dqn_cartpole", "discrete_iql") for part in ("--only", name)]
@@ -86,31 +70,12 @@ def test_pipelines_of_torchrls_scripts_are_compared(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_evaluators_are_compared(tmp_path: Path) -> None:
-    need("stable_baselines3")
-    _, results = bench(tmp_path, "evaluating")
-    compared = {(row["policy"], row["other"]) for row in results["evaluating"]}
-    others = ("Stable-Baselines3", "TorchRL Evaluator")
-    assert compared == {(p, o) for p in ("deterministic", "stochastic") for o in others}
-    assert "## Test episodes" in (tmp_path / "README.md").read_text()
-
-
-@pytest.mark.slow
-def test_slots_that_are_ready_are_compared(tmp_path: Path) -> None:
-    _, results = bench(tmp_path, "ready")
-    rows = results["ready"]["rows"]
-    sides = {row["side"] for row in rows if row["measured"] == "training"}
-    ours = {"tdcollect, in step", "tdcollect, [N, T]", "tdcollect, by arrival"}
-    assert {*ours, "TorchRL AsyncEnvPool"} <= sides
-    assert {row["measured"] for row in rows} == {"training", "whole episodes", "test episodes"}
-    assert all(row["gain"]["median"] > 0 for row in rows)
-    assert "## Slots that are ready" in (tmp_path / "README.md").read_text()
-
-
-@pytest.mark.slow
-def test_each_library_takes_its_turn_in_a_cell(tmp_path: Path) -> None:
+def test_the_other_parts_run(tmp_path: Path) -> None:
+    """Each library in its turn, statistics, workers, evaluators, and slots that are ready."""
     need("envpool", "stable_baselines3", "tianshou")
-    _, results = bench(tmp_path, "cartpole-1")
+    parts = ("cartpole-1", "monitoring", "workers", "evaluating", "ready")
+    _, results = bench(tmp_path, *parts)
+    page = (tmp_path / "README.md").read_text()
 
     (cell,) = results["cells"]
     assert set(cell["ratios"]) == {
@@ -118,6 +83,30 @@ def test_each_library_takes_its_turn_in_a_cell(tmp_path: Path) -> None:
         *("Stable-Baselines3", "Tianshou 2", "envs alone", "policy alone"),
     }
     assert sum(cell["shares"].values()) == pytest.approx(1)
+
+    (row,) = results["monitoring"]  # the cost of statistics
+    assert set(row["ratios"]) >= {"statistics", "statistics, timers"}
+    assert all(ratio["median"] > 0 for ratio in row["ratios"].values())
+    assert "target at most 1.02" in page
+
+    alone, collected = results["workers"]  # against one process
+    cores = str(len(os.sched_getaffinity(0)))
+    assert set(alone["gains"]) == {cores, "AsyncVectorEnv"}
+    assert set(collected["gains"]) == {cores}
+    assert "us per step, N=2" in page
+
+    compared = {(row["policy"], row["other"]) for row in results["evaluating"]}
+    others = ("Stable-Baselines3", "TorchRL Evaluator")
+    assert compared == {(p, o) for p in ("deterministic", "stochastic") for o in others}
+    assert "## Test episodes" in page
+
+    rows = results["ready"]["rows"]
+    sides = {row["side"] for row in rows if row["measured"] == "training"}
+    ours = {"tdcollect, in step", "tdcollect, [N, T]", "tdcollect, by arrival"}
+    assert {*ours, "TorchRL AsyncEnvPool"} <= sides
+    assert {row["measured"] for row in rows} == {"training", "whole episodes", "test episodes"}
+    assert all(row["gain"]["median"] > 0 for row in rows)
+    assert "## Slots that are ready" in page
 
 
 def test_an_unknown_cell_is_refused_with_the_names_that_there_are(tmp_path: Path) -> None:

@@ -648,15 +648,6 @@ def test_suite_json_holds_what_decides_the_report(whole: Path, folder: Path, vie
     assert json.loads((whole / "suite.json").read_text()) == decided
 
 
-def test_verify_takes_a_suite(whole: Path) -> None:
-    found = tdcollect.verify(whole)
-    assert (found.passed, found.episodes) == (True, 36)
-    (whole / "leaderboard.csv").write_text("rank,policy\n1,mine\n")
-    assert "leaderboard.csv: it is missing, or is not the file" in str(tdcollect.verify(whole))
-    shutil.rmtree(whole / "evaluations" / "walk" / "net")
-    assert "expected the directory of an evaluation, got" in str(tdcollect.verify(whole))
-
-
 def test_a_relative_directory_of_a_suite_holds_wherever_the_process_goes(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
@@ -392,8 +391,3 @@ def _guard_devices() -> None:
     guards = (ctypes.c_void_p * 15).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
     cuda, meta = 1, 14  # c10::DeviceType
     guards[cuda] = guards[cuda] or guards[meta]
-
-
-def down(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """The values of a tensor, wherever it is."""
-    return tensor.cpu().numpy()

@@ -1,10 +1,12 @@
-"""The package's promises, end to end, through public names alone: any redesign must pass them."""
+"""The package's promises, end to end, through public names alone: any redesign must pass them.
+
+Those of the command line, and of suites, are in tests/cli and in tests/suites/test_suite_cli.py.
+"""
 
 from __future__ import annotations
 
 import itertools
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -326,39 +328,6 @@ def test_an_evaluator_beside_training_gives_what_evaluate_gives(tmp_path: Path) 
     assert results is not None
     assert results["eval/reward"] == pytest.approx(float(alone.returns.mean()))
     assert (tmp_path / "curve" / "curve.csv").exists()
-
-
-def test_a_suite_runs_all_policies_on_all_tasks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("first.toml").write_text(
-        '[suite]\nname = "first"\nepisodes = 3\n'
-        f'[[tasks]]\nname = "cartpole"\nenv = "{CARTPOLE}"\nscore = {{ low = 0, high = 500 }}\n'
-        '[[policies]]\nname = "random"\nfactory = "random"\n'
-    )
-    for _ in range(2):  # the second run finds all done
-        command = ["suite", "run", "first.toml", "--output-dir", "out"]
-        assert cli.main(command) == 0
-        assert "random" in capsys.readouterr().out
-    one = Path("out/evaluations/cartpole/random")
-    assert len([*one.rglob("episodes.jsonl")]) == 1
-    assert Path("out/report.html").exists()
-
-
-def test_the_command_line_evaluates_resumes_and_compares(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = str(tmp_path / "random")
-    command = ["evaluate", CARTPOLE, "--policy", "random", "--episodes", "3", "--output-dir", out]
-    assert cli.main([*command, "--quiet"]) == 0
-    before = contents(tmp_path / "random")
-    assert cli.main([*command, "--json"]) == 0
-    assert contents(tmp_path / "random") == before
-    assert cli.main(["replay", out, "1", "--env", CARTPOLE, "--policy", "random"]) == 0
-    shutil.copytree(out, tmp_path / "copy")
-    assert cli.main(["compare", out, str(tmp_path / "copy")]) == 0
-    capsys.readouterr()
 
 
 def test_an_env_that_breaks_the_rules_is_found() -> None:

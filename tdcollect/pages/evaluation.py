@@ -199,7 +199,6 @@ def _headline(summary: Summary, same: bool) -> list[Card]:
 
 
 def _success_rate(success: Success, confidence: float) -> tuple[str, str]:
-    """Return a success rate and its interval in percent."""
     found = (success.rate, success.interval.low, success.interval.high)
     rate, low, high = (percent_text(round(end, 3)) for end in found)
     return rate, f"{interval_name(confidence)} {low} to {high}"
@@ -341,7 +340,6 @@ def _episode_table(
     again: Commands,
     kept: Mapping[int, str | None],
 ) -> Table:
-    """Return the table of the episodes that are listed, of all."""
     first: dict[str, int] = {}  # the first episode with a digest: later ones repeat it to the bit
     for e in records:
         first.setdefault(e.digest or str(e.index), e.index)
@@ -501,7 +499,6 @@ def _together(comparison: Comparison) -> Iterator[Figure]:
 
 
 def _difference_figures(d: Difference, place: int) -> Iterator[Figure]:
-    """Yield the histogram of a difference, and its pairs of returns."""
     note = "The dashed line is no difference."
     yield _histogram(f"difference_{place}", f"{d.name} minus {d.baseline}", "difference of returns",
                      "differences", d.values, d.difference, d.confidence, note, True)  # fmt: skip

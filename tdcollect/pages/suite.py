@@ -129,7 +129,6 @@ def _sentence(found: Aggregates, of: Iterable[tuple[str, Estimate]]) -> str:
 
 
 def _profiles(found: Aggregates) -> list[Figure]:
-    """Return the figures of profiles, and of the improvement of the best policy."""
     x = np.array(found.thresholds)
     order = [policy for _, policy in found.ranking()][:MOST_LINES]
     drawn = []
@@ -171,7 +170,6 @@ def _improvement(found: Aggregates) -> Figure:
 
 
 def _groups(found: Aggregates) -> list[Part]:
-    """Return a table of the first metric by policy and group."""
     metric = found.metrics[0]
     policies = [policy for _, policy in found.ranking()]
     columns = [Column("policy", policies)]

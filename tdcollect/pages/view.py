@@ -271,7 +271,6 @@ class _Pages:
 
 
 def _back(page_path: str, target: str = INDEX, text: str = "All evaluations") -> tuple[str, str]:
-    """Return a link from a page to another one."""
     return text, os.path.relpath(target, os.path.dirname(page_path))
 
 

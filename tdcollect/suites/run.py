@@ -131,7 +131,6 @@ def _evaluation(
     cells: int,
     how: Mapping[str, Any],
 ) -> Evaluation:
-    """Return the evaluation of a cell, which is recorded in its directory."""
     sharing = 1 if crew is None else max(1, crew.num_workers // cells)
 
     def make() -> Job:

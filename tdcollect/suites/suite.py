@@ -359,7 +359,6 @@ class Suite:
         return report_on(self, self._there(output_dir))
 
     def _there(self, output_dir: str | os.PathLike[str]) -> Path:
-        """Return the directory of a suite that has run."""
         from tdcollect.suites.results import is_suite
 
         if not is_suite(Path(output_dir)):

@@ -184,6 +184,9 @@ def test_only_what_an_evaluation_wrote_is_viewed(runs: Path, tmp_path: Path) -> 
         kinds = [(one.kind, one.path) for one in found]
         assert kinds == [("evaluation", "b"), ("comparison", "compared")]
         assert "left out, as its numbers are in no file: tdcollect compare" in index.read_text()
+        shutil.copytree(runs / "b", here / "out" / "b")
+    with pytest.raises(ValueError, match="lies in the folder to view, or holds more"):
+        view(here, here / "out")
     with pytest.raises(FileNotFoundError, match="expected evaluations below"):
         view(here / "compared", tmp_path / "out")
 

@@ -188,7 +188,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_one_others() -> None:
     scores = suite(a=3, b=5)
     assert quick(scores, seed=1) == quick(scores, seed=1)
     assert quick(scores, seed=1).estimates != quick(scores, seed=2).estimates
-    found = quick({"a": scores["b"], "b": scores["b"]})
+    found = quick({"a": scores["b"], "b": scores["b"]}, seed=1)
     assert found.estimates["a"]["mean"].value == found.estimates["b"]["mean"].value
     assert found.estimates["a"]["mean"].interval != found.estimates["b"]["mean"].interval
     assert found.improvement["a"]["b"].value == 0.5

@@ -141,7 +141,12 @@ class Policy:
 
     def _lower_one(self, module: Any) -> None:
         if getattr(module, "distribution_class", None) is CompositeDistribution:
-            self._lower_composite(module)
+            draw = self._draw(module)
+            if draw is None:
+                raise NotKnown("draws from a composite distribution, which checks its arguments")
+            parts = CompositeDraw(module, draw, self._given | self.writes, self._batch_size)
+            self.reads_first.update(parts.reads - self.writes)
+            self._add_draws(parts, label(module), parts.samplers)
             return
         missing = set(module.in_keys) - self._given - self.writes
         if missing and (self.straight or not isinstance(self._noise, GlobalNoise)):
@@ -158,23 +163,16 @@ class Policy:
             draw = self._draw(module)
             drawing = draw and sampler(draw)
             if draw is None or drawing is None:
-                self._add(_distribution_call(module), label(module), _STRAIGHT)
+                self._add(_draw_call(module, _from_distribution(module)), label(module), _STRAIGHT)
             else:
                 entries = dict(zip(_parameters(module), module.in_keys, strict=True))
-                call = _sampler_call(module, [entries[name] for name in draw.names], drawing)
+                given = [entries[name] for name in draw.names]
+                call = _draw_call(module, lambda step: drawing(*[step[key] for key in given]))
                 self._add_draws(call, label(module), [drawing])
         if missing:
             # A module that is called on a TensorDict may write them, and as tensors.
             as_it_is = _call_on_tensordict(module, self._batch_size, self._device)
             self.calls.append(_if_tensors(missing, self.calls.pop(), as_it_is))
-
-    def _lower_composite(self, module: ProbabilisticTensorDictModule) -> None:
-        draw = self._draw(module)
-        if draw is None:
-            raise NotKnown("draws from a composite distribution, which checks its arguments")
-        call = CompositeDraw(module, draw, self._given | self.writes, self._batch_size)
-        self.reads_first.update(call.reads - self.writes)
-        self._add_draws(call, label(module), call.samplers)
 
     def _draw(self, module: ProbabilisticTensorDictModule) -> Draw | None:
         """The draw of a sampler; None where the distribution itself must check its arguments."""
@@ -489,39 +487,34 @@ def _parameters(module: ProbabilisticTensorDictModule) -> tuple[str, ...]:
     return tuple(map(name_of, module.dist_keys))
 
 
-def _outputs(module: ProbabilisticTensorDictModule) -> tuple[Key, Key | None]:
-    """The entries of the sample and, if it is wanted, of the log-probability."""
-    return module.dist_sample_keys[0], module.log_prob_key if module.return_log_prob else None
+Drawing = Callable[[StepDict], tuple[Tensor, Tensor | None]]
+"""Gives a sample and, if it is wanted, its log-probability."""
 
 
-def _sampler_call(module: ProbabilisticTensorDictModule, in_keys: list[Key], draw: Sampler) -> Call:
-    sample_key, log_prob_key = _outputs(module)
+def _draw_call(module: ProbabilisticTensorDictModule, draw: Drawing) -> Call:
+    sample_key: Key = module.dist_sample_keys[0]
+    log_prob_key: Key | None = module.log_prob_key if module.return_log_prob else None
 
     def run(step: StepDict) -> None:
-        step[sample_key], log_prob = draw(*[step[key] for key in in_keys])
+        step[sample_key], log_prob = draw(step)
         if log_prob_key is not None and log_prob is not None:
             step[log_prob_key] = log_prob
 
     return run
 
 
-def _distribution_call(module: ProbabilisticTensorDictModule) -> Call:
-    draw = upstream.draw_of(module)
-    sample_key, log_prob_key = _outputs(module)
+def _from_distribution(module: ProbabilisticTensorDictModule) -> Drawing:
+    draw, scored = upstream.draw_of(module), module.return_log_prob
     interaction = interaction_type() or module.default_interaction_type
     # TorchRL's module scores the very draw that it returns; tensordict's scores the result.
     together = isinstance(module, SafeProbabilisticModule) and interaction is InteractionType.RANDOM
 
-    def run(step: StepDict) -> None:
+    def run(step: StepDict) -> tuple[Tensor, Tensor | None]:
         dist = module.get_dist(step)
-        if together and log_prob_key is not None:
-            step[sample_key], step[log_prob_key] = sample_and_log_prob(
-                dist, torch.Size(), reparameterize=dist.has_rsample
-            )
-            return
-        sample = step[sample_key] = draw(dist, interaction_type=interaction)
-        if log_prob_key is not None:
-            step[log_prob_key] = dist.log_prob(sample)
+        if together and scored:
+            return sample_and_log_prob(dist, torch.Size(), reparameterize=dist.has_rsample)
+        sample = draw(dist, interaction_type=interaction)
+        return sample, dist.log_prob(sample) if scored else None
 
     return run
 

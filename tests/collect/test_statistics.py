@@ -15,15 +15,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from torchrl.collectors import Collector as ParentCollector
-from torchrl.data import Categorical, Composite, LazyTensorStorage, ReplayBuffer, Unbounded
+from torchrl.data import LazyTensorStorage, ReplayBuffer
 from torchrl.envs import EnvBase, RewardSum, StepCounter, TransformedEnv
 from torchrl.testing import mocking_classes as mocks
 
 import tdcollect
 from tdcollect import Collector, make_env
 from tdcollect.collect.statistics import Collection, Tally
+from tdcollect.keys import entry_path
 
 from .envs import ENVS, cartpole, make_toy
 from .loops import on_arrays
@@ -391,41 +392,6 @@ def test_any_batch_dims() -> None:
     assert len({length for _, _, length in found}) > 2
 
 
-class Groups(EnvBase):
-    """Group a has two agents (rewards 1 and 10), group b one (100); an episode has 3 steps."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.observation_spec = Composite(observation=Unbounded((1,)))
-        self.action_spec = Composite(
-            {("a", "action"): Categorical(2, (2,)), ("b", "action"): Categorical(2, (1,))}
-        )
-        self.reward_spec = Composite(
-            {("b", "reward"): Unbounded((1, 1)), ("a", "reward"): Unbounded((2, 1))}
-        )
-        self.t = 0
-
-    def _set_seed(self, seed: int | None) -> None:
-        pass
-
-    def _reset(self, tensordict: Any, **kwargs: Any) -> TensorDict:
-        self.t = 0
-        return TensorDict({"observation": torch.zeros(1)})
-
-    def _step(self, tensordict: Any) -> TensorDict:
-        self.t += 1
-        end = torch.tensor([self.t == 3])
-        return TensorDict(
-            {
-                "observation": torch.full((1,), float(self.t)),
-                ("a", "reward"): torch.tensor([[1.0], [10.0]]),
-                ("b", "reward"): torch.tensor([[100.0]]),
-                "done": end,
-                "terminated": end,
-            }
-        )
-
-
 class Returns(tdcollect.Hooks):
     def __init__(self) -> None:
         self.of: list[float] = []
@@ -435,23 +401,30 @@ class Returns(tdcollect.Hooks):
 
 
 @both_ways
-def test_returns_of_groups_of_agents_are_those_of_evaluate() -> None:
+def test_returns_of_groups_of_agents_are_the_mean_of_their_means() -> None:
     seen = Returns()
-    collector = Collector(Groups(), frames_per_batch=10, hooks=seen)
-    for _ in range(2):  # the batch cuts an episode
-        collector.rollout()
-    found = tdcollect.evaluate(Groups, None, episodes=1, progress=False)
-    assert found.returns.tolist() == [158.25]
+    collector = Collector(ENVS["mock-many-keys"](), frames_per_batch=7, hooks=seen)
+    batch = torch.cat([collector.rollout().clone() for _ in range(2)])["next"]
+    keys, flags = (
+        [batch.get(key).reshape(14, -1) for key in found]
+        for found in (collector.env.reward_keys, collector.env.done_keys)
+    )
+    rewards = [reward.double().mean(-1) for reward in keys]
+    done = torch.cat(flags, -1).any(-1)
+    mean, *groups = (
+        [total for _, total, _ in naive(torch.zeros(14), reward, done)]
+        for reward in (torch.stack(rewards).mean(0), *rewards)
+    )
+    assert len(mean) > 1
+    assert seen.of == collector.stats.window.returns.tolist() == pytest.approx(mean)
     latest = collector.stats.latest
-    assert set(latest.returns) == set(collector.stats.window.returns) == {158.25}
-    assert {k: set(v) for k, v in latest.group_returns.items()} == {
-        k: set(v) for k, v in found.group_returns.items()
-    }
-    assert set(seen.of) == {158.25}
-    assert "a/reward  mean 16.5" in str(collector.stats)
-    other = Collector(Groups(), frames_per_batch=10)
+    for key, returns in zip(collector.env.reward_keys, groups, strict=True):
+        expected = pytest.approx(returns[-latest.episodes :])
+        assert latest.group_returns[entry_path(key)].tolist() == expected
+    assert "nested_2/reward  mean" in str(collector.stats)
+    other = Collector(ENVS["mock-many-keys"](), frames_per_batch=7)
     other.load_state_dict(collector.state_dict(), components=["statistics"])
-    assert other.stats.latest.group_returns["b/reward"].tolist() == [300.0] * 3
+    assert str(other.stats) == str(collector.stats)
 
 
 @pytest.mark.parametrize("name", ["mock-nested-flags", "mock-many-keys", "mock-unlike"])

@@ -249,7 +249,7 @@ STATELESS: dict[str, Case] = {
     "nested": ("toy-nested", nested),
     "pixels": ("toy-pixels", pixels),
     "to-tensor-image": ("toy-pixels", E.ToTensorImage),
-    "rename": ("cartpole", renamed([OBS, R], [("state", "vector"), ("money", "now")])),
+    "rename-two": ("cartpole", renamed([OBS, R], [("state", "vector"), ("money", "now")])),
     "rename-nested": (
         "toy-nested",
         renamed(["position", ("inner", "grid")], [("inner", "p"), "grid"]),
@@ -265,7 +265,10 @@ STATELESS: dict[str, Case] = {
             E.StepCounter,
         ),
     ),
-    "exclude": ("toy-nested", composed(E.RewardSum, lambda: E.ExcludeTransform(("inner", "grid")))),
+    "exclude-under-sum": (
+        "toy-nested",
+        composed(E.RewardSum, lambda: E.ExcludeTransform(("inner", "grid"))),
+    ),
     "select": ("toy-nested", lambda: E.SelectTransform("position", ("inner", "flag"))),
     "primer": ("cartpole", partial(primer, False)),
     "action-clip": ("pendulum", lambda: E.ClipTransform(in_keys_inv=["action"], low=-0.5)),
@@ -289,7 +292,7 @@ STATELESS: dict[str, Case] = {
         lambda: E.Compose(E.VecNormV2([OBS], reduce_batch_dims=True), E.FrameSkipTransform(2)),
     ),
     "max-pool": ("toy-nested", lambda: E.TimeMaxPool(["position"], [("inner", "m")], T=2)),
-    "random-truncation": ("pendulum", partial(truncation, prob=0.5, first_episode_prob=0.2)),
+    "random-truncation-seldom": ("pendulum", partial(truncation, prob=0.5, first_episode_prob=0.2)),
     "target-return": ("pendulum", lambda: E.TargetReturn(10.0)),
     "target-return-constant": ("toy-unbatched", lambda: E.TargetReturn(10.0, mode="constant")),
     "discretized-compose": (

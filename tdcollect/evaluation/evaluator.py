@@ -165,7 +165,7 @@ class Evaluator:
             seed,
             exploration_type=exploration_type,
             max_episode_steps=max_steps or None,  # 0 is no limit for TorchRL
-            reward_keys=_reward_keys(reward_keys),
+            reward_keys=_without_next(reward_keys),
             inference_batch_size=inference_batch_size,
             device=device,
             env_kwargs=env_kwargs,
@@ -507,14 +507,10 @@ def _crew_of(
     return LocalWorkers(1, init_fn=init_fn)
 
 
-def _reward_keys(reward_keys: Any) -> Any:
-    """Return reward keys as evaluations take them, without TorchRL's leading ``"next"``."""
-    if isinstance(reward_keys, list):
-        return [_without_next(key) for key in reward_keys]
-    return _without_next(reward_keys)
-
-
 def _without_next(key: Any) -> Any:
+    """Return a key, or each of a list, as evaluations take it: without a leading ``"next"``."""
+    if isinstance(key, list):
+        return [_without_next(one) for one in key]
     if isinstance(key, tuple) and len(key) > 1 and key[0] == keys.NEXT:
         return key[1] if len(key) == 2 else key[1:]
     return key
@@ -750,10 +746,7 @@ class Outcomes:
         for line in answer.lost:
             logger.warning("%s, at step %s", line, asked.request.step)
         self.curve = with_point(self.curve, answer.point)
-        if answer.directory is not None:
-            self.best = answer.best
-        else:
-            self.best = _best_of(self.curve, self._setup.best_by)
+        self.best = answer.best or _best_of(self.curve, self._setup.best_by)
         if asked.kind == "evaluate":  # whose caller calls on_result itself
             return answer.metrics
         self.tell(answer.metrics)

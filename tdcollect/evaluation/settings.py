@@ -234,25 +234,23 @@ def _indices(episodes: int | Sequence[int]) -> Sequence[int]:
 
 def _seed_by_index(env_seeds: Seeds, indices: Sequence[int]) -> dict[int, int]:
     """Return the given seed of each episode, checked."""
-    if callable(env_seeds):
-        given = {index: env_seeds(index) for index in indices}
-    elif isinstance(env_seeds, Mapping):
+    if isinstance(env_seeds, Mapping):
         without = next((index for index in indices if index not in env_seeds), None)
         if without is not None:
             raise ValueError(f"expected a seed for each episode, got none for episode {without}")
-        given = {index: env_seeds[index] for index in indices}
     elif isinstance(env_seeds, (Sequence, np.ndarray)):
         if len(env_seeds) <= max(indices, default=-1):
             raise ValueError(
                 f"expected a seed for each of the episodes up to index {max(indices)}, got "
                 f"{len(env_seeds)} seeds"
             )
-        given = {index: env_seeds[index] for index in indices}
-    else:
+    elif not callable(env_seeds):
         raise TypeError(
             "expected env_seeds to be one int per episode, or a function of the episode's index, "
             f"got {env_seeds!r}"
         )
+    seed_of = env_seeds if callable(env_seeds) else env_seeds.__getitem__
+    given = {index: seed_of(index) for index in indices}
     index_of: dict[int, int] = {}
     for index, value in given.items():
         if not is_count(value):

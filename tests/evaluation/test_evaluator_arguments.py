@@ -12,6 +12,7 @@ import gymnasium as gym
 import pytest
 from torchrl import collectors
 from torchrl.envs import GymEnv, TransformedEnv
+from torchrl.modules import RandomPolicy
 from torchrl.record import VideoRecorder
 from torchrl.record.loggers import CSVLogger
 from torchrl.weight_update import MultiProcessWeightSyncScheme
@@ -33,16 +34,6 @@ def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a process started")
 
     monkeypatch.setattr(Spawned, "_begin", spawned)
-
-
-class Locked:
-    """A policy that no other process can have."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-
-    def __call__(self, tensordict: Any) -> Any:
-        return tensordict
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -73,7 +64,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"on_result": "log"}, "expected on_result to be callable or None, got 'log'"),
     ({"init_fn": 0}, "expected init_fn to be callable or None, got 0"),
     ({"ray_kwargs": {"memory": 1}}, "expected ray_kwargs for backend='ray' only"),
-    ({"policy": Locked()}, "expected policy to be picklable, .*got Locked .*; make.*an Evaluator "
+    ({"policy": partial(print, threading.Lock())},
+     "expected policy to be picklable, .*got partial .*; make.*an Evaluator "
      "takes a function that makes it, policy_factory="),
     ({"env": tdcollect.make_env(Walk, 2, backend="process", start_method="fork")},
      "expected env to be picklable, .*pass a function that makes it, lambda: make_env"),
@@ -90,16 +82,14 @@ def test_what_cannot_be_honoured_is_refused(given: dict[str, Any], message: str)
 
 
 @pytest.mark.usefixtures("no_process")
-def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
+def test_a_directory_of_something_else_and_missing_packages_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ValueError, match=r"directory of an Evaluator, got .*which holds notes.txt"):
         Evaluator(Walk, POLICY, output_dir=tmp_path)
     with pytest.raises(ValueError, match="expected output_dir to be a directory, got the file"):
         Evaluator(Walk, POLICY, output_dir=tmp_path / "notes.txt")
-
-
-@pytest.mark.usefixtures("no_process")
-def test_missing_packages_are_named_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "scipy", None)
     with pytest.raises(ModuleNotFoundError, match=r"tdcollect.Evaluator needs the scipy package"):
         Evaluator(Walk, POLICY)
@@ -129,22 +119,12 @@ def test_arguments_of_torchrls_that_change_nothing_are_taken() -> None:
 
 @pytest.mark.usefixtures("quick_children")
 def test_reward_keys_choose_among_groups() -> None:
-    given = [("next", "red", "reward")]
-    with Evaluator(teams, Still(), num_trajectories=2, reward_keys=given) as evaluator:
+    given, policy = [("next", "red", "reward")], RandomPolicy(teams().action_spec)
+    with Evaluator(teams, policy, num_trajectories=2, reward_keys=given) as evaluator:
         red = evaluator.submit().result(60)
     assert red.manifest["returns"]["rewards"] == ["red/reward"]
-    offline = tdcollect.evaluate(teams, Still(), 2, reward_keys=("red", "reward"), progress=False)
+    offline = tdcollect.evaluate(teams, policy, 2, reward_keys=("red", "reward"), progress=False)
     assert red.digest == offline.digest
-
-
-class Still:
-    """The policy that does nothing, for two groups."""
-
-    def __call__(self, tensordict: Any) -> Any:
-        for name in ("red", "blue"):
-            seen = tensordict[name, "observation"]
-            tensordict[name, "action"] = seen[..., :1] * 0
-        return tensordict
 
 
 def filmed(folder: str) -> Any:

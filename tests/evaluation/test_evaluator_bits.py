@@ -96,21 +96,12 @@ def test_global_random_states_stay_as_they_are() -> None:
     assert before.moved() == []
 
 
-def test_any_workers_give_the_same() -> None:
-    policy, workers = categorical(), LocalWorkers(2, timeout=60)
-    with Evaluator(Walk, policy, num_trajectories=9, workers=workers) as evaluator:
-        results = [evaluator.submit(step=step).result(60) for step in range(2)]
-    expected = tdcollect.evaluate(Walk, policy, 9, progress=False)
-    assert {result.digest for result in results} == {expected.digest}
-    assert repr(workers) == "LocalWorkers(2 workers, not started)"
-
-
 CASES: dict[str, Any] = {
     "continuous": (Box, tanh_normal, {}),
     "drawn": (Walk, categorical, {"exploration_type": ExplorationType.RANDOM, "seed": 3}),
     "recurrent": (Walk, partial(recurrent, LSTMModule), {}),
     "torchrl's env": (Seeded, deterministic, {"num_envs": 3, "inference_batch_size": 4}),
-    "carries state": (Leaking, categorical, {}),
+    "carries state, on two workers": (Leaking, categorical, {"workers": LocalWorkers(2)}),
     "an instance": (make_env("CartPole-v1", 2), partial(deterministic, 4), {"max_steps": 9}),
     "an id": ("CartPole-v1", partial(deterministic, 4), {"env_kwargs": {"sutton_barto_reward": 1}}),
     "a creator": (EnvCreator(partial(GymEnv, "CartPole-v1")), partial(deterministic, 4), {}),
@@ -120,11 +111,11 @@ CASES: dict[str, Any] = {
 @pytest.mark.parametrize("case", CASES)
 def test_an_evaluation_is_the_one_of_the_same_arguments(case: str) -> None:
     env, make_policy, settings = CASES[case]
+    settings = dict(settings)
     policy = make_policy()
     with Evaluator(env, policy, num_trajectories=4, **settings) as evaluator:
         found = [future.result(60) for future in (evaluator.submit(), evaluator.submit())]
-    if "max_steps" in settings:
-        settings = {"max_episode_steps": settings["max_steps"]}
+    settings = {"max_episode_steps": settings.pop("max_steps", None), **settings, "workers": None}
     offline = tdcollect.evaluate(env, policy, 4, progress=False, **settings)
     for result in found:
         assert result.episodes == offline.episodes

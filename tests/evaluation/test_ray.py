@@ -36,14 +36,11 @@ from .test_workers import Slow
 
 ray: Any = pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
 
-ROOT = Path(__file__).parents[2]
-TIMEOUT = 5.0
-
 
 @pytest.fixture(scope="module")
 def workers(cluster: str) -> Iterator[RayWorkers]:
     """Two workers that all tests share."""
-    with RayWorkers(2, timeout=TIMEOUT, max_lost=2) as workers:
+    with RayWorkers(2) as workers:
         yield workers
 
 
@@ -111,61 +108,45 @@ def parent(pid: int) -> int:
 
 
 class Dangerous(envs.Walk):
-    """As it is reset with some seeds, exits its process, hangs in it, or kills its actor.
+    """As it is reset with some seeds, exits its process, hangs in it, or kills its actor, once.
 
-    With ``marks``, a folder for a mark of each deed that has been done, it does each once.
+    ``marks`` is a folder for a mark of each deed that has been done.
     """
 
-    def __init__(self, deeds: dict[int, str], marks: Path | None = None):
+    def __init__(self, deeds: dict[int, str], marks: Path):
         super().__init__()
         self.deeds, self.marks = deeds, marks
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        deed = self.deeds.get(seed, "") if seed is not None else ""
-        if deed and self.marks is not None:
-            mark = self.marks / str(seed)
-            deed = "" if mark.exists() else deed
+        mark = self.marks / str(seed)
+        if seed in self.deeds and not mark.exists():
             mark.touch()
-        if deed == "exit":
-            os._exit(7)
-        if deed == "hang":
-            time.sleep(600)
-        if deed == "actor":
-            os.kill(parent(parent(os.getpid())), signal.SIGKILL)
+            if self.deeds[seed] == "exit":
+                os._exit(7)
+            if self.deeds[seed] == "actor":
+                os.kill(parent(parent(os.getpid())), signal.SIGKILL)
             time.sleep(600)
         return super().reset(seed=seed)
 
 
-def seeds(*indices: int) -> list[int]:
-    return [tdcollect.env_seed(0, index) for index in indices]
-
-
-@pytest.mark.slow
-def test_episodes_that_cost_their_worker_each_time_are_lost(workers: RayWorkers) -> None:
-    exits, hangs = seeds(7, 23)
-    env = partial(Dangerous, {exits: "exit", hangs: "hang"})
+def test_workers_and_actors_that_are_lost_are_replaced(workers: RayWorkers, tmp_path: Path) -> None:
+    indices = {7: "exit", 11: "actor", 23: "hang"}
+    deeds = {tdcollect.env_seed(0, index): deed for index, deed in indices.items()}
+    env = partial(Dangerous, deeds, tmp_path)
+    workers.timeout, workers.max_lost = 2.0, 9
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         found = quiet(env, drawn(), 40, workers=workers)
-    sound = quiet(partial(Dangerous, {}), drawn(), 40)
-    for record, other in zip(found.episodes, sound.episodes, strict=True):
-        if record.index in (7, 23):
-            assert (record.status, record.restarts, record.digest) == ("lost", 0, None)
-        else:
-            assert record == other
-    assert "ended with exit code 7" in found.errors[7]
-    assert f"finished no step in {TIMEOUT:g} s" in found.errors[23]
-    texts = [str(warning.message) for warning in said]
-    assert sum("ended with exit code 7" in text for text in texts) >= 2
-    assert all(re.match(r"worker [01] \(process \d+ on .*\) (ended|was)", text) for text in texts)
-
-
-def test_a_lost_actor_is_replaced(workers: RayWorkers, tmp_path: Path) -> None:
-    (seed,) = seeds(11)
-    env = partial(Dangerous, {seed: "actor"}, tmp_path)
-    with pytest.warns(UserWarning, match=r"was lost with its Ray actor, whose process ended; "):
-        found = quiet(env, drawn(), 40, workers=workers)
+    workers.timeout, workers.max_lost = None, 3
     assert found.digest == quiet(env, drawn(), 40).digest
+    texts = [str(warning.message) for warning in said]
+    assert all(re.match(r"worker [01] \(process \d+ on .*\) (ended|was)", text) for text in texts)
+    for how in (
+        "ended with exit code 7; ",
+        "was lost with its Ray actor, whose process ended; ",
+        "was ended, as it finished no step in 2 s; ",
+    ):
+        assert any(how in text for text in texts)
     assert len(workers.crew) == 2
 
 

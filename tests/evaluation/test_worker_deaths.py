@@ -35,7 +35,7 @@ from tdcollect.processes.child import Spawned
 
 from ..forkserver import start
 from ..workers.test_process_exit import gone, runs
-from .crews import pids, seven, some, started
+from .crews import seven, some, started
 from .envs import Walk
 from .ledgers import contents
 from .policies import OneHotOfBest, deterministic, net
@@ -334,7 +334,7 @@ def killing(workers: LocalWorkers, seed: int, pause: float) -> Iterator[list[int
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
 def test_workers_that_are_killed_at_random_moments(set_up: Any, seed: int, tmp_path: Path) -> None:
     """Very often, in the slow ones."""
-    count, pause, episodes = ((3, 0.25, 60), (2, 0.35, 400), (7, 0.3, 400))[seed]
+    count, pause, episodes = ((3, 0.25, 45), (2, 0.35, 400), (7, 0.3, 400))[seed]
     env, settings = partial(Slow, 0.001), {"episodes": episodes, "env_seeds": None}
     settings["keep_trajectories"] = True
     workers = set_up(count, max_lost=1000)
@@ -345,35 +345,24 @@ def test_workers_that_are_killed_at_random_moments(set_up: Any, seed: int, tmp_p
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
 
 
-def during(signals: Callable[[LocalWorkers], None], workers: LocalWorkers) -> EvaluationResult:
-    """Evaluate; do something to the workers once some episodes have ended."""
-    settings = EvaluationSettings(40, env_seeds=SEEDS)
-    one, run = started(workers, Job(partial(Slow, 0.003), deterministic(), settings, 2))
-    records = []
+def test_many_that_are_hit_at_once(set_up: Any) -> None:
+    """The template, then a worker that is stopped, then all of them."""
+    workers, records = set_up(2, timeout=1.0), []
+    job = Job(partial(Slow, 0.003), deterministic(), EvaluationSettings(40, env_seeds=SEEDS), 2)
+    one, run = started(workers, job)
     for record in run:
         records.append(record)
-        if len(records) == 3:
-            signals(workers)
-    return EvaluationResult(one.manifest, records)
-
-
-@pytest.mark.parametrize("whom", ["template", "all", "stopped"])
-def test_many_that_are_hit_at_once(set_up: Any, whom: str) -> None:
-    workers = set_up(2, timeout=1.0)
-
-    def hit(workers: LocalWorkers) -> None:
-        processes = pids(workers)
-        of_workers = [workers.crew[rank].pid for rank in range(2)]
-        hit = {"template": processes[-1:], "stopped": of_workers[1:]}
-        for pid in hit.get(whom, [*of_workers, processes[-1]]):
+        template = [one.child.pid for one in workers._templates]
+        own = [workers.crew[rank].pid for rank in range(2) if rank in workers.crew]
+        hit = {3: template, 10: own[:1], 20: [*own, *template]}.get(len(records), [])
+        for pid in hit:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGSTOP if whom == "stopped" else signal.SIGKILL)
-
-    result = during(hit, workers)
-    assert result.digest == quiet(Walk, deterministic(), 40, env_seeds=SEEDS).digest
+                os.kill(pid, signal.SIGSTOP if len(records) == 10 else signal.SIGKILL)
+    expected = quiet(Walk, deterministic(), 40, env_seeds=SEEDS).digest
+    assert EvaluationResult(one.manifest, records).digest == expected
     workers.timeout = None
     again = quiet(Walk, deterministic(), 40, env_seeds=SEEDS, workers=workers)
-    assert again.digest == result.digest
+    assert again.digest == expected
 
 
 @pytest.mark.parametrize("when", ["stopped", "dies as it starts"])

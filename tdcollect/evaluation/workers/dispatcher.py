@@ -39,7 +39,6 @@ from tdcollect.evaluation.workers.local import (
 )
 from tdcollect.evaluation.workers.worker import Job, Pickled
 from tdcollect.processes.channel import raised_there
-from tdcollect.progress import warn
 from tdcollect.randomness import NotReproducibleError
 
 _START_SECONDS = 60.0  # an env has at least so long to be made, whatever the timeout
@@ -125,12 +124,7 @@ class Dispatcher:
         RuntimeError: if the workers are in use.
     """
 
-    def __init__(
-        self,
-        workers: Workers,
-        allow_mixed: bool = False,
-        note: Callable[[str], None] = warn,
-    ):
+    def __init__(self, workers: Workers, allow_mixed: bool, note: Callable[[str], None]):
         self.workers = workers
         self.note = note
         self.lost: list[str] = []  # how each lost worker ended, in lines

@@ -121,7 +121,10 @@ class Job:
         policy_factory = pickled_part("policy_factory", self.policy_factory)
         settings = (self.settings, self.num_workers, self.no_recorders)
         others = pickled_part("settings", settings)
-        parts = (_modules(self.env), _registered(gym.registry), env, policy, policy_factory, others)
+        named = self.env.env if isinstance(self.env, RequestedEnv) else self.env
+        # The module that an id such as "ale_py:ALE/Pong-v5" names, which registers envs.
+        modules = [named.partition(":")[0]] if isinstance(named, str) and ":" in named else []
+        parts = (modules, _registered(gym.registry), env, policy, policy_factory, others)
         job = pickle.dumps(parts)
         around = Surroundings.here()
         # A slot alone passes the probe where two that share something do not.
@@ -177,11 +180,12 @@ def unpickled(job: bytes) -> Job:
 
 def set_weights(collector: EvaluationCollector, weights: Mapping[str, bytes]) -> None:
     """Set the weights of a policy, and the statistics of its env's transforms, in place."""
-    own, given = unpickled_weights(weights)
+    given: dict[str, Weights] = {name: pickle.loads(blob) for name, blob in weights.items()}
+    own = given.pop(POLICY, None)
 
     def prepare(env: EnvBase) -> None:
-        if given:
-            set_transforms(env, given)
+        for model_id, one in given.items():
+            _set(_transform(env, model_id), one, f"the transform {model_id!r}")
 
     collector.prepare_envs(prepare)
     if own is not None:
@@ -198,12 +202,6 @@ def check_recorders(env: EnvBase) -> None:
                 "would be mixed. Film an episode afterwards, result.replay(0, video='0.mp4') of a "
                 "result of submit(), or pass dump_video=False"
             )
-
-
-def _modules(env: Any) -> list[str]:
-    """Return the module that an id such as ``"ale_py:ALE/Pong-v5"`` names, which registers envs."""
-    name = env.env if isinstance(env, RequestedEnv) else env
-    return [name.partition(":")[0]] if isinstance(name, str) and ":" in name else []
 
 
 def _registered(ids: Iterable[str]) -> dict[str, bytes]:
@@ -230,12 +228,12 @@ def serve(receive: Receive, beat: Callable[[], None]) -> Generator[Answer, None,
     fewer episodes may still run.
     """
     jobs: dict[str, EvaluationCollector] = {}
+    feed = _Feed(receive, beat)
     beat()
     message = receive(True)
     try:
         while message is not None:
             turn, key = message.turn, message.key
-            following: list[Message | None] = []
             try:
                 if isinstance(message, Open):
                     message.around.enter()
@@ -243,13 +241,13 @@ def serve(receive: Receive, beat: Callable[[], None]) -> Generator[Answer, None,
                 elif isinstance(message, Fetch):
                     yield State(turn, key, _state(jobs[key].policy))
                 else:
-                    feed = _Feed(message, receive, beat, following)
+                    feed.begin(message)
                     yield from _ended(jobs[key], message, feed)
             except Exception as error:
                 if _lacks_memory(error):
                     raise
                 yield Raised(turn, key, described(error))
-            message = following[0] if following else receive(True)
+            message = feed.following.pop() if feed.following else receive(True)
     finally:
         for collector in jobs.values():
             collector.close()
@@ -308,22 +306,22 @@ def _ended(collector: EvaluationCollector, message: Run, feed: _Feed) -> Iterato
 class _Feed(Feed):
     """Indices that arrive while episodes run.
 
-    ``following`` gets the message that ends the run, or None for the end of all.
+    ``following`` has the message that ended the run, or None for the end of all.
     """
 
     seconds = 0.25  # as the driver waits for records before it hands out more
 
-    def __init__(
-        self, message: Run, receive: Receive, beat: Callable[[], None], following: list[Any]
-    ):
-        self._turn, self._keep = message.turn, message.keep
-        self._waiting = deque(message.indices)
+    def __init__(self, receive: Receive, beat: Callable[[], None]):
         self._receive = receive
         self.stepped = beat  # type: ignore[method-assign]
-        self._following = following
+        self.following: list[Message | None] = []
+
+    def begin(self, message: Run) -> None:
+        self._turn, self._keep = message.turn, message.keep
+        self._waiting = deque(message.indices)
 
     def __next__(self) -> int:
-        if not self._waiting and not self._following:
+        if not self._waiting and not self.following:
             arrived = self._receive(False)
             if arrived is not None:
                 self._take(arrived)
@@ -332,16 +330,16 @@ class _Feed(Feed):
         return self._waiting.popleft()
 
     def goes_on(self) -> bool:
-        if not self._following:
+        if not self.following:
             self._take(self._receive(True))
-        return not self._following
+        return not self.following
 
     def _take(self, message: Message | None) -> None:
         more = isinstance(message, Run) and (message.turn, message.keep) == (self._turn, self._keep)
         if more:
             self._waiting += message.indices  # type: ignore[union-attr]
         else:
-            self._following.append(message)
+            self.following.append(message)
 
 
 def template(end: int) -> None:
@@ -452,12 +450,6 @@ def extra_states(module: nn.Module) -> dict[str, Any]:
         }
 
 
-def unpickled_weights(weights: Mapping[str, bytes]) -> tuple[Weights | None, dict[str, Weights]]:
-    """Return pickled weights: those of the policy, if it has any, and the others by model id."""
-    given: dict[str, Weights] = {name: pickle.loads(blob) for name, blob in weights.items()}
-    return given.pop(POLICY, None), given
-
-
 def set_policy(policy: Any, weights: Weights) -> None:
     """Set the weights of a policy, in place."""
     if not isinstance(policy, nn.Module):
@@ -466,12 +458,6 @@ def set_policy(policy: Any, weights: Weights) -> None:
             f"{type(policy).__name__}; make it a module, or leave weights out"
         )
     _set(policy, weights, "the policy")
-
-
-def set_transforms(env: EnvBase, weights: Mapping[str, Weights]) -> None:
-    """Set the statistics of an env's transforms, by model id, in place."""
-    for model_id, given in weights.items():
-        _set(_transform(env, model_id), given, f"the transform {model_id!r}")
 
 
 def _transform(env: EnvBase, model_id: str) -> Transform:

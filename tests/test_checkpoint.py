@@ -28,7 +28,7 @@ pytestmark = pytest.mark.behaviour(29)
 
 def save_for_ever(path: Path, number: int) -> None:
     for i in itertools.count(number):
-        save_checkpoint(path, number=i, tensor=torch.full((2_000_000,), float(i)))
+        save_checkpoint(path, number=i, tensor=torch.full((500_000,), float(i)))
 
 
 @pytest.mark.parametrize("content", [b"some text", b"", b"PK\x03\x04 cut off"])
@@ -58,7 +58,7 @@ def test_a_full_disk_names_the_checkpoint(tmp_path: Path, monkeypatch) -> None:
 
 def test_killed_while_saving_the_previous_checkpoint_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "run.pt"
-    save_checkpoint(path, number=0, tensor=torch.zeros(2_000_000))
+    save_checkpoint(path, number=0, tensor=torch.zeros(500_000))
     torn = 0
     for _ in range(20):
         before = int(load_checkpoint(path)["number"])

@@ -162,7 +162,14 @@ class CountingEnv(gym.Env[np.ndarray[Any, Any], np.int64]):
                 f"slot {self.slot}: expected a reset after the end of episode {self._episode}, got "
                 "a step"
             )
-        self._check_action(int(action))
+        expected = self.rules.action(self._count)
+        if int(action) != expected:
+            self.wrong_actions += 1
+            if self.raises:
+                raise AssertionError(
+                    f"the action is the one that the state asks for: slot {self.slot}, episode "
+                    f"{self._episode}, step {self._count}: expected {expected}, got {int(action)}"
+                )
         self._count += 1
         ended = self._count >= self.rules.length(self.slot, self._episode)
         self._running = not ended
@@ -170,16 +177,6 @@ class CountingEnv(gym.Env[np.ndarray[Any, Any], np.int64]):
         reward = float(self.rules.reward(self.slot, self._episode, self._count))
         flags = ended and terminates, ended and not terminates
         return self._observation(), reward, *flags, self._info()
-
-    def _check_action(self, action: int) -> None:
-        expected = self.rules.action(self._count)
-        if action != expected:
-            self.wrong_actions += 1
-            if self.raises:
-                raise AssertionError(
-                    f"the action is the one that the state asks for: slot {self.slot}, episode "
-                    f"{self._episode}, step {self._count}: expected {expected}, got {action}"
-                )
 
     def _observation(self) -> np.ndarray[Any, Any]:
         return np.array([self._count, self._episode, self.slot], np.float32)
@@ -364,18 +361,7 @@ class TorchCountingEnv(EnvBase):
         self.raises = _check_wrong_action(wrong_action)
         self.wrong_actions = 0
         self.categorical = categorical_action_encoding
-        self._make_specs()
-        slots = torch.arange(batch_size.numel(), device=device).reshape(batch_size)
-        self.register_buffer("slot", slots)
-        self.register_buffer("episode", torch.full_like(slots, -1))
-        self.register_buffer("count", torch.zeros_like(slots))
-        self.register_buffer("terminated", torch.zeros_like(slots, dtype=torch.bool))
-        self.register_buffer("truncated", torch.zeros_like(slots, dtype=torch.bool))
-        # Episode numbers that a seed gave, for each slot's next reset; -1 for none.
-        self.register_buffer("seeded", torch.full_like(slots, -1))
-
-    def _make_specs(self) -> None:
-        batch, n, device = self.batch_size, self.rules.num_actions, self.device
+        batch, n, device = self.batch_size, rules.num_actions, self.device
         observation = Bounded(0, _MOST, (*batch, 3), dtype=torch.float32, device=device)
         flag = Categorical(2, shape=(*batch, 1), dtype=torch.bool, device=device)
         flags = {name: flag.clone() for name in (keys.DONE, keys.TERMINATED, keys.TRUNCATED)}
@@ -387,6 +373,14 @@ class TorchCountingEnv(EnvBase):
         )
         self.reward_spec = Unbounded((*batch, 1), dtype=torch.float32, device=device)
         self.done_spec = Composite(flags, shape=batch)
+        slots = torch.arange(batch_size.numel(), device=device).reshape(batch_size)
+        self.register_buffer("slot", slots)
+        self.register_buffer("episode", torch.full_like(slots, -1))
+        self.register_buffer("count", torch.zeros_like(slots))
+        self.register_buffer("terminated", torch.zeros_like(slots, dtype=torch.bool))
+        self.register_buffer("truncated", torch.zeros_like(slots, dtype=torch.bool))
+        # Episode numbers that a seed gave, for each slot's next reset; -1 for none.
+        self.register_buffer("seeded", torch.full_like(slots, -1))
 
     def _set_seed(self, seed: int | None) -> None:
         """Seed slot i with ``seed + i`` at its next reset."""

@@ -46,9 +46,6 @@ from tdcollect.testing.examination import (
     OWN_RANDOM,
     Examination,
     Leak,
-    affordable_steps,
-    by_chance,
-    why_not_resumed,
 )
 
 GROUP = "doctor"
@@ -111,7 +108,7 @@ def _leaks(exam: Examination) -> str:
     if exam.changed is not None:
         raise Skipped("a new env no longer does what the first ones did (see neighbours)")
     if exam.unsteady is not None:
-        raise by_chance(exam, f"a new env, and one used before: {exam.unsteady}", exam.unsteady)
+        raise exam.by_chance(f"a new env, and one used before: {exam.unsteady}", exam.unsteady)
     if leak is None:
         same = f"the same in {2 * len(exam.seeds)} episodes of any order"
         if exam.pooled:
@@ -387,7 +384,7 @@ def _aliasing(exam: Examination) -> str:
         return "the env does not change them later, and writing to them does not change it"
     exam.check_unchanged()
     if _inner_buffer(exam) != found:
-        raise by_chance(exam, found)
+        raise exam.by_chance(found)
     raise Failed(
         found,
         cause="the observation is the env's own array",
@@ -482,10 +479,10 @@ _WORTH = 1.1
 def _resumes(exam: Examination) -> str | Passed:
     if exam.pooled:
         raise Skipped("backend='envpool' cannot bring its envs back")
-    reason = why_not_resumed(exam, history=False)
+    reason = exam.why_not_resumed(history=False)
     if reason is None:
         return "resumable=True brings it back amid its second episode"
-    other_reason = why_not_resumed(exam, history=True)
+    other_reason = exam.why_not_resumed(history=True)
     if other_reason is None:
         return Passed(
             "resumable='history' brings it back, playing all of its episodes again; "
@@ -543,7 +540,7 @@ def _batches(exam: Examination) -> str:
             again = _compare_with_plain_loop(exam, _made(exam, backend, 2, 2), steps)[1]
             exam.check_unchanged()
             if again != found:
-                raise by_chance(exam, evidence)
+                raise exam.by_chance(evidence)
             raise _unlike(backend, evidence)
         seen.append(f"{backend}: {2 * steps} rows, {ends} of them final")
     return "; ".join(seen)
@@ -569,7 +566,7 @@ def _compared_steps(exam: Examination) -> int:
     """Return the number of steps that shows an episode's end, if that does not take long."""
     ended = [len(episode) for episode in exam.episodes if episode[-1].ends]
     wanted = max(COMPARED_STEPS, min(ended, default=0) + 10)
-    return min(wanted, max(affordable_steps(exam), 10))
+    return min(wanted, exam.affordable_steps())
 
 
 def _compare_with_plain_loop(exam: Examination, env: GymnasiumEnv, steps: int) -> tuple[int, str]:

@@ -300,6 +300,50 @@ class Examination(GymnasiumPlayer):
         """Episodes on several seeds, each with its own actions."""
         return [list(self.rows(self.env, seed, action_seed=seed + 1)) for seed in self.seeds]
 
+    def by_chance(self, evidence: str, found: Divergence | None = None) -> Failed:
+        """Return the failure of runs that should agree, and differ otherwise when repeated."""
+        self.has_chance = len(self.failed)
+        return Failed(
+            f"{evidence}; run again, these do not differ there",
+            cause="random numbers that reset(seed=) does not reach, drawn now and then, or the "
+            "clock",
+            advice=OWN_RANDOM,
+            data={} if found is None else found.to_dict(),
+        )
+
+    def affordable_steps(self) -> int:
+        """Return the number of steps that may be played once more, 10 at least."""
+        return max(int(_COMPARED_SECONDS / max(self.step_seconds, 1e-6)), 10)
+
+    def why_not_resumed(self, history: bool) -> str | None:
+        """Return the reason that a new env cannot take over from a used one; None if it can."""
+        make = Resumable(self.make, history)
+        with closing(make()) as env, closing(make()) as other:
+            steps = min(COMPARED_STEPS, self.affordable_steps())
+            first = list(islice(self.rows(env, self.seed), steps))
+            # The second one begins without a seed, as episodes in a batch do.
+            second = list(islice(self.rows(env, None), max(2, len(first) // 2)))
+            why: str | None = other.load_state(env.save_state())
+            return why or self._difference(env, other, second[-1].ends, steps)
+
+    def _difference(self, env: Env, other: Env, ended: bool, steps: int) -> str | None:
+        """Return the first difference of two envs in one state, played with the same actions."""
+        actions = deepcopy(env.action_space)
+        actions.seed(self.seed)
+        for step in range(steps):
+            action = None if ended else actions.sample()
+            one, two = (_row(each, action) for each in (env, other))
+            found = row_mismatch(one, two)
+            if found is not None:
+                return f"it comes back, but {step + 1} steps on {found}"
+            ended = one.ends
+        return None
+
+
+def _row(env: Env, action: Any) -> Row:
+    """Step, or reset if there is no action."""
+    return gymnasium_row(env.reset() if action is None else env.step(deepcopy(action)))
+
 
 def unlike_attributes(first: Any, second: Any) -> list[str]:
     """Return the plain attributes in which two envs, or their wrappers, differ, with both values.
@@ -341,52 +385,6 @@ def _is_plain(value: Any) -> bool:
 
 def _settled(value: Any) -> Any:
     return repr(value.bit_generator.state) if isinstance(value, np.random.Generator) else value
-
-
-def by_chance(exam: Examination, evidence: str, found: Divergence | None = None) -> Failed:
-    """Return the failure of runs that should agree, and differ in another way when repeated."""
-    exam.has_chance = len(exam.failed)
-    return Failed(
-        f"{evidence}; run again, these do not differ there",
-        cause="random numbers that reset(seed=) does not reach, drawn now and then, or the clock",
-        advice=OWN_RANDOM,
-        data={} if found is None else found.to_dict(),
-    )
-
-
-def why_not_resumed(exam: Examination, history: bool) -> str | None:
-    """Return the reason that a new env cannot take over from a used one; None if it can."""
-    make = Resumable(exam.make, history)
-    with closing(make()) as env, closing(make()) as other:
-        steps = max(10, min(COMPARED_STEPS, affordable_steps(exam)))
-        first = list(islice(exam.rows(env, exam.seed), steps))
-        # The second one begins without a seed, as episodes in a batch do.
-        second = list(islice(exam.rows(env, None), max(2, len(first) // 2)))
-        why: str | None = other.load_state(env.save_state())
-        return why or _difference(exam, env, other, second[-1].ends, steps)
-
-
-def _difference(exam: Examination, env: Env, other: Env, ended: bool, steps: int) -> str | None:
-    """Return the first difference of two envs in one state, played with the same actions."""
-    actions = deepcopy(env.action_space)
-    actions.seed(exam.seed)
-    for step in range(steps):
-        action = None if ended else actions.sample()
-        one, two = (_row(each, action) for each in (env, other))
-        found = row_mismatch(one, two)
-        if found is not None:
-            return f"it comes back, but {step + 1} steps on {found}"
-        ended = one.ends
-    return None
-
-
-def _row(env: Env, action: Any) -> Row:
-    """Step, or reset if there is no action."""
-    return gymnasium_row(env.reset() if action is None else env.step(deepcopy(action)))
-
-
-def affordable_steps(exam: Examination) -> int:
-    return int(_COMPARED_SECONDS / max(exam.step_seconds, 1e-6))
 
 
 class PooledEnv(gym.Env[Any, Any]):

@@ -439,9 +439,7 @@ def _done(player: TorchRLPlayer) -> str:
             parts = [under_next(beside(key, name)) for name in (keys.TERMINATED, keys.TRUNCATED)]
             flags = [row[part] for part in parts if part in row.entries]
             done = row[under_next(key)]
-            either = torch.zeros_like(done)
-            for flag in flags:
-                either = either | flag
+            either = torch.stack([torch.zeros_like(done), *flags]).any(0)
             if (done != either).any():
                 slot = (done != either).reshape(-1).nonzero()[0].item()
                 raise Failed(

@@ -277,21 +277,17 @@ def test_data_that_were_not_kept_cannot_be_kept_afterwards(run: Path) -> None:
         again(run, keep_trajectories=True)
 
 
-def test_a_torn_last_line_is_run_again(run: Path, written: Path) -> None:
-    for cut in (1, 30):
-        unfinished(run, EPISODES)
-        (run / LEDGER).write_bytes((run / LEDGER).read_bytes()[:-cut])
+def test_what_a_killed_process_left_becomes_the_same_files(run: Path, written: Path) -> None:
+    """A torn last line, or episodes that ended in another order."""
+    lines = (run / LEDGER).read_text().splitlines(keepends=True)
+    whole = "".join(lines)
+    for left in (whole[:-1], whole[:-30], "".join(lines[:1:-1])):
+        (run / RESULTS).unlink()
+        (run / LEDGER).write_text(left)
         again(run, keep_trajectories=True)
         assert contents(run) == contents(written)
-    assert [ran["episodes"] for ran in json.loads((run / "run.json").read_text())] == [4, 1, 1]
-
-
-def test_episodes_that_ended_in_another_order_become_the_same_ledger(run, written) -> None:
-    lines = (run / LEDGER).read_text().splitlines(keepends=True)
-    unfinished(run, 0)
-    (run / LEDGER).write_text("".join(lines[:1:-1]))
-    again(run, keep_trajectories=True)
-    assert contents(run) == contents(written)
+    ran = [entry["episodes"] for entry in json.loads((run / "run.json").read_text())]
+    assert ran == [4, 1, 1, 2]
 
 
 # verify

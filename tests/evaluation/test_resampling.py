@@ -30,7 +30,6 @@ RETURNS: dict[str, Draw] = {
     "two values": lambda rng, count: np.where(rng.random(count) < 0.75, 500.0, 10.0),
     "small beside large": lambda rng, count: 1e8 + rng.normal(size=count),
 }
-of_returns = pytest.mark.parametrize("returns", RETURNS)
 
 
 def scipys(values: Values, statistic: Any, method: str, rng: Any) -> tuple[float, float]:
@@ -42,8 +41,8 @@ def scipys(values: Values, statistic: Any, method: str, rng: Any) -> tuple[float
     return found.low, found.high
 
 
-@of_returns
 @pytest.mark.parametrize("count", [3, 20, 101])
+@pytest.mark.parametrize("returns", RETURNS)
 def test_intervals_are_those_of_scipy_with_the_same_generator(returns: str, count: int) -> None:
     values = RETURNS[returns](np.random.default_rng(count), count)
     found = mean_interval(values, 0.9, 1000, np.random.default_rng(1))
@@ -58,13 +57,12 @@ def test_intervals_are_those_of_scipy_with_the_same_generator(returns: str, coun
     assert (found.low, found.high) == pytest.approx(expected, rel=1e-12)
 
 
-@of_returns
-@pytest.mark.parametrize("share_cut", [0, 4], ids=["mean", "interquartile mean"])
+@pytest.mark.parametrize(("returns", "quarters"), zip(RETURNS, (0, 1, 1, 0, 1), strict=True))
 def test_resamples_by_blocks_are_distributed_as_those_value_by_value(
-    returns: str, share_cut: int, monkeypatch: pytest.MonkeyPatch
+    returns: str, quarters: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = RETURNS[returns](np.random.default_rng(3), 2000)
-    cut = len(values) // share_cut if share_cut else 0
+    cut = quarters * len(values) // 4
     singly = resampled_means(values, cut, 2000, np.random.default_rng(0))
     monkeypatch.setattr(statistics, "DRAWN_SINGLY", 1999)
     by_blocks = resampled_means(values, cut, 2000, np.random.default_rng(1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
+import time
 import warnings
 from dataclasses import replace
 
@@ -83,7 +84,9 @@ def test_the_seed_decides_intervals_and_no_global_random_state() -> None:
     assert one.interquartile_mean_interval != other.interquartile_mean_interval
     np.random.seed(0)  # noqa: NPY002
     before = np.random.get_state()[1].tolist()  # noqa: NPY002
+    started = time.process_time()
     assert summarize(ledger(RETURNS)).returns == one
+    assert time.process_time() - started < 0.3
     assert np.random.get_state()[1].tolist() == before  # noqa: NPY002
 
 

@@ -31,7 +31,7 @@ from .envs import Walk
 from .policies import categorical
 
 KINDS = ("evaluation", "shard", "merged", "curve", "suite")
-SAMPLE = 25  # alterations of each kind in a quick run
+SAMPLE = 16  # alterations of each kind in a quick run
 
 # What may change without a word, and why.
 UNNOTICED = {

@@ -17,6 +17,7 @@ from tdcollect.evaluation import directory as files
 from tdcollect.evaluation import ledger
 
 from ..forkserver import start
+from ..zoo.reports import shrink
 from .ledgers import contents, manifest
 
 COMMAND = ["evaluate", "CartPole-v1", "--policy", "random", "--num-envs", "4", "--quiet"]
@@ -56,34 +57,43 @@ def test_killed_at_random_moments_and_run_again(tmp_path: Path, seed: int) -> No
     assert len({*found} - {0, 20 * kills}) >= kills // 3  # so many in the midst of it
 
 
-def die_at_second_file(arguments: list[str]) -> None:
-    """Run the command, and die when the second new file is written but not yet in place."""
+def die(kind: str, number: int, arguments: list[str]) -> None:
+    """Run the command, and die before the file or folder of this number is in its place."""
     from tdcollect.files import Path as Moved
 
-    moves = itertools.count()
-    replace = Moved.replace
+    shrink(pytest.MonkeyPatch())
+    moves, move = itertools.count(), getattr(Moved, kind)
 
     def dying(path: Path, target: Path) -> Path:
-        if next(moves) == 1:
+        if next(moves) == number:
             os.kill(os.getpid(), signal.SIGKILL)
-        return replace(path, target)
+        return move(path, target)
 
-    Moved.replace = dying
+    setattr(Moved, kind, dying)
     os._exit(main(arguments))
 
 
-def test_killed_between_each_file_and_the_next(tmp_path: Path) -> None:
-    """Manifest, ledger in order, results, figures, page, the notes on the run, the request."""
+def killed(kind: str, number: int, arguments: list[str]) -> bool:
+    """Run the command; tell whether it was killed."""
+    process = start(die, kind, number, arguments)
+    process.join()
+    assert process.exitcode in (0, -signal.SIGKILL)
+    return process.exitcode != 0
+
+
+def kills(arguments: list[str]) -> int:
+    """Run the command until it is not killed at its second file; the number of kills."""
+    return next(number for number in itertools.count() if not killed("replace", 1, arguments))
+
+
+@pytest.mark.parametrize("more", [(), ("--shard=1/2",)], ids=["whole", "shard"])
+def test_killed_between_each_file_and_the_next(tmp_path: Path, monkeypatch, more) -> None:
+    """Manifest, mark, ledger in order, results, figure, page, the notes on the run, the request."""
+    shrink(monkeypatch)
     whole, out = tmp_path / "whole", tmp_path / "killed"
-    assert main(command(whole, episodes=6)) == 0
-    for kills in itertools.count():  # noqa: B007
-        process = start(die_at_second_file, command(out, episodes=6))
-        process.join()
-        if process.exitcode == 0:
-            break
-        assert process.exitcode == -signal.SIGKILL
+    assert main(command(whole, *more, episodes=6)) == 0
+    assert kills(command(out, *more, episodes=6)) >= len(contents(whole)) - 1  # one at a time
     assert contents(out) == contents(whole)
-    assert kills >= len(contents(whole)) - 1  # one file at a time
 
 
 def test_a_second_writer_is_refused(tmp_path: Path, capsys) -> None:

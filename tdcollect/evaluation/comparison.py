@@ -40,65 +40,59 @@ class Evaluation(Protocol):
         """Its records."""
 
 
-def check_same_episodes(
-    first: Evaluation, second: Evaluation, first_name: str, second_name: str
-) -> None:
+def check_same_episodes(first: Evaluation, second: Evaluation, names: tuple[str, str]) -> None:
     """Refuse evaluations that are not of the same episodes."""
-    names = first_name, second_name
-    found = _manifest_differences(first, second, SAME, *names)
+    found = _manifest_differences(first, second, SAME, names)
     reasons = [text for text in found if not text.startswith(TRANSFORMS)]
     a, b = (
         {e.index: e.env_seed for e in statistics.in_order(one.episodes)} for one in (first, second)
     )
     if len(a) != len(b):
-        reasons.append(f"{first_name} has {len(a)} episodes and {second_name} has {len(b)}")
+        reasons.append(f"{names[0]} has {len(a)} episodes and {names[1]} has {len(b)}")
     unequal = sorted(index for index in a.keys() & b.keys() if a[index] != b[index])
     if unequal:
         index, others = unequal[0], len(unequal) - 1
-        unlike = [(f"env_seed of episode {index}", a[index], b[index])]
-        text = differences_text(unlike, f"in {first_name}", f"in {second_name}")
+        text = _differs(f"env_seed of episode {index}", a[index], b[index], names)
         reasons.append(text + (f", and {others} more differ" if others else ""))
     if len(a) == len(b) and a.keys() != b.keys():
         missing = min(a.keys() ^ b.keys())
-        reasons.append(f"episode {missing} is in only one of {first_name} and {second_name}")
+        reasons.append(f"episode {missing} is in only one of {' and '.join(names)}")
     if reasons:
         raise ValueError(
-            f"expected evaluations on the same episodes, but {first_name} and {second_name} "
-            "differ: " + "; ".join(reasons)
+            f"expected evaluations on the same episodes, but {' and '.join(names)} differ: "
+            + "; ".join(reasons)
         )
 
 
-def remarks(
-    first: Evaluation, second: Evaluation, first_name: str, second_name: str
-) -> tuple[str, ...]:
+def remarks(first: Evaluation, second: Evaluation, names: tuple[str, str]) -> list[str]:
     """Return their other differences that may change a return, one sentence each."""
-    names = first_name, second_name
     acting = (manifest_entry(e.manifest, "policy.class") != RANDOM for e in (first, second))
     # Random actions do not depend on the mode, nor on the exploration type.
     keys = REMARKED + (OF_POLICY if all(acting) else ())
-    found = [f"{text}." for text in _manifest_differences(first, second, keys, *names)]
+    found = [f"{text}." for text in _manifest_differences(first, second, keys, names)]
     found += [
         f"{text}. Returns can be compared if these leave rewards alone."
-        for text in _manifest_differences(first, second, [TRANSFORMS], *names)
+        for text in _manifest_differences(first, second, [TRANSFORMS], names)
     ]
     mixed = [
         f"Not the same for all episodes of {name}: {path}, {display.listed_text(values)}."
         for name, evaluation in zip(names, (first, second), strict=True)
         for path, values in mixed_values(evaluation.manifest).items()
     ]
-    return (*(f"Not the same in both: {text}" for text in found), *mixed)
+    return [*(f"Not the same in both: {text}" for text in found), *mixed]
 
 
 def _manifest_differences(
-    first: Evaluation, second: Evaluation, keys: Sequence[str], first_name: str, second_name: str
+    first: Evaluation, second: Evaluation, keys: Sequence[str], names: tuple[str, str]
 ) -> list[str]:
-    return [
-        differences_text([found], f"in {first_name}", f"in {second_name}")
-        for key in keys
-        for found in leaf_differences(
-            key, manifest_entry(first.manifest, key), manifest_entry(second.manifest, key)
-        )
+    entries = [
+        (k, manifest_entry(first.manifest, k), manifest_entry(second.manifest, k)) for k in keys
     ]
+    return [_differs(*found, names) for entry in entries for found in leaf_differences(*entry)]
+
+
+def _differs(path: str, a: Any, b: Any, names: tuple[str, str]) -> str:
+    return differences_text([(path, a, b)], *(f"in {name}" for name in names))
 
 
 @dataclass(frozen=True)
@@ -337,22 +331,23 @@ def compare(
     resamples = statistics.check_settings(confidence, resamples, seed, len(first.episodes))
     evaluations = [first, second, *more]
     called = _names(evaluations, names)
-    ledgers = [statistics.in_order(evaluation.episodes) for evaluation in evaluations]
-    for name, evaluation in zip(called[1:], evaluations[1:], strict=True):
-        check_same_episodes(first, evaluation, called[0], name)
+    baseline, *ledgers = [statistics.in_order(evaluation.episodes) for evaluation in evaluations]
+    pairs = [(called[0], name) for name in called[1:]]
+    for pair, evaluation in zip(pairs, evaluations[1:], strict=True):
+        check_same_episodes(first, evaluation, pair)
     differences = [
-        _difference(ledgers[0], ledger, called[0], name, confidence, resamples, seed, place)
-        for place, (name, ledger) in enumerate(zip(called[1:], ledgers[1:], strict=True))
+        _difference(baseline, ledger, pair, confidence, resamples, seed, place)
+        for place, (pair, ledger) in enumerate(zip(pairs, ledgers, strict=True))
     ]
     return Comparison(
         names=tuple(called),
         env=str(manifest_entry(first.manifest, "env.id") or "env"),
-        episodes=len(ledgers[0]),
+        episodes=len(baseline),
         differences=_holm(differences),
         remarks=tuple(
             remark
-            for name, evaluation in zip(called[1:], evaluations[1:], strict=True)
-            for remark in remarks(first, evaluation, called[0], name)
+            for pair, evaluation in zip(pairs, evaluations[1:], strict=True)
+            for remark in remarks(first, evaluation, pair)
         ),
         confidence=confidence,
         resamples=resamples,
@@ -396,8 +391,7 @@ def _sample_size_terms(power: float, confidence: float) -> tuple[float, float]:
 def _difference(
     baseline: Sequence[Episode],
     other: Sequence[Episode],
-    baseline_name: str,
-    name: str,
+    names: tuple[str, str],
     confidence: float,
     resamples: int,
     seed: int,
@@ -412,8 +406,8 @@ def _difference(
     rngs = [statistics.generator(seed, place, stream) for stream in range(3)]
     usable = len(both) > 0 and finite
     return Difference(
-        name=name,
-        baseline=baseline_name,
+        name=names[1],
+        baseline=names[0],
         episodes=tuple(a.index for a, _ in both),
         values=tuple(values.tolist()),
         returns=tuple(returns_b.tolist()),

@@ -210,10 +210,10 @@ class Directory:
             part.rename(target)
 
     def finish(self, episodes: Sequence[Episode]) -> None:
-        """Sort the ledger by index."""
+        """Write the ledger again, with its records by index, as they are given."""
         if self.shard is None:
             remove(self.path / ledger.SHARD)  # and what a process that was killed left of it
-        self._write_ledger(sorted(episodes, key=lambda episode: episode.index))
+        self._write_ledger(episodes)
 
     def _write_ledger(self, episodes: Iterable[Episode]) -> None:
         lines = (episode.to_json().encode() + b"\n" for episode in episodes)

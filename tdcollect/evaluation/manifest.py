@@ -60,17 +60,8 @@ def subject(collector: EvaluationCollector) -> dict[str, Any]:
     seeds: dict[str, Any] = {"root": settings.seed}
     if settings.env_seeds is not None:
         seeds["env"] = [collector.episode_seeds(index)[0] for index in indices]
-    extra: dict[str, Any] = {}
-    added: dict[str, Any] = {}
-    if collector.wrappers:
-        added["added_wrappers"] = [
-            f"{_class(wrapper.function)}({_texts(wrapper.kwargs)})"
-            for wrapper in reversed(collector.wrappers)
-        ]
-    if collector.has_streams:
-        extra["global_random_numbers"] = STREAMS
-    if not collector.returns.is_plain:
-        extra["returns"] = collector.returns.described()
+    added = [f"{_class(w.function)}({_texts(w.kwargs)})" for w in reversed(collector.wrappers)]
+    returns = collector.returns
     found = {
         "format": FORMAT,
         "protocol": EVALUATION_PROTOCOL,
@@ -78,11 +69,12 @@ def subject(collector: EvaluationCollector) -> dict[str, Any]:
             "id": collector.base.name,
             "kwargs": _texts(settings.env_kwargs or {}),
             **_env(collector.env),
-            **added,
+            **({"added_wrappers": added} if added else {}),
             "transforms": [_transform(t) for t in all_transforms_of(collector.env)],
         },
-        "entries": digested_entries(collector.env, collector.returns),
-        **extra,
+        "entries": digested_entries(collector.env, returns),
+        **({"global_random_numbers": STREAMS} if collector.has_streams else {}),
+        **({} if returns.is_plain else {"returns": returns.described()}),
         "episodes": len(indices) if indices == list(range(len(indices))) else indices,
         "seeds": seeds,
         "max_episode_steps": settings.max_episode_steps,

@@ -468,11 +468,13 @@ def to_pandas(episodes: Sequence[Episode]) -> Any:
     """
     pandas = extra_module("pandas", "to_pandas")
     records = in_order(episodes)
-    columns = {key: [getattr(e, name) for e in records] for name, key in KEYS.items()}
-    frame = pandas.DataFrame(
-        {key: pandas.Series(values, dtype=_dtype(key, values)) for key, values in columns.items()}
-    )
-    return frame.set_index("index")
+    columns = {}
+    for name, key in KEYS.items():
+        values, dtype = [getattr(e, name) for e in records], _DTYPES[key]
+        if dtype == "UInt64" and any(value >= 2**64 for value in values):
+            dtype = "object"  # Python's ints are unbounded, and an env may be given any seed
+        columns[key] = pandas.Series(values, dtype=dtype)
+    return pandas.DataFrame(columns).set_index("index")
 
 
 _DTYPES = {
@@ -488,12 +490,6 @@ _DTYPES = {
     "success": "boolean",
     "digest": "string",
 }
-
-
-def _dtype(key: str, values: Sequence[Any]) -> str:
-    # Python's ints are unbounded, and an env may be given any seed.
-    too_large = _DTYPES[key] == "UInt64" and any(value >= 2**64 for value in values)
-    return "object" if too_large else _DTYPES[key]
 
 
 def _kept(evaluations: Evaluations, drop_failed: bool) -> dict[int, list[Episode]]:

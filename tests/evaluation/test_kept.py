@@ -113,22 +113,23 @@ def meta(text: str) -> Callable[[Path], object]:
     return lambda folder: (folder / "meta.json").write_text(text)
 
 
-def pickled(folder: Path) -> None:
-    (folder / "other.pickle").write_bytes(pickle.dumps(Payload(folder.parent / "mark")))
+def pickled(folder: Path, mark: Path | None = None) -> None:
+    mark = mark or folder.parent / "mark"
+    (folder / "other.pickle").write_bytes(pickle.dumps(Payload(mark)))
 
 
-def tensorclass(folder: Path) -> None:
+def tensorclass(folder: Path, mark: Path | None = None) -> None:
     """A file as tensordict writes it for a value that is no tensor."""
     kind = "<class 'tensordict.tensorclass.NonTensorData'>"
-    pickled(folder)
+    pickled(folder, mark)
     (folder / "meta.json").write_text(json.dumps({"_type": kind, "data": None}))
 
 
-def nested(kind: str) -> Callable[[Path], None]:
+def nested(kind: str, mark: Path | None = None) -> Callable[[Path], None]:
     def make(folder: Path) -> None:
         (folder / "extra").mkdir()
         change(folder, extra={"type": kind})
-        tensorclass(folder / "extra")
+        tensorclass(folder / "extra", mark or folder.parent / "mark")
 
     return make
 

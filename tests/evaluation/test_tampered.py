@@ -18,12 +18,10 @@ import torch
 from torchrl.envs.utils import ExplorationType
 
 import tdcollect
-from tdcollect.evaluation import statistics, verification
+from tdcollect.evaluation import verification
 from tdcollect.evaluation.curve import Folder, point_of
 from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.statistics import alike
-from tdcollect.files import write_atomically
-from tdcollect.pages import evaluation as pages
 from tdcollect.suites import results
 
 from ..suites.parts import save_runs, small
@@ -54,10 +52,6 @@ def evaluate(out: Path, policy: Any = None, **how: Any) -> Any:
     )
 
 
-def without_figures(directory: Path, *about: Any) -> list[Path]:
-    return [write_atomically(directory / "report.html", b"a report")]
-
-
 def curve(out: Path) -> None:
     """A learning curve, as the process of an Evaluator writes it."""
     folder = Folder(out, "mean")
@@ -72,16 +66,7 @@ def curve(out: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def few_resamples() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(statistics, "MOST_RESAMPLES", 100)
-        patch.setattr(statistics, "FEWEST_RESAMPLES", 100)
-        patch.setattr(results, "aggregate", partial(results.aggregate, resamples=50))
-        yield
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory, few_resamples: None) -> dict[str, Path]:
+def made(tmp_path_factory: pytest.TempPathFactory, small_reports) -> Iterator[dict[str, Path]]:
     """A directory of each kind; restore what you alter."""
     root = tmp_path_factory.mktemp("made")
     evaluate(root / "evaluation", keep_trajectories=True)
@@ -91,9 +76,9 @@ def made(tmp_path_factory: pytest.TempPathFactory, few_resamples: None) -> dict[
     curve(root / "curve")
     save_runs(root)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pages, "write_report", without_figures)
+        patch.setattr(results, "aggregate", partial(results.aggregate, resamples=50))
         small(root).run(root / "suite", progress=False)
-    return {kind: root / kind for kind in KINDS} | {"shard": root / "shard-0"}
+        yield {kind: root / kind for kind in KINDS} | {"shard": root / "shard-0"}
 
 
 class Altered(NamedTuple):

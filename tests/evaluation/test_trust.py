@@ -25,7 +25,8 @@ from tdcollect.evaluation.ledger import sha256
 from tdcollect.evaluation.sb3 import _read_normalization
 from tdcollect.states import unpack
 
-from .test_kept import Payload
+from .ledgers import alter
+from .test_kept import Payload, nested
 
 SAFE_TO_OPEN = (Path(__file__).parents[2] / "docs" / "safe-to-open.md").read_text()
 PAYLOAD = """
@@ -64,13 +65,7 @@ def sent(finished: Path, here: Path, mark: Path) -> Path:
         (run / f"{name}.py").write_text(source)
     for file in ("policy.pt", "model.zip", "norm.pkl", "other.pickle"):
         (run / file).write_bytes(pickle.dumps(Payload(mark)))
-    episode = run / "trajectories" / "000000"
-    (episode / "extra").mkdir()
-    kind = "<class 'tensordict.tensorclass.NonTensorData'>"
-    (episode / "extra" / "meta.json").write_text(json.dumps({"_type": kind, "data": None}))
-    (episode / "extra" / "other.pickle").write_bytes(pickle.dumps(Payload(mark)))
-    meta = json.loads((episode / "meta.json").read_text())
-    (episode / "meta.json").write_text(json.dumps({**meta, "extra": {"type": "NonTensorData"}}))
+    nested("NonTensorData", mark)(run / "trajectories" / "000000")
     return run
 
 
@@ -416,13 +411,9 @@ def test_control_characters_reach_no_terminal_and_no_page(sent, typed, capsys) -
     for run in ("sent", "other"):
         if run == "other":
             shutil.copytree(sent, run)
-        manifest = json.loads(Path(run, "manifest.json").read_text())
-        manifest["env"]["id"] = EVIL
-        manifest["versions"][EVIL] = run
-        Path(run, "manifest.json").write_text(json.dumps(manifest))
-        results = json.loads(Path(run, "results.json").read_text())
-        results["manifest"] = sha256(Path(run, "manifest.json"))
-        Path(run, "results.json").write_text(json.dumps(results))
+        manifest = Path(run, "manifest.json")
+        alter(manifest, {("env", "id"): EVIL, ("versions", EVIL): run})
+        alter(Path(run, "results.json"), {"manifest": sha256(manifest)})
     ask(sent, policy=EVIL, checkpoint=f"{EVIL}.pt", env_kwargs={EVIL: EVIL})
     outputs = [
         "".join(typed(command)[1:])

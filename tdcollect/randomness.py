@@ -1,8 +1,7 @@
 """The global generators of torch, NumPy and Python: saved, watched, and as streams of episodes.
 
-Some envs and transforms draw from them: ``NoopResetEnv``, VMAS, an env that calls ``torch.randn``.
-A :class:`GlobalStream` is swapped in while the env of its episode runs, and swapped out again, so
-that the episode's draws depend on its seed alone.
+Some envs and transforms draw from them, ``NoopResetEnv`` and VMAS say: a :class:`GlobalStream` is
+swapped in while the env of its episode runs, so that its draws depend on its seed alone.
 """
 
 from __future__ import annotations
@@ -228,17 +227,17 @@ class EpisodeStreams(gym.Wrapper[Any, Any, Any, Any]):
         """Reset the env; a seed starts a stream."""
         if seed is not None:
             self._stream = GlobalStream(seed)
-        if self._stream is None:
-            return self.env.reset(seed=seed, options=options)
-        with Outside(), self._stream:
-            return self.env.reset(seed=seed, options=options)
+        return self._streamed(self.env.reset, seed=seed, options=options)
 
     def step(self, action: Any) -> Any:
         """Step the env."""
+        return self._streamed(self.env.step, action)
+
+    def _streamed(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self._stream is None:
-            return self.env.step(action)
+            return call(*args, **kwargs)
         with Outside(), self._stream:
-            return self.env.step(action)
+            return call(*args, **kwargs)
 
 
 class WithStreams:

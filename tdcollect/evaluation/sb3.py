@@ -59,17 +59,16 @@ def load_policy(
         >>> result = tdcollect.evaluate(env, load_policy("ppo.zip", env), episodes=100)
     """
     extra_module("stable_baselines3", "a model of Stable-Baselines3")
-    if isinstance(model, (str, os.PathLike)):
-        if not Path(model).is_file():
-            raise FileNotFoundError(
-                f"expected a model of Stable-Baselines3, got {model}, which is no file"
-            )
-        policy, settings = _read(model)
-    else:
+    file = model
+    if not isinstance(model, (str, os.PathLike)):
         file = io.BytesIO()
         model.save(file)  # a copy, which later training leaves as it is
         file.seek(0)
-        policy, settings = _read(file)
+    elif not Path(model).is_file():
+        raise FileNotFoundError(
+            f"expected a model of Stable-Baselines3, got {model}, which is no file"
+        )
+    policy, settings = _read(file)
     if isinstance(normalization, (str, os.PathLike)):
         normalization = _read_normalization(Path(normalization))
     elif normalization is not None:

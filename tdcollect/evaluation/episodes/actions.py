@@ -56,10 +56,9 @@ class LegalActions:
         self._by_slot = DrawByRow(1)
 
     def apply(self, slots: Sequence[int]) -> bool:
-        """Tell whether actions must be drawn slot by slot, as masks ask for, now or at first.
+        """Tell whether actions must be drawn slot by slot, for masks, now or at first.
 
-        So does a ``rand_action`` of the env's own; and ``MultiCategorical``, which draws batches
-        choice by choice.
+        Or for a ``rand_action`` of the env's own, or ``MultiCategorical``, drawn choice by choice.
         """
         env = self._env
         envs = [env.envs[s] for s in slots] if isinstance(env, SlotEnvs) else [env.transformed]

@@ -319,14 +319,10 @@ class EvaluationCollector:
 
         Args:
             verdict: of a probe of the same env elsewhere; None to probe this one.
-            stepped: as for :func:`probe`.
-            skipped: likewise.
+            stepped, skipped: as for :func:`probe`, whose errors this raises.
 
         Returns:
             The verdict; None if there are no episodes to run.
-
-        Raises:
-            NotReproducibleError: if the env does not give the same episode for the same seeds.
         """
         if self._fresh_envs is None and self.episode_indices:
             with evaluating():

@@ -158,6 +158,12 @@ def _open_made(env: EnvBase, episodes: int, finish: Finish, ours: bool) -> Opene
 
 def _slots(first: EnvBase, make: Callable[[], EnvBase], count: int, finish: Finish) -> Opened:
 
+    def still(env: EnvBase) -> EnvBase:
+        env = finish(env)
+        for transform in all_transforms_of(env):
+            freeze(transform)
+        return env
+
     def another() -> EnvBase:
         env = make()
         if env is first:
@@ -165,11 +171,11 @@ def _slots(first: EnvBase, make: Callable[[], EnvBase], count: int, finish: Fini
                 "expected a callable that makes a new env at each call, one per slot, got the "
                 f"same {_text(env)} twice; make it in the callable, or pass the env itself"
             )
-        return _still(finish(env))
+        return still(env)
 
     envs = [first]
     try:
-        envs[0] = _still(finish(first))
+        envs[0] = still(first)
         while len(envs) < count:
             envs.append(another())
         return Opened(envs[0], SlotEnvs(envs, another))
@@ -183,12 +189,6 @@ def _made(make: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
     """Make an env, whose constructor draws the same for every slot, and nothing outside."""
     with Outside(), GlobalStream(0):
         return make(**kwargs)
-
-
-def _still(env: EnvBase) -> EnvBase:
-    for transform in all_transforms_of(env):
-        freeze(transform)
-    return env
 
 
 def _added(requested: RequestedEnv, finish: Finish, env: EnvBase) -> EnvBase:

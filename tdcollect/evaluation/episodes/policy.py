@@ -68,12 +68,7 @@ class RowNoise:
 
 
 class DrawByRow(TorchDispatchMode):
-    """Runs every random operation row by row, each row with the generator of its episode.
-
-    Attributes:
-        streams: one generator per row of the batch; None for rows of no episode.
-        draws: the number of random operations so far.
-    """
+    """Runs random operations row by row, each with one of ``streams``; None for no episode."""
 
     def __init__(self, rows: int):
         super().__init__()
@@ -452,8 +447,7 @@ class Inference:
     def _padded(self, given: StepDict, first: int, stop: int) -> StepDict:
         """Return the inputs of a group of slots, the last one repeated up to the fixed size.
 
-        They are copied to memory that torch allocates: how a matrix product rounds depends on the
-        alignment and the strides of its inputs.
+        Memory that torch allocates: how a matrix product rounds depends on alignment and strides.
         """
         index = self._index.get(first)
         if index is None:
@@ -728,23 +722,20 @@ class ActionMasks(Transform):
         super().__init__(in_keys=[], out_keys=[ACTION_MASKS])
         self._size = size
 
-    def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
-        return self._with_masks(next_tensordict)
-
     def _reset(
         self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase
     ) -> TensorDictBase:
-        return self._with_masks(tensordict_reset)
+        return self._call(tensordict_reset)
 
-    def _with_masks(self, tensordict: TensorDictBase) -> TensorDictBase:
-        done = tensordict.get(keys.DONE).reshape(-1).tolist()
+    def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
+        done = next_tensordict.get(keys.DONE).reshape(-1).tolist()
         masks = np.ones((len(done), self._size), bool)
         base = base_of(self.parent)
         for slot, env in enumerate(base.slot_envs):
             if not done[slot]:
                 masks[slot] = read_mask(env, slot, self._size)
-        shape = (*tensordict.batch_size, self._size)
-        return tensordict.set(ACTION_MASKS, torch.from_numpy(masks).reshape(shape))
+        shape = (*next_tensordict.batch_size, self._size)
+        return next_tensordict.set(ACTION_MASKS, torch.from_numpy(masks).reshape(shape))
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
         shape = (*observation_spec.shape, self._size)

@@ -228,18 +228,9 @@ def test_what_is_refused_is_told_on_one_line(typed, command: str, reason: str) -
         ("evaluate CartPole-v1 --policy random --episodes many", "'many' is not a valid integer"),
         ("evaluate CartPole-v1 --policy random --env-kwargs [1]", "expected a JSON object, got"),
         ("evaluate CartPole-v1 --policy random --env-kwargs {", "expected a JSON object, got '{'"),
-        (
-            "evaluate CartPole-v1 --policy random --env-seeds 1;2",
-            "ints with commas between",
-        ),
-        (
-            "evaluate CartPole-v1 --policy random --keep-trajectories",
-            "a directory: --output-dir",
-        ),
-        (
-            "evaluate CartPole-v1 --policy random --retry-lost",
-            "--retry-lost needs the directory",
-        ),
+        ("evaluate CartPole-v1 --policy random --env-seeds 1;2", "ints with commas between"),
+        ("evaluate CartPole-v1 --policy random --keep-trajectories", "a directory: --output-dir"),
+        ("evaluate CartPole-v1 --policy random --retry-lost", "--retry-lost needs the directory"),
         ("evaluate CartPole-v1 --policy random --exploration-type mad", "'mad' is not one of"),
         ("compare one", "expected two directories or more"),
         ("replay one -- -1", "-1 is not in the range"),

@@ -313,10 +313,7 @@ def test_missing_files_are_named_before_anything_runs(folder: Path) -> None:
 
 def test_settings_that_cannot_be_honoured_are_refused_before_anything_runs(folder: Path) -> None:
     for defaults, match in [
-        (
-            {"num_envs": 0},
-            "task walk with policy random: expected num_envs to be a positive int or None",
-        ),
+        ({"num_envs": 0}, "task walk with policy random: expected num_envs to be a positive int"),
         ({"device": "gpu"}, "expected device to be one of torch, such as 'cpu' or 'cuda:0'"),
         ({"device": 0.5}, "expected device to be one of torch"),
         ({"fresh_envs": "no"}, "expected fresh_envs to be a bool or None"),

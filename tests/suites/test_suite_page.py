@@ -88,6 +88,7 @@ def test_each_cell_leads_to_its_report_or_has_a_reason() -> None:
     first, of_ppo = found.cell("task0", "random"), found.of("task0", "ppo")
     one_of_three = f"1 of 3 runs {of_ppo[0].score:.2f} missing failed"
     assert rows["task0"] == [f"{first.score:.2f}", one_of_three]
+    assert page.html.count('<td class="bad">') == 3  # one here, and two with a reason
     values = [cell.score for cell in found.of("task1", "ppo")]
     mean = f"{sum(values) / 3:.2f}"
     assert rows["task1"][1] == " ".join([mean, *(f"{value:.2f}" for value in values)])

@@ -16,7 +16,8 @@ from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import DupFd
 from pathlib import Path
-from typing import Any, NamedTuple
+from subprocess import CompletedProcess
+from typing import Any
 from unittest import mock
 
 from tdcollect.processes import child
@@ -37,12 +38,7 @@ _IMPORTED = [
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
-class Ended(NamedTuple):
-    """An ended process, under the names of `subprocess.CompletedProcess`."""
-
-    returncode: int
-    stdout: str
-    stderr: str
+Ended = CompletedProcess[str]
 
 
 def forkserver() -> ForkServerContext:
@@ -95,7 +91,7 @@ def run(
             process.join()
         texts = [(Path(folder) / name).read_text() for name in ("stdout", "stderr")]
     assert process.exitcode is not None
-    return Ended(process.exitcode, *texts)
+    return Ended(function, process.exitcode, *texts)
 
 
 def run_script(path: Path, *arguments: Any, cwd: Path | None = None, seconds: float = 240) -> Ended:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorWrapper
 from tensordict import TensorDict, TensorDictBase
 from torchrl.collectors import Collector as TorchRLCollector
 from torchrl.envs import (
@@ -508,25 +508,18 @@ def test_envpool_draws_fresh_episodes_unless_seeded_and_refuses_what_it_cannot_h
 # --- vector envs of other classes --------------------------------------------------------------
 
 
-class Foreign(VectorEnv):
+class Foreign(VectorWrapper):
     """A vector env that is neither Sync nor Async, around one that is."""
 
     def __init__(self, mode: AutoresetMode | None) -> None:
         inner_mode = AutoresetMode.SAME_STEP if mode is None else mode
         factories = [partial(Counting, slot=slot) for slot in range(N)]
-        self.inner = SyncVectorEnv(factories, autoreset_mode=inner_mode)
-        self.num_envs = N
+        super().__init__(SyncVectorEnv(factories, autoreset_mode=inner_mode))
         self.metadata = {} if mode is None else {"autoreset_mode": mode}
-        self.single_observation_space = self.inner.single_observation_space
-        self.single_action_space = self.inner.single_action_space
-        self.observation_space = self.inner.observation_space
-        self.action_space = self.inner.action_space
 
-    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
-        return self.inner.reset(seed=seed, options=options)
-
-    def step(self, actions: Any) -> Any:
-        return self.inner.step(actions)
+    @property
+    def unwrapped(self) -> Any:
+        return self
 
 
 def without_shared_memory(mode: AutoresetMode) -> AsyncVectorEnv:

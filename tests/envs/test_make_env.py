@@ -102,57 +102,38 @@ def test_env_kwargs_reach_the_env(log: list[str]) -> None:
 # --- refused before an env is made -------------------------------------------------------------
 
 
-def cases(name: str, values: list[Any], told: str, **more: Any) -> list[Any]:
-    """Values of one argument that are refused with the same words."""
-    return [({**more, name: value}, told) for value in values]
-
-
 NO_SECONDS = [0, -1.0, True, float("inf"), float("nan"), "2"]
+NO_COUNT = [0, -1, True, 1.5, "2"]
 TWO = {"backend": "process", "num_envs": 2}
+COUNT = "expected {} to be an int from 1 to 2, .*, got"
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    *cases(
-        "num_envs", [0, -1, True, 1.5, "2"], "expected num_envs to be a positive int, or None for"
-    ),
-    *cases(
-        "max_episode_steps",
-        [0, -1, True, 1.5, "2"],
-        "expected max_episode_steps to be a positive int or None, got",
-    ),
     ({"seed": [1, 2, 3], "num_envs": 2}, "one seed for each of the 2 slots"),
     ({"seed": -1, "num_envs": 2}, "expected seeds that are not negative, got -1"),
     ({"seed": 1.0, "num_envs": 2}, "expected a seed that is an int"),
-    *cases("info_keys", ["length", 3, [1]], "expected info_keys to be a sequence of names"),
-    *cases("env_kwargs", [3, [{}, {}], "x"], "expected env_kwargs to be a dict.*; pass one dict"),
     ({"backend": "x"}, "backend to be .serial., .process., .gymnasium. or .envpool., got 'x'"),
-    *cases("backend", ["gymnasium"], r"expects a gymnasium.vector.VectorEnv \("),
-    *cases("backend", ["envpool"], "backend='envpool' expects an EnvPool id"),
-    *cases(
-        "num_workers",
-        [0, 3, -1, True, 1.5, "2"],
-        "expected num_workers to be an int from 1 to 2, .*, got",
-        **TWO,
-    ),
-    *cases("timeout", NO_SECONDS, "expected timeout to be seconds above 0, or None, got", **TWO),
+    ({"backend": "gymnasium"}, r"expects a gymnasium.vector.VectorEnv \("),
+    ({"backend": "envpool"}, "backend='envpool' expects an EnvPool id"),
     ({**TWO, "start_method": "thread"}, "start_method to be .spawn., .fork. or None, got 'thread'"),
     ({"num_workers": 2}, "backend='serial' takes no num_workers; use backend='process'"),
     ({"timeout": 1}, "backend='serial' takes no timeout; use backend='process'"),
     ({"start_method": "fork"}, "backend='serial' takes no start_method; use backend='process'"),
-    *cases(
-        "wait_num",
-        [0, -1, 3, True, 1.0, "1"],
-        "expected wait_num to be an int from 1 to 2, .*, got",
-        **TWO,
-    ),
-    *cases(
-        "wait_timeout",
-        NO_SECONDS,
-        "expected wait_timeout to be seconds above 0, or None",
-        **TWO,
-        wait_num=1,
-    ),
     ({**TWO, "wait_timeout": 0.5}, "expected wait_num with wait_timeout=0.5, got none"),
     ({"num_envs": 2, "wait_num": 1}, "expected backend='process' and num_envs .*='serial'"),
     ({"backend": "process", "wait_num": 1}, "expected backend='process' and num_envs .*None"),
+    *(
+        ({**more, name: value}, told.format(name))
+        for name, values, told, more in [
+            ("num_envs", NO_COUNT, "expected {} to be a positive int, or None for", {}),
+            ("max_episode_steps", NO_COUNT, "expected {} to be a positive int or None, got", {}),
+            ("num_workers", [*NO_COUNT, 3], COUNT, TWO),
+            ("wait_num", [*NO_COUNT, 3], COUNT, TWO),
+            ("timeout", NO_SECONDS, "expected {} to be seconds above 0, or None, got", TWO),
+            ("wait_timeout", NO_SECONDS, "expected {} to be seconds above", {**TWO, "wait_num": 1}),
+            ("info_keys", ["length", 3, [1]], "expected {} to be a sequence of names", {}),
+            ("env_kwargs", [3, [{}, {}], "x"], "expected {} to be a dict.*; pass one dict", {}),
+        ]
+        for value in values
+    ),
 ]
 
 
@@ -247,16 +228,14 @@ def test_spaces_must_agree_between_slots(log: list[str], name: str) -> None:
     assert log == ["made"] * 3 + ["closed"] * 3
 
 
-def failing(log: list[str], made: list[int]) -> gym.Env:
-    made.append(1)
-    if len(made) == 3:
-        raise OSError("no more")
-    return Plain(log)
-
-
 def test_an_env_that_cannot_be_made_leaves_none_open(log: list[str]) -> None:
+    def make() -> gym.Env:
+        if len(log) == 2:
+            raise OSError("no more")
+        return Plain(log)
+
     with pytest.raises(OSError, match="no more"):
-        make_env(partial(failing, log, []), num_envs=3)
+        make_env(make, num_envs=3)
     assert log == ["made", "made", "closed", "closed"]
 
 

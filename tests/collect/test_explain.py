@@ -67,17 +67,14 @@ class Unknown(Transform):
         return next_tensordict
 
 
-def test_an_unknown_transform_is_the_only_obstacle() -> None:
+def test_an_unknown_transform_or_env_is_the_only_obstacle() -> None:
+    explanation = explain(PendulumEnv())
+    assert [part.what for part in explanation.obstacles] == ["PendulumEnv"]
+    assert "steps by its own code, on TensorDicts" in how(explanation, "env")[0]
     explanation = explain(TransformedEnv(cartpole(), Compose(RewardSum(), Unknown())), actor())
     (part,) = explanation.obstacles
     assert part.what == "Unknown"
     assert "on a TensorDict of its own: it is not known to run on arrays" in part.how
-
-
-def test_another_kind_of_env_steps_by_its_own_code() -> None:
-    explanation = explain(PendulumEnv())
-    assert [part.what for part in explanation.obstacles] == ["PendulumEnv"]
-    assert "steps by its own code, on TensorDicts" in how(explanation, "env")[0]
 
 
 def test_all_obstacles_are_named() -> None:
@@ -89,13 +86,14 @@ def test_all_obstacles_are_named() -> None:
         assert reason in text
 
 
-def test_a_module_with_hooks_is_called_as_it_is() -> None:
+def test_what_is_not_known_costs_no_neighbour() -> None:
     policy = actor()
     policy.module[0].register_forward_hook(lambda *_: None)
-    assert how(explain(cartpole(), policy), "policy")[0] == "on a TensorDict: has hooks"
+    assert how(explain(cartpole(), policy), "policy") == [
+        "on a TensorDict: has hooks",
+        "computed straight, checked once per batch",
+    ]
 
-
-def test_what_is_not_known_costs_no_neighbour() -> None:
     class Own(TensorDictModule):
         def forward(self, tensordict: Any) -> Any:
             return tensordict.set("hidden", tensordict["observation"] * 2)

@@ -316,7 +316,8 @@ def test_rollout_of_the_env_and_seeds_of_its_collector(
 FOUR = CountingRules(lengths=4)  # every episode ends at step 3, 7, 11, ...
 OBSERVATION, NEXT_OBSERVATION = keys.OBSERVATION, (keys.NEXT, keys.OBSERVATION)
 NEXT_TERMINATED, NEXT_TRUNCATED = (keys.NEXT, keys.TERMINATED), (keys.NEXT, keys.TRUNCATED)
-REWARD, TRAJ_IDS = (keys.NEXT, keys.REWARD), keys.TRAJ_IDS
+NEXT_TOTAL, REWARD = (keys.NEXT, keys.EPISODE_REWARD), (keys.NEXT, keys.REWARD)
+TRAJ_IDS = keys.TRAJ_IDS
 BOOKKEEPING = (keys.IS_INIT, keys.STEP_COUNT, HIDDEN, keys.EPISODE_REWARD)
 ALL = slice(None)
 
@@ -413,31 +414,15 @@ FAULTS: list[tuple[Change, str]] = [
         "entry 'observation': expected [0, 1, 0], got [0, 2, 0]",
     ),
     (rows(slice(2), slice(3, None)), "begins where the row before it ended: slot 0, step 2"),
-    (
-        put(NEXT_OBSERVATION, (2, 5), lambda b: b[OBSERVATION][2, 5]),
-        "the next observation is the one that follows: slot 2, step 5",
-    ),
+    (put(NEXT_OBSERVATION, (2, 5), lambda b: b[OBSERVATION][2, 5]), "the one that follows: slot 2"),
     (with_swapped_slots, "a slot keeps to its own place: slot 0, step 5, entry 'observation': "),
-    (
-        put(REWARD, ALL, lambda b: b[REWARD].roll(1, dims=1)),
-        "a reward is that of its step: slot 0, step 0, entry ('next', 'reward')",
-    ),
-    (
-        put(NEXT_TERMINATED, ALL, lambda b: b[keys.NEXT, keys.DONE]),
-        "terminated is what the env said: slot 1, step 3",
-    ),
+    (put(REWARD, ALL, lambda b: b[REWARD].roll(1, dims=1)), "a reward is that of its step: slot 0"),
+    (put(NEXT_TERMINATED, ALL, lambda b: b[keys.NEXT, keys.DONE]), "terminated is what the env sa"),
     (put(NEXT_TRUNCATED, ALL, False), "truncated is what the env said, or a time limit: slot 1"),
     (put((keys.NEXT, keys.DONE), (2, 7), False), "done is terminated or truncated: slot 2, step 7"),
     (put(keys.DONE, (0, 4), True), "no step starts from an ended episode: slot 0, step 4"),
-    (
-        put(keys.ACTION, (1, 6), lambda b: b[keys.ACTION][1, 5]),
-        "an action is the one that the state asks for: slot 1, step 6, entry 'action': "
-        "expected 2, got 1",
-    ),
-    (
-        put(TRAJ_IDS, (ALL, slice(1, None)), lambda b: b[TRAJ_IDS][:, :-1]),
-        "traj_ids stay the same within an episode: slot 0, step 5",
-    ),
+    (put(keys.ACTION, (1, 6), lambda b: b[keys.ACTION][1, 5]), "one that the state asks for: slot"),
+    (put(TRAJ_IDS, (ALL, slice(1, None)), lambda b: b[TRAJ_IDS][:, :-1]), "traj_ids stay the same"),
     (put(TRAJ_IDS, ALL, lambda b: b[TRAJ_IDS][:, :1]), "ids change where an episode starts: slot"),
     (put(TRAJ_IDS, 2, lambda b: b[TRAJ_IDS][0]), "no two episodes share a traj_id: slot 0, step 0"),
     (put(keys.IS_INIT, (0, 4), False), "is_init marks an episode's first row, and no other: slot"),
@@ -447,14 +432,14 @@ FAULTS: list[tuple[Change, str]] = [
     (put((keys.NEXT, keys.IS_INIT), ALL, True), "next is_init is False: a step ends in no first"),
     (
         put((keys.NEXT, keys.STEP_COUNT), ALL, lambda b: b[keys.STEP_COUNT]),
-        "next step_count counts the row too: slot 0, step 0",
+        "next step_count count",
     ),
     (put((keys.NEXT, HIDDEN), ALL, lambda b: b[HIDDEN]), "the next hidden state is the one after"),
     (
-        put((keys.NEXT, keys.EPISODE_REWARD), ALL, lambda b: b[keys.EPISODE_REWARD]),
-        "episode_reward goes on from row to row: slot 0, step 1",
+        put(NEXT_TOTAL, ALL, lambda b: b[keys.EPISODE_REWARD]),
+        "episode_reward goes on from row to",
     ),
-    (put((keys.NEXT, keys.EPISODE_REWARD), (ALL, -1), 0), "episode_reward adds the row's reward: "),
+    (put(NEXT_TOTAL, (ALL, -1), 0), "episode_reward adds the row's reward: "),
     (lambda b: b.set(REWARD, b[REWARD].double()), "shape and dtype: entry ('next', 'reward'): exp"),
 ]
 

@@ -118,6 +118,8 @@ def test_ids_that_recur_are_told_apart() -> None:
         assembler = TrajectoryAssembler(match=match)
         assert [rows(assembler.feed(part)) for part in cut(batch, 3)] == [[1, 2], [3, 4, 5, 6]]
         assert assembler.completed == 3
+        assert rows(assembler.feed(batch)) == [1, 2, 3, 4, 5, 6]
+        assert assembler.completed == 6
 
 
 def test_several_workers_by_id() -> None:

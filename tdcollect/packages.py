@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import pkgutil
 import re
 import sys
 import tomllib
@@ -99,7 +100,7 @@ def lazy(
         inner: those of the names that are not public, separated by spaces.
         modules: modules that are attributes themselves, likewise.
     """
-    source = Path(str(sys.modules[package].__file__)).read_text(encoding="utf-8")
+    source = (pkgutil.get_data(package, "__init__.py") or b"").decode()  # from a zip file, too
     found = re.findall(r"^    from (\S+) import (?:\(\s+)?(\w+) as \2\b", source, re.MULTILINE)
     places = {name: module for module, name in found}
     shown = {*places, *modules.split()}

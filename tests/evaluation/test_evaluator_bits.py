@@ -160,7 +160,7 @@ def test_running_statistics_are_part_of_the_snapshot() -> None:
         assert evaluator.submit().result(60).digest == found[3].digest
         assert weights_of_three.result(60).digest == found[3].digest
     assert found[1].digest == found[2].digest
-    for seed, result in ((1, found[0]), (2, found[2]), (3, found[3])):
+    for seed, result in ((1, found[0]), (3, found[3])):
         offline = tdcollect.evaluate(
             partial(with_statistics, seed), policy, 2, num_envs=2, progress=False
         )

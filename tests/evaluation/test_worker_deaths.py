@@ -178,12 +178,12 @@ def test_an_episode_that_ends_its_process_alone_is_lost(
     set_up: Any, tame: EvaluationResult, capsys: pytest.CaptureFixture[str]
 ) -> None:
     deeds = dict(zip(range(11, 30, 2), ENDS, strict=False))
-    result = told(set_up(2), partial(Deadly, deeds), hungry())
+    result = told(set_up(2, max_lost=2), partial(Deadly, deeds), hungry())
     lost = {seed - 10: ENDS[deed] for seed, deed in deeds.items()}
     assert len(lost) == len(ENDS)
     assert result.episodes == expected(tame, *lost)
     assert result.errors == {
-        index: f"its worker {how}, the last of 3 that it cost" for index, how in lost.items()
+        index: f"its worker {how}, the last of 2 that it cost" for index, how in lost.items()
     }
     lines = [line for line in capsys.readouterr().err.splitlines() if "process" in line]
     for index in lost:

@@ -411,20 +411,15 @@ def init(*shape: int) -> torch.Tensor:
 OTHERS: dict[str, tuple[Callable[[], Any], Mapping[str, Any]]] = {
     "tanh": (lambda: TanhModule(in_keys=["action"]), ACTION),
     "tanh in a spec": (lambda: TanhModule(in_keys=["action"], spec=BOX, clamp=True), ACTION),
-    "tanh of two": (
-        lambda: TanhModule(in_keys=["action", "other"], low=-2.0, high=0.5),
-        {**ACTION, "other": ACTION["action"] * 2},
-    ),
     "tanh of agents": (lambda: TanhModule(in_keys=[KEY], out_keys=[KEY], low=-3.0), AGENTS_BOX),
     "OU": (
         lambda: OrnsteinUhlenbeckProcessModule(WIDE.clone(), safe=False),
         {**ACTION, "is_init": init(1)},
     ),
-    "OU, safe": (
-        lambda: OrnsteinUhlenbeckProcessModule(WIDE.clone(), sigma_min=0.1, theta=0.5),
-        {**ACTION, "is_init": init(1)},
+    "OU without is_init": (
+        lambda: OrnsteinUhlenbeckProcessModule(WIDE.clone(), sigma_min=0.1),
+        ACTION,
     ),
-    "OU without is_init": (lambda: OrnsteinUhlenbeckProcessModule(WIDE.clone()), ACTION),
     "OU of agents": (
         lambda: OrnsteinUhlenbeckProcessModule(
             agents_spec(Bounded(-1, 1, (N, 2, 4))), action_key=KEY
@@ -437,8 +432,7 @@ OTHERS: dict[str, tuple[Callable[[], Any], Mapping[str, Any]]] = {
         lambda: AdditiveGaussianModule(agents_spec(Bounded(-1, 1, (N, 2, 4))), action_key=KEY),
         AGENTS_BOX,
     ),
-    "epsilon-greedy": (lambda: EGreedyModule(OneHot(4, (N, 4)), 0.5), CHOICE),
-    "epsilon-greedy, unbatched spec": (lambda: EGreedyModule(OneHot(4), 0.5), CHOICE),
+    "epsilon-greedy": (lambda: EGreedyModule(OneHot(4), 0.5), CHOICE),
     "epsilon-greedy with a mask": (
         lambda: EGreedyModule(OneHot(4, (N, 4)), 0.9, action_mask_key="mask"),
         {**CHOICE, "mask": MASKED["mask"]},

@@ -427,9 +427,17 @@ def test_returns_of_groups_of_agents_are_the_mean_of_their_means() -> None:
     assert str(other.stats) == str(collector.stats)
 
 
-@pytest.mark.parametrize("name", ["mock-nested-flags", "mock-many-keys", "mock-unlike"])
-def test_episodes_end_where_the_collector_starts_a_trajectory(name: str) -> None:
-    collector = Collector(ENVS[name](), frames_per_batch=30)
+def truncated_alone() -> EnvBase:
+    """Its episodes go on where a trajectory ends."""
+    return TransformedEnv(cartpole(None), StepCounter(5, update_done=False))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [ENVS["mock-nested-flags"], ENVS["mock-many-keys"], ENVS["mock-unlike"], truncated_alone],
+)
+def test_episodes_end_where_the_collector_starts_a_trajectory(make: Any) -> None:
+    collector = Collector(make(), frames_per_batch=30)
     batches = list(itertools.islice(collector, 2))
     ids = torch.cat([batch["collector", "traj_ids"] for batch in batches])
     _, lengths = ids.unique_consecutive(return_counts=True)
@@ -440,35 +448,20 @@ def test_episodes_end_where_the_collector_starts_a_trajectory(name: str) -> None
 # --------------------------------------------------------------------------- figures and print
 
 
-@pytest.mark.behaviour(24)
-def test_spreads_are_numpys_and_none_where_no_episode_ended() -> None:
-    collector = Collector(toy(), frames_per_batch=3 * 50)
-    collector.rollout()
-    latest = collector.stats.latest
-    for values, found in (
-        (latest.returns, latest.return_stats),
-        (latest.lengths, latest.length_stats),
-    ):
-        assert found == (values.mean(), values.std(), values.min(), values.max())
-    assert latest.group_returns == {}
-    assert "group" not in collector.state_dict()["statistics"]["form"]
-    short = Collector(cartpole(max_episode_steps=5), frames_per_batch=3 * 4)
-    short.rollout()
-    latest = short.stats.latest
-    assert latest.episodes == 0
-    assert len(latest.returns) == len(latest.lengths) == 0
-    assert latest.return_stats is latest.length_stats is short.stats.lifetime.return_stats is None
-    assert "returns   None" in str(latest)
-
-
-@pytest.mark.behaviour(25, 26)
+@pytest.mark.behaviour(24, 25, 26)
 def test_life_and_window_hold_the_batches_together() -> None:
     collector = Collector(toy(), frames_per_batch=3 * 50, stats_window=10)
     returns, lengths, steps = [], [], 0
     for _ in itertools.islice(collector, 4):
-        returns += collector.stats.latest.returns.tolist()
-        lengths += collector.stats.latest.lengths.tolist()
-        steps += collector.stats.latest.steps
+        latest = collector.stats.latest
+        for values, found in (
+            (latest.returns, latest.return_stats),
+            (latest.lengths, latest.length_stats),
+        ):
+            assert found == (values.mean(), values.std(), values.min(), values.max())
+        returns += latest.returns.tolist()
+        lengths += latest.lengths.tolist()
+        steps += latest.steps
     life, window = collector.stats.lifetime, collector.stats.window
     assert (life.collections, life.episodes, life.steps) == (4, len(returns), steps)
     all_returns, all_lengths = np.array(returns), np.array(lengths)
@@ -479,6 +472,8 @@ def test_life_and_window_hold_the_batches_together() -> None:
     assert window.returns.tolist() == returns[-10:]
     assert window.lengths.tolist() == lengths[-10:]
     assert window.return_stats.mean == all_returns[-10:].mean()
+    assert latest.group_returns == {}
+    assert "group" not in collector.state_dict()["statistics"]["form"]
 
 
 @pytest.mark.behaviour(24)
@@ -503,6 +498,12 @@ def test_statistics_print_readably(monkeypatch: pytest.MonkeyPatch) -> None:
         "latest 6 episodes",
     ]
     assert "  steps     42" in lines
+    short = Collector(cartpole(max_episode_steps=5), frames_per_batch=3 * 4)
+    short.rollout()
+    latest = short.stats.latest
+    assert latest.episodes == len(latest.returns) == len(latest.lengths) == 0
+    assert latest.return_stats is latest.length_stats is short.stats.lifetime.return_stats is None
+    assert "returns   None" in str(latest)
 
 
 # ----------------------------------------------------------------------------------------- timers

@@ -212,6 +212,19 @@ def test_episodes_with_steps_that_an_error_took_are_not_counted() -> None:
     assert collector.stats.lifetime.episodes == 6
 
 
+def test_statistics_that_are_loaded_alone_bring_no_episodes_in_flight() -> None:
+    first, other = (
+        Collector(cartpole(max_episode_steps=5), frames_per_batch=3 * 4) for _ in range(2)
+    )
+    first.rollout()
+    other.rollout()
+    other.load_state_dict(first.state_dict(), components=["statistics"])
+    other.collect(frames=3 * 5)  # ends those of its own, whose sums are gone
+    assert other.stats.latest.episodes == 0
+    other.collect(frames=3)
+    assert other.stats.latest.lengths.tolist() == [5] * 3
+
+
 # ------------------------------------------------------------------------- collecting by count
 
 

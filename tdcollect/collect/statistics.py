@@ -214,6 +214,11 @@ class Lifetime:
             self._returns.add(collection.returns)
             self._lengths.add(collection.lengths)
 
+    def add_shaped(self, returns: Floats) -> None:
+        """Count the shaped returns of a collection."""
+        if len(returns):
+            self._shaped.add(returns)
+
     def __repr__(self) -> str:
         return _line(self, f"{self.collections} collections", f"{self.episodes} episodes")
 
@@ -313,8 +318,7 @@ class Statistics:
         """Take in the shaped returns of the latest collection."""
         assert self._latest is not None
         self._latest = replace(self._latest, shaped_returns=returns)
-        if len(returns):
-            self._lifetime._shaped.add(returns)
+        self._lifetime.add_shaped(returns)
 
     def _check(self) -> None:
         if not self.on:

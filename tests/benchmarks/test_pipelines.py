@@ -39,8 +39,8 @@ OTHERS = {"dreamer", "maddpg", "mappo", "module_transform", "multi_step", "qmix"
 OTHERS |= {"serial_rand_step"}
 """Scripts with a part that is not on arrays."""
 
-ALIKE = {"ppo_atari", "sac_async", "tqc", "coding_ddpg"}
-"""Scripts whose envs and transforms are those of others: they are among the slow ones."""
+ALIKE = {"tqc": "sac", "td3": "sac and td3_trainer", "ppo_atari": "ppo_atari_serial and a2c_atari"}
+"""Scripts that are made of the parts of others: they are among the slow ones."""
 
 
 @pytest.fixture(autouse=True)

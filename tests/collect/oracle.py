@@ -95,7 +95,7 @@ def check_same(
     catch: bool = False,
 ) -> None:
     """Raise unless ``script`` observes the same of our collector and the parent's, bit for bit."""
-    script = batches() if script is None else script
+    script = batches(2) if script is None else script
     theirs = run(ParentCollector, make_env, make_policy, script, make_options, catch)
     ours = run(Collector, make_env, make_policy, script, make_options, catch)
     assert_same_record(ours, theirs)

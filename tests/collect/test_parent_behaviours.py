@@ -303,23 +303,22 @@ def test_breaking_out_and_iterating_again_goes_on(collector: Any) -> Iterator[An
     yield from batches(1)(collector)
 
 
-CONSTRUCTIONS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "callable": (ENVS["toy"], {}),
-    "callable-with-arguments": (partial(make_env, make_toy), {"num_envs": 3}),
-    "creator": (EnvCreator(ENVS["toy"]), {}),
-}
-
-
 @array_loop
-@pytest.mark.parametrize("kind", CONSTRUCTIONS)
-def test_env_from_a_callable_and_policy_from_a_factory(kind: str) -> None:
-    make, kwargs = CONSTRUCTIONS[kind]
-
+@pytest.mark.parametrize(
+    ("make", "kwargs"),
+    [
+        (ENVS["toy"], None),
+        (partial(make_env, make_toy), {"num_envs": 3}),
+        (EnvCreator(ENVS["toy"]), None),
+    ],
+    ids=["callable", "callable-with-arguments", "creator"],
+)
+def test_env_from_a_callable_and_policy_from_a_factory(make: Any, kwargs: Any) -> None:
     def first_batch(collector_class: Any) -> Any:
         seed_everything(0)
         factory = partial(policies.actor, ENVS["toy"]())
         collector = collector_class(
-            make, policy_factory=factory, frames_per_batch=30, create_env_kwargs=kwargs or None
+            make, policy_factory=factory, frames_per_batch=30, create_env_kwargs=kwargs
         )
         collector.env.set_seed(5)
         collector.reset()

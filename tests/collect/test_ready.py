@@ -148,8 +148,10 @@ def test_a_program_that_collects_episodes_repeats(pairs: list[Pair]) -> None:
             yield collector.collect(episodes=4)
             yield collector.collect(frames=6)
 
-    once, again = (observed(pairs[1][0], script) for _ in range(2))
+    other = Pace(3, 1, 3, None).ready(make_toy, **BOOKS)
+    once, again = (observed(env, script) for env in (pairs[1][0], other))
     assert_same_record(again, once)
+    other.close()
 
 
 class Opening(nn.Module):

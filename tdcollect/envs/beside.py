@@ -37,7 +37,7 @@ from tdcollect._upstream.torchrl import (
     without_locks,
     wrapped_env,
 )
-from tdcollect.envs.process.values import InfoEntry
+from tdcollect.envs.process.values import InfoEntry, limits
 from tdcollect.envs.spaces import SpaceCodec, by_name, compose, key_of, observation_name
 from tdcollect.envs.traits import TRAITS, NotKnown, flat_transforms, runs_once, traits_of
 from tdcollect.randomness import global_states, set_global_states
@@ -227,8 +227,7 @@ def _split(env: EnvBase) -> tuple[list[InfoEntry], list[Box]]:
 
 def _box(shape: tuple[int, ...], dtype: str) -> gym.spaces.Box:
     kind = np.dtype(dtype)
-    limits = np.iinfo(kind) if kind.kind in "iu" else None
-    low, high = (-np.inf, np.inf) if limits is None else (limits.min, limits.max)
+    low, high = limits(kind) if kind.kind in "iu" else (-np.inf, np.inf)
     return gym.spaces.Box(low, high, shape, kind)
 
 

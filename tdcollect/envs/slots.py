@@ -772,11 +772,20 @@ class Stepper:
     ) -> tuple[Sequence[int] | None, SlotError | None]:
         """Deal with failures; returns the slots that have stepped, and the error to raise."""
         failed = self._counters.located(failed, {})
-        if restart and self.max_restarts is not None:
-            self._break_off(failed, out)
+        rows = list(failed.causes)
+        if restart and self.max_restarts is not None:  # their episodes are truncated
+            assert self.latest is not None  # a step follows a reset
+            self._restart(failed, [slot for slot in rows if slot not in self._fallen])
+            out.copy_state(self.latest.state, rows)
+            out.reward[rows] = out.raw.reward[rows] = 0
+            out.raw.terminated[rows] = False
+            out.raw.truncated[rows] = True
+            for slot in rows:
+                self._fallen.pop(slot, None)
+            self._unstarted.update(rows)
             self.broken = failed.causes
             return slots, None
-        self._must_reset[list(failed.causes)] = True
+        self._must_reset[rows] = True
         asked = self._every_slot if slots is None else slots
         return [slot for slot in asked if slot not in failed.causes], failed
 
@@ -784,19 +793,6 @@ class Stepper:
         """Write the present state of all slots, for those that a call leaves alone."""
         if self.latest is not None:
             out.copy_state(self.latest.state)
-
-    def _break_off(self, failed: SlotError, out: StepBuffers) -> None:
-        """Truncate the episodes of slots whose envs failed, and build these anew."""
-        assert self.latest is not None  # a step follows a reset
-        self._restart(failed, [slot for slot in failed.causes if slot not in self._fallen])
-        rows = list(failed.causes)
-        out.copy_state(self.latest.state, rows)
-        out.reward[rows] = out.raw.reward[rows] = 0
-        out.raw.terminated[rows] = False
-        out.raw.truncated[rows] = True
-        for slot in rows:
-            self._fallen.pop(slot, None)
-        self._unstarted.update(rows)
 
     def _restart(self, failed: SlotError, slots: list[int]) -> None:
         """Build envs that failed anew, until that succeeds or the budget is spent."""

@@ -377,16 +377,6 @@ def test_verify_names_what_is_wrong(run: Path, capsys, name: str) -> None:
     assert re.search(reason, str(found)), str(found)
 
 
-def test_verify_prints_each_line_that_is_wrong(run: Path, capsys) -> None:
-    for line in (0, 2):
-        alter(run / LEDGER, {"status": "won"}, line)
-    assert main(["verify", str(run), "--json"]) == 1
-    (told,) = json.loads(capsys.readouterr().out)["evaluations"]
-    assert [problem["line"] for problem in told["problems"] if problem["line"]] == [1, 3]
-    assert main(["verify", str(run)]) == 1
-    assert "line 3 of" in capsys.readouterr().out
-
-
 def test_what_file_managers_and_killed_processes_left_is_no_problem(run: Path) -> None:
     for folder in (run, run / DATA, run / DATA / "000000"):
         (folder / ".DS_Store").touch()
@@ -404,6 +394,16 @@ def test_times_that_are_none_are_told_with_their_file(run: Path) -> None:
     with pytest.raises(ValueError, match=r"run\.json to hold a JSON list, .* remove the file"):
         again(run)
     assert tdcollect.verify(run).passed
+
+
+def test_verify_prints_each_line_that_is_wrong(run: Path, capsys) -> None:
+    alter(run / LEDGER, {"status": "won"}, 0)
+    alter(run / LEDGER, {"status": "won"}, 2)
+    assert main(["verify", str(run), "--json"]) == 1
+    (told,) = json.loads(capsys.readouterr().out)["evaluations"]
+    assert [problem["line"] for problem in told["problems"] if problem["line"]] == [1, 3]
+    assert main(["verify", str(run)]) == 1
+    assert "line 3 of" in capsys.readouterr().out
 
 
 def test_a_ledger_and_its_digest_altered_together_are_found_by_the_data(run: Path) -> None:
@@ -448,6 +448,11 @@ def test_a_directory_of_another_program_is_left_as_it_is(tmp_path: Path) -> None
     ):
         again(tmp_path)
     assert contents(tmp_path) == before
+    ours = tmp_path / "ours"  # where the first file was half-written
+    ours.mkdir()
+    (ours / ".manifest.json.99999999.part").write_text("{")
+    assert again(ours).missing == []
+    assert not list(ours.glob(".*"))
 
 
 def test_only_names_of_ours_are_swept(run: Path) -> None:
@@ -461,13 +466,6 @@ def test_only_names_of_ours_are_swept(run: Path) -> None:
     again(run)
     assert all(path.read_text() == "precious" for path in others)
     assert not half.exists()
-
-
-def test_a_directory_whose_first_file_is_half_written_is_taken(tmp_path: Path) -> None:
-    (tmp_path / ".manifest.json.99999999.part").write_text("{")
-    again(tmp_path)
-    assert load(tmp_path).missing == []
-    assert not list(tmp_path.glob(".*"))
 
 
 # Evaluations that were refused

@@ -317,43 +317,41 @@ def test_data_of_only_some_shards_are_refused(runs: Path) -> None:
 # What is missing
 
 
-def test_missing_shards_are_named(tmp_path: Path) -> None:
-    for i in range(2):
-        evaluate(tmp_path / f"shard-{i}", (i, 4), range(40))
-    first, second, empty = (tmp_path / f"shard-{i}" for i in range(3))
-    unmark(second, 8)
-    empty.mkdir()
-    with pytest.raises(ValueError, match="expected shards that are finished") as refused:
-        tdcollect.merge([first, second, empty], tmp_path / "merged")
-    assert str(refused.value) == (
-        "expected shards that are finished, and complete together, but "
-        f"{empty} holds no evaluation; "
-        f"shard 1/4 in {second} is unfinished: it lacks episodes 33 and 37; "
-        "none has shards 2/4 and 3/4: episodes 2, 3, 6 and 17 more. "
-        "Run the commands of these shards (again): each goes on where it was; then merge"
-    )
-    assert not (tmp_path / "merged").exists()
-
-
-def test_missing_episodes_are_named_by_shards_that_are_cut_alike(runs: Path) -> None:
-    evaluate(runs / "third", (0, 3), keep_trajectories=True)
+def test_what_is_missing_is_named_by_shards_that_are_cut_alike(runs: Path) -> None:
+    for name, shard in [("third", (0, 3)), ("first", (0, 4)), ("second", (1, 4))]:
+        evaluate(runs / name, shard, keep_trajectories=True)
+    (runs / "empty").mkdir()
+    unmark(runs / "second", 1)
 
     def told(*names: str) -> str:
         with pytest.raises(ValueError, match="expected shards that are finished") as refused:
             tdcollect.merge([runs / name for name in names], runs / "merged")
         return str(refused.value)
 
+    assert told("first", "second", "empty") == (
+        "expected shards that are finished, and complete together, but "
+        f"{runs / 'empty'} holds no evaluation; "
+        f"shard 1/4 in {runs / 'second'} is unfinished: it lacks episode 5; "
+        "none has shards 2/4 and 3/4: episodes 2, 3, 6 and 1 more. "
+        "Run the commands of these shards (again): each goes on where it was; then merge"
+    )
     assert "but none has episodes 2 and 4. Run" in told("third", "shard-1")
     assert "but none has shard 0/2: episodes 0, 2, 4 and 1 more." in told("shard-1")
     unmark(runs / "shard-1", 4)
     assert "shard-1 is unfinished: it has all episodes, and no dig" in told("shard-0", "shard-1")
+    assert not (runs / "merged").exists()
     found = str(tdcollect.verify(runs / "shard-1"))
     assert "shard 1/2 is unfinished: this file has no digest" in found
 
 
 def test_data_are_listed_with_their_shard_and_merged_with_it(runs: Path) -> None:
+    """And a request that differs is left out."""
     listed = [json.loads((path / "shard.json").read_text())["trajectories"] for path in both(runs)]
-    tdcollect.merge(both(runs), runs / "merged")
+    Request("CartPole-v1", "random", directory=str(runs)).write(runs / "shard-0")
+    with pytest.warns(UserWarning, match="do not name the same env and policy in request.json"):
+        tdcollect.merge(both(runs), runs / "merged")
+    assert contents(runs / "merged") == contents(runs / "whole")
+    (runs / "shard-0" / "request.json").unlink()
     merged = json.loads((runs / "merged" / "results.json").read_text())["trajectories"]
     assert merged == {**listed[0], **listed[1]}
     file = runs / "shard-1" / "trajectories" / "000003" / "next" / "done.memmap"
@@ -604,10 +602,3 @@ def test_what_shards_refuse_on_the_command_line(typed, here) -> None:
     status, out, _ = typed("verify part-0 part-1")
     assert status == 1
     assert "shard 1/2 is unfinished: it lacks 1 episode\n" in out
-
-
-def test_a_request_that_differs_is_left_out(runs: Path) -> None:
-    Request("CartPole-v1", "random", directory=str(runs)).write(runs / "shard-0")
-    with pytest.warns(UserWarning, match="do not name the same env and policy in request.json"):
-        tdcollect.merge(both(runs), runs / "merged")
-    assert contents(runs / "merged") == contents(runs / "whole")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -270,3 +271,19 @@ class Raising(Strict):
             due = self.steps >= self.step_that_raises and self.dice.random() < self.chance
         if due:
             raise ValueError(f"at {self.steps}")
+
+
+class Watched:
+    """Makes envs, and records which are still open."""
+
+    def __init__(self, kind: Callable[[], gym.Env[Any, Any]]):
+        self.kind = kind
+        self.open: list[Any] = []
+        self.made = 0
+
+    def __call__(self) -> gym.Env[Any, Any]:
+        env = self.kind()
+        self.made += 1
+        self.open.append(env)
+        env.close = lambda: self.open.remove(env) if env in self.open else None  # type: ignore[method-assign]
+        return env

@@ -144,28 +144,21 @@ def test_training_collects_as_torchrl_does() -> None:
     collector.shutdown()
 
 
-class _Made:
-    """Makes masked envs, and counts the illegal actions of all."""
-
-    def __init__(self, **kwargs: Any):
-        self.kwargs, self.envs = kwargs, []
-
-    def __call__(self) -> EnvBase:
-        self.envs.append(Masked(**self.kwargs))
-        if self.kwargs["keeps"]:
-            return self.envs[-1]
-        return TransformedEnv(self.envs[-1], T.ActionMask(mask_key=("masks", "legal")))
-
-
 @pytest.mark.parametrize(
     ("keeps", "kind"), [(False, OneHot), (True, OneHot), (True, Categorical)], ids=str
 )
 def test_random_actions_are_legal(keeps: bool, kind: Any) -> None:
     """Also with RandomPolicy, and the same for any number of slots."""
-    made = _Made(keeps=keeps, kind=kind)
-    assert digest(made, None, 4, num_envs=1) == digest(made, RandomPolicy(), 4, num_envs=3)
-    assert sum(env.taken for env in made.envs) > 100
-    assert sum(env.illegal for env in made.envs) == 0
+    envs: list[Masked] = []
+
+    def make() -> EnvBase:
+        envs.append(Masked(keeps, kind))
+        mask = T.ActionMask(mask_key=("masks", "legal"))
+        return envs[-1] if keeps else TransformedEnv(envs[-1], mask)
+
+    assert digest(make, None, 4, num_envs=1) == digest(make, RandomPolicy(), 4, num_envs=3)
+    assert sum(env.taken for env in envs) > 100
+    assert sum(env.illegal for env in envs) == 0
 
 
 class MaskedWalk(Walk):

@@ -143,6 +143,7 @@ def test_an_episode_is_that_of_a_plain_loop(name: str) -> None:
         assert bool(data["next", "truncated"][-1]) is record.truncated is expected.truncated
         assert data["next", "done"].flatten().tolist() == [False] * (len(data) - 1) + [True]
         assert data.names == ["time"]
+        assert data["collector", "traj_ids"].unique().tolist() == [record.index]
         assert record.length == len(expected.rewards) == len(data)
         assert record.episode_return == math.fsum(expected.rewards)
         seeds = (env_seed(3, record.index), policy_seed(3, record.index))
@@ -193,9 +194,6 @@ def test_the_result_holds_what_was_asked_for(tmp_path: Path) -> None:
     loaded = EvaluationResult.load(tmp_path / "run")
     assert (loaded.digest, loaded.episodes) == (result.digest, result.episodes)
     assert (loaded.trajectory(3) == data[3]).all()
-
-
-def test_data_are_kept_on_request_only() -> None:
-    result = evaluate(Walk, deterministic(), 3, progress=False)
+    without = evaluate(Walk, deterministic(), 3, progress=False)
     with pytest.raises(KeyError, match=r"the data of episode 1 were not kept: evaluate with keep"):
-        result.trajectory(1)
+        without.trajectory(1)

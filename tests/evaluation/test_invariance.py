@@ -23,7 +23,7 @@ from tdcollect.evaluation.ledger import Episode, ledger_digest
 
 from ..collect.envs import make_dict_action_toy, make_many_actions_toy, make_nested_toy
 from .envs import Pictures, Walk
-from .ledger import digest, episodes_of, records
+from .ledger import digest, records
 from .policies import (
     DRAWS,
     Plain,
@@ -225,15 +225,6 @@ def test_an_env_that_carries_something_on_runs_each_episode_anew() -> None:
     pytest.importorskip("Box2D")
     with EvaluationCollector("BipedalWalker-v3", None, 1) as collector:
         assert collector.prepare() == (True, False)
-
-
-def test_the_data_are_the_same_not_the_digest_alone() -> None:
-    policy = recurrent(LSTMModule)
-    one, other = (episodes_of(Walk, policy, 9, num_envs=slots, **RANDOM) for slots in (2, 5))
-    assert sorted(one) == sorted(other) == list(range(9))
-    for index, data in one.items():
-        assert (data == other[index]).all()
-        assert data["collector", "traj_ids"].unique().tolist() == [index]
 
 
 @pytest.mark.parametrize("name", ["dropout", "lstm", "pixels"])

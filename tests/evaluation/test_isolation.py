@@ -21,7 +21,7 @@ from tdcollect import make_env
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
 from tdcollect.evaluation.ledger import ledger_digest
 
-from .envs import Failing, Walk
+from .envs import Failing, Walk, Watched
 from .ledger import digest, records
 from .policies import (
     Drawing,
@@ -206,24 +206,12 @@ def test_an_env_that_is_given_is_not_left_seeded(how: str) -> None:
 
 
 def test_envs_made_here_are_closed_and_others_are_not() -> None:
-    made = []
-
-    class Closing(Walk):
-        def __init__(self) -> None:
-            super().__init__()
-            made.append(self)
-            self.closed = False
-
-        def close(self) -> None:
-            self.closed = True
-
-    records(Closing, None, 5)
-    assert len(made) == 1 + 5  # one to see what is made, and no more slots than episodes
-    assert all(env.closed for env in made)
-    made.clear()
-    env = make_env(Closing, 2)
+    make = Watched(Walk)
+    records(make, None, 5)
+    assert (make.made, make.open) == (1 + 5, [])  # one to see what is made, no more than episodes
+    env = make_env(make, 2)
     records(env, None, 5)
-    assert not any(env.closed for env in made)
+    assert len(make.open) == 2
 
 
 def test_a_failure_in_the_middle_leaves_everything_as_before() -> None:

@@ -9,7 +9,6 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -34,6 +33,7 @@ from .envs import (
     Touching,
     Unseeded,
     Walk,
+    Watched,
 )
 from .ledger import digest, records
 from .policies import categorical, deterministic, drawing, net
@@ -85,22 +85,6 @@ UNFIT: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] = {
 
 def unfit(name: str) -> Any:
     return categorical(network=Then(UNFIT[name][0]))
-
-
-class Watched:
-    """Makes envs, and records which are still open."""
-
-    def __init__(self, kind: Callable[[], gym.Env[Any, Any]]):
-        self.kind = kind
-        self.open: list[Any] = []
-        self.made = 0
-
-    def __call__(self) -> gym.Env[Any, Any]:
-        env = self.kind()
-        self.made += 1
-        self.open.append(env)
-        env.close = lambda: self.open.remove(env) if env in self.open else None  # type: ignore[method-assign]
-        return env
 
 
 @pytest.mark.parametrize(("name", "slots"), [*zip(UNFIT, (1, 16) * len(UNFIT), strict=False)])

@@ -7,12 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from tdcollect.cli import main
 
 from ..zoo.reports import small_reports
 
 __all__ = ["small_reports"]
+
+torch.set_num_threads(1)
 
 POLICIES = r"""
 import gymnasium as gym

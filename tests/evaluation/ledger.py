@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from tensordict import TensorDict
+from torchrl.envs import ExplorationType
 
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
 from tdcollect.evaluation.ledger import Episode, ledger_digest
+
+RANDOM = {"exploration_type": ExplorationType.RANDOM}
 
 
 def records(env: Any, policy: Any, episodes: Any = 20, **settings: Any) -> list[Episode]:

@@ -17,7 +17,6 @@ from torch import nn
 from torchrl.data import Composite, Unbounded
 from torchrl.envs import (
     EnvBase,
-    ExplorationType,
     GymEnv,
     ParallelEnv,
     PendulumEnv,
@@ -35,15 +34,13 @@ from tdcollect.randomness import WithStreams, global_states
 from tdcollect.seeding import env_seed, global_seeds
 
 from .envs import GlobalNumpy, GlobalTorch, SeedsGlobal, Walk
-from .ledger import digest, episodes_of, records
+from .ledger import RANDOM, digest, episodes_of, records
 from .ledgers import unfinished
 from .policies import categorical, deterministic, recurrent
 from .torchrl_envs import Carrying, Drift, Seeded, Teams, Unreached, teams
 
-torch.set_num_threads(1)
 pytestmark = pytest.mark.usefixtures("small_reports")
 
-RANDOM = {"exploration_type": ExplorationType.RANDOM}
 CARTPOLE = "CartPole-v1"
 
 

@@ -14,7 +14,6 @@ import pytest
 import torch
 from gymnasium import spaces
 from torch import nn
-from torchrl.envs import ExplorationType
 from torchrl.modules import LSTMModule
 
 from tdcollect import evaluate
@@ -23,13 +22,11 @@ from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.seeding import env_seed, policy_seed
 
 from .envs import Walk
-from .ledger import episodes_of, records
+from .ledger import RANDOM, episodes_of, records
 from .policies import categorical, deterministic, recurrent, tanh_normal
 
-torch.set_num_threads(1)
 pytestmark = pytest.mark.usefixtures("small_reports")
 
-RANDOM = {"exploration_type": ExplorationType.RANDOM}
 push = partial(Walk, spaces.Box(-1, 1, (1,)))
 cartpole = partial(gym.make, "CartPole-v1")
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from gymnasium.vector import SyncVectorEnv
-from torchrl.envs import EnvBase, ExplorationType, TransformedEnv
+from torchrl.envs import EnvBase, TransformedEnv
 from torchrl.envs import transforms as T
 
 from tdcollect import evaluate, make_env
@@ -19,12 +18,9 @@ from tdcollect.evaluation.episodes.collector import EvaluationCollector
 from tdcollect.evaluation.ledger import Episode
 
 from .envs import Failing, TenOrTwoHundred
-from .ledger import records
+from .ledger import RANDOM, records
 from .policies import categorical
 
-torch.set_num_threads(1)
-
-RANDOM = {"exploration_type": ExplorationType.RANDOM}
 SEEDS = range(1000, 1020)
 BROKEN = (1003, 1004, 1017)
 

@@ -19,7 +19,7 @@ import torch
 from gymnasium import spaces
 from tensordict import TensorDictBase
 from torch import nn
-from torchrl.envs import ExplorationType, GymEnv
+from torchrl.envs import GymEnv
 from torchrl.modules import GRUModule, LSTMModule
 
 from tdcollect import EvaluationCollector
@@ -31,7 +31,7 @@ from tdcollect.evaluation.workers.worker import Job, set_policy, snapshot
 
 from ..simulated_cuda import Crossings, simulated
 from .envs import Walk
-from .ledger import digest
+from .ledger import RANDOM, digest
 from .policies import (
     ACTION,
     DRAWS,
@@ -45,9 +45,6 @@ from .policies import (
 )
 from .torchrl_envs import Drift
 
-torch.set_num_threads(1)
-
-RANDOM = {"exploration_type": ExplorationType.RANDOM}
 push = partial(Walk, spaces.Box(-1, 1, (1,)))
 
 

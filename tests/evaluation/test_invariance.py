@@ -13,7 +13,7 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
-from torchrl.envs import EnvBase, ExplorationType, TransformedEnv
+from torchrl.envs import EnvBase, TransformedEnv
 from torchrl.envs import transforms as T
 from torchrl.modules import GRUModule, LSTMModule
 
@@ -23,7 +23,7 @@ from tdcollect.evaluation.ledger import Episode, ledger_digest
 
 from ..collect.envs import make_dict_action_toy, make_many_actions_toy, make_nested_toy
 from .envs import Pictures, Walk
-from .ledger import digest, records
+from .ledger import RANDOM, digest, records
 from .policies import (
     DRAWS,
     Plain,
@@ -40,10 +40,7 @@ from .policies import (
     tanh_normal,
 )
 
-torch.set_num_threads(1)
-
 Make = Callable[[], Any]
-RANDOM = {"exploration_type": ExplorationType.RANDOM}
 cartpole = partial(gym.make, "CartPole-v1", max_episode_steps=12)
 push = partial(Walk, spaces.Box(-1, 1, (1,)))
 

@@ -22,7 +22,7 @@ from tdcollect.evaluation.episodes.collector import EvaluationCollector
 from tdcollect.evaluation.ledger import ledger_digest
 
 from .envs import Failing, Walk, Watched
-from .ledger import digest, records
+from .ledger import RANDOM, digest, records
 from .policies import (
     Drawing,
     categorical,
@@ -31,10 +31,6 @@ from .policies import (
     net,
     recurrent,
 )
-
-torch.set_num_threads(1)
-
-RANDOM = {"exploration_type": ExplorationType.RANDOM}
 
 
 def outside(policy: Any = None) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from tensordict.nn import TensorDictModule
-from torchrl.envs import EnvBase, ExplorationType, TransformedEnv
+from torchrl.envs import EnvBase, TransformedEnv
 from torchrl.envs import transforms as T
 from torchrl.modules import GRUModule, LSTMModule
 
@@ -21,10 +21,8 @@ from tdcollect.evaluation.ledger import FAILED, Episode
 
 from ..zoo.uneven import Gated, Naps, Pace, ready_env
 from .envs import Failing, Walk
-from .ledger import digest, episodes_of, records
+from .ledger import RANDOM, digest, episodes_of, records
 from .policies import categorical, deterministic, epsilon_greedy, recurrent
-
-torch.set_num_threads(1)
 
 EPISODES = 10
 PACES = [Pace(1, 1, 1, None), Pace(3, 3, 1, None), Pace(5, 3, 2, 0.0005), Pace(4, 2, 4, None)]
@@ -37,7 +35,6 @@ POLICIES: dict[str, Callable[[], Any]] = {
     "random": lambda: None,
 }
 SEEDS = range(1000, 1000 + EPISODES)
-RANDOM = {"exploration_type": ExplorationType.RANDOM}
 
 
 @pytest.fixture(scope="module")

@@ -38,8 +38,6 @@ from .envs import (
 from .ledger import digest, records
 from .policies import categorical, deterministic, drawing, net
 
-torch.set_num_threads(1)
-
 COUPLES = (
     "gives a row other outputs .* couples rows, as batch norm in training mode .*eval_mode=True"
 )

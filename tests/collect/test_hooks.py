@@ -289,14 +289,16 @@ def fails(event: str) -> Hooks:
     "event", ["episodes_started", "stepped", "episodes_ended", "collection_ended"]
 )
 def test_an_error_names_its_hook_and_keeps_its_cause(event: str) -> None:
-    collector = Collector(
-        cartpole(max_episode_steps=2), lean, frames_per_batch=3 * 4, hooks=[Log(), fails(event)]
-    )
+    log, env = Log(), cartpole(max_episode_steps=2)
+    collector = Collector(env, lean, frames_per_batch=3 * 4, hooks=[log, fails(event)])
     message = rf"the hook Fails.{event} raised ZeroDivisionError: no more"
     with pytest.raises(RuntimeError, match=message) as raised:
         collector.rollout()
     assert isinstance(raised.value.__cause__, ZeroDivisionError)
+    log.events.clear()
     collector.rollout()  # and goes on
+    if event == "episodes_ended":
+        assert log.events[0] == ("started", [0, 1, 2])
 
 
 def test_after_an_error_the_loop_goes_on_from_the_step_told_of() -> None:

@@ -403,14 +403,33 @@ def join_episodes(blocks: Iterable[Block], batch_size: torch.Size) -> dict[Key, 
 
     Pieces of an episode whose env failed, and which started again under its index, are left out.
     """
-    parts: list[tuple[Start, dict[Key, torch.Tensor]]] = []
-    failed: set[int] = set()
+    parts: list[dict[Key, torch.Tensor]] = []
+    indices: list[torch.Tensor] = []
+    ids: list[torch.Tensor] = []
+    failed: list[int] = []
     for entries, pieces in blocks:
-        rows = {key: by_slot(entry, batch_size) for key, entry in entries.items()}
-        for start, slot, begin, stop, _, error, _ in pieces:
-            parts.append((start, {key: value[slot, begin:stop] for key, value in rows.items()}))
-            if error is not None:
-                failed.add(start.traj_id)
-    parts.sort(key=lambda part: part[0].index)
-    kept = [part for start, part in parts if start.traj_id not in failed]
-    return {key: torch.cat([part[key] for part in kept]) for key in kept[0]}
+        if not pieces:
+            continue
+        lengths = torch.tensor([piece.stop - piece.begin for piece in pieces])
+        steps = torch.cat([torch.arange(piece.begin, piece.stop) for piece in pieces])
+        slots, of_index, of_id = (
+            torch.tensor([(piece.slot, piece.start.index, piece.start.traj_id) for piece in pieces])
+            .repeat_interleave(lengths, 0)
+            .T
+        )
+        indices.append(of_index)
+        ids.append(of_id)
+        failed += [piece.start.traj_id for piece in pieces if piece.error is not None]
+        part = {}
+        for key, entry in entries.items():
+            rows = by_slot(entry, batch_size)
+            part[key] = rows[slots.to(rows.device), steps.to(rows.device)]
+        parts.append(part)
+    order = torch.cat(indices).argsort(stable=True)
+    if failed:
+        order = order[~torch.isin(torch.cat(ids)[order], torch.tensor(failed))]
+    joined = {}
+    for key in parts[0]:
+        together = torch.cat([part[key] for part in parts])
+        joined[key] = together[order.to(together.device)]
+    return joined

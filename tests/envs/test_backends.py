@@ -15,21 +15,6 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from tensordict import TensorDict, TensorDictBase
 from torchrl.collectors import Collector as TorchRLCollector
 from torchrl.envs import (
-    CatFrames,
-    CatTensors,
-    Compose,
-    DoubleToFloat,
-    DTypeCastTransform,
-    FlattenObservation,
-    InitTracker,
-    ObservationNorm,
-    RenameTransform,
-    RewardClipping,
-    RewardScaling,
-    RewardSum,
-    StepCounter,
-    TransformedEnv,
-    UnsqueezeTransform,
     check_env_specs,
     step_mdp,
 )
@@ -215,39 +200,6 @@ class OnePool:
         self.pool.close()
 
 
-def test_data_of_a_physics_env_are_those_of_a_plain_loop(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("mujoco")
-    monkeypatch.chdir(tmp_path)  # MuJoCo writes its log where it runs
-    env_id = "InvertedPendulum-v5"
-    actions = np.random.default_rng(0).uniform(-3, 3, (N, 300, 1)).astype(np.float32)
-    plain = plain_loop([gym.make(env_id) for _ in range(N)], actions, SEEDS)
-    assert (plain.terminated.sum(1) >= 2).all()
-    batch = play(make_env(env_id, N), actions, SEEDS)
-    assert batch["observation"].dtype == torch.float64
-    assert_plays_as(batch, plain)
-
-
-@pytest.mark.parametrize(
-    ("kind", "categorical"), [("serial", False), ("process", True), ("sync-same-step", False)]
-)
-def test_discrete_observations_are_those_of_a_plain_loop(kind: str, categorical: bool) -> None:
-    def make(slot: int = 0) -> gym.Env:
-        return gym.make("FrozenLake-v1")
-
-    env = build(kind, make, categorical_action_encoding=categorical)
-    actions = np.random.default_rng(0).integers(4, size=(N, 100))
-    plain = plain_loop([make() for _ in range(N)], actions, SEEDS)
-    assert (plain.terminated.sum(1) >= 5).all()
-    if not categorical:
-        actions, one_hot = np.eye(4, dtype=np.int64)[actions], np.eye(16, dtype=np.int64)
-        plain = plain._replace(
-            observation=one_hot[plain.observation], next_observation=one_hot[plain.next_observation]
-        )
-    assert_plays_as(play(env, actions, SEEDS), plain)
-
-
 # --- the counting env ---------------------------------------------------------------------------
 
 RULES = CountingRules(lengths=(3, 1, 5, 2), num_actions=10)
@@ -340,33 +292,6 @@ def test_specs_hold_and_set_seed_decides_the_next_reset(env: GymnasiumEnv) -> No
     assert not torch.equal(runs[0]["observation"], runs[2]["observation"])
     by_reset = play(env, actions, [3, 4, 5])
     assert torch.equal(runs[0]["observation"], by_reset["observation"])
-
-
-@pytest.mark.parametrize("kind", ["unbatched", "sync-same-step"], indirect=True)
-def test_a_dozen_transforms_compose(env: GymnasiumEnv) -> None:
-    stack = Compose(
-        InitTracker(),
-        StepCounter(max_steps=30),
-        RewardScaling(loc=0.0, scale=2.0),
-        RewardSum(),
-        RewardClipping(-1, 1),
-        ObservationNorm(loc=0.0, scale=0.5, in_keys=["observation"]),
-        UnsqueezeTransform(-2, in_keys=["observation"]),
-        CatFrames(4, dim=-2, in_keys=["observation"]),
-        FlattenObservation(-2, -1, in_keys=["observation"]),
-        DTypeCastTransform(torch.float32, torch.float64, in_keys=["observation"]),
-        DoubleToFloat(in_keys=["observation"]),
-        CatTensors(["observation"], "pixels", del_keys=False),
-        RenameTransform(["pixels"], ["stacked"]),
-    )
-    transformed = TransformedEnv(env, stack)
-    check_env_specs(transformed, seed=0)
-    batch = transformed.rollout(60, break_when_any_done=False)
-    assert batch["stacked"].shape == (*env.batch_size, 60, 16)
-    resets = batch["is_init"][..., 1:, :]
-    assert resets.any()
-    assert torch.equal(resets, batch["next", "done"][..., :-1, :])
-    assert (batch["step_count"] == 0).eq(batch["is_init"]).all()
 
 
 @pytest.mark.parametrize("kind", ["unbatched", "process", "sync-next-step", *ENVPOOL_KINDS])

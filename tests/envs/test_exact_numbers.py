@@ -163,6 +163,31 @@ def test_wherever_it_stands_in_the_space_and_at_a_reset_too(
         two_steps(Stepper(backend(slots)))
 
 
+def test_what_is_no_element_of_the_space_is_refused(backend: Any) -> None:
+    first = np.zeros(2, np.float32)
+    cases: list[tuple[Any, str]] = [
+        (
+            np.zeros(1),
+            r"expected an observation of shape \(2,\), as the env's space says, got \(1,\)",
+        ),
+        (1.0, r"expected an observation of shape \(2,\), as the env's space says, got \(\)"),
+        (np.array(["a", "b"]), "expected an observation of dtype float32, .* says, got <U1"),
+        ([[0.0], [0.0, 1.0]], ".*inhomogeneous shape"),
+    ]
+    odd = [partial(Gives, SPACE, first, last) for last, _ in cases]
+    refused(backend([plain, *odd]), [told for _, told in cases])
+    for space, fine, odd_one, told in (
+        (spaces.Discrete(3), 2, 3, r"expected values in \[0, 3\), got 3"),
+        (
+            spaces.Box(0, 9, (), np.uint8),
+            2,
+            0.5,
+            "expected an observation of dtype uint8, .* float64",
+        ),
+    ):
+        refused(backend([partial(Gives, space, fine, last) for last in (fine, odd_one)]), [told])
+
+
 def test_numbers_of_another_dtype_that_fit_are_taken(backend: Any) -> None:
     space = spaces.Box(0, 255, (2,), np.uint8)
     made = backend([partial(Gives, space, np.array([n, 255]), info={"x": 200}) for n in (0, 7)])
@@ -260,6 +285,7 @@ def test_an_info_that_does_not_fit_is_refused(backend: Any) -> None:
         (0.5, 1j, "float64 .* got complex128 1j"),
         (0.5, None, "float64 .* got object None"),
         (0.5, "1.5", "float64 .* got <U3 1.5"),
+        (0, np.zeros(3), r"int64 of shape \(\)"),
     ]
     odd = [partial(plain, info={f"x{i}": later}) for i, (_, later, _) in enumerate(cases)]
     made = backend([plain, *odd])

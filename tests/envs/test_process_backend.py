@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import re
 import signal
 import threading
 import time
@@ -297,106 +296,12 @@ def test_an_env_that_raises_is_named_with_its_seed_and_its_own_traceback(make: A
     assert "worker.py" not in told
 
 
-def test_the_other_slots_are_stepped_and_reset_all_the_same(make: Any) -> None:
-    factories = [Odd, partial(Odd, "raise_"), Odd, partial(Odd, "wrong shape")]
-    for backend in (make(factories), SerialBackend(factories)):
-        with pytest.raises(SlotError) as info:
-            second_step(backend)
-        out = info.value.buffers  # type: ignore[attr-defined]
-        assert out.observation[0][:, 0].tolist() == [2, 1, 2, 1]
-        assert out.reward.tolist() == [2, 1, 2, 1]
-        backend.reset([1, 3], None, None, out)
-        backend.step(actions(backend), None, out)
-        assert out.observation[0][:, 0].tolist() == [3, 1, 3, 1]
-    backend = make(odd_one("raise at reset", at=2))
-    out.observation[0][...] = 7
-    with pytest.raises(SlotError, match=r"reset\(\) of slot 2: ValueError: no episode today"):
-        backend.reset(range(4), None, None, out)
-    assert out.observation[0][:, 0].tolist() == [0, 0, 7, 0]
-
-
 def test_exceptions_that_cannot_travel_are_told_in_words(make: Any) -> None:
     with pytest.raises(SlotError) as info:
         second_step(make([partial(Odd, "raise unpicklable"), partial(Odd, "raise exotic")]))
     for slot, (kind, text) in enumerate([("Stubborn", "cannot leave"), ("TwoArguments", "one")]):
         assert f"slot {slot}: RuntimeError: {kind}: {text}" in str(info.value)
         assert kind in str(info.value.causes[slot].__cause__)
-
-
-def all_fail(make: Any, call: Callable[[Backend], Any], factories: list[Any]) -> list[str]:
-    """The words of an error that serial and process share, of each slot but 0, which is sound."""
-    errors = []
-    for backend in (SerialBackend(factories), make(factories)):
-        with pytest.raises(SlotError) as info:
-            call(backend)
-        assert list(info.value.causes) == [*range(1, len(factories))]
-        errors.append(info.value)
-    assert str(errors[0]) == str(errors[1])
-    return [str(cause) for cause in errors[0].causes.values()]
-
-
-def no_mapping(info: Any) -> Any:
-    return None
-
-
-def too_large(info: Any) -> Any:
-    return {"count": np.zeros(3)}
-
-
-def ragged_info(info: Any) -> Any:
-    return {"count": [[0], [0, 1]]}
-
-
-class Other(Odd):
-    """Gives other infos, or another number of values, from its second step on."""
-
-    def __init__(self, what: str = "", info: Any = dict, values: int = 5) -> None:
-        super().__init__(what)
-        self.info, self.values = info, values
-
-    def step(self, action: Any) -> Any:
-        *rest, info = super().step(action)
-        changed = self.info(info) if self.count == 2 else info
-        return (*rest, changed)[: self.values if self.count == 2 else 5]
-
-
-def test_results_are_refused_as_serial_refuses_them(make: Any) -> None:
-    cases: list[tuple[Any, str]] = [
-        ("wrong shape", r"expected an observation of shape \(2,\), as the env's space says, got "),
-        ("text", "expected an observation of dtype float64, as the env's space says, got <U1"),
-        ("nothing", r"expected an observation of shape \(2,\), as .* space says, got \(\)"),
-        ("ragged", "inhomogeneous shape"),
-        (partial(Other, values=4), "not enough values to unpack"),
-        (partial(Other, info=too_large), "expected info 'count' to be"),
-        (partial(Other, info=ragged_info), "inhomogeneous shape"),
-        (partial(Other, info=no_mapping), "'NoneType' object has no attribute"),
-        (partial(Other, "ragged", info=no_mapping), "inhomogeneous shape"),
-    ]
-
-    def step(backend: Backend) -> None:
-        backend.read_info({"count": 0})
-        second_step(backend)
-
-    odd = [partial(Odd, case) if isinstance(case, str) else case for case, _ in cases]
-    told = all_fail(make, step, [Odd, *odd])
-    for text, (_, expected) in zip(told, cases, strict=True):
-        assert re.search(expected, text)
-
-
-def test_numbers_out_of_a_space_are_refused_as_serial_refuses_them(make: Any) -> None:
-    """Casting, which loses fractions, is what TorchRL does."""
-
-    class Beyond(Drawn):
-        def _observe(self) -> Any:
-            return super()._observe() * 0 + (0.5 if self.observation_space.shape else 3)
-
-    for space, expected in (
-        (spaces.Box(0, 255, (2,), np.uint8), "of dtype uint8, as the env's .* got float64"),
-        (spaces.Discrete(3), r"expected values in \[0, 3\), got 3"),
-    ):
-        factories = [partial(Drawn, space), partial(Beyond, space)]
-        told = all_fail(make, lambda backend: apply(backend, [], buffers(backend)), factories)
-        assert re.search(expected, told[0])
 
 
 # --- workers that are lost ---------------------------------------------------------------------
@@ -519,8 +424,12 @@ def test_a_step_that_is_interrupted_leaves_the_env_usable(make: Any) -> None:
                 time.sleep(0.2)
             return super().step(action)
 
+        def reset(self, **given: Any) -> Any:
+            time.sleep(0.05)  # the answer to the step comes first, and is none to the reset
+            return super().reset(**given)
+
     backend = make([Slow] * 4)
-    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
     with pytest.raises(Interrupt):
         second_step(backend)
     out = buffers(backend)

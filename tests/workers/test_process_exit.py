@@ -128,15 +128,6 @@ def test_a_normal_end(start: Any) -> None:
     assert program.told() == ""
 
 
-def test_an_env_that_raises(start: Any) -> None:
-    program = start("spawn", STEPS, what="raise_")
-    assert program.wait() == 1
-    assert not any(map(runs, program.workers))
-    told = "SlotError: the env failed in step() of slot 0, episode 0, step 1: ZeroDivisionError"
-    assert told in program.told()
-    assert 'raise ZeroDivisionError("the pole' in program.told()
-
-
 def test_ctrl_c_ends_with_the_parents_traceback_alone(start: Any) -> None:
     program = start("fork", STEPS)
     os.killpg(program.pid, signal.SIGINT)  # as a terminal does: to parent and workers
@@ -144,29 +135,6 @@ def test_ctrl_c_ends_with_the_parents_traceback_alone(start: Any) -> None:
     assert not any(map(runs, program.workers))
     assert program.told().count("Traceback") == 1
     assert program.told().endswith("KeyboardInterrupt\n")
-
-
-def test_ctrl_c_may_be_caught_and_the_env_used_on(start: Any) -> None:
-    # A loop that opens a `try` block jumps back before it, for Python 3.11: a signal that comes
-    # just then is not caught.
-    rest = f"""
-try:
-    {STEP}
-    print("stepping", flush=True)
-    while True: {STEP}
-except KeyboardInterrupt:
-    td = env.reset()
-    {STEP}
-    assert td["observation"].eq(1).all()
-    print("went on", flush=True)
-    env.close()
-"""
-    program = start("spawn", rest)
-    program.prints("stepping")
-    os.killpg(program.pid, signal.SIGINT)
-    assert program.wait() == 0, program.told()
-    program.prints("went on")
-    assert not any(map(runs, program.workers))
 
 
 @pytest.mark.parametrize(

@@ -103,18 +103,6 @@ class Odd(gym.Env):
     def raise_exotic(self, observation: Any) -> Any:
         raise TwoArguments("one", "two")
 
-    def wrong_shape(self, observation: Any) -> Any:
-        return observation[:1]
-
-    def nothing(self, observation: Any) -> Any:
-        return 1.0
-
-    def text(self, observation: Any) -> Any:
-        return np.array(["a", "b"])
-
-    def ragged(self, observation: Any) -> Any:
-        return [[0.0], [0.0, 1.0]]
-
     def die(self, observation: Any) -> Any:
         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -311,11 +311,17 @@ def primer(transform: T.TensorDictPrimer, env: EnvBase) -> StepTransform:
     if draws_or_calls(transform):
         return OwnCode(transform, env, Trait())
     entries = transform.primers.keys(True, True)
-    return HandedOn([(key, key, transform.default_value[key]) for key in entries])
+    return _handed_on([(key, key, transform.default_value[key]) for key in entries], env)
 
 
 def env_action(transform: EnvAction, env: EnvBase) -> StepTransform:
-    return HandedOn([(key, kept, 0) for key, kept in transform.pairs])
+    return _handed_on([(key, kept, 0) for key, kept in transform.pairs], env)
+
+
+def _handed_on(entries: Sequence[tuple[Key, Key, Any]], env: EnvBase) -> StepTransform:
+    if {kept for _, kept, _ in entries}.difference(env.observation_spec.keys(True, True)):
+        raise NotKnown("hands on entries that another transform drops")
+    return HandedOn(entries)
 
 
 class Version(StepTransform):

@@ -218,6 +218,14 @@ ISLANDS: dict[str, Case] = {
     "rename-done": ("cartpole", renamed(["done"], ["over"])),
     "rename-nodes": ("toy-nested", renamed(["inner"], ["outer"])),
     "sum-in-reward-spec": ("toy", lambda: E.RewardSum(reward_spec=True)),
+    "primer-under-select": (
+        "cartpole",
+        composed(partial(primer, False), lambda: E.SelectTransform(OBS)),
+    ),
+    "env-action-excluded": (
+        "pendulum",
+        composed(EnvAction, lambda: E.ExcludeTransform("env_action")),
+    ),
     "noop-reset": ("torchrl-gym", lambda: E.NoopResetEnv(3)),
     "running-sum": ("toy", RunningSum),
     "running-sum-over-books": ("toy", composed(books, RunningSum)),

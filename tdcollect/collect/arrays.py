@@ -612,7 +612,8 @@ def plan_for(env: EnvBase, exact: Exact | None = None, reasons: Sequence[str] = 
     if not plain:
         reasons.append("the env has entries that are no tensors of one shape")
     try:
-        transforms = lower_transforms(transforms_of(env), env)
+        given = transforms_of(env)
+        transforms = lower_transforms(given, env) if given else []
         if plain:
             mixes = not all(transform.by_row for transform in transforms)
             inner, further = _inner(base, env is not base, mixes)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -40,10 +41,6 @@ VECTOR_ENVS = [(backend, mode) for backend in ("sync", "async") for mode in Auto
 BACKENDS = [("serial", None), ("torch", None), *VECTOR_ENVS]
 RULES = CountingRules()  # episodes of 3, 7, 1, 4 and 2 steps, ended in turn by either flag
 T, BATCHES = 11, 3  # 33 steps, some eight episodes a slot; no batch ends where they all do
-
-both_collectors = pytest.mark.parametrize(
-    "collector_class", [Collector, TorchRLCollector], ids=["tdcollect", "torchrl"]
-)
 
 
 # --- the env ---------------------------------------------------------------------------------
@@ -207,82 +204,55 @@ def make(
     return counting_env(num_envs, backend=backend, rules=RULES, **kwargs)
 
 
-def batches(collector_class: Any, env: EnvBase, policy: Any) -> Iterator[Any]:
-    """``BATCHES`` batches of ``T`` steps per slot."""
+def by_hand() -> EnvBase:
+    env = TransformedEnv(make("serial"), InitTracker())
+    return env.append_transform(CountingPolicy(RULES).make_tensordict_primer())
+
+
+WAYS = {"categorical_action_encoding": True}
+BOOKS = {"is_init": True, "step_count": True, "episode_reward": True, "max_episode_steps": 3}
+RUNS: list[tuple[Callable[[], EnvBase], Any, dict[str, Any]]] = [
+    *((partial(make, *of), CountingPolicy(RULES), {}) for of in BACKENDS),
+    *((partial(make, of, num_envs=None), CountingPolicy(RULES), {}) for of in ("serial", "torch")),
+    *(
+        (partial(make, of, num_envs=1), StatelessCountingPolicy(RULES), {})
+        for of in ("torch", "serial")
+    ),
+    *((partial(make, of, **WAYS), CountingPolicy(RULES, **WAYS), {}) for of in ("serial", "torch")),
+    *(
+        (partial(make, *of, **BOOKS), CountingPolicy(RULES), {"max_episode_steps": 3})
+        for of in (BACKENDS[0], *VECTOR_ENVS[:2])
+    ),
+    (by_hand, CountingPolicy(RULES), {}),
+    (lambda: TorchCountingEnv([2, 3], RULES), CountingPolicy(RULES), {}),
+    (
+        lambda: SerialEnv(2, [lambda: TorchCountingEnv(rules=RULES)] * 2),
+        StatelessCountingPolicy(RULES),
+        {"slots": [0, 0]},
+    ),
+]
+
+
+@pytest.mark.parametrize("number", range(len(RUNS)))
+def test_batches_of_both_collectors_pass(number: int) -> None:
+    """Three batches in a row, of either collector in turn."""
+    make_one, policy, options = RUNS[number]
+    env = make_one()
     frames = T * env.batch_size.numel()
-    collector = collector_class(
+    collector = (Collector, TorchRLCollector)[number % 2](
         env,
         policy,
         frames_per_batch=frames,
         total_frames=frames * BATCHES,
         auto_register_policy_transforms=True,
     )
-    try:
-        yield from collector
-    finally:
-        collector.shutdown()
-
-
-def check_run(collector_class: Any, env: EnvBase, policy: Any, **kwargs: Any) -> None:
     previous, count = None, 0
-    for batch in batches(collector_class, env, policy):
+    for batch in collector:
         assert batch.shape == (*env.batch_size, T)
-        check_counting_batch(batch, RULES, previous=previous, require=[keys.TRAJ_IDS], **kwargs)
+        check_counting_batch(batch, RULES, previous=previous, require=[keys.TRAJ_IDS], **options)
         previous, count = batch, count + 1
+    collector.shutdown()
     assert count == BATCHES
-
-
-def in_turn() -> list[Any]:
-    """Each backend with one of the collectors."""
-    return [(*of, (Collector, TorchRLCollector)[i % 2]) for i, of in enumerate(BACKENDS)]
-
-
-@pytest.mark.parametrize(("backend", "mode", "collector_class"), in_turn())
-def test_recurrent_policy_predicts_across_batches_and_resets(
-    collector_class: Any, backend: str, mode: AutoresetMode | None
-) -> None:
-    check_run(collector_class, make(backend, mode), CountingPolicy(RULES))
-
-
-@both_collectors
-@pytest.mark.parametrize("backend", ["serial", "torch"])
-def test_slots_and_encodings(collector_class: Any, backend: str) -> None:
-    check_run(collector_class, make(backend, num_envs=None), CountingPolicy(RULES))
-    check_run(collector_class, make(backend, num_envs=1), StatelessCountingPolicy(RULES))
-    env = make(backend, categorical_action_encoding=True)
-    policy = CountingPolicy(RULES, categorical_action_encoding=True)
-    check_run(collector_class, env, policy)
-
-
-@both_collectors
-@pytest.mark.parametrize(("backend", "mode"), [("serial", None), *VECTOR_ENVS[:2]])
-def test_bookkeeping_of_the_env(
-    collector_class: Any, backend: str, mode: AutoresetMode | None
-) -> None:
-    env = make(
-        backend, mode, is_init=True, step_count=True, episode_reward=True, max_episode_steps=3
-    )
-    check_run(collector_class, env, CountingPolicy(RULES), max_episode_steps=3)
-
-
-@both_collectors
-def test_transforms_put_there_by_hand(collector_class: Any) -> None:
-    policy = CountingPolicy(RULES)
-    env = TransformedEnv(make("serial"), InitTracker())
-    env.append_transform(policy.make_tensordict_primer())
-    check_run(collector_class, env, policy)
-
-
-@both_collectors
-def test_batches_of_other_shapes(collector_class: Any) -> None:
-    rules = CountingRules(5)
-    env = SerialEnv(2, [lambda: TorchCountingEnv(rules=rules)] * 2)
-    for batch in batches(collector_class, env, StatelessCountingPolicy(rules)):
-        check_counting_batch(batch, rules, slots=[0, 0])
-    env = TorchCountingEnv([2, 3], RULES)
-    check_run(collector_class, env, CountingPolicy(RULES))
-    rollout = env.rollout(9, StatelessCountingPolicy(RULES), break_when_any_done=False)
-    check_counting_batch(rollout, RULES)
 
 
 @pytest.mark.parametrize(("backend", "mode"), BACKENDS[:3])

@@ -99,35 +99,24 @@ def naive(batch: TensorDictBase) -> list[TensorDictBase]:
     return found
 
 
-def differences(one: Any, other: Any, *, names: bool = True) -> list[str]:
-    """The differences between two TensorDicts: sizes, keys, dtypes, values bit for bit, names."""
-    if one.batch_size != other.batch_size:
-        return [f"batch size {one.batch_size} and {other.batch_size}"]
-    named = not names or one.names == other.names
-    found = [] if named else [f"names {one.names} and {other.names}"]
-    if set(one.keys()) != set(other.keys()):
-        return [*found, f"keys {sorted(one.keys())} and {sorted(other.keys())}"]
-    for key in sorted(one.keys()):
+def check_same(one: Any, other: Any, *, names: bool = True) -> None:
+    """Two TensorDicts have the same sizes, keys, dtypes, values bit for bit, and names."""
+    assert one.batch_size == other.batch_size
+    assert not names or one.names == other.names
+    assert set(one.keys(True)) == set(other.keys(True))
+    for key in one.keys(True):
         a, b = one.get(key), other.get(key)
         if is_non_tensor(a):
-            if a.batch_size != b.batch_size or a.tolist() != b.tolist():
-                found.append(f"{key}: {a.tolist()} and {b.tolist()}")
+            same = a.batch_size == b.batch_size and a.tolist() == b.tolist()
         elif is_tensor_collection(a):
-            found += [f"{key}: {what}" for what in differences(a, b, names=names)]
+            same = a.batch_size == b.batch_size and (not names or a.names == b.names)
         elif a.is_nested:
-            found += [] if torch.equal(a.values(), b.values()) else [key]
-        elif a.dtype != b.dtype or a.shape != b.shape or a.device != b.device:
-            found.append(f"{key}: {a.dtype} {a.shape} and {b.dtype} {b.shape}")
-        elif a.numel() and not torch.equal(bits(a), bits(b)):
-            found.append(f"{key}: {a} and {b}")
-    return found
+            same = torch.equal(a.values(), b.values())
+        else:
+            same = (a.dtype, a.shape, a.device) == (b.dtype, b.shape, b.device)
+            same = same and (not a.numel() or torch.equal(bits(a), bits(b)))
+        assert same, f"{key}: {a} and {b}"
 
 
 def bits(value: torch.Tensor) -> torch.Tensor:
     return value.detach().contiguous().reshape(-1).view(torch.uint8)
-
-
-def check_same(one: Any, other: Any, *, names: bool = True) -> None:
-    found = differences(one, other, names=names)
-    if found:
-        raise AssertionError("; ".join(found))

@@ -62,30 +62,15 @@ def test_agrees_with_a_loop(done: torch.Tensor, ids: bool, steps: int, match: st
     assert everything.get("word").tolist() == [f"w{row}" for row in rows(everything)]
 
 
-def test_golden() -> None:
-    """Slot 0: rows 1-6, slot 1: rows 7-12; two steps per batch."""
-    done = torch.tensor([[0, 0, 0, 1, 0, 0], [0, 1, 0, 0, 1, 0]], dtype=torch.bool)
-    assembler = TrajectoryAssembler()
-    assert repr(assembler) == (
-        "TrajectoryAssembler(match='slot', lookback=None; "
-        "0 completed, 0 dropped, 0 unfinished with 0 steps)"
-    )
-    assert assembler.unfinished.batch_size == (0,)
-    batches = cut(make(done), 2)
-    assert rows(assembler.feed(batches[0])) == [7, 8]
-    assert rows(assembler.unfinished) == [1, 2]
-    assert rows(assembler.feed(batches[1])) == [1, 2, 3, 4]
-    assert rows(assembler.unfinished) == [9, 10]
-    assert rows(assembler.feed(batches[2])) == [9, 10, 11]
-    assert rows(assembler.unfinished) == [5, 6, 12]
-    assert assembler.unfinished.names == ["time"]
-    assert "3 completed, 0 dropped, 2 unfinished with 3 steps" in repr(assembler)
-
-
 def test_lookback() -> None:
     """Pieces that continue carry up to two earlier steps, over several batches if need be."""
     done = torch.tensor([[0, 0, 0, 1, 0, 0], [0, 1, 0, 0, 1, 0]], dtype=torch.bool)
     assembler = TrajectoryAssembler(lookback=2)
+    assert repr(assembler) == (
+        "TrajectoryAssembler(match='slot', lookback=2; "
+        "0 completed, 0 dropped, 0 unfinished with 0 steps)"
+    )
+    assert assembler.unfinished.batch_size == (0,)
     seen = []
     for part in cut(make(done), 1):
         assembler.feed(part)
@@ -99,6 +84,8 @@ def test_lookback() -> None:
         [5, -9, -10, 11],
         [-5, 6, 12],
     ]
+    assert assembler.unfinished.names == ["time"]
+    assert "3 completed, 0 dropped, 2 unfinished with 3 steps" in repr(assembler)
 
 
 def test_a_trajectory_that_was_cut_off_is_dropped_and_counted() -> None:

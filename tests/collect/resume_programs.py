@@ -12,8 +12,6 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
-from tensordict.nn import TensorDictModule, TensorDictSequential
-from torch import nn
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from torchrl.envs import (
     CatFrames,
@@ -26,11 +24,11 @@ from torchrl.envs import (
     TransformedEnv,
     VecNormV2,
 )
-from torchrl.modules import GRUModule, NormalParamExtractor, ProbabilisticActor, TanhNormal
-from torchrl.modules.distributions import OneHotCategorical
 
 from tdcollect import Collector, load_checkpoint, make_env, save_checkpoint
 from tdcollect.envs.traits import base_of
+
+from .policies import actor, recurrent
 
 SAVED_AFTER, MORE = 3, 4
 
@@ -88,45 +86,11 @@ class Frail(gym.Wrapper[Any, Any, Any, Any]):
         return super().step(action)
 
 
-def sizes(env: EnvBase) -> tuple[int, int]:
-    """The numbers of features and of actions."""
-    return env.observation_spec["observation"].shape[-1], env.action_spec.shape[-1]
-
-
-def discrete_policy(env: EnvBase) -> Any:
-    net = TensorDictModule(nn.Linear(*sizes(env)), ["observation"], ["logits"])
-    return ProbabilisticActor(
-        net, in_keys=["logits"], distribution_class=OneHotCategorical, return_log_prob=True
-    )
-
-
-def continuous_policy(env: EnvBase) -> Any:
-    features, actions = sizes(env)
-    net = nn.Sequential(nn.Linear(features, 2 * actions), NormalParamExtractor())
-    module = TensorDictModule(net, ["observation"], ["loc", "scale"])
-    return ProbabilisticActor(
-        module, in_keys=["loc", "scale"], distribution_class=TanhNormal, return_log_prob=True
-    )
-
-
-def recurrent_policy(env: EnvBase) -> Any:
-    features, actions = sizes(env)
-    gru = GRUModule(
-        input_size=features,
-        hidden_size=8,
-        in_keys=["observation", "hidden", "is_init"],
-        out_keys=["features", ("next", "hidden")],
-    )
-    head = TensorDictModule(nn.Linear(8, actions), ["features"], ["logits"])
-    actor = ProbabilisticActor(head, in_keys=["logits"], distribution_class=OneHotCategorical)
-    return TensorDictSequential(gru, actor)
-
-
 def collector(
     env: Any,
     *transforms: Callable[[], Any],
     num_envs: int | None = 3,
-    policy: Callable[[EnvBase], Any] = discrete_policy,
+    policy: Callable[[EnvBase], Any] = actor,
     **options: Any,
 ) -> Collector:
     made: EnvBase = make_env(env, num_envs, **{"resumable": True, **options})
@@ -153,16 +117,14 @@ CASES: dict[str, Callable[[], Collector]] = {
         "HalfCheetah-v5",
         DoubleToFloat,
         num_envs=2,
-        policy=continuous_policy,
         max_episode_steps=25,
     ),
     "leaks in workers": partial(
         collector,
         "BipedalWalker-v3",
-        policy=continuous_policy,
         **{"resumable": "history", "max_episode_steps": 13, **workers},
     ),
-    "recurrent": partial(collector, "CartPole-v1", policy=recurrent_policy),
+    "recurrent": partial(collector, "CartPole-v1", policy=partial(recurrent, "gru")),
     "transforms": partial(
         collector, "CartPole-v1", StepCounter, RewardSum, InitTracker, normed, stacked
     ),

@@ -20,6 +20,7 @@ from tdcollect import Collector, make_env
 
 from ..forkserver import run as forked
 from .oracle import UPSTREAM, assert_same
+from .policies import actor
 from .resume_programs import (
     CASES,
     MORE,
@@ -28,7 +29,6 @@ from .resume_programs import (
     NoSnapshot,
     collected,
     collector,
-    discrete_policy,
     first_half,
     make,
     normed,
@@ -159,9 +159,7 @@ def test_other_slots_go_on_where_one_is_lost() -> None:
 def test_trajectories_per_batch_start_anew_and_say_so() -> None:
     def build() -> Collector:
         env = make_env("CartPole-v1", 3, resumable=True)
-        return Collector(
-            env, discrete_policy(env), frames_per_batch=30, trajs_per_batch=2, traj_format="cat"
-        )
+        return Collector(env, actor(env), frames_per_batch=30, trajs_per_batch=2, traj_format="cat")
 
     seed_all(0)
     made, other = build(), build()
@@ -176,7 +174,7 @@ def test_trajectories_per_batch_start_anew_and_say_so() -> None:
 def test_the_state_of_torchrls_own_collector_is_loaded_as_that_one_does() -> None:
     seed_all(0)
     env = make_env("CartPole-v1", 3, seed=0)
-    theirs = ParentCollector(env, discrete_policy(env), frames_per_batch=30)
+    theirs = ParentCollector(env, actor(env), frames_per_batch=30)
     next(iter(theirs))
     state = theirs.state_dict()
     theirs.shutdown()
@@ -249,7 +247,7 @@ def test_statistics_alone_count_no_episode_that_they_did_not_see_begin() -> None
 
 def versioned(version: int | None) -> Collector:
     env = make_env("CartPole-v1", 3)
-    policy, tracks = discrete_policy(env), version is not None
+    policy, tracks = actor(env), version is not None
     made = Collector(env, policy, frames_per_batch=30, track_policy_version=tracks)
     if tracks:
         made.policy_version_tracker.version = version

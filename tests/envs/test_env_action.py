@@ -8,18 +8,16 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from tensordict.nn import TensorDictModule, TensorDictSequential
+from tensordict.nn import TensorDictModule
 from torch import nn
 from torchrl.envs import (
     ActionScaling,
     ClipTransform,
     Compose,
-    ExplorationType,
     Transform,
     TransformedEnv,
     check_env_specs,
 )
-from torchrl.modules import AdditiveGaussianModule
 
 from tdcollect import Collector, make_env
 from tdcollect.envs import EnvAction
@@ -111,27 +109,6 @@ def test_an_episode_begins_without_one(made: list[Recorder]) -> None:
 def test_its_specs_hold(made: list[Recorder]) -> None:
     check_env_specs(recorders(made, [EnvAction(), ActionScaling()]))
     check_env_specs(TransformedEnv(make_env("CartPole-v1"), EnvAction()))
-
-
-@pytest.mark.behaviour(6)
-def test_the_policys_action_is_kept_under_exploration_noise(made: list[Recorder]) -> None:
-    """Noise takes the action's place in the batch: a copy under another name keeps the policy's."""
-    env = recorders(made, [])
-    torch.manual_seed(0)
-    policy = TensorDictSequential(
-        TensorDictModule(nn.Linear(1, 1), in_keys=["observation"], out_keys=["action"]),
-        TensorDictModule(nn.Identity(), in_keys=["action"], out_keys=["policy_action"]),
-        AdditiveGaussianModule(env.action_spec, annealing_num_steps=50),
-    )
-    collector = Collector(env, policy, frames_per_batch=30)
-    batch = next(iter(collector))
-    bias = policy[0].module.bias.detach()
-    assert torch.equal(batch["policy_action"], bias.expand(3, 10, 1))
-    assert (batch["action"] != batch["policy_action"]).all()
-    assert torch.equal(batch["action"], given(made, 3))
-    collector.exploration_type = ExplorationType.DETERMINISTIC
-    batch = next(iter(collector))
-    assert torch.equal(batch["action"], batch["policy_action"])
 
 
 def test_it_asks_for_an_env_and_is_there_once(made: list[Recorder]) -> None:

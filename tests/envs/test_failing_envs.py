@@ -19,7 +19,6 @@ from torch import nn
 from torchrl.collectors import Collector as TorchRLCollector
 from torchrl.envs import EnvBase, RewardSum, StepCounter, TransformedEnv
 from torchrl.modules import OneHotCategorical, ProbabilisticActor
-from torchrl.objectives.value import GAE
 
 from tdcollect import Collector, EvaluationCollector, Hooks, make_env, split_trajectories
 from tdcollect.envs.slots import EpisodeCounters, RestartsExhausted, SlotError
@@ -310,26 +309,6 @@ def test_bookkeeping_is_that_of_torchrls_transforms(make: Any) -> None:
     other, _ = collected(env, of=TorchRLCollector)
     assert native[MARK].any()
     assert_same(native, other)
-
-
-def test_torchrls_advantages_bootstrap_from_the_marked_row(make: Any) -> None:
-    """With a value of c everywhere, the marked row's advantage is -(1 - gamma) c.
-
-    The episode's earlier rows see that much less, decayed; had it gone on, 0 would be expected.
-    """
-    c, gamma, lmbda = 2.0, 0.9, 0.8
-    value = TensorDictModule(
-        lambda o: torch.full((*o.shape[:-1], 1), c), ["observation"], ["state_value"]
-    )
-    gae = GAE(gamma=gamma, lmbda=lmbda, value_network=value)
-    broken, _ = collected(make({1: "raise"}))
-    broken["next", "reward"].zero_()
-    gae(broken)
-    advantage = broken["advantage"][1, :, 0]
-    delta = torch.tensor(-(1 - gamma) * c)
-    expected = sum(delta * (gamma * lmbda) ** k for k in range(2))
-    assert advantage[6].allclose(delta)
-    assert advantage[5].allclose(expected)
 
 
 @pytest.mark.behaviour(30)

@@ -97,14 +97,15 @@ def apply(backend: Backend, calls: Any, out: SlotBuffers) -> list[list[np.ndarra
     seen = []
     rng = np.random.default_rng(0)
     backend.reset(range(backend.num_envs), list(range(backend.num_envs)), None, out)
-    for verb, slots, seeded, left in calls:
+    for verb, slots, flag, left in calls:
         if verb == "reset":
-            seeds = [slot + 5 for slot in slots] if seeded else None
+            seeds = [slot + 5 for slot in slots] if flag else None
             backend.reset(slots, seeds, {"left": left} if left else None, out)
         else:
             draw = [rng.normal(size=(backend.num_envs, *e.shape)) for e in backend.action.leaves]
             given = [
-                (3 * d).astype(e.dtype) for d, e in zip(draw, backend.action.leaves, strict=True)
+                (3 * d).astype(np.float64 if flag and e.dtype.kind == "f" else e.dtype)
+                for d, e in zip(draw, backend.action.leaves, strict=True)
             ]
             for entry in given:
                 if entry.dtype.kind == "i":  # any pattern of 0 and 1 decodes to an action
@@ -137,7 +138,7 @@ def test_any_calls_give_what_serial_gives_to_the_bit(
         backends = (ours, SerialBackend(factories, categorical))
         seen = []
         for backend in backends:
-            backend.read_info({"left": 0, "noise": np.zeros(2), "sometimes": np.float32(0)})
+            backend.read_info({"left": 0, "noise": np.zeros(2), "sometimes": 0.0})
             seen.append(apply(backend, calls, buffers(backend)))
     finally:
         ours.close()

@@ -15,7 +15,6 @@ from torchrl.envs import (
     Compose,
     EnvBase,
     GymEnv,
-    GymWrapper,
     InitTracker,
     RewardSum,
     StepCounter,
@@ -77,19 +76,6 @@ def test_unbatched_data_are_those_of_gymenv(env_id: str, categorical: bool) -> N
     ours = make_env(env_id, categorical_action_encoding=categorical)
     actions = random_actions(ours, 210)
     assert_identical(play(ours, actions, seed=3), play(theirs, actions, seed=3))
-
-
-@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
-def test_batched_data_are_those_of_gymwrapper_over_a_vector_env(env_id: str) -> None:
-    def vector() -> SyncVectorEnv:
-        return SyncVectorEnv([lambda: gym.make(env_id)] * 3, autoreset_mode=AutoresetMode.DISABLED)
-
-    theirs = GymWrapper(vector())
-    actions = random_actions(theirs, 210)
-    reference = play(theirs, actions, seed=3)
-    assert reference["next", "done"].any()
-    assert_identical(play(make_env(vector()), actions, seed=3), reference)
-    assert_identical(play(make_env(env_id, 3), actions, seed=3), reference)
 
 
 def with_transforms(env: EnvBase, max_steps: int | None) -> TransformedEnv:
@@ -157,7 +143,7 @@ def test_a_time_limit_truncates_and_leaves_the_limit_of_the_env() -> None:
 
 
 class Informed(gym.Env):
-    """Its infos: ``number``, ``fraction`` and ``array`` always; ``late`` from the third step."""
+    """Its infos: ``number`` and ``array`` always; ``late`` from the third step."""
 
     observation_space = spaces.Box(0, 100, (1,), np.float32)
     action_space = spaces.Discrete(2)
@@ -169,7 +155,6 @@ class Informed(gym.Env):
         self.calls += 1
         info = {
             "number": self.time,
-            "fraction": self.time / 4,
             "array": np.full((2, 2), self.time, np.int16),
             **self.more,
         }
@@ -185,17 +170,6 @@ class Informed(gym.Env):
         self.time += 1
         observation, info = self._out()
         return observation, 0.0, False, False, info
-
-
-def test_python_numbers_and_arrays_are_stored() -> None:
-    env = make_env(Informed, 2, info_keys=["number", "fraction", "array"])
-    check_env_specs(env)
-    batch = env.rollout(5)
-    for td, first in ((batch, 0), (batch["next"], 1)):
-        time = torch.arange(first, first + 5).expand(2, -1)
-        assert torch.equal(td["number"], time)
-        assert torch.equal(td["fraction"], time.double() / 4)
-        assert torch.equal(td["array"], time.short()[..., None, None].expand(2, 5, 2, 2))
 
 
 def test_info_keys_run_one_reset_and_one_step_as_names_and_nothing_as_a_dict() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ..forkserver import forkserver, run_script
+from ..forkserver import run_script
 from ..forkserver import start as begin
 
 SCRIPT = """
@@ -195,18 +195,3 @@ def test_a_program_needs_no_main_guard(tmp_path: Path) -> None:
     done = run_script(script)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "once\n"
-
-
-def _use() -> None:
-    from tdcollect import make_env
-
-    env = make_env("CartPole-v1", 2, backend="process", num_workers=1)
-    env.rollout(3)
-    env.close()
-
-
-def test_it_runs_inside_a_daemonic_process_of_multiprocessing() -> None:
-    child = forkserver().Process(target=_use, daemon=True)
-    child.start()
-    child.join(20)
-    assert child.exitcode == 0

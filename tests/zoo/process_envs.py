@@ -14,6 +14,13 @@ import numpy as np
 from gymnasium import spaces
 
 
+def total(action: Any) -> float:
+    """The sum of an action's numbers, however they are nested."""
+    if isinstance(action, (dict, tuple)):
+        return sum(map(total, action.values() if isinstance(action, dict) else action))
+    return float(np.sum(action, dtype=float))
+
+
 class Drawn(gym.Env):
     """Samples everything from its own generator; episodes of 1 to 6 steps.
 
@@ -49,7 +56,7 @@ class Drawn(gym.Env):
 
     def step(self, action: Any) -> Any:
         self.left -= 1
-        self.taken = float(np.asarray(spaces.flatten(self.action_space, action), float).sum())
+        self.taken = total(action)
         reward = self.np_random.normal() + self.taken
         ending = int(self.np_random.integers(3))
         over = self.left <= 0
@@ -57,7 +64,7 @@ class Drawn(gym.Env):
 
     def _info(self) -> dict[str, Any]:
         info = {"left": self.left, "noise": self.np_random.normal(size=2)}
-        return info if self.left % 2 else {**info, "sometimes": np.float32(self.taken)}
+        return info if self.left % 2 else {**info, "sometimes": self.taken}
 
 
 class Unsendable(Drawn):

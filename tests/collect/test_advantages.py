@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import islice
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
 import pytest
 import torch
 from tensordict import TensorDictBase
@@ -19,77 +16,10 @@ from torchrl.objectives.value import GAE
 
 from tdcollect import Collector, make_env
 
-from . import policies
 from .envs import ENVS
 from .oracle import UPSTREAM
 
 pytestmark = [pytest.mark.usefixtures("arrays"), pytest.mark.filterwarnings(UPSTREAM)]
-
-
-class Script(gym.Env[Any, Any]):
-    """Shows given numbers; the last of an episode is its final observation."""
-
-    observation_space = gym.spaces.Box(-np.inf, np.inf, (1,))
-    action_space = gym.spaces.Discrete(2)
-
-    def __init__(self, episodes: list[tuple[list[float], str]], reward: float):
-        self.episodes = iter(episodes)
-        self.reward = reward
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        shown, self.ending = next(self.episodes)
-        self.shown = iter(shown)
-        return self._next(), {}
-
-    def step(self, action: Any) -> Any:
-        observation = self._next()
-        last = self.shown.__length_hint__() == 0  # type: ignore[attr-defined]
-        flags = last and self.ending == "terminated", last and self.ending == "truncated"
-        return observation, self.reward, *flags, {}
-
-    def _next(self) -> np.ndarray[Any, Any]:
-        return np.array([next(self.shown)], np.float32)
-
-
-SCRIPTS = [
-    partial(Script, [([1, 2, 9], "terminated"), ([3, 4, 5, 6, 7], "terminated")], reward=1.0),
-    partial(Script, [([1, 2, 3, 8], "truncated"), ([4, 5, 6, 7], "truncated")], reward=2.0),
-]
-
-
-class Shown(nn.Module):
-    """The value of an observation is the number that it shows."""
-
-    def forward(self, observation: torch.Tensor) -> torch.Tensor:
-        return observation[..., :1]
-
-
-@pytest.mark.behaviour(19)
-@pytest.mark.parametrize("options", [{}, {"vectorized": False, "deactivate_vmap": True}], ids=str)
-def test_five_steps_by_hand(options: dict[str, Any]) -> None:
-    """Half of each value and of each advantage comes from later: gamma = lambda = 1/2.
-
-    slot 0    v  1       2       3        4       5      then 6, where the batch is cut
-              d  1+1-1   1-2     1+2-3    1+5/2-4 1+3-5  the second step terminates: no 9/2
-    slot 1    v  1       2       3        4       5      then 6
-              d  2+1-1   2+3/2-2 2+8/2-3  2+5/2-4 2+3-5  the third is truncated, before an 8
-    """
-    in_turn = iter(SCRIPTS)
-    env = make_env(lambda: next(in_turn)(), 2)
-    gae = GAE(
-        gamma=0.5,
-        lmbda=0.5,
-        value_network=ValueOperator(Shown(), in_keys=["observation"]),
-        **options,
-    )
-    batch = next(iter(Collector(env, frames_per_batch=10, postproc=gae)))
-    assert batch["next", "terminated"].squeeze(-1).tolist() == [[0, 1, 0, 0, 0], [0, 0, 0, 0, 0]]
-    assert batch["next", "truncated"].squeeze(-1).tolist() == [[0, 0, 0, 0, 0], [0, 0, 1, 0, 0]]
-    expected = torch.tensor([[0.75, -1, -0.1875, -0.75, -1], [2.5625, 2.25, 3, 0.5, 0]])
-    assert torch.equal(batch["advantage"].squeeze(-1), expected)
-    values = batch["observation"].squeeze(-1)
-    assert torch.equal(batch["value_target"].squeeze(-1), expected + values)
 
 
 def advantages(
@@ -134,6 +64,7 @@ def test_any_batch_agrees_with_a_plain_loop(
             next_value = critic.module(batch["next", "observation"]).squeeze(-1)
         expected = advantages(batch, value, next_value, gamma, lmbda)
         torch.testing.assert_close(batch["advantage"].squeeze(-1), expected, rtol=1e-4, atol=1e-4)
+        assert torch.equal(batch["value_target"], batch["advantage"] + batch["state_value"])
         assert batch.names[-1] == "time"
         assert not batch["advantage"].requires_grad
 
@@ -215,27 +146,17 @@ def test_preprocessing_runs_once_an_observation_and_serves_the_bootstrap_too(
 
     monkeypatch.setattr(ObservationNorm, "_apply_transform", counted)
     norm = ObservationNorm(0.5, 3.0, in_keys=["observation"], out_keys=["normed"])
-    env = TransformedEnv(make_env("Pendulum-v1", 2), norm)
-    policy = TensorDictModule(nn.Linear(3, 1), in_keys=["normed"], out_keys=["action"])
+    env = TransformedEnv(ENVS["toy"](), norm)
     critic = ValueOperator(nn.Linear(3, 1), in_keys=["normed"])
     gae = GAE(gamma=0.9, lmbda=0.8, value_network=critic)
-    collector = Collector(env, policy, frames_per_batch=40, postproc=gae, trust_policy=True)
+    collector = Collector(env, frames_per_batch=60, postproc=gae)
     calls.clear()
     collector.reset()
     batch = next(iter(collector))
-    assert len(calls) == 21  # one for the reset, one for each of 20 steps
+    ends = batch["next", "done"].squeeze(-1)
+    assert len(calls) == 21 + ends.any(0).sum()  # of 20 steps and of all resets
     for part in (batch, batch["next"]):
         torch.testing.assert_close(part["normed"], part["observation"] * 3.0 + 0.5)
         torch.testing.assert_close(part["state_value"], critic.module(part["normed"]).detach())
-    assert torch.equal(batch["normed"][:, 1:], batch["next", "normed"][:, :-1])
-
-
-@pytest.mark.behaviour(18)
-def test_preprocessing_reaches_the_final_observation_of_an_episode() -> None:
-    norm = ObservationNorm(0.5, 3.0, in_keys=["observation"], out_keys=["normed"])
-    env = TransformedEnv(ENVS["toy"](), norm)
-    batch = next(iter(Collector(env, policies.actor(env), frames_per_batch=60)))
-    ends = batch["next", "done"].squeeze(-1)
-    assert ends.any()
-    final = batch["next"][ends]
-    torch.testing.assert_close(final["normed"], final["observation"] * 3.0 + 0.5)
+    goes_on = ~ends[:, :-1]
+    assert torch.equal(batch["normed"][:, 1:][goes_on], batch["next", "normed"][:, :-1][goes_on])

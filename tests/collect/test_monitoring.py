@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from torchrl.data import LazyTensorStorage, ReplayBuffer
 from torchrl.envs import EnvBase, GymEnv, StepCounter, TransformedEnv
-from torchrl.record.loggers import CSVLogger, TensorboardLogger
+from torchrl.record.loggers import CSVLogger
 
 from tdcollect import Collector, LogStatistics, Render
 
@@ -64,23 +64,6 @@ def test_statistics_to_a_csv_logger(tmp_path: Path) -> None:
     assert [step for step, _ in written["seconds_between"]] == [24]
     hooks.write(collector.stats, step=7)
     assert logged(tmp_path, "collect")["steps"][-1] == (7, 24)
-
-
-def test_statistics_to_tensorboard(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    logger = TensorboardLogger("run", log_dir=str(tmp_path))
-    hooks = LogStatistics(logger)
-    collector = Collector(cartpole(max_episode_steps=4), frames_per_batch=3 * 4, hooks=hooks)
-    for _ in itertools.islice(collector, 3):
-        pass
-    logger.experiment.flush()
-    (folder,) = {file.parent for file in tmp_path.rglob("events*")}
-    events = EventAccumulator(str(folder))
-    events.Reload()
-    found = [(event.step, event.value) for event in events.Scalars("collect/return_mean")]
-    assert found == [(12, 4), (24, 4), (36, 4)]
 
 
 def test_a_hook_logs_every_so_many_collections(tmp_path: Path) -> None:
@@ -186,19 +169,6 @@ def test_the_bar_with_a_replay_buffer(bars: list[Bar], extend: bool) -> None:
     assert list(collector) == [None, None]
     assert bars[0].n == 24
     assert bars[0].closed
-
-
-def test_tqdms_own_bar(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("tqdm")
-    monkeypatch.setattr("tdcollect.progress._can_be_drawn", lambda: True)
-    for progress in (False, True):
-        collector = Collector(
-            cartpole(max_episode_steps=5), frames_per_batch=15, total_frames=30, progress=progress
-        )
-        assert len(list(collector)) == 2
-        printed = capsys.readouterr().err
-        assert ("30/30" in printed) == progress
-        assert ("return=5" in printed) == progress
 
 
 def test_tqdm_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

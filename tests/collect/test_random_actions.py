@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from tensordict import TensorDictBase
 from torchrl.collectors import Collector as TorchRLCollector
-from torchrl.data import Bounded, Choice, Composite, LazyTensorStorage, ReplayBuffer
+from torchrl.data import Bounded, Choice, Composite
 from torchrl.envs import (
     ActionDiscretizer,
     ActionScaling,
@@ -101,20 +100,6 @@ def test_random_frames_under_every_option(policy: str, options: dict[str, Any]) 
     made = {"frames_per_batch": 18, "init_random_frames": 36, **options}
     known = policy in REMEMBER[:3]  # others are called on TensorDicts
     check_same(*policies.case(policy), script if known else batches(4), lambda: made)
-
-
-def test_random_frames_are_counted_in_the_replay_buffer() -> None:
-    def filled(collector: Any) -> Iterator[Any]:
-        stream = iter(collector)
-        for _ in range(4):
-            next(stream)
-            yield collector.replay_buffer[:]
-
-    def options() -> dict[str, Any]:
-        buffer = ReplayBuffer(storage=LazyTensorStorage(200, ndim=2), batch_size=4)
-        return {"replay_buffer": buffer, "init_random_frames": 30, "frames_per_batch": 18}
-
-    check_same(ENVS["pendulum"], policies.actor, filled, options)
 
 
 def test_random_actions_after_the_policy_has_acted() -> None:
@@ -207,15 +192,6 @@ def test_random_actions_by_frames_and_by_episodes(env: str) -> None:
         collector.collect(episodes=3, random=True, seed=0),
     ):
         assert all(spec[key].is_in(batch[key]) for key in spec.keys(True, True))
-
-
-def test_the_draws_of_a_batch_cost_no_tensordict(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[Any] = []
-    env = ENVS["pendulum"]()
-    collector = Collector(env, policies.actor(env), frames_per_batch=18, init_random_frames=18)
-    monkeypatch.setattr(Composite, "rand", partial(calls.append))
-    next(iter(collector))
-    assert not calls
 
 
 def legal(batch: TensorDictBase) -> bool:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
 import pytest
 import torch
 from tensordict.nn import TensorDictModule, TensorDictSequential
@@ -16,7 +13,7 @@ from torch import nn
 from torchrl.collectors import Collector as ParentCollector
 from torchrl.data import Unbounded
 from torchrl.envs import SerialEnv, TensorDictPrimer, TransformedEnv
-from torchrl.modules import GRUModule, LSTMModule, OrnsteinUhlenbeckProcessModule
+from torchrl.modules import OrnsteinUhlenbeckProcessModule
 
 import tdcollect
 from tdcollect.testing import CountingPolicy, CountingRules, counting_env
@@ -111,89 +108,6 @@ def test_forced_resets_start_the_hidden_state_again(pipeline: str, frames: int) 
     collector.shutdown()
 
 
-# --------------------------------------------------------------------------- LSTM, GRU by hand
-
-HIDDEN_SIZE = 5
-
-
-def memory_module(kind: str) -> Any:
-    options = {"input_size": 4, "hidden_size": HIDDEN_SIZE, "in_key": "observation"}
-    return (LSTMModule if kind == "lstm" else GRUModule)(**options, out_key="features")
-
-
-def greedy(env: Any, memory: Any) -> TensorDictSequential:
-    torch.manual_seed(0)
-    head = nn.Linear(HIDDEN_SIZE, 2)
-    act = TensorDictModule(
-        lambda features: nn.functional.one_hot(head(features).argmax(-1), 2),
-        in_keys=["features"],
-        out_keys=["action"],
-    )
-    act.head = head
-    return TensorDictSequential(memory, act)
-
-
-def step_by_hand(kind: str, net: Any, x: torch.Tensor, state: list[torch.Tensor]) -> list[Any]:
-    """One step of ``nn.LSTM`` or ``nn.GRU`` as their documentation writes it: the new state."""
-    from_input = nn.functional.linear(x, net.weight_ih_l0, net.bias_ih_l0)
-    from_state = nn.functional.linear(state[0], net.weight_hh_l0, net.bias_hh_l0)
-    if kind == "lstm":
-        i, f, g, o = (from_input + from_state).chunk(4, -1)
-        c = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
-        return [o.sigmoid() * c.tanh(), c]
-    (ri, zi, ni), (rh, zh, nh) = from_input.chunk(3, -1), from_state.chunk(3, -1)
-    z = (zi + zh).sigmoid()
-    return [(1 - z) * (ni + (ri + rh).sigmoid() * nh).tanh() + z * state[0]]
-
-
-def loop_over_slot(kind: str, policy: Any, memory: Any, seed: int, steps: int) -> Iterator[Any]:
-    """A plain gymnasium loop: observation, the state fed, whether the episode begins, action."""
-    env = gym.make("CartPole-v1")
-    net, zeros = getattr(memory, kind), torch.zeros(HIDDEN_SIZE)
-    observation, _ = env.reset(seed=seed)
-    state, first = [zeros, zeros] if kind == "lstm" else [zeros], True
-    for _ in range(steps):
-        before = state
-        state = step_by_hand(kind, net, torch.from_numpy(observation), state)
-        action = int(policy[1].head(state[0]).argmax())
-        yield observation, before, first, action
-        observation, _, terminated, truncated, _ = env.step(action)
-        first = terminated or truncated
-        if first:
-            observation, _ = env.reset()
-            state = [zeros for _ in state]
-
-
-@pytest.mark.behaviour(16)
-@pytest.mark.parametrize("kind", ["lstm", "gru"])
-@torch.no_grad()
-def test_recurrent_modules_run_as_a_plain_loop_does(kind: str, arrays: bool) -> None:
-    torch.manual_seed(0)  # other weights may balance the pole for all of the steps
-    steps, slots = 60, 3
-    env = tdcollect.make_env("CartPole-v1", slots)
-    memory = memory_module(kind)
-    policy = greedy(env, memory)
-    collector = tdcollect.Collector(env, policy, frames_per_batch=20 * slots)
-    if arrays:
-        assert "its own code, on arrays" in str(collector.explain())
-    collector.set_seed(3)
-    stream = iter(collector)
-    data = torch.cat([next(stream) for _ in range(3)], -1)
-    names = ["recurrent_state_h", "recurrent_state_c"] if kind == "lstm" else ["recurrent_state"]
-    for slot in range(slots):
-        rows = list(loop_over_slot(kind, policy, memory, 3 + slot, steps))
-        observations, states, firsts, actions = zip(*rows, strict=True)
-        assert torch.equal(data["observation"][slot], torch.from_numpy(np.stack(observations)))
-        assert data["is_init"][slot, :, 0].tolist() == list(firsts)
-        assert sum(firsts) > 1
-        assert data["action"][slot].argmax(-1).tolist() == list(actions)
-        for name, column in zip(names, zip(*states, strict=True), strict=True):
-            fed = data[name][slot].reshape(steps, HIDDEN_SIZE)
-            torch.testing.assert_close(fed, torch.stack(column))
-            assert (fed[torch.tensor(firsts)] == 0).all()
-    collector.shutdown()
-
-
 # ------------------------------------------------------------------------- what is added by itself
 
 
@@ -212,6 +126,8 @@ def test_the_default_is_what_torchrl_does_on_request(env: str, kind: str, frames
     ours = first_batches(tdcollect.Collector, env, policy, **options)
     options["auto_register_policy_transforms"] = True
     assert_same(ours, first_batches(ParentCollector, env, policy, **options))
+    collector = tdcollect.Collector(ENVS[env](), policy(ENVS[env]()), frames_per_batch=30)
+    assert "its own code, on arrays" in str(collector.explain())
 
 
 def test_a_policy_that_asks_where_episodes_begin_is_told() -> None:

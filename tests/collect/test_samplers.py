@@ -7,6 +7,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 from tensordict.nn import (
     CompositeDistribution,
+    InteractionType,
     ProbabilisticTensorDictModule,
     TensorDictModule,
     TensorDictSequential,
@@ -24,6 +26,7 @@ from torch import nn
 from torchrl.data import Bounded, Categorical, Composite, MultiCategorical, OneHot, Unbounded
 from torchrl.envs import ExplorationType, set_exploration_type
 from torchrl.modules import (
+    MLP,
     AdditiveGaussianModule,
     ConsistentDropoutModule,
     Delta,
@@ -49,6 +52,7 @@ from torchrl.modules.tensordict_module import SafeProbabilisticModule
 
 from tdcollect._upstream.torchrl import set_exploration_spec
 from tdcollect.collect.policy import Policy
+from tdcollect.collect.samplers import Draw, GlobalNoise, sampler
 from tdcollect.collect.step_dict import flat, nested_shapes
 
 from . import policies
@@ -379,6 +383,56 @@ def test_a_composite_part_that_needs_an_object_costs_this_module_only() -> None:
     )
     reason = "draws from a composite distribution, of whose parts Ordinal needs an object"
     check(TensorDictSequential(parts, sample), OBSERVED, [CALLED, f"on a TensorDict: {reason}"])
+
+
+# ------------------------------------------------------------------------ nets, most likely actions
+
+
+SHARED = nn.Tanh()
+NETS = {
+    "MLP, given two entries": MLP(8, 2, num_cells=[16, 16]),
+    "MLP of one layer": MLP(4, 2, depth=0),
+    "MLP with norm": MLP(
+        4, 2, num_cells=[16], norm_class=nn.LayerNorm, norm_kwargs=[{"normalized_shape": 16}]
+    ),
+    "a module that comes twice": nn.Sequential(
+        nn.Linear(4, 8), SHARED, nn.Linear(8, 8), SHARED, nn.Linear(8, 2)
+    ),
+}
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_nets(net: str) -> None:
+    entries = ["observation"] * (2 if "two" in net else 1)
+    check(TensorDictModule(NETS[net], in_keys=entries, out_keys=["logits"]), OBSERVED, CALLED)
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.integers(0, 2**32 - 1),
+    st.integers(2, 6),
+    st.sampled_from([1e-30, 1e-3, 1.0, 30.0, 1e4, 1e30]),
+    st.integers(0, 300),
+    st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
+    st.booleans(),
+)
+def test_modes_of_logits_that_are_almost_alike(
+    seed: int, actions: int, scale: float, ulps: int, dtype: torch.dtype, one_hot: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    eps = torch.finfo(dtype).eps
+    near = 1 + eps * rng.integers(-ulps, ulps + 1, (8, actions))
+    logits = torch.from_numpy(scale * rng.normal(size=(8, 1)) * near).to(dtype)
+    logits[0, 0], logits[1, 1], logits[2, 0] = torch.tensor([np.nan, np.inf, -np.inf])
+    kind = OneHotCategorical if one_hot else D.Categorical
+    module = ProbabilisticTensorDictModule(["logits"], ["action"], distribution_class=kind)
+    mode = Draw(kind, ("logits",), {}, InteractionType.MODE, False, False, GlobalNoise())
+    draw = sampler(mode)
+    assert draw is not None
+    for rows in (logits, logits[3:]):  # one row that is not clear sends all to the normalizer
+        expected = kind(logits=rows).mode
+        assert torch.equal(draw(rows)[0], expected)
+        assert torch.equal(module(TensorDict(logits=rows))["action"], expected)
 
 
 # ------------------------------------------------------------------------------------ other modules

@@ -119,18 +119,6 @@ def test_episodes_agree_with_reward_sum_and_step_counter(name: str) -> None:
     assert collector.stats.lifetime.episodes == some
 
 
-@pytest.mark.behaviour(26)
-@pytest.mark.parametrize("slots", [None, 3])
-def test_episodes_are_the_same_for_any_batch_size(slots: int | None) -> None:
-    found = []
-    for steps in (1, 7, 30):
-        collector = Collector(toy(slots), lean, frames_per_batch=steps * (slots or 1))
-        collector.set_seed(5)
-        found.append([*itertools.chain(*collected(collector, 210 // steps))])
-    assert len(found[0]) > 4
-    assert found[0] == found[1] == found[2]  # to the bit
-
-
 def naive(slots: Any, reward: Any, done: Any) -> list[Episode]:
     """The episodes of rows ``[F]`` by a loop."""
     total, length, ended = defaultdict(float), defaultdict(int), []

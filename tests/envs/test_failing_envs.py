@@ -119,24 +119,6 @@ def test_the_error_survives_a_pipe() -> None:
     )
 
 
-def test_numbers_that_are_none_pass_unless_checked() -> None:
-    class Broken(gym.Env[Any, Any]):
-        observation_space = gym.spaces.Box(-1, 1, (2,))
-        action_space = gym.spaces.Discrete(2)
-
-        def reset(self, **_: Any) -> Any:
-            return np.array([0, np.nan], np.float32), {}
-
-        def step(self, action: Any) -> Any:
-            return np.zeros(2, np.float32), np.nan, False, False, {}
-
-    batch = make_env(Broken, 2).rollout(3)
-    assert batch["next", "reward"].isnan().all()
-    assert MARK not in batch.keys(True)
-    with pytest.raises(SlotError, match=r"slot 0, episode 0: .* nan at \[1\] of 'observation'"):
-        make_env(Broken, 2, check_finite=True).reset()
-
-
 # ------------------------------------------------------------------------------------- on request
 
 
@@ -187,13 +169,6 @@ def test_the_marked_row_repeats_the_last_true_observation(make: Any) -> None:
     assert broken[0][MARK].reshape(-1).nonzero().reshape(-1).tolist() == [len(broken[0]) - 1]
     # The env built anew is seeded, so that runs repeat: the counting env shows the seed.
     assert following["observation"].tolist() == [0, restart_seed(21) % 2**20, 1]
-
-
-def test_a_run_with_failures_repeats_itself(make: Any) -> None:
-    faults = {0: "raise", 1: "shape at reset", 2: "nan"}
-    one, other = (collected(make(faults))[0] for _ in range(2))
-    assert one[MARK].sum() == 2
-    assert_same(one, other)
 
 
 def test_a_seed_that_was_asked_for_is_kept(make: Any) -> None:

@@ -172,9 +172,7 @@ def test_there_are_as_many_workers_as_asked_for(make: Any) -> None:
     backend = make([Odd] * 5, num_workers=3)
     assert [list(p.slots) for p in backend._pool.processes] == [[0], [1, 2], [3, 4]]
     assert repr(backend) == "ProcessBackend(5 slots in 3 workers, fork)"
-
-
-def test_by_default_there_is_a_worker_a_core_and_no_more_than_slots(make: Any) -> None:
+    # By default there is one a core, and no more than slots.
     assert usable_cores() == len(os.sched_getaffinity(0))
     for slots in (1, 64):
         backend = make([Odd] * slots, num_workers=None)
@@ -308,14 +306,8 @@ def test_exceptions_that_cannot_travel_are_told_in_words(make: Any) -> None:
 # --- workers that are lost ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("what", "how"),
-    [("die", "was killed by SIGKILL"), ("leave", "ended with exit code 7")],
-)
-def test_a_worker_that_ends_is_noticed_at_once_and_its_slots_stay_lost(
-    make: Any, what: str, how: str
-) -> None:
-    backend = make(odd_one(what))
+def test_a_worker_that_ends_is_noticed_at_once_and_its_slots_stay_lost(make: Any) -> None:
+    backend, how = make(odd_one("leave")), "ended with exit code 7"
     expected = r"step\(\) of slot 0: WorkerLost: went with .* slot 1: WorkerLost: the worker of "
     with pytest.raises(SlotError, match=f"{expected}slots 0 to 1 {how} while slot 1 was") as info:
         second_step(backend)
@@ -348,9 +340,8 @@ def test_an_idle_worker_that_is_killed_is_noticed_at_the_next_call(make: Any) ->
     assert out.reward.tolist() == [1, 1, 0, 0]
 
 
-@pytest.mark.parametrize("what", ["spin", "hold the lock"])
-def test_an_env_that_hangs_is_ended_after_the_timeout(make: Any, what: str) -> None:
-    backend = make(odd_one(what), timeout=0.2)
+def test_an_env_that_hangs_is_ended_after_the_timeout(make: Any) -> None:
+    backend = make(odd_one("hold the lock"), timeout=0.2)
     start = time.monotonic()
     expected = r"slots 0 to 1 was ended, as step\(\) took more than 0.2 s while slot 1 was at work"
     with pytest.raises(SlotError, match=expected):

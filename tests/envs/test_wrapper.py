@@ -190,16 +190,6 @@ def test_infos_of_every_dtype_pass_torchrls_check() -> None:
     assert all((begun[name] == 1).all() for name in infos)
 
 
-def test_infos_that_are_dicts_or_strings_do_no_harm_unasked() -> None:
-    factories = [lambda: Informed(nested={"a": 1}, name="text")] * 2
-    vector = SyncVectorEnv(factories, autoreset_mode=AutoresetMode.DISABLED)
-    for env in (
-        make_env(factories[0], 2, info_keys=["number"]),
-        make_env(vector, info_keys=["number"]),
-    ):
-        assert env.rollout(3)["next", "number"].tolist() == [[1, 2, 3]] * 2
-
-
 def test_infos_that_cannot_be_stored_are_refused() -> None:
     for env in (SyncVectorEnv([Informed]), Informed):
         with pytest.raises(KeyError, match=r"\['late'\] are in the info of neither .*'array'"):

@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 from torchrl.envs import ObservationNorm, TransformedEnv
-from torchrl.modules import GRUModule, LSTMModule, ValueOperator, set_recurrent_mode
+from torchrl.modules import ValueOperator
 from torchrl.objectives.value import GAE
 
-from tdcollect import Collector, make_env
+from tdcollect import Collector
 
 from .envs import ENVS
 from .oracle import UPSTREAM
@@ -67,70 +66,6 @@ def test_any_batch_agrees_with_a_plain_loop(
         assert torch.equal(batch["value_target"], batch["advantage"] + batch["state_value"])
         assert batch.names[-1] == "time"
         assert not batch["advantage"].requires_grad
-
-
-# --------------------------------------------------------------------------- recurrent critics
-
-
-def recurrent_pair(kind: str, env: Any) -> tuple[TensorDictSequential, TensorDictSequential]:
-    """A policy and a critic on one memory."""
-    options = {"input_size": 4, "hidden_size": 5, "in_key": "observation", "out_key": "features"}
-    memory = LSTMModule(**options) if kind == "lstm" else GRUModule(**options)
-    head = nn.Linear(5, 2)
-    act = TensorDictModule(
-        lambda features: nn.functional.one_hot(head(features).argmax(-1), 2),
-        in_keys=["features"],
-        out_keys=["action"],
-    )
-    value = ValueOperator(nn.Linear(5, 1), in_keys=["features"])
-    return TensorDictSequential(memory, act), TensorDictSequential(memory, value)
-
-
-@torch.no_grad()
-def values_step_by_step(
-    critic: TensorDictSequential, batch: TensorDictBase
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values of each observation and of the one after it, by a loop over the steps of each slot."""
-    states = [key for key in critic.in_keys if "recurrent_state" in key]
-    value, next_value = torch.zeros(batch.shape), torch.zeros(batch.shape)
-    for slot in range(batch.shape[0]):
-        state = {key: batch[key][slot, :1] for key in states}
-        for t in range(batch.shape[1]):
-            if batch["is_init"][slot, t]:
-                state = {key: torch.zeros_like(state[key]) for key in states}
-            row = batch[slot, t : t + 1]
-            given = row.select("observation", "is_init").update(state)
-            seen = critic(given)
-            state = {key: seen["next", key] for key in states}
-            value[slot, t] = seen["state_value"]
-            following = row["next"].select("observation").update(state)
-            following["is_init"] = torch.zeros(1, 1, dtype=torch.bool)
-            next_value[slot, t] = critic(following)["state_value"]
-    return value, next_value
-
-
-@pytest.mark.behaviour(16, 19)
-@pytest.mark.parametrize("kind", ["lstm", "gru"])
-def test_a_recurrent_critic_along_time_agrees_with_a_plain_loop(kind: str) -> None:
-    env = make_env("CartPole-v1", 3)
-    torch.manual_seed(0)
-    policy, critic = recurrent_pair(kind, env)
-    gae = GAE(gamma=0.9, lmbda=0.8, value_network=critic, deactivate_vmap=True)
-
-    def postproc(batch: TensorDictBase) -> TensorDictBase:
-        with set_recurrent_mode(True):
-            return gae(batch)
-
-    for batch in islice(Collector(env, policy, frames_per_batch=75, postproc=postproc), 2):
-        value, next_value = values_step_by_step(critic, batch)
-        torch.testing.assert_close(batch["state_value"].squeeze(-1), value)
-        torch.testing.assert_close(batch["next", "state_value"].squeeze(-1), next_value)
-        expected = advantages(batch, value, next_value, 0.9, 0.8)
-        torch.testing.assert_close(batch["advantage"].squeeze(-1), expected, rtol=1e-4, atol=1e-4)
-    assert batch["is_init"][:, 1:].any()
-
-
-# ------------------------------------------------------------------------------- preprocessing
 
 
 @pytest.mark.behaviour(18)

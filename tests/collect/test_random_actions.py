@@ -183,17 +183,6 @@ def test_an_env_with_a_rand_action_of_its_own() -> None:
     assert (batch["action"].abs() <= 1).all()
 
 
-@pytest.mark.parametrize("env", ["toy-dict-action", "discretized actions"])
-def test_random_actions_by_frames_and_by_episodes(env: str) -> None:
-    collector = Collector(RANDOM_ENVS[env](), frames_per_batch=18)
-    spec = collector.env.full_action_spec_unbatched
-    for batch in (
-        collector.collect(frames=18, random=True),
-        collector.collect(episodes=3, random=True, seed=0),
-    ):
-        assert all(spec[key].is_in(batch[key]) for key in spec.keys(True, True))
-
-
 def legal(batch: TensorDictBase) -> bool:
     return bool((batch["action"].bool() & batch["action_mask"]).any(-1).all())
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from torchrl.data import (
     ListStorage,
     ReplayBuffer,
     ReplayBufferEnsemble,
-    RoundRobinWriter,
     SliceSampler,
     TensorDictMaxValueWriter,
     TensorDictReplayBuffer,
@@ -22,7 +20,6 @@ from torchrl.data import (
 
 import tdcollect
 from tdcollect import Collector
-from tdcollect.collect.arguments import check_replay_buffer
 from tdcollect.testing import CountingRules, StatelessCountingPolicy, counting_env
 
 from .oracle import UPSTREAM
@@ -183,22 +180,3 @@ def test_a_buffer_that_can(case: str) -> None:
     buffer = make()
     fill(buffer, 3, batches=3, **options)
     assert len(buffer)
-
-
-def buffer_of(transform: Any = None, **said: int) -> Any:
-    """A replay buffer of someone else's, which may not say how large it is; it is not filled."""
-    none = dict.fromkeys(("add", "extend", "sample"), print)
-    storage, writer = SimpleNamespace(**said), RoundRobinWriter()
-    return SimpleNamespace(storage=storage, transform=transform, writer=writer, **none)
-
-
-@pytest.mark.parametrize(
-    "buffer",
-    [
-        pytest.param(buffer_of(max_size=1), id="no-ndim"),
-        pytest.param(buffer_of(ndim=9), id="no-capacity"),
-        pytest.param(buffer_of([len], ndim=9, max_size=1), id="transforms"),
-    ],
-)
-def test_a_buffer_of_which_one_thing_is_unknown_passes(buffer: Any) -> None:
-    check_replay_buffer(buffer, torch.Size([3]), 10)

@@ -466,10 +466,6 @@ OTHERS: dict[str, tuple[Callable[[], Any], Mapping[str, Any]]] = {
     "tanh": (lambda: TanhModule(in_keys=["action"]), ACTION),
     "tanh in a spec": (lambda: TanhModule(in_keys=["action"], spec=BOX, clamp=True), ACTION),
     "tanh of agents": (lambda: TanhModule(in_keys=[KEY], out_keys=[KEY], low=-3.0), AGENTS_BOX),
-    "OU": (
-        lambda: OrnsteinUhlenbeckProcessModule(WIDE.clone(), safe=False),
-        {**ACTION, "is_init": init(1)},
-    ),
     "OU without is_init": (
         lambda: OrnsteinUhlenbeckProcessModule(WIDE.clone(), sigma_min=0.1),
         ACTION,
@@ -480,13 +476,11 @@ OTHERS: dict[str, tuple[Callable[[], Any], Mapping[str, Any]]] = {
         ),
         {**AGENTS_BOX, "is_init": init(1)},
     ),
-    "Gaussian noise": (lambda: AdditiveGaussianModule(BOX), ACTION),
     "Gaussian noise, safe": (lambda: AdditiveGaussianModule(WIDE, std=3.0, safe=True), ACTION),
     "Gaussian noise for agents": (
         lambda: AdditiveGaussianModule(agents_spec(Bounded(-1, 1, (N, 2, 4))), action_key=KEY),
         AGENTS_BOX,
     ),
-    "epsilon-greedy": (lambda: EGreedyModule(OneHot(4), 0.5), CHOICE),
     "epsilon-greedy with a mask": (
         lambda: EGreedyModule(OneHot(4, (N, 4)), 0.9, action_mask_key="mask"),
         {**CHOICE, "mask": MASKED["mask"]},

@@ -192,27 +192,12 @@ def test_options_of_modules() -> None:
     options = {"as_padded_tensor": True}
     assert torchrl.get_options(module_of(get_kwargs=options)) == options
     assert not torchrl.get_options(module_of())
-    named = TensorDictModule(lambda x, y: x - y, in_keys={"y": "a", "x": "b"}, out_keys=["c"])
-    names = torchrl.keyword_names(named) or []
-    assert dict(zip(names, named.in_keys, strict=True)) == {"y": "a", "x": "b"}
-    parameters = TensorDictModule(lambda a: (a, a.exp()), ["a"], ["loc", "scale"])
-    assert not torchrl.draws_sample(ProbabilisticTensorDictSequential(parameters))
-    assert torchrl.draws_sample(ProbabilisticTensorDictSequential(parameters, distribution_of()))
-
-
-def test_draws_of_a_module_are_those_of_its_call() -> None:
     assert not torchrl.has_generator(distribution_of())
     assert torchrl.has_generator(distribution_of(generator=torch.Generator()))
     assert torchrl.has_generator(distribution_of(generator="generator"))
-    module = distribution_of(default_interaction_type="random")
-    given = TensorDict({"loc": torch.zeros(5), "scale": torch.ones(5)})
-    torch.manual_seed(0)
-    called = module(given.clone())["action"]
-    torch.manual_seed(0)
-    drawn = torchrl.draw_of(module)(
-        module.get_dist(given), interaction_type=module.default_interaction_type
-    )
-    assert torch.equal(called, drawn)
+    parameters = TensorDictModule(lambda a: (a, a.exp()), ["a"], ["loc", "scale"])
+    assert not torchrl.draws_sample(ProbabilisticTensorDictSequential(parameters))
+    assert torchrl.draws_sample(ProbabilisticTensorDictSequential(parameters, distribution_of()))
 
 
 def test_wrapper_state_is_all_that_tells_two_wrapped_envs_apart() -> None:

@@ -228,11 +228,8 @@ CHILD = {"Child": Names(inherited=frozenset({"_theirs", "_step"}), own=frozenset
 @pytest.mark.parametrize(
     ("source", "name"),
     [
-        ("from torch._utils import thing", "_utils"),
         ("from torch.utils import _thing as thing", "_thing"),
-        ("import torch._C", "_C"),
         ("from tdcollect._upstream.torchrl import _module", "_module"),
-        ("a.b[0]._kwargs = 1", "_kwargs"),
         ("getattr(module, '_kwargs', None)", "_kwargs"),
         ("settings(_use_buffers=False)", "_use_buffers"),
         ("class Child:\n    def f(self): self._theirs", "_theirs"),
@@ -246,10 +243,8 @@ CHILD = {"Child": Names(inherited=frozenset({"_theirs", "_step"}), own=frozenset
         ("from tdcollect._upstream.torchrl import has_hooks", ""),
         ("from tdcollect.testing.counting import _MOST", ""),
         ("def f(_, __): return _.__dict__['forward']", ""),
-        ("_local = 1\nprint(_local)", ""),
         ("present._replace(a=1)", ""),
         ("class Child:\n    def f(self, other): return self._mine, other._mine", ""),
-        ("class Child:\n    def _step(self): return super()._step()", ""),
         ("class Child:\n    def _step(self): pass\n    def f(self): self._step()", ""),
     ],
 )
@@ -257,13 +252,3 @@ def test_the_checker_finds(source: str, name: str) -> None:
     found = Checker(dedent(source), CHILD)
     assert [use for _, use in found.uses] == [name] * bool(name)
     assert found.overrides == ({("Child", "_step")} if "def _step" in source else set())
-
-
-def test_an_offence_in_a_module_of_tdcollect_is_found() -> None:
-    name = "tdcollect.envs.wrapper"
-    source = dict(sources())[name]
-    for offence in ("self._has_dynamic_specs", "self.transform._call", "self._parameters"):
-        changed = source.replace(
-            "    def _step(", f"    def inserted(self): {offence}\n\n    def _step(", 1
-        )
-        assert [use for _, use in checked(name, changed).uses] == [offence.split(".")[-1]]

@@ -90,25 +90,6 @@ def test_outputs_of_the_first_step() -> None:
 
 
 @both_loops
-@pytest.mark.parametrize("env", ["toy", "toy-unbatched"])
-def test_an_error_of_the_policy_reaches_its_user(env: str) -> None:
-    class Fails(nn.Module):
-        calls = 0
-
-        def forward(self, observation: torch.Tensor) -> torch.Tensor:
-            self.calls += 1
-            if self.calls > 15:
-                raise ZeroDivisionError("the policy's own error")
-            return policies.one_hot(observation.sum(-1).gt(0).long())
-
-    made = ENVS[env]()
-    collector = Collector(made, Fails(), frames_per_batch=10 * made.batch_size.numel())
-    with pytest.raises(ZeroDivisionError, match="the policy's own error"):
-        list(collector)
-    assert collector.closed
-
-
-@both_loops
 def test_closed_envs() -> None:
     env = ENVS["cartpole"]()
     stream = iter(Collector(env, frames_per_batch=30))
@@ -150,8 +131,6 @@ REFUSED: list[tuple[type[Exception], Callable[[], Any], str]] = [
     (RuntimeError, lambda: made("mock-counting", set_truncated=True), "set_truncated"),
     (IndexError, lambda: made().reset(3), "out of bounds"),
     (ValueError, lambda: made(frames_per_batch=0), f"{POSITIVE} 0"),
-    (ValueError, lambda: made(frames_per_batch=[0]), f"{POSITIVE} 0"),
-    (ValueError, lambda: made(frames_per_batch=1e3), f"{POSITIVE} 1000.0"),
     (ValueError, lambda: made(frames_per_batch=None), f"{POSITIVE} None"),
     (
         TypeError,
@@ -161,7 +140,6 @@ REFUSED: list[tuple[type[Exception], Callable[[], Any], str]] = [
     (ValueError, lambda: made(trajs_per_batch=1.5), "trajs_per_batch to be a positive int or None"),
     (ValueError, lambda: made(stats_window=0), "stats_window to be a positive int, got 0"),
     (TypeError, lambda: made(postproc=3), "postproc to be a function, got 3"),
-    (TypeError, lambda: made(pre_collect_hook=3), "pre_collect_hook to be a function, got 3"),
     (TypeError, lambda: made(policy_factory="x"), "policy_factory to be a function, got 'x'"),
     (TypeError, lambda: made(post_collect_hook="x"), "post_collect_hook to be a function, got 'x'"),
     (
@@ -207,20 +185,18 @@ NO_ENVS: dict[str, tuple[Callable[[], Any], str]] = {
     "none": (lambda: None, r"got None; pass tdcollect.make_env"),
     "number": (lambda: 3, r"got 3; pass tdcollect.make_env"),
     "policy": (lambda: nn.Linear(4, 2), r"got a Linear; pass the env first, then the policy"),
+    "function": (
+        lambda: lambda: gym.make("CartPole-v1"),
+        r"returned a TimeLimit; have it .*make_env",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", NO_ENVS)
 def test_what_is_no_env(name: str) -> None:
     make, message = NO_ENVS[name]
-    with pytest.raises(TypeError, match=f"expected an env of TorchRL.*{message}"):
+    with pytest.raises(TypeError, match=f"expected .*an env of TorchRL.*{message}"):
         Collector(make(), frames_per_batch=30)
-
-
-@pytest.mark.parametrize("make", [lambda: None, lambda: gym.make("CartPole-v1")])
-def test_function_that_makes_no_env(make: Any) -> None:
-    with pytest.raises(TypeError, match=r"returned (a TimeLimit|None); have it .*make_env"):
-        Collector(make, frames_per_batch=30)
 
 
 @pytest.mark.parametrize(
@@ -243,10 +219,7 @@ NO_POLICIES: dict[str, tuple[Any, str]] = {
     "text": ("random", r"can be called with a TensorDict, got 'random'"),
     "model of SB3": (types.SimpleNamespace(predict=None), r"got a Simple.*sb3.load_policy"),
     "class": (nn.Linear, r"got the class Linear; pass an instance"),
-    "module class": (TensorDictModule, r"got the class TensorDictModule; pass an instance"),
     "int": (lambda td: 1, r"to return the TensorDict that it was given.* got 1; write td"),
-    "none": (lambda td: None, r"to return the TensorDict that it was given.* got None"),
-    "tensor": (lambda td: torch.ones(2, 1), r"to return the TensorDict .* got a Tensor"),
     "dict": (lambda td: {"action": torch.ones(2, 1)}, r"to return the TensorDict .* got a dict"),
     "number": (lambda observation: 1, r"the action as a tensor, 'action' \[2, 1\], got 1"),
 }

@@ -482,25 +482,38 @@ def merged_states(
     states: Sequence[Mapping[str, Any]], slots: Sequence[int], window: int
 ) -> dict[str, Any]:
     """Statistics of workers with ``slots[w]`` slots each, as those of one collector."""
-    latest = [state["latest"] for state in states]
+    latest = [
+        {**state["latest"], "slots": state["latest"]["slots"] + first}
+        for state, first in zip(states, np.cumsum([0, *slots[:-1]]), strict=True)
+        if state["latest"] is not None
+    ]
     return {
-        "lifetime": _merged_lifetimes([state["lifetime"] for state in states]),
+        "lifetime": _merged([state["lifetime"] for state in states]),
         "window": _merged_windows([state["window"] for state in states], window),
-        "latest": _merged_collections(latest, slots) if any(latest) else None,
+        "latest": _merged(latest) if latest else None,
     }
 
 
 _LONGEST = ("seconds", "seconds_between", "env_seconds", "policy_seconds")
 
 
-def _merged_lifetimes(lifetimes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The longest times, the sums of counts, the moments of all, and all episodes of each part."""
     merged: dict[str, Any] = {}
-    for name, first in lifetimes[0].items():
-        values = [lifetime[name] for lifetime in lifetimes]
-        if isinstance(first, Mapping):
+    for name, first in parts[0].items():
+        values = [part[name] for part in parts]
+        if name in _LONGEST:
+            merged[name] = _longest(values)
+        elif any(value is None for value in values):
+            merged[name] = None
+        elif isinstance(first, np.ndarray):
+            merged[name] = np.concatenate(values)
+        elif name == "group_returns":
+            merged[name] = _merged(values)
+        elif isinstance(first, Mapping):
             merged[name] = _merged_moments(values)
         else:
-            merged[name] = _longest(values) if name in _LONGEST else sum(values)
+            merged[name] = sum(values)
     return merged
 
 
@@ -533,26 +546,6 @@ def _merged_windows(windows: Sequence[tuple[Any, Any]], size: int) -> tuple[Any,
     kept = episodes[:size][::-1]
     returns = np.array([episode[0] for episode in kept], np.float64)
     return returns, np.array([episode[1] for episode in kept], np.int64)
-
-
-def _merged_collections(
-    latest: Sequence[Mapping[str, Any] | None], slots: Sequence[int]
-) -> dict[str, Any]:
-    firsts = np.cumsum([0, *slots[:-1]])
-    there = [(one, first) for one, first in zip(latest, firsts, strict=True) if one is not None]
-    merged: dict[str, Any] = {name: _longest([one[name] for one, _ in there]) for name in _LONGEST}
-    merged |= {name: sum(one[name] for one, _ in there) for name in ("steps", "restarts")}
-    merged["slots"] = np.concatenate([one["slots"] + first for one, first in there])
-    for name in ("returns", "lengths"):
-        merged[name] = np.concatenate([one[name] for one, _ in there])
-    groups = [one.get("group_returns", {}) for one, _ in there]
-    merged["group_returns"] = {
-        name: np.concatenate([one[name] for one in groups]) for name in groups[0]
-    }
-    shaped = [one["shaped_returns"] for one, _ in there]
-    all_shaped = not any(part is None for part in shaped)
-    merged["shaped_returns"] = np.concatenate(shaped) if all_shaped else None
-    return merged
 
 
 def merged_explanation(reports: Sequence[WorkerReport], slots: Sequence[int]) -> Explanation:

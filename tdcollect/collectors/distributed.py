@@ -65,7 +65,6 @@ class Address(NamedTuple):
     port: int
     key: bytes
     worker: int
-    begins_when_told: bool
 
 
 class LinkedCollector(Collector):
@@ -84,13 +83,14 @@ class LinkedCollector(Collector):
         self._begun = threading.Event()
         self.seedings = 0
         self._connection: Connection[Any, Any] | None = None
-        if link is None or not link.begins_when_told:
+        if link is None:
             self._begun.set()
-        if link is not None:
+        else:
             threading.Thread(target=self._answer, args=(link,), daemon=True).start()
 
     def next(self) -> Any:
         """The next batch; see the parent's method."""
+        self._begun.set()  # the parent's method iterates
         with self._between_batches:
             batch = super().next()
             if self._connection is not None:
@@ -132,16 +132,14 @@ class LinkedCollector(Collector):
 class Links:
     """The connections to all workers, on the side of their user.
 
-    ``host`` is the address of this machine, as workers reach it. If ``begins_when_told``, they
-    begin once they are told to: with :meth:`LinkedCollector.begin`.
+    ``host`` is the address of this machine, as workers reach it. They iterate once they are told
+    to: with :meth:`LinkedCollector.begin`.
     """
 
-    def __init__(self, host: str, workers: int, begins_when_told: bool = False):
+    def __init__(self, host: str, workers: int):
         self._server = socket.create_server((host, 0), backlog=workers + 64)
         port, self._key = self._server.getsockname()[1], secrets.token_bytes(16)
-        self.addresses = [
-            Address(host, port, self._key, worker, begins_when_told) for worker in range(workers)
-        ]
+        self.addresses = [Address(host, port, self._key, worker) for worker in range(workers)]
         self._connections: dict[int, Connection[Any, Any]] = {}
         self._batches: list[list[int]] = [[] for _ in range(workers)]
 
@@ -267,9 +265,7 @@ class DistributedWorkers(Asking):
     _links: Links | None = None
     _seedings = 0
 
-    def _start(
-        self, envs: Any, policy: Any, options: dict[str, Any], begins_when_told: bool
-    ) -> None:
+    def _start(self, envs: Any, policy: Any, options: dict[str, Any]) -> None:
         """Have TorchRL start workers, each with trajectory ids and a connection of its own."""
         self.lost = LostWorkers()
         self._ended = False
@@ -284,7 +280,7 @@ class DistributedWorkers(Asking):
             own = [{"traj_pool": TrajectoryIds(worker)} for worker in range(len(envs))]
         if issubclass(kind, LinkedCollector):
             host = "localhost" if options.get("launcher") == "mp" else own_address()
-            self._links = Links(host, len(envs), begins_when_told)
+            self._links = Links(host, len(envs))
             for each, address in zip(own, self._links.addresses, strict=True):
                 each["link"] = address
         options["collector_kwargs"] = [{**a, **b} for a, b in zip(own, given, strict=True)]
@@ -443,7 +439,7 @@ class DistributedCollector(DistributedWorkers, TorchRLDistributedCollector):
 
     @extends(TorchRLDistributedCollector.__init__)
     def __init__(self, create_env_fn: Any, policy: Any = None, **kwargs: Any):
-        self._start(create_env_fn, policy, kwargs, begins_when_told=False)
+        self._start(create_env_fn, policy, kwargs)
         if self._links is None:
             self._torchrl.wait_at_most(_PATIENCE)
         if self.total_frames < 0:
@@ -494,7 +490,7 @@ class DistributedSyncCollector(DistributedWorkers, TorchRLDistributedSyncCollect
                 "expected total_frames, which each worker takes its share of, got none; pass it"
             )
         self._begun = False
-        self._start(create_env_fn, policy, kwargs, begins_when_told=True)
+        self._start(create_env_fn, policy, kwargs)
         # The parent changes the ids of batches before it hands them on to these.
         self._afterwards = self.split_trajs, self.postproc
         self.split_trajs, self.postproc = False, self._finish

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from copy import deepcopy
@@ -392,28 +391,17 @@ class PooledEnv(gym.Env[Any, Any]):
 
     def __init__(self, task_id: str, **options: Any):
         # The backend raises for a wrong id, with its reason.
-        EnvPoolBackend(task_id, 1, [0], options).close()
-        self._task_id, self._options = task_id, options
-        self._pool = self._made(0)
+        self._make = lambda seed: EnvPoolBackend(task_id, 1, [seed], options).vector_env
+        self._pool = self._make(0)
         self.observation_space = self._pool.observation_space
         self.action_space = self._pool.action_space
-
-    def _made(self, seed: int) -> Any:
-        import envpool
-
-        with warnings.catch_warnings():
-            # EnvPool states its bounds as float64 and gymnasium remarks on the cast.
-            warnings.filterwarnings("ignore", message=".*precision lowered by casting")
-            pool = envpool.make_gymnasium(self._task_id, num_envs=1, seed=seed, **self._options)
-            pool.observation_space, pool.action_space  # noqa: B018  cached in here
-        return pool
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         if seed is not None:
             self._pool.close()
-            self._pool = self._made(seed)
+            self._pool = self._make(seed)
         return _first(self._pool.reset())
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-import pytest
 import torch
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
@@ -119,25 +118,13 @@ def test_values_and_exploration_run_their_own_code_on_arrays() -> None:
     assert how(explain(env, policy), "policy") == ["called straight", own, own]
 
 
-def test_random_frames_come_first() -> None:
-    explanation = explain(cartpole(), actor(), init_random_frames=16)
+def test_random_frames_come_first_and_a_replay_buffer_takes_batches() -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(100, ndim=2), batch_size=4)
+    explanation = explain(cartpole(), actor(), init_random_frames=16, replay_buffer=buffer)
     assert how(explanation, "policy")[0] == "drawn from the action spec, on arrays"
     (first, *_) = [part.what for part in explanation if part.name == "policy"]
     assert first == "random actions(action), until init_random_frames"
     assert how(explanation, "batch") == ["no copy"]
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"extend_buffer": False}, "every step goes to the replay buffer by itself"),
-        ({}, "no copy"),
-    ],
-)
-def test_a_replay_buffer_takes_batches_but_not_single_steps(options: Any, reason: str) -> None:
-    buffer = ReplayBuffer(storage=LazyTensorStorage(100, ndim=1 if options else 2), batch_size=4)
-    explanation = explain(cartpole(), actor(), replay_buffer=buffer, **options)
-    assert reason in str(explanation)
 
 
 def test_explaining_runs_nothing() -> None:

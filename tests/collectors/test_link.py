@@ -36,10 +36,12 @@ def test_calls_reach_each_worker_until_one_is_lost() -> None:
     collectors[1].next()
     links.first_batch()
     links.call(seeded, {0: (3, 3, 0), 1: (5, 3, 1)})
-    firsts = [collector.next()["observation"][:, 0] for collector in collectors]
+    assert not collectors[0]._begun.is_set()
+    links.call(LinkedCollector.begin, {0: ()})
+    firsts = [next(iter(collectors[0])), collectors[1].next()]
     env = make_env("CartPole-v1", 4)
     env.set_seed(3)
-    assert torch.equal(torch.cat(firsts), env.reset()["observation"])
+    assert torch.equal(torch.cat(firsts)["observation"][:, 0], env.reset()["observation"])
     env.close()
     # Batches tell how often their worker was seeded.
     assert [links.seedings_of_batch(1) for _ in range(2)] == [0, 1]
@@ -53,17 +55,6 @@ def test_calls_reach_each_worker_until_one_is_lost() -> None:
     links.close()
     for collector in collectors:
         collector.shutdown()
-
-
-def test_iteration_waits_to_begin() -> None:
-    links = Links("localhost", 1, begins_when_told=True)
-    collector = linked(links, 0)
-    links.accept(lambda: None)
-    links.call(seeded, {0: (3, 3, 0)})
-    links.call(LinkedCollector.begin, {0: ()})
-    assert next(iter(collector)).shape == (2, 4)
-    links.close()
-    collector.shutdown()
 
 
 def test_strays_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from gymnasium.wrappers import TransformObservation
 
 
 class Walk(gym.Env[Any, Any]):
@@ -48,28 +49,15 @@ class Walk(gym.Env[Any, Any]):
         )
 
 
-class Pictures(Walk):
+def pictures(actions: spaces.Space[Any] | None = None) -> gym.Env[Any, Any]:
     """The walk, shown as an 8 x 8 picture with the channels last."""
 
-    def __init__(self) -> None:
-        super().__init__(spaces.Discrete(3), size=8)
-        self.observation_space = spaces.Box(0, 255, (8, 8, 3), np.uint8)
-
-    def noise(self) -> Any:
-        return self.np_random.normal(size=8)
-
-    def _shown(self) -> Any:
-        rows = np.outer(self.place, np.arange(24)) * 20
+    def shown(place: Any) -> Any:
+        rows = np.outer(place, np.arange(24)) * 20
         return (np.abs(rows).reshape(8, 8, 3) % 256).astype(np.uint8)
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        return self._after(super().reset(seed=seed))
-
-    def step(self, action: Any) -> Any:
-        return self._after(super().step(action))
-
-    def _after(self, told: Any) -> Any:
-        return self._shown(), *told[1:]
+    walk = Walk(actions or spaces.Discrete(3), size=8)
+    return TransformObservation(walk, shown, spaces.Box(0, 255, (8, 8, 3), np.uint8))
 
 
 class TenOrTwoHundred(gym.Env[Any, Any]):

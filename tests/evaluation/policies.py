@@ -79,27 +79,16 @@ def recurrent(kind: type, ins: int = 3, actions: int = 2) -> TensorDictSequentia
     return TensorDictSequential(memory, actor)
 
 
-class Convolutions(nn.Module):
-    """Maps pixels ``[..., 8, 8, 3]``, channels last, to numbers."""
-
-    def __init__(self, outs: int):
-        super().__init__()
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            self.layers = nn.Sequential(
-                nn.Conv2d(3, 8, 3),
-                nn.ReLU(),
-                nn.Conv2d(8, 8, 3),
-                nn.Flatten(),
-                nn.Linear(128, outs),
-            )
-
-    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-        return self.layers(pixels.permute(0, 3, 1, 2) / 255)
-
-
 def convolutional() -> ProbabilisticActor:
-    logits = TensorDictModule(Convolutions(3), ["pixels"], [LOGITS])
+    """Of pixels ``[..., 8, 8, 3]``, channels last."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        layers = nn.Sequential(
+            nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(128, 3)
+        )
+    logits = TensorDictModule(
+        lambda pixels: layers(pixels.permute(0, 3, 1, 2) / 255), ["pixels"], [LOGITS]
+    )
     return ProbabilisticActor(logits, [LOGITS], [ACTION], distribution_class=OneHotCategorical)
 
 

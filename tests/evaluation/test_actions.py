@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 from unittest.mock import patch
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -17,7 +18,7 @@ from torchrl.envs import EnvBase, TicTacToeEnv, TransformedEnv
 from torchrl.envs import transforms as T
 from torchrl.modules import RandomPolicy
 
-from tdcollect import Collector, make_env
+from tdcollect import make_env
 from tdcollect.collect.policy import RandomActions
 from tdcollect.evaluation.episodes.policy import DrawByRow, stream
 
@@ -137,13 +138,6 @@ def test_the_spec_is_that_of_the_env_with_its_transforms() -> None:
         records(discretized, writing(rows(0.5, 0.5)))
 
 
-def test_training_collects_as_torchrl_does() -> None:
-    """There, floats are taken by their argmax."""
-    collector = Collector(env(DISCRETE), writing(lambda x: x[:, :2]), frames_per_batch=8)
-    assert collector.rollout()["action"].is_floating_point()
-    collector.shutdown()
-
-
 @pytest.mark.parametrize(
     ("keeps", "kind"), [(False, OneHot), (True, OneHot), (True, Categorical)], ids=str
 )
@@ -161,26 +155,17 @@ def test_random_actions_are_legal(keeps: bool, kind: Any) -> None:
     assert sum(env.illegal for env in envs) == 0
 
 
-class MaskedWalk(Walk):
+class MaskedWalk(gym.ObservationWrapper[Any, Any, Any]):
     """The walk whose observations have a mask of one or two of three actions."""
 
     def __init__(self) -> None:
-        super().__init__(spaces.Discrete(3))
-        mask = spaces.MultiBinary(3)
-        self.observation_space = spaces.Dict(place=spaces.Box(-9, 9, (3,)), action_mask=mask)
+        super().__init__(Walk(spaces.Discrete(3)))
+        place, mask = spaces.Box(-9, 9, (3,)), spaces.MultiBinary(3)
+        self.observation_space = spaces.Dict(place=place, action_mask=mask)
 
-    def noise(self) -> Any:
-        return self.np_random.normal(size=3)
-
-    def reset(self, **kwargs: Any) -> Any:
-        return self._seen(*super().reset(**kwargs))
-
-    def step(self, action: Any) -> Any:
-        return self._seen(*super().step(action))
-
-    def _seen(self, place: Any, *others: Any) -> Any:
+    def observation(self, place: Any) -> Any:
         mask = np.eye(3, dtype=np.int8)[self.np_random.integers(3, size=2)].max(0)
-        return {"place": place, "action_mask": mask}, *others
+        return {"place": place, "action_mask": mask}
 
 
 def test_random_actions_of_slots_that_are_one_env_are_legal() -> None:

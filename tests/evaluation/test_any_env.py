@@ -308,17 +308,14 @@ def test_bad_envs_are_told_before_an_episode_starts(
             EvaluationCollector(given, None, 4, **settings)
 
 
-def test_an_env_that_no_seed_reaches_is_refused() -> None:
-    with pytest.raises(NotReproducibleError, match=r"Unreached .* its seed does not reach"):
-        records(Unreached, None, 4)
-
-
 def test_an_env_that_carries_something_on_is_made_anew() -> None:
     assert digest(Carrying, categorical(), 4, num_envs=2) == digest(Seeded, categorical(), 4)
     with pytest.raises(NotReproducibleError, match="Pass a function that makes it"):
         records(Carrying(), None, 4)
     with pytest.raises(ValueError, match=r"the env Seeded that is given .*pass a function"):
         EvaluationCollector(Seeded(), None, fresh_envs=True)
+    with pytest.raises(NotReproducibleError, match=r"Unreached .* its seed does not reach"):
+        records(Unreached, None, 4)
 
 
 def test_an_env_that_raises_is_made_anew_and_its_episode_recorded() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable
 from functools import partial
@@ -190,6 +191,8 @@ def test_the_result_holds_what_was_asked_for(tmp_path: Path) -> None:
             assert (result.replay(index) == data[index]).all()
     loaded = EvaluationResult.load(tmp_path / "run")
     assert (loaded.digest, loaded.episodes) == (result.digest, result.episodes)
+    ledger = (tmp_path / "run" / "episodes.jsonl").read_bytes()
+    assert result.digest == hashlib.sha256(ledger).hexdigest()
     assert (loaded.trajectory(3) == data[3]).all()
     without = evaluate(Walk, deterministic(), 3, progress=False)
     with pytest.raises(KeyError, match=r"the data of episode 1 were not kept: evaluate with keep"):

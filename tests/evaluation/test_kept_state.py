@@ -266,6 +266,7 @@ def test_it_runs_the_shortest_episode_alone_and_once(tmp_path: Path) -> None:
     assert counted.pop(shortest.env_seed) > 1
     assert {*counted.values()} == {1}
     assert [seed for seed in Watched.seeds if seed in _seeds(result)][-1] == shortest.env_seed
+    assert Watched.seeds.count(3) == 3  # of the probe, which does not run again
     assert len(result.episodes) == 9
     count = len(Watched.seeds)
     quiet(Watched, deterministic(), 9, **how)
@@ -285,24 +286,19 @@ def test_what_was_stopped_before_it_runs_it(tmp_path: Path) -> None:
         quiet(Walk, sly, 12, num_envs=2, output_dir=out)
 
 
-def test_the_env_is_not_probed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    probes = []
-    monkeypatch.setattr(
-        "tdcollect.evaluation.episodes.collector.probe",
-        lambda *args: probes.append(1) or False,
-    )
-    quiet(Walk, deterministic(), 4)
-    assert len(probes) == 1
-
-
 @pytest.mark.usefixtures("quick_children")
-def test_workers_run_it_too(tmp_path: Path) -> None:
+def test_workers_and_the_evaluator_run_it_too(tmp_path: Path) -> None:
     with LocalWorkers(1) as workers:
         with pytest.raises(NotReproducibleError, match=ANOTHER):
             quiet(Walk, made_sly(), 12, num_envs=2, workers=workers)
         quiet(Walk, deterministic(), 9, workers=workers, output_dir=tmp_path / "workers")
     quiet(Walk, deterministic(), 9, output_dir=tmp_path / "here")
     assert contents(tmp_path / "workers") == contents(tmp_path / "here")
+    with (
+        Evaluator(Walk, made_sly(), num_trajectories=12, num_envs=2) as evaluator,
+        pytest.raises(NotReproducibleError, match=ANOTHER),
+    ):
+        evaluator.evaluate()
 
 
 SUITE = """
@@ -331,12 +327,3 @@ def test_a_suite_runs_it_for_each_evaluation(tmp_path: Path) -> None:
     assert found.finished
     (results,) = (tmp_path / "all").glob("*/**/results.json")
     assert json.loads(results.read_text())["recheck"] is False
-
-
-@pytest.mark.usefixtures("quick_children")
-def test_the_evaluator_runs_it_too() -> None:
-    with (
-        Evaluator(Walk, made_sly(), num_trajectories=12, num_envs=2) as evaluator,
-        pytest.raises(NotReproducibleError, match=ANOTHER),
-    ):
-        evaluator.evaluate()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import hashlib
 import runpy
 import tracemalloc
 from pathlib import Path
@@ -11,9 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tdcollect import EvaluationResult, evaluate
+from tdcollect import evaluate
 from tdcollect.evaluation import EvaluationSettings
-from tdcollect.evaluation.ledger import ledger_digest
 from tdcollect.evaluation.statistics import summarize
 from tdcollect.files import write_atomically
 from tdcollect.pages import evaluation, plots
@@ -73,30 +71,7 @@ def test_drawings_of_many_values_have_a_bounded_size() -> None:
         (plots.ridges([("a", values.tolist()), ("b", values.tolist())], "return"), 20_000),
     ]:
         assert len(drawing.content) < most
-
-
-def test_a_line_through_many_points_keeps_both_ends() -> None:
-    points = plots.some_points(2500, 100)
-    assert len(points) == 100
-    assert (points[0], points[-1]) == (0, 2499)
-    assert plots.some_points(100, 100).tolist() == list(range(100))
-
-
-def test_an_episode_of_a_sparse_ledger_is_found_by_its_index() -> None:
-    records = [record for record in ledger([1.0] * 10) if record.index in (2, 5, 9)]
-    result = EvaluationResult(manifest(), records)
-    for index in (2, 5, 9):
-        with pytest.raises(RuntimeError, match="no env and no policy to run"):
-            result.replay(index)
-    for index in (-1, 0, 3, 10):
-        with pytest.raises(KeyError, match=f"episode {index} is not among the 3"):
-            result.replay(index)
-
-
-def test_the_digest_of_a_ledger_is_that_of_its_lines() -> None:
-    records = ledger([3.0, 1.0, 2.0], failed=[1])
-    lines = "".join(record.to_json() + "\n" for record in records)
-    assert ledger_digest(records[::-1]) == hashlib.sha256(lines.encode()).hexdigest()
+    assert plots.some_points(2500, 100)[[0, -1]].tolist() == [0, 2499]
 
 
 def test_a_file_written_piece_by_piece_is_left_as_it_is_where_it_holds_the_same(

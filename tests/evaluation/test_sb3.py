@@ -226,6 +226,9 @@ def test_a_model_of_other_spaces_is_refused() -> None:
     other = tdcollect.make_env(lambda: Shown(spaces.Discrete(4), spaces.Discrete(2)))
     with pytest.raises(ValueError, match=r"the action space that the model was trained on, Disc"):
         load_policy(of, other)
+    of = model("RecurrentPPO", cartpole, "MlpLstmPolicy", n_steps=8)
+    with pytest.raises(ValueError, match=r"acts on the observation alone, got a recurrent one"):
+        load_policy(of, tdcollect.make_env(cartpole))
 
 
 def test_noise_that_no_file_holds_is_refused() -> None:
@@ -317,12 +320,6 @@ def test_masks_that_cannot_be_read_are_refused() -> None:
 
     with pytest.raises(ValueError, match=r"slot 0 to give 4 values, one for each choice, got sh"):
         tdcollect.evaluate(Odd, load_policy(of, tdcollect.make_env(Doors)), 1, progress=False)
-
-
-def test_a_recurrent_model_of_sb3_contrib_is_refused() -> None:
-    of = model("RecurrentPPO", cartpole, "MlpLstmPolicy", n_steps=8)
-    with pytest.raises(ValueError, match=r"acts on the observation alone, got a recurrent one"):
-        load_policy(of, tdcollect.make_env(cartpole))
 
 
 def test_files_that_are_no_models_are_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch import nn
 
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
 
-from .envs import Pictures, Walk
+from .envs import Walk, pictures
 from .ledger import digest, records
 
 
@@ -21,14 +22,6 @@ def _threads_as_before() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
-
-
-class Steered(Pictures):
-    """Pictures whose actions are numbers, in which every bit of the policy shows."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.action_space = spaces.Box(-1, 1, (3,))
 
 
 class Seeing(nn.Sequential):
@@ -48,7 +41,7 @@ def test_threads_outside_change_nothing() -> None:
     ledgers = set()
     for threads in (1, 2, 4):
         torch.set_num_threads(threads)
-        ledgers.add(digest(Steered, policy, 4))
+        ledgers.add(digest(partial(pictures, spaces.Box(-1, 1, (3,))), policy, 4))
         assert torch.get_num_threads() == threads
     assert len(ledgers) == 1
 

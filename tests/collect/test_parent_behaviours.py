@@ -170,9 +170,9 @@ def test_options_on_other_envs_and_with_other_policies(env: str, policy: str, op
 # ------------------------------------------------------------------------------ recurrent policies
 
 
-def with_primer(kind: str) -> Any:
+def with_lstms_primer() -> Any:
     env = TransformedEnv(ENVS["cartpole"](), transforms.E.InitTracker())
-    primer = policies.recurrent(kind, env)[1].make_tensordict_primer()
+    primer = policies.recurrent("lstm", env)[1].make_tensordict_primer()
     primer.expand_specs = True
     return env.append_transform(primer)
 
@@ -181,7 +181,7 @@ def with_primer(kind: str) -> Any:
     "case",
     [
         *((ENVS["cartpole-unbatched"], "gru", True), (ENVS["cartpole-init"], "gru", True)),
-        *((ENVS["torchrl-gym"], "lstm", True), (partial(with_primer, "lstm"), "lstm", None)),
+        *((ENVS["torchrl-gym"], "lstm", True), (with_lstms_primer, "lstm", None)),
     ],
     parent=[(ENVS["cartpole"], "gru", True)],
 )

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict
-from torchrl.envs import EnvBase
+from torchrl.envs import EnvBase, SerialEnv
 from torchrl.envs import transforms as T
 from torchrl.envs.batched_envs import BatchedEnvBase
 
@@ -19,7 +19,6 @@ from tdcollect._upstream.collectors import CollectorState
 from tdcollect._upstream.torchrl import serial_envs
 from tdcollect.collect.step_dict import flat
 from tdcollect.collect.turns import Arrivals
-from tdcollect.envs.adopted import SERIAL
 from tdcollect.envs.spaces import nested
 from tdcollect.envs.traits import all_transforms_of, base_of, innermost
 from tdcollect.envs.wrapper import GymnasiumEnv
@@ -291,7 +290,7 @@ class FirstStates:
 
     def __init__(self, env: EnvBase):
         base, members = innermost(env), []
-        if type(base) in SERIAL:
+        if type(base) is SerialEnv:
             if base.is_closed:
                 base.start()  # as its first reset would
             members = serial_envs(base) or []

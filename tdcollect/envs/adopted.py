@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from numbers import Number
 from types import MappingProxyType
@@ -46,7 +47,7 @@ from tdcollect._upstream.torchrl import (
 from tdcollect.envs.backends import SerialBackend
 from tdcollect.envs.beside import Parts, SlotSettings, described, make_slot, parts_of_made, repeated
 from tdcollect.envs.process.backend import ProcessBackend
-from tdcollect.envs.slots import Backend, Can, Stepper
+from tdcollect.envs.slots import Can, Stepper
 from tdcollect.envs.spaces import Bookkeeping
 from tdcollect.envs.traits import NotKnown, base_of, flat_transforms
 from tdcollect.envs.wrapper import GymnasiumEnv
@@ -208,7 +209,7 @@ class ParallelEnv(TorchRLParallelEnv, metaclass=_Meta):
             grace=self.shutdown_timeout,
         )
         try:
-            backend = base.stepper.backend
+            backend: Any = base.stepper.backend
             inner = _with_lifted(base, parts.lifted)
             if any(digest != parts.digest for digest in backend.call("digest")):
                 raise NotKnown("the transforms of its slots have different settings")
@@ -389,48 +390,48 @@ def _with_rows(
     return entries
 
 
+@dataclass
 class _Channel:
     """The channel to one slot, for the commands of TorchRL's ``ParallelEnv``.
 
     ``digest`` identifies the ``lifted`` transforms, which run once for all slots.
     """
 
-    def __init__(self, slots: Backend, slot: int, lifted: Sequence[T.Transform], digest: str):
-        self._slots = slots
-        self._slot = slot
-        self._lifted = lifted
-        self._digest = digest
-        self._answer: Any = None
+    slots: ProcessBackend
+    slot: int
+    lifted: Sequence[T.Transform]
+    digest: str
+    answer: Any = None
 
     def send(self, message: tuple[Any, Any]) -> None:
         """Have the slot carry out a command."""
         name, data = message
-        (self._answer,) = self._slots.call("command", name, data, slots=[self._slot])
-        if self._lifted and self._slot == self._slots.num_envs - 1:
+        (self.answer,) = self.slots.call("command", name, data, slots=[self.slot])
+        if self.lifted and self.slot == self.slots.num_envs - 1:
             self._follow()
 
     def _follow(self) -> None:
         """Give the lifted transforms the state that a command has given to those of the slots."""
-        digests = self._slots.call("digest")
-        if all(digest == self._digest for digest in digests):
+        digests = self.slots.call("digest")
+        if all(digest == self.digest for digest in digests):
             return
-        (states,) = self._slots.call("lifted_state", slots=[0])
+        (states,) = self.slots.call("lifted_state", slots=[0])
         same = all(
             equal(dict(transform.state_dict()), state)
-            for transform, state in zip(self._lifted, states, strict=True)
+            for transform, state in zip(self.lifted, states, strict=True)
         )
         if len(set(digests)) > 1 or same:
             raise RuntimeError(
                 "expected the same transforms in all slots, which run once for all of them, got "
                 "others; use torchrl.envs.ParallelEnv for slots with settings of their own"
             )
-        for transform, state in zip(self._lifted, states, strict=True):
+        for transform, state in zip(self.lifted, states, strict=True):
             transform.load_state_dict(state)
-        self._digest = digests[0]
+        self.digest = digests[0]
 
     def recv(self) -> Any:
         """The answer to the latest command."""
-        return self._answer
+        return self.answer
 
     def close(self) -> None:
         """Do nothing: the workers are closed together."""
@@ -563,10 +564,6 @@ SINGLE = (GymEnv, TorchRLGymEnv, GymWrapper)
 # --- envs that are adopted ------------------------------------------------------------------------
 
 
-SERIAL = (SerialEnv,)
-"""The classes of several envs in this process that are known to the letter."""
-
-
 class Adopted(NamedTuple):
     """The slots of a TorchRL env."""
 
@@ -593,7 +590,7 @@ def early_seeds(env: EnvBase, seed: int, static: bool = False) -> list[int] | No
         return slot_seeds(seed, range(env.batch_size.numel()))
     if isinstance(env, ParallelEnv) and env.inner is not None:
         return chain(seed, env.num_workers, static)
-    if isinstance(env, SERIAL):
+    if isinstance(env, SerialEnv):
         members = [base_of(member) for member in serial_envs(env) or ()]
         if members and all(isinstance(member, GymWrapper) for member in members):
             return chain(seed, len(members), static)
@@ -645,7 +642,7 @@ def adopt(env: EnvBase) -> Adopted:
     """
     members: Sequence[EnvBase] = ()
     shown: dict[Any, torch.Tensor] = {}
-    if type(env) in SERIAL:
+    if type(env) is SerialEnv:
         _check_methods(env)
         found, kept = serial_envs(env), shown_by_resets(env)
         if found is None or kept is None:

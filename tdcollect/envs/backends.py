@@ -185,11 +185,8 @@ class SerialBackend(Backend):
     def attributes(self, name: str) -> list[Any]:
         return [getattr(env, name) for env in self.envs]
 
-    def call(self, name: str, *arguments: Any, slots: Sequence[int] | None = None) -> list[Any]:
-        return self._envs.call(self._slots if slots is None else slots, name, arguments)
-
     def render(self) -> list[Any]:
-        return self.call("render")
+        return self._envs.call(self._slots, "render")
 
     def close(self) -> None:
         self._envs.close()

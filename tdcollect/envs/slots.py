@@ -14,19 +14,22 @@ from typing import Any, ClassVar, NamedTuple
 
 import gymnasium as gym
 import numpy as np
+import torch
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
+from torchrl.data import Bounded, Categorical, TensorSpec, Unbounded
 
 from tdcollect import keys
 from tdcollect.envs.process.values import Array, InfoEntry, as_flag, as_reward
 from tdcollect.envs.process.worker import old_api
 from tdcollect.envs.spaces import (
     Bookkeeping,
+    Entry,
     SlotBuffers,
     SpaceCodec,
     StepBuffers,
-    allocate_buffers,
-    entries_of,
+    aligned_zeros,
+    check_names,
     observation_name,
 )
 from tdcollect.seeding import restart_seed
@@ -285,10 +288,6 @@ class Backend(abc.ABC):
         """An attribute of the env of each slot: values, or functions that call a method there."""
         raise AttributeError(f"the backend {self.name!r} has no env per slot")
 
-    def call(self, name: str, *arguments: Any, slots: Sequence[int] | None = None) -> list[Any]:
-        """Call a method of the envs of ``slots`` (None for all); returns one result per slot."""
-        raise NotImplementedError(f"the backend {self.name!r} cannot call its envs singly")
-
     @abc.abstractmethod
     def render(self) -> list[Any]:
         """The rendered frame of each slot."""
@@ -440,11 +439,6 @@ class Stepper:
                 "expected no max_episode_steps: this vector env cannot reset single slots, which a "
                 "limit asks for; make the env itself with one, or use backend='serial'"
             )
-        if max_restarts is not None and not backend.can.rebuild:
-            raise ValueError(
-                f"expected on_env_error='raise': the backend {backend.name!r} cannot build single "
-                "slots anew; use backend='serial' or 'process'"
-            )
         self.backend = backend
         self.can = backend.can
         self.name = name
@@ -468,14 +462,29 @@ class Stepper:
         self._unsent: dict[int, Exception] = {}  # failures of slots that could not be sent
 
     def _set_entries(self) -> None:
-        backend = self.backend
-        self.entries = entries_of(
-            backend.observation,
-            backend.action,
-            backend.info,
-            self.bookkeeping,
-            marks=self.max_restarts is not None,
-        )
+        backend, wanted = self.backend, self.bookkeeping
+        self.entries = [
+            Entry(path, leaf.shape, leaf.dtype, leaf.spec)
+            for path, leaf in zip(
+                backend.observation.paths, backend.observation.leaves, strict=True
+            )
+        ]
+        for key, shape, dtype in backend.info:
+            kind = torch.from_numpy(np.empty((), dtype)).dtype
+            self.entries.append(Entry((key,), shape, dtype, Unbounded(shape, dtype=kind)))
+        count = Bounded(0, torch.iinfo(torch.int64).max, (1,), dtype=torch.int64)
+        total = Unbounded((1,), dtype=torch.float32)
+        flag = Categorical(2, shape=(1,), dtype=torch.bool)
+        further: list[tuple[bool, str, type, TensorSpec]] = [
+            (wanted.step_count, keys.STEP_COUNT, np.int64, count),
+            (wanted.episode_reward, keys.EPISODE_REWARD, np.float32, total),
+            (wanted.is_init, keys.IS_INIT, bool, flag),
+            (self.max_restarts is not None, keys.ENV_ERROR, bool, flag),
+        ]
+        for is_wanted, name, number, spec in further:
+            if is_wanted:
+                self.entries.append(Entry((name,), (1,), np.dtype(number), spec))
+        check_names([entry.path for entry in self.entries], backend.action.paths)
         self._unstarted = set(self._every_slot)
 
     def allocate(
@@ -485,9 +494,36 @@ class Stepper:
 
         ``pinned`` ones are page-locked; in ``exact`` ones, the backend writes rewards in float64.
         """
+
+        def zeros(shape: Sequence[int], dtype: Any) -> Array:
+            array = aligned_zeros((count, self.num_envs, *shape), dtype)
+            return torch.from_numpy(array).pin_memory().numpy() if pinned else array
+
+        arrays = [zeros(entry.shape, entry.dtype) for entry in self.entries]
+        reward = zeros((1,), np.float32)
+        flags = [zeros((1,), bool) for _ in range(3)]
+        blocks = [*arrays, reward, *flags]
+        tensors = zip(
+            *(torch.from_numpy(b if batched else b[:, 0]).unbind(0) for b in blocks), strict=True
+        )
+        exactly = zeros((1,), np.float64) if exact else reward
+        scalars = zip(*(block[..., 0] for block in (exactly, *flags)), strict=True)
+        rounded = reward[..., 0] if exact else [None] * count
         infos = len(self.backend.observation.leaves)
-        split = infos, infos + len(self.backend.info)
-        return allocate_buffers(self.entries, split, self.num_envs, count, batched, pinned, exact)
+        bookkeeping = infos + len(self.backend.info)
+        return [
+            StepBuffers(
+                SlotBuffers(step[:infos], step[infos:bookkeeping], *scalar[:3]),
+                step[bookkeeping:],
+                step,
+                scalar[0] if stored is None else stored,
+                scalar[3],
+                tensor,
+            )
+            for step, scalar, stored, tensor in zip(
+                zip(*arrays, strict=True), scalars, rounded, tensors, strict=True
+            )
+        ]
 
     def set_seeds(self, seeds: Sequence[int]) -> None:
         """Keep one seed per slot for that slot's next reset."""

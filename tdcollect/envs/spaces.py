@@ -30,12 +30,11 @@ from torchrl.data import (
     MultiOneHot,
     OneHot,
     TensorSpec,
-    Unbounded,
 )
 
 from tdcollect import keys
 from tdcollect._upstream.torchrl import gym_space_to_spec, unchecked_tensordict
-from tdcollect.envs.process.values import Array, InfoEntry, keeps, limits, unstack
+from tdcollect.envs.process.values import Array, keeps, limits, unstack
 
 Path = tuple[str, ...]
 
@@ -580,82 +579,7 @@ class StepBuffers(NamedTuple):
             target[rows] = array[rows]
 
 
-def entries_of(
-    observation: SpaceCodec,
-    action: SpaceCodec,
-    info: Sequence[InfoEntry],
-    bookkeeping: Bookkeeping,
-    marks: bool,
-) -> list[Entry]:
-    """The entries of buffers beside reward and flags; with ``marks``, one for failed steps."""
-    entries = [
-        Entry(path, leaf.shape, leaf.dtype, leaf.spec)
-        for path, leaf in zip(observation.paths, observation.leaves, strict=True)
-    ]
-    for key, shape, dtype in info:
-        kind = torch.from_numpy(np.empty((), dtype)).dtype
-        entries.append(Entry((key,), shape, dtype, Unbounded(shape, dtype=kind)))
-    count = Bounded(0, torch.iinfo(torch.int64).max, (1,), dtype=torch.int64)
-    total = Unbounded((1,), dtype=torch.float32)
-    flag = Categorical(2, shape=(1,), dtype=torch.bool)
-    further: list[tuple[bool, str, type, TensorSpec]] = [
-        (bookkeeping.step_count, keys.STEP_COUNT, np.int64, count),
-        (bookkeeping.episode_reward, keys.EPISODE_REWARD, np.float32, total),
-        (bookkeeping.is_init, keys.IS_INIT, bool, flag),
-        (marks, keys.ENV_ERROR, bool, flag),
-    ]
-    entries += [
-        Entry((name,), (1,), np.dtype(kind), spec) for wanted, name, kind, spec in further if wanted
-    ]
-    _check_names([entry.path for entry in entries], action.paths)
-    return entries
-
-
-def allocate_buffers(
-    entries: Sequence[Entry],
-    split: tuple[int, int],
-    num_envs: int,
-    count: int,
-    batched: bool,
-    pinned: bool,
-    exact: bool = False,
-) -> list[StepBuffers]:
-    """Zeroed buffers for ``count`` steps, allocated together; see :meth:`Stepper.allocate`.
-
-    ``split`` says where in ``entries`` infos and bookkeeping begin.
-    """
-
-    def zeros(shape: Sequence[int], dtype: Any) -> Array:
-        array = _aligned_zeros((count, num_envs, *shape), dtype)
-        return torch.from_numpy(array).pin_memory().numpy() if pinned else array
-
-    arrays = [zeros(entry.shape, entry.dtype) for entry in entries]
-    reward = zeros((1,), np.float32)
-    flags = [zeros((1,), bool) for _ in range(3)]
-    blocks = [*arrays, reward, *flags]
-    tensors = zip(
-        *(torch.from_numpy(b if batched else b[:, 0]).unbind(0) for b in blocks), strict=True
-    )
-    exactly = zeros((1,), np.float64) if exact else reward
-    scalars = zip(*(block[..., 0] for block in (exactly, *flags)), strict=True)
-    rounded = reward[..., 0] if exact else [None] * count
-    infos, bookkeeping = split
-    return [
-        StepBuffers(
-            SlotBuffers(step[:infos], step[infos:bookkeeping], *scalar[:3]),
-            step[bookkeeping:],
-            step,
-            scalar[0] if stored is None else stored,
-            scalar[3],
-            tensor,
-        )
-        for step, scalar, stored, tensor in zip(
-            zip(*arrays, strict=True), scalars, rounded, tensors, strict=True
-        )
-    ]
-
-
-def _aligned_zeros(shape: Sequence[int], dtype: Any) -> Array:
+def aligned_zeros(shape: Sequence[int], dtype: Any) -> Array:
     """Zeros of which each ``[i]`` is aligned as a tensor of torch's own would be.
 
     A policy's products round by the alignment of their input. They must not depend on whether the
@@ -670,7 +594,8 @@ def _aligned_zeros(shape: Sequence[int], dtype: Any) -> Array:
     return np.ndarray(shape, dtype, memory, offset, (padded, *strides))
 
 
-def _check_names(entries: Sequence[Path], actions: Sequence[Path]) -> None:
+def check_names(entries: Sequence[Path], actions: Sequence[Path]) -> None:
+    """Raise ValueError if an entry has a name that the batch uses for something else."""
     paths = [*entries, *actions]
     for i, path in enumerate(paths):
         is_action = i >= len(entries) and path[0] == keys.ACTION

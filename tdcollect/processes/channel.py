@@ -103,17 +103,13 @@ class Connection:
         return descriptors[0]
 
     def _exactly(self, count: int) -> bytes:
-        received = self._socket.recv(count)
-        if len(received) == count:
-            return received
-        parts = [received]
-        while received:
-            count -= len(received)
-            if not count:
-                return b"".join(parts)
-            received = self._socket.recv(min(count, 2**20))
-            parts.append(received)
-        raise EOFError
+        received = b""
+        while len(received) < count:
+            more = self._socket.recv(count - len(received), socket.MSG_WAITALL)
+            if not more:
+                raise EOFError
+            received += more
+        return received
 
     def close(self) -> None:
         """Close this end."""

@@ -39,7 +39,14 @@ OTHERS = {"dreamer", "maddpg", "mappo", "module_transform", "multi_step", "qmix"
 OTHERS |= {"serial_rand_step"}
 """Scripts with a part that is not on arrays."""
 
-ALIKE = {"tqc": "sac", "td3": "sac and td3_trainer", "ppo_atari": "ppo_atari_serial and a2c_atari"}
+ALIKE = {
+    "tqc": "sac",
+    "td3": "sac and td3_trainer",
+    "sac_trainer": "sac and td3_trainer",
+    "dqn_trainer": "dqn_cartpole and ppo_trainer",
+    "ppo_atari": "ppo_atari_serial and impala",
+    "a2c_atari": "ppo_atari_serial and impala",
+}
 """Scripts that are made of the parts of others: they are among the slow ones."""
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
 from itertools import combinations
 from typing import Any
 
@@ -16,12 +15,10 @@ from hypothesis.extra import numpy as arrays
 
 from tdcollect.suites import aggregates
 from tdcollect.suites.aggregates import (
-    LABELS,
     METRICS,
     Aggregates,
     aggregate,
     draw_runs,
-    percentiles,
     policy_generator,
     probability_of_improvement,
     resampled,
@@ -64,8 +61,6 @@ def rliable() -> Any:
         optimality_gap = staticmethod(metrics.aggregate_optimality_gap)
         probability_of_improvement = staticmethod(metrics.probability_of_improvement)
         profile = staticmethod(library.score_distributions)
-        bootstrap = library.StratifiedBootstrap
-        independent_bootstrap = library.StratifiedIndependentBootstrap
 
     return Both
 
@@ -102,47 +97,6 @@ def test_the_probability_of_improvement_is_rliables_on_the_same_resamples(
     )
 
 
-@pytest.fixture
-def drawn_as_theirs() -> Iterator[Callable[[], None]]:
-    """Has rliable draw anew: from numpy's global state, whatever random_state it is given."""
-    state = np.random.get_state()  # noqa: NPY002
-    yield lambda: np.random.seed(3)  # noqa: NPY002
-    np.random.set_state(state)  # noqa: NPY002
-
-
-HOW = {"reps": 100, "size": 0.9, "method": "percentile"}
-
-
-def test_intervals_are_those_of_rliables_bootstrap_with_its_draws(
-    rliable: Any, drawn_as_theirs: Any
-) -> None:
-    scores = scores_of((5, 7))
-    functions: dict[str, Any] = {name: getattr(rliable, name) for name in METRICS}
-    functions["profile"] = lambda sample: rliable.profile(sample, THRESHOLDS)
-    drawn_as_theirs()
-    indices = np.stack([np.random.choice(5, (5, 7)) for _ in range(100)])  # noqa: NPY002
-    samples = resampled(scores, indices)
-    found = {name: metric(samples, 1.0) for name, metric in METRICS.items()}
-    found["profile"] = profile(samples, THRESHOLDS)
-    for name, function in functions.items():
-        drawn_as_theirs()
-        expected = rliable.bootstrap(scores).conf_int(
-            lambda sample, f=function: np.atleast_1d(f(sample)), **HOW
-        )
-        close(percentiles(found[name], 0.9).reshape(2, -1), expected)
-
-    first, second = scores_of((3, 4)), scores_of((5, 4), seed=1)
-    drawn_as_theirs()
-    expected = rliable.independent_bootstrap(first, second).conf_int(
-        lambda a, b: np.array([rliable.probability_of_improvement(a, b)]), **HOW
-    )
-    drawn_as_theirs()
-    pairs = [[np.random.choice(n, (n, 4)) for n in (3, 5)] for _ in range(100)]  # noqa: NPY002
-    indices = [np.stack(part) for part in zip(*pairs, strict=True)]
-    values = probability_of_improvement(*map(resampled, (first, second), indices))
-    close(percentiles(values, 0.9)[:, None], expected)
-
-
 # From the draws to the result
 
 
@@ -163,16 +117,16 @@ def test_estimates_come_from_the_draws_of_each_policys_generator(drawn_runs: str
             assert estimate.interval is not None
             close(
                 [estimate.interval.low, estimate.interval.high],
-                percentiles(METRICS[metric](sample, 0.4), 0.95),
+                np.quantile(METRICS[metric](sample, 0.4), [0.025, 0.975]),
             )
         shown = found.profiles[policy]
         close(shown.values, profile(array, THRESHOLDS))
-        close([shown.low, shown.high], percentiles(profile(sample, THRESHOLDS), 0.95))
+        close([shown.low, shown.high], np.quantile(profile(sample, THRESHOLDS), [0.025, 0.975], 0))
     for pair in combinations(scores, 2):
         values = probability_of_improvement(*(resampled(scores[p], indices[p]) for p in pair))
         interval = found.improvement[pair[0]][pair[1]].interval
         assert interval is not None
-        close([interval.low, interval.high], percentiles(values, 0.95))
+        close([interval.low, interval.high], np.quantile(values, [0.025, 0.975]))
 
 
 def test_blocks_bound_the_memory_and_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,11 +258,6 @@ def test_what_is_odd_about_the_runs_is_told() -> None:
     assert said in single.notes()
 
 
-def test_gamma_is_the_score_from_which_the_gap_is_zero() -> None:
-    gaps = [quick({"a": [[0.0, 3.0]]}, gamma=gamma).estimates["a"] for gamma in (1.0, 2.0)]
-    assert [gap["optimality_gap"].value for gap in gaps] == [0.5, 1.0]
-
-
 # Groups, ranks and shapes of results
 
 
@@ -340,26 +289,6 @@ def test_default_thresholds_reach_from_zero_to_one_and_over_most_scores() -> Non
     assert quick({"a": [[0.5]]}).thresholds == tuple(np.linspace(0, 1, 101))
     wide = quick({"a": np.linspace(-2, 9, 101)[:, None], "b": [[0.5]]}).thresholds
     assert (wide[0], wide[-1]) == pytest.approx((-1.45, 8.45))
-
-
-def test_the_table_the_page_and_the_line_name_each_policy() -> None:
-    found = quick(suite(ppo=3, random=1), metrics=["median", "iqm"])
-    assert repr(found).startswith("Aggregates(2 policies on 4 tasks, ")
-    assert "\n" not in repr(found)
-    assert len(repr(found)) <= 200
-    head = str(found).splitlines()[2]
-    assert head.split() == ["runs", "median", "interquartile", "mean"]
-    for text in (str(found), found._repr_html_()):
-        assert all(name in text for name in ("ppo", "random", "One run of random", "median"))
-    assert repr(found.estimates["random"]["iqm"]).startswith("Estimate(")
-    assert repr(found.profiles["ppo"]).startswith("Profile(101 thresholds, ")
-    assert set(LABELS) == set(METRICS)
-
-
-def test_names_are_escaped_where_they_are_shown() -> None:
-    found = quick({"<b>\x1b": [[0.5]]}, tasks=["<i>\n"], groups={"<u>": ["<i>\n"]})
-    assert "\x1b" not in str(found) + repr(found) + found._repr_html_()
-    assert not re.search("<(b|i|u)>", found._repr_html_())
 
 
 # Refusals

@@ -178,6 +178,14 @@ def test_temporary_names_are_of_one_machine_and_one_write(tmp_path: Path) -> Non
     assert all(files.is_leftover(name, ["a.csv"]) for name in seen)
 
 
+def test_a_write_that_fails_leaves_the_file_that_was_there(tmp_path: Path) -> None:
+    path = write_atomically(tmp_path / "a.csv", b"old")
+    with pytest.raises(ZeroDivisionError):
+        write_atomically(path, lambda file: file.write(b"new") and 1 / 0)
+    assert path.read_bytes() == b"old"
+    assert [*tmp_path.iterdir()] == [path]
+
+
 @pytest.mark.parametrize(
     ("check", "name"),
     [

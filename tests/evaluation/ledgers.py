@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -85,6 +86,12 @@ def alter(path: Path, how: Any, line: int = 1) -> None:
             path.write_text("".join(lines))
         else:
             write_json(path, found)
+
+
+def pipe(path: Path) -> None:
+    """Put a pipe in the place of a file."""
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
 
 
 def contents(out: Path) -> dict[str, bytes]:

@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.vector import SyncVectorEnv
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
 from torchrl import envs
@@ -83,16 +83,8 @@ def under(transform: envs.Transform, num_envs: int | None = 3) -> envs.EnvBase:
 
 WAYS: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
     "one slot": lambda: (Walk, {"num_envs": 1}),
-    "4 slots": lambda: (Walk, {"num_envs": 4}),
     "unbatched": lambda: (make_env(Walk), {}),
-    "process": lambda: (make_env(Walk, 3, backend="process", start_method="fork"), {}),
-    "sync": lambda: (make_env(SyncVectorEnv([Walk] * 2)), {}),
-    "async": lambda: (make_env(AsyncVectorEnv([Walk] * 2, context="fork")), {}),
-    "same step": lambda: (
-        make_env(SyncVectorEnv([Walk] * 2, autoreset_mode=AutoresetMode.SAME_STEP)),
-        {},
-    ),
-    "new envs": lambda: (Walk, {"fresh_envs": True}),
+    "vector env": lambda: (make_env(SyncVectorEnv([Walk] * 2)), {}),
     "TensorDicts": lambda: (under(envs.VecNormV2(["observation"], reduce_batch_dims=True)), {}),
 }
 

@@ -18,11 +18,11 @@ from tdcollect.cli import main
 from tdcollect.evaluation import Request, merging
 from tdcollect.evaluation import manifest as manifests
 from tdcollect.evaluation.directory import Directory
-from tdcollect.evaluation.ledger import Shard, differences, mixed_entries, read_shard, sha256
+from tdcollect.evaluation.ledger import Shard, read_shard, sha256
 
 from .envs import Failing, Walk
-from .ledgers import GONE, alter, contents, ledger, manifest
-from .policies import categorical, deterministic
+from .ledgers import GONE, alter, contents, ledger, manifest, pipe
+from .policies import deterministic
 from .test_interrupted import killed, kills
 
 pytestmark = pytest.mark.usefixtures("small_reports")
@@ -79,7 +79,6 @@ def stop(td: Any) -> Any:
 FAILED = [1, 4]
 SEEDS = tuple(tdcollect.env_seed(0, index) for index in FAILED)
 CASES = {
-    "one, drawn": (1, EPISODES, {"policy": categorical(), "keep_trajectories": True}),
     "given seeds": (2, [3, 9, 4, 0, 7], {"env_seeds": lambda index: 100 + index}),
     "more shards than episodes": (3, [5, 1], {"keep_trajectories": True}),
     "failures": (2, 5, {"env": Failing, "policy": None, "env_kwargs": {"seeds": SEEDS}}),
@@ -264,11 +263,6 @@ def test_a_run_that_is_refused_or_never_ran_leaves_all_as_it_was(runs: Path) -> 
 # Alterations
 
 
-def pipe(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
-
-
 WRITES = r"expected .*shard\.json as tdcollect writes it, got shard "
 ALTERED: dict[str, tuple[str, Any, str]] = {
     "record": ("episodes.jsonl", {"return": 99.0}, r"its digest is .* in shard\.json: one of the"),
@@ -439,27 +433,6 @@ def test_mixed_shards_are_merged_if_allowed_and_the_manifest_tells(runs: Path) -
         tdcollect.merge(both(runs), runs / "whole", allow_mixed=True)
 
 
-def with_platform(cpu: str, **more: Any) -> dict[str, Any]:
-    return manifest(platform={"system": "Linux", "cpu": cpu}, **more)
-
-
-def test_values_that_a_mixed_manifest_has_are_no_differences() -> None:
-    two, cpu = with_platform("AVX2"), "platform.cpu"
-    two["mixed"] = mixed_entries(two, with_platform("AVX512"))
-    assert two["mixed"] == {cpu: ["AVX2", "AVX512"]}
-    for known in (two, with_platform("AVX2"), with_platform("AVX512")):
-        assert differences(two, known) == []
-        assert mixed_entries(two, known) == two["mixed"]
-    other = with_platform("NEON", device="cuda")
-    assert differences(two, other) == [
-        ("device", "cpu", "cuda"),
-        (cpu, ["AVX2", "AVX512"], "NEON"),
-    ]
-    assert differences(with_platform("AVX2"), two) == [(cpu, "AVX2", ["AVX2", "AVX512"])]
-    three = {"device": ["cpu", "cuda"], cpu: ["AVX2", "AVX512", "NEON"]}
-    assert mixed_entries(two, other) == three == mixed_entries(other, two)
-
-
 def test_an_evaluation_goes_on_elsewhere_if_allowed(runs, monkeypatch) -> None:
     """And once it has, at either place."""
     unmark(runs / "shard-1", 2)
@@ -569,6 +542,14 @@ def test_shards_of_the_command_line_are_merged(typed, here) -> None:
     assert (told["shard"], told["episodes"], told["problems"]) == ([1, 2], 2, [])
     told = "part-1: shard 1/2, 2 records and the data of 2 checked: passed"
     assert told in typed("verify part-1")[1]
+    status, _, err = typed("compare part-0 part-1")
+    assert (status, err.count("\n")) == (1, 1)
+    assert "part-0 holds shard 0/2 of an evaluation; make one of all shards" in err
+    told = json.loads(
+        typed(f"{EVALUATE} --keep-trajectories --shard 1/2 --output-dir part-1 --json")[1]
+    )
+    assert (told["shard"], told["report"]) == ([1, 2], None)
+    assert typed(f"{EVALUATE} --shard 0/2")[0] == 2  # no directory
 
 
 def test_a_shard_that_cannot_be_is_not_understood(capsys) -> None:
@@ -577,28 +558,3 @@ def test_a_shard_that_cannot_be_is_not_understood(capsys) -> None:
         assert main([*command, "--output-dir=out"]) == 2
         told = f"i/n with i from 0 to n - 1, such as 0/4 for the first of four shards, got {text!r}"
         assert told in " ".join(capsys.readouterr().err.split())
-
-
-def test_what_shards_refuse_on_the_command_line(typed, here) -> None:
-    assert typed(f"{EVALUATE} --shard 0/2")[0] == 2
-    for i in range(2):
-        _, out, _ = typed(f"{EVALUATE} --shard {i}/2 --output-dir part-{i} --json")
-        assert (json.loads(out)["shard"], json.loads(out)["report"]) == ([i, 2], None)
-    for command, told in [
-        (
-            "compare part-0 part-1",
-            "part-0 holds shard 0/2 of an evaluation; make one of all shards",
-        ),
-        ("merge part-1 --output-dir out", "but none has shard 0/2: episodes 0, 2 and 4. Run the"),
-        (
-            f"{EVALUATE} --shard 1/2 --output-dir part-0",
-            "expected part-0 to hold shard 1/2 or noth",
-        ),
-    ]:
-        status, _, err = typed(command)
-        assert (status, err.count("\n")) == (1, 1)
-        assert told in err
-    unmark(here / "part-1", 1)
-    status, out, _ = typed("verify part-0 part-1")
-    assert status == 1
-    assert "shard 1/2 is unfinished: it lacks 1 episode\n" in out

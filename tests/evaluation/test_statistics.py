@@ -20,7 +20,6 @@ from tdcollect.evaluation.statistics import (
     Interval,
     Summary,
     check_settings,
-    interquartile_mean_interval,
     mean_interval,
     summarize,
 )
@@ -215,28 +214,3 @@ def test_settings_and_records_that_cannot_be_are_refused() -> None:
         summarize(ledger([1.0]) * 2)
     with pytest.raises(ValueError, match="got return None and length None of index 5"):
         summarize([Episode(5, 1, 2)])
-
-
-# Cost and coverage
-
-
-# The mean of the exponential distribution between its quartiles, log(4/3) and log(4).
-EXPONENTIAL_IQM = 1.5 * (1 + math.log(4 / 3)) - 0.5 * (1 + math.log(4))
-
-
-@pytest.mark.parametrize(
-    ("interval_of", "truth", "confidence"),
-    [(mean_interval, 1.0, 0.95), (interquartile_mean_interval, EXPONENTIAL_IQM, 0.8)],
-    ids=["mean", "interquartile mean"],
-)
-def test_intervals_hold_the_truth_as_often_as_they_say(interval_of, truth, confidence) -> None:
-    # Skewed returns: exponential, of mean 1. 100 episodes, 1,000 evaluations.
-    draws = np.random.default_rng(12).exponential(size=(1000, 100))
-    found = [
-        interval_of(row, confidence, 300, np.random.default_rng(number))
-        for number, row in enumerate(draws)
-    ]
-    share = np.mean([interval.low <= truth <= interval.high for interval in found])
-    # Three standard errors of a share of 1,000, and 1.5 percent that 100 skewed values cost.
-    slack = 3 * (confidence * (1 - confidence) / 1000) ** 0.5 + 0.015
-    assert abs(share - confidence) < slack

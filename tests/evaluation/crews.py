@@ -34,11 +34,7 @@ def some(workers: LocalWorkers, count: int) -> LocalWorkers:
 
 
 def started(
-    workers: LocalWorkers,
-    job: Job,
-    *,
-    keep: bool = False,
-    weights: dict[str, bytes] | None = None,
+    workers: LocalWorkers, job: Job, keep: bool = False
 ) -> tuple[Evaluation, Generator[Episode, None, None]]:
     """Return an evaluation of a job on workers, without files, and its records as they come."""
 
@@ -53,7 +49,7 @@ def started(
                 if isinstance(what, Finished):
                     yield what.record
 
-    evaluation = Evaluation(lambda: job, record, keep, weights)
+    evaluation = Evaluation(lambda: job, record, keep)
     return evaluation, records()
 
 

@@ -11,13 +11,12 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from tdcollect import Collector, env_seed, make_env
 from tdcollect.randomness import GlobalRandomness, NotReproducibleError
-from tdcollect.threads import busy_threads, collecting, evaluating
+from tdcollect.threads import collecting, evaluating
 
 from .envs import GlobalNumpy, Walk
 from .ledger import digest, records
@@ -152,19 +151,6 @@ def test_an_evaluation_in_a_thread_that_is_waited_for_is_as_any_other() -> None:
     assert set(found) == {expected}
 
 
-def test_a_thread_that_draws_is_found_and_goes_on_undisturbed() -> None:
-    policy = categorical()
-    np.random.seed(0)  # noqa: NPY002
-    drawn: list[float] = []
-    with (
-        beside(lambda: drawn.append(np.random.rand())),  # noqa: NPY002
-        pytest.raises(RuntimeError, match=DRAWS + "trainer"),
-    ):
-        records(Walk, policy)
-    np.random.seed(0)  # noqa: NPY002
-    assert drawn == [np.random.rand() for _ in drawn]  # noqa: NPY002
-
-
 class Acting(Walk):
     """Does something at a reset behind the probe, whose seeds are others."""
 
@@ -258,15 +244,3 @@ def test_an_env_that_draws_beside_a_thread_that_reads_is_told_alone() -> None:
     os.close(writing)
     thread.join()
     os.close(reading)
-
-
-def test_threads_that_wait_are_not_busy() -> None:
-    done = threading.Event()
-    thread = threading.Thread(target=done.wait, name="waiting", daemon=True)
-    thread.start()
-    while "waiting" in busy_threads():  # as it starts
-        time.sleep(0.001)
-    done.set()
-    thread.join()
-    with beside(lambda: None):
-        assert "trainer" in busy_threads()

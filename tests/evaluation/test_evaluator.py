@@ -25,6 +25,7 @@ import tdcollect
 from tdcollect import Evaluator
 from tdcollect.threads import busy_threads
 
+from .. import forkserver
 from .envs import TenOrTwoHundred, Walk
 from .evaluators import Gated, shape_of
 from .policies import OneHotOfBest, categorical, deterministic
@@ -124,6 +125,41 @@ def test_torchrls_has_no_seed_and_favours_short_episodes() -> None:
     with Evaluator(TenOrTwoHundred, deterministic(1), num_trajectories=32) as ours:
         found = [ours.evaluate()["eval/episode_length"] for _ in range(2)]
     assert 80 < found[0] == found[1] < 130  # the same each time, whatever the load
+
+
+class Paid(Walk):
+    """Ten steps, each rewarded by its action."""
+
+    def reset(self, **options: Any) -> Any:
+        result = super().reset(**options)
+        self.left = 10
+        return result
+
+    def step(self, action: Any) -> Any:
+        observation, _, *rest = super().step(action)
+        return observation, float(action), *rest
+
+
+def returns_of(kind: Any, **options: Any) -> list[float]:
+    """The mean returns of policies that always take action 0, 1 and 0."""
+    how = {"policy_factory": lambda env=None: deterministic(), "num_trajectories": 2, **options}
+    evaluator, trained, found = kind(lambda: GymWrapper(Paid()), **how), deterministic(), []
+    for push in (9.0, -9.0, 9.0):
+        trained.module.network[-1].bias.data = torch.tensor([push, -push])
+        found.append(float(evaluator.evaluate(trained)["eval/reward"]))
+    evaluator.shutdown()
+    return found
+
+
+def torchrls_process() -> None:
+    print(*returns_of(collectors.Evaluator, frames_per_batch=7, backend="process"))
+
+
+@pytest.mark.slow
+def test_torchrls_process_counts_episodes_begun_under_old_weights() -> None:
+    done = forkserver.run(torchrls_process)
+    assert any(0 < float(one) < 10 for one in done.stdout.split()), done.stderr
+    assert returns_of(Evaluator) == [0.0, 10.0, 0.0]
 
 
 def test_metrics_are_torchrls_and_those_of_a_function_of_padded_episodes(

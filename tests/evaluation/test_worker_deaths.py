@@ -6,10 +6,8 @@ import contextlib
 import ctypes
 import json
 import os
-import random
 import re
 import signal
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -306,43 +304,6 @@ def test_losses_are_told_at_the_users_call(set_up: Any) -> None:
     with pytest.warns(UserWarning, match="given up as lost") as said:
         quiet(env, hungry(), [7], env_seeds=SEEDS, workers=workers)
     assert {one.filename for one in said} == {__file__}
-
-
-@contextlib.contextmanager
-def killing(workers: LocalWorkers, seed: int, pause: float) -> Iterator[list[int]]:
-    """Kill random workers from time to time; yields the list of those that were hit."""
-    draw, stop, hit = random.Random(seed), threading.Event(), []
-
-    def kill() -> None:
-        while not stop.wait(draw.uniform(0.5, 1.5) * pause):
-            ranks = [rank for rank in workers.crew if rank < workers.num_workers]
-            with contextlib.suppress(KeyError, IndexError, ProcessLookupError):
-                pid = workers.crew[draw.choice(ranks)].pid
-                os.kill(pid, signal.SIGKILL)
-                hit.append(pid)
-
-    thread = threading.Thread(target=kill)
-    thread.start()
-    try:
-        yield hit
-    finally:
-        stop.set()
-        thread.join()
-        assert gone(hit)
-
-
-@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
-def test_workers_that_are_killed_at_random_moments(set_up: Any, seed: int, tmp_path: Path) -> None:
-    """Very often, in the slow ones."""
-    count, pause, episodes = ((3, 0.25, 45), (2, 0.35, 400), (7, 0.3, 400))[seed]
-    env, settings = partial(Slow, 0.001), {"episodes": episodes, "env_seeds": None}
-    settings["keep_trajectories"] = True
-    workers = set_up(count, max_lost=1000)
-    with killing(workers, seed, pause) as hit:
-        told(workers, env, deterministic(), output_dir=tmp_path / "killed", **settings)
-    assert len(hit) > 1
-    quiet(partial(Slow, 0), deterministic(), output_dir=tmp_path / "whole", **settings)
-    assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
 
 
 def test_many_that_are_hit_at_once(set_up: Any) -> None:

@@ -21,6 +21,8 @@ from torchrl.modules import (
     TanhNormal,
 )
 
+from tdcollect.evaluation.episodes.policy import DrawByRow, stream
+
 OBSERVATION, ACTION, LOGITS = "observation", "action", "logits"
 
 
@@ -177,3 +179,11 @@ DRAWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "dropout": lambda x: functional.dropout(x.exp(), 0.5),
     "generator": lambda x: x + torch.randn(x.shape, generator=torch.Generator().manual_seed(1)),
 }
+
+
+def drawn_by_row(name: str, logits: torch.Tensor, first: int = 0) -> torch.Tensor:
+    """What an operation makes of rows ``[N, 2]``, each with a stream of its own from ``first``."""
+    by_row = DrawByRow(len(logits))
+    by_row.streams = [stream(first + row) for row in range(len(logits))]
+    with by_row:
+        return DRAWS[name](logits)

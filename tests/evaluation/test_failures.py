@@ -88,10 +88,7 @@ def test_raise_names_the_slot_and_the_error() -> None:
         by_index(partial(Failing, BROKEN), 4, on_env_error="raise")
     with pytest.raises(SlotError, match=r"failed in reset\(\) of slot 3, .*broken by seed 1003"):
         by_index(partial(Failing, BROKEN, at_reset=True), 4, on_env_error="raise")
-
-
-def test_what_cannot_be_made_anew_raises() -> None:
-    env = make_env(SyncVectorEnv([partial(Failing, BROKEN)] * 4))
+    env = make_env(SyncVectorEnv([partial(Failing, BROKEN)] * 4))  # cannot be made anew
     with pytest.raises(RuntimeError, match="broken by seed 1003"):
         by_index(env, None)
 

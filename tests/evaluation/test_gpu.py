@@ -24,7 +24,7 @@ from torchrl.modules import GRUModule, LSTMModule
 
 from tdcollect import EvaluationCollector
 from tdcollect.evaluation import EvaluationSettings
-from tdcollect.evaluation.episodes.policy import DrawByRow, Inference, stream
+from tdcollect.evaluation.episodes.policy import Inference
 from tdcollect.evaluation.manifest import describe
 from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.workers.worker import Job, set_policy, snapshot
@@ -39,6 +39,7 @@ from .policies import (
     Plain,
     categorical,
     deterministic,
+    drawn_by_row,
     epsilon_greedy,
     recurrent,
     tanh_normal,
@@ -161,18 +162,12 @@ def test_random_numbers_go_on_as_without_an_evaluation(cuda: torch.device) -> No
 def test_numbers_are_drawn_on_the_cpu(name: str, cuda: torch.device) -> None:
     logits = torch.linspace(-1, 1, 16).view(8, 2)
 
-    def drawn(given: torch.Tensor) -> torch.Tensor:
-        by_row = DrawByRow(8)
-        by_row.streams = [stream(row) for row in range(8)]
-        with by_row:
-            return DRAWS[name](given)
-
-    there = drawn(logits.to(cuda))
+    there, here = drawn_by_row(name, logits.to(cuda)), drawn_by_row(name, logits)
     assert there.device == cuda
     # Where the numbers' parameters are computed on the device, they may round otherwise.
-    torch.testing.assert_close(there.cpu(), drawn(logits))
+    torch.testing.assert_close(there.cpu(), here)
     if simulated():
-        assert torch.equal(there.cpu(), drawn(logits))
+        assert torch.equal(there.cpu(), here)
 
 
 def test_the_manifest_names_the_gpu_and_its_settings(cuda: torch.device) -> None:

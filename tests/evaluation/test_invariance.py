@@ -18,7 +18,7 @@ from torchrl.envs import transforms as T
 from torchrl.modules import GRUModule, LSTMModule
 
 from tdcollect import EvaluationCollector, make_env
-from tdcollect.evaluation.episodes.policy import DrawByRow, Inference, stream
+from tdcollect.evaluation.episodes.policy import Inference
 from tdcollect.evaluation.ledger import Episode, ledger_digest
 
 from ..collect.envs import make_dict_action_toy, make_many_actions_toy, make_nested_toy
@@ -30,6 +30,7 @@ from .policies import (
     categorical,
     convolutional,
     drawing,
+    drawn_by_row,
     epsilon_greedy,
     gaussian_noise,
     net,
@@ -85,15 +86,9 @@ def test_any_number_of_slots_gives_one_ledger(name: str) -> None:
 def test_a_row_draws_the_same_alone_and_beside_others(name: str) -> None:
     logits = torch.linspace(-1, 1, 16).view(8, 2)
 
-    def drawn(rows: range) -> torch.Tensor:
-        by_row = DrawByRow(len(rows))
-        by_row.streams = [stream(row) for row in rows]
-        with by_row:
-            return DRAWS[name](logits[rows.start : rows.stop])
-
-    whole = drawn(range(8))
+    whole = drawn_by_row(name, logits)
     for row in range(8):
-        assert torch.equal(drawn(range(row, row + 1))[0], whole[row])
+        assert torch.equal(drawn_by_row(name, logits[row : row + 1], row)[0], whole[row])
     assert len({tuple(row.tolist()) for row in whole - logits}) > 1
 
 

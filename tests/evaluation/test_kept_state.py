@@ -6,7 +6,7 @@ import itertools
 import json
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache, partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -68,17 +68,6 @@ class Keeper:
         self.kept = kept
 
 
-def _counting() -> Iterator[int]:
-    calls = 0
-    while True:
-        calls += 1
-        yield calls
-
-
-def _counted(holder: Keeper) -> None:
-    holder.kept += 1
-
-
 KEPT: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "list": (list, lambda kept: kept.append(1)),
     "nested": (lambda: {"a": [(1, [2])]}, lambda kept: kept["a"][0][1].append(1)),
@@ -97,8 +86,8 @@ KEPT: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     ),
     "count": (itertools.count, next),
     "iterator": (lambda: iter([1, 2, 3]), next),
-    "generator function": (_counting, next),
-    "object with slots": (lambda: Keeper(1), _counted),
+    "generator function": (lambda: (call for call in itertools.count()), next),
+    "object with slots": (lambda: Keeper(1), lambda kept: setattr(kept, "kept", 2)),
     "partial": (lambda: partial(print, [1]), lambda kept: kept.args[0].append(2)),
 }
 

@@ -117,7 +117,8 @@ def open_env(
             return _slots(first, make, slots, finish)
     how = {"num_envs": slots, "backend": settings.backend, "env_kwargs": env_kwargs}
     again = None if settings.backend == "envpool" else partial(_with_streams, env, how, finish)
-    return Opened(_finished(make_env(env, **how), finish), with_streams=again)  # type: ignore[arg-type]
+    with closed_on_error(make_env(env, **how)) as bare:  # type: ignore[arg-type]
+        return Opened(finish(bare), with_streams=again)
 
 
 def check_env(env: Any, advice: str) -> None:
@@ -199,15 +200,11 @@ def _added(requested: RequestedEnv, finish: Finish, env: EnvBase) -> EnvBase:
     return finish(made)
 
 
-def _finished(env: EnvBase, finish: Finish) -> EnvBase:
-    with closed_on_error(env):
-        return finish(env)
-
-
 def _with_streams(env: Any, how: dict[str, Any], finish: Finish) -> EnvBase:
     name = env if isinstance(env, str) else getattr(env, "__name__", None) or type(env).__name__
     make = WithStreams(partial(gym.make, env) if isinstance(env, str) else env, name)
-    return _finished(make_env(make, **how), finish)
+    with closed_on_error(make_env(make, **how)) as made:
+        return finish(made)
 
 
 def _runs_alone(env: EnvBase) -> bool:

@@ -7,7 +7,6 @@ import hashlib
 import re
 import sys
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -23,50 +22,12 @@ from tdcollect.pages.evaluation import write_comparison_report, write_report
 from tdcollect.pages.plots import bin_edges
 
 from ..forkserver import run as in_fork
+from ..zoo.html import Page
 from .ledgers import ledger, manifest, run
 
 RETURNS = np.random.default_rng(0).normal(300, 80, size=40).round().tolist()
 FAILED = 7
 SVG = "{http://www.w3.org/2000/svg}"
-
-
-class Page(HTMLParser):
-    """The parts of a page, and whether its elements are closed in order."""
-
-    EMPTY = ("meta",)
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.attributes: list[tuple[str, str, str | None]] = []
-        self.tables: list[list[list[str]]] = []
-        self.words = ""
-        self.feed(text)
-        assert not self.open
-
-    def handle_starttag(self, tag, attrs):
-        self.attributes += [(tag, name, value) for name, value in attrs]
-        if tag not in self.EMPTY:
-            self.open.append(tag)
-        if tag == "table":
-            self.tables.append([])
-        if tag == "tr":
-            self.tables[-1].append([])
-        if tag in ("th", "td"):
-            self.tables[-1][-1].append("")
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if {"style", "script"} & {*self.open}:
-            return
-        self.words += data
-        if "th" in self.open or "td" in self.open:
-            self.tables[-1][-1][-1] += data
-
-    def values(self, tag, name):
-        return [value for *found, value in self.attributes if found == [tag, name]]
 
 
 def stripped(rows):

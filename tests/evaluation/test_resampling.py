@@ -41,8 +41,7 @@ def scipys(values: Values, statistic: Any, method: str, rng: Any) -> tuple[float
     return found.low, found.high
 
 
-@pytest.mark.parametrize("count", [3, 20, 101])
-@pytest.mark.parametrize("returns", RETURNS)
+@pytest.mark.parametrize(("returns", "count"), zip(RETURNS, (3, 20, 101, 20, 101), strict=True))
 def test_intervals_are_those_of_scipy_with_the_same_generator(returns: str, count: int) -> None:
     values = RETURNS[returns](np.random.default_rng(count), count)
     found = mean_interval(values, 0.9, 1000, np.random.default_rng(1))

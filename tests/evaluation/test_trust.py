@@ -301,18 +301,15 @@ def test_a_state_that_was_saved_runs_nothing_as_it_is_read() -> None:
 OTHER = {
     "": "Expecting value",
     "[]": "it is no JSON object but list",
-    "null": "it is no JSON object but NoneType",
     "[" * 100_000: "recursion",
     "\xff": "codec can't decode",
     '{"policy": "random"}': "its env is None",
     '{"env": "CartPole-v1"}': "its policy is None",
-    '{"env": 3, "policy": "random"}': "its env is 3",
     '{"env": "", "policy": "random"}': "its env is ''",
     '{"env": "a", "policy": "b", "run": "rm"}': "it has ['run'], which no request has",
     '{"env": "a", "policy": "b", "checkpoint": 3}': "its checkpoint is 3",
     '{"env": "a", "policy": "b", "directory": null}': "its directory is None",
     '{"env": "a", "policy": "b", "env_kwargs": [1]}': "its env_kwargs is [1]",
-    '{"env": "a", "policy": "b", "env_kwargs": null}': "its env_kwargs is None",
     r'{"env": "a", "policy": "b", "checkpoint": "\ud800"}': "surrogates not allowed",
     r'{"env": "a", "policy": "b", "checkpoint": "a\u0000"}': r"its checkpoint is 'a\x00'",
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import pytest
 
@@ -14,6 +13,7 @@ from tdcollect.suites.aggregates import aggregate
 from tdcollect.suites.results import SuiteResults
 from tdcollect.suites.tables import Policy, Score, Task
 
+from ..zoo.html import Page
 from .made import results
 
 TASKS = [Task(f"task{n}", "Env-v0", score=Score(0.0, 100.0, "a paper")) for n in range(3)]
@@ -21,47 +21,15 @@ TASKS += [Task("free", "Free-v0")]
 POLICIES = [Policy("random", "random"), Policy("ppo", "m:ppo", runs=("0", "1", "2"))]
 
 
-class Page(HTMLParser):
-    """The tables, links and alternative texts of a page."""
-
-    def __init__(self, html: bytes) -> None:
-        super().__init__()
-        self.tables: list[list[list[str]]] = []
-        self.links: list[str] = []
-        self.shown: list[str] = []
-        self.words = ""
-        self._in_cell = False
-        self.html = html.decode()
-        self.feed(self.html)
-
-    def handle_starttag(self, tag, attrs):
-        given = dict(attrs)
-        if tag == "table":
-            self.tables.append([])
-        elif tag == "tr":
-            self.tables[-1].append([])
-        elif tag in ("th", "td"):
-            self.tables[-1][-1].append("")
-            self._in_cell = True
-        elif tag == "a":
-            self.links.append(given["href"])
-        elif tag == "svg":
-            self.shown.append(given["aria-label"])
-
-    def handle_endtag(self, tag):
-        self._in_cell &= tag not in ("th", "td")
-
-    def handle_data(self, data):
-        self.words += data
-        if self._in_cell:
-            self.tables[-1][-1][-1] += data
+def page_of(found: SuiteResults) -> Page:
+    return Page(suite_page(found).html().decode())
 
 
 @pytest.fixture(scope="module")
 def whole() -> tuple[SuiteResults, Page]:
     """Results without gaps, and their page."""
     found = results(TASKS, POLICIES)
-    return found, Page(suite_page(found).html())
+    return found, page_of(found)
 
 
 def test_the_tables_are_those_of_the_results(whole: tuple[SuiteResults, Page]) -> None:
@@ -79,16 +47,17 @@ def test_the_tables_are_those_of_the_results(whole: tuple[SuiteResults, Page]) -
 
 def test_each_cell_leads_to_its_report_or_has_a_reason() -> None:
     found = results(TASKS, POLICIES, missing=[2], failed={3: "no <checkpoint>"})
-    page = Page(suite_page(found).html())
+    page = page_of(found)
     finished = [cell for cell in found.cells if cell.status == "finished"]
     leads = [f"./{cell.path}/report.html" for cell in finished]
-    assert page.links == [*leads, *leads]  # of the heat map, and of the table of evaluations
+    # Of the heat map, and of the table of evaluations:
+    assert page.values("a", "href") == [*leads, *leads]
     assert [row[0] for row in page.tables[-3][1:]] == [cell.name for cell in finished]
     rows = {row[0]: row[1:] for row in page.tables[-4]}
     first, of_ppo = found.cell("task0", "random"), found.of("task0", "ppo")
     one_of_three = f"1 of 3 runs {of_ppo[0].score:.2f} missing failed"
     assert rows["task0"] == [f"{first.score:.2f}", one_of_three]
-    assert page.html.count('<td class="bad">') == 3  # one here, and two with a reason
+    assert page.text.count('<td class="bad">') == 3  # one here, and two with a reason
     values = [cell.score for cell in found.of("task1", "ppo")]
     mean = f"{sum(values) / 3:.2f}"
     assert rows["task1"][1] == " ".join([mean, *(f"{value:.2f}" for value in values)])
@@ -102,12 +71,13 @@ def test_each_cell_leads_to_its_report_or_has_a_reason() -> None:
 def test_figures_say_what_they_show(whole: tuple[SuiteResults, Page]) -> None:
     """Those of metrics stand in one row, with the policies in one order."""
     found, page = whole
-    assert len(page.shown) == 6
+    shown = page.values("svg", "aria-label")
+    assert len(shown) == 6
     iqm = found.aggregates.estimates["random"]["iqm"].value
-    assert f"random: {iqm:.2f}." in page.shown[0]
-    assert page.shown[-2].startswith("Performance profiles. Share of runs and tasks with a score")
-    assert page.shown[-1].startswith("Probability of improvement of ppo. Over random: 1.00")
-    row = page.html.partition('<div class="figures row">')[2].partition("</section>")[0]
+    assert f"random: {iqm:.2f}." in shown[0]
+    assert shown[-2].startswith("Performance profiles. Share of runs and tasks with a score")
+    assert shown[-1].startswith("Probability of improvement of ppo. Over random: 1.00")
+    row = page.text.partition('<div class="figures row">')[2].partition("</section>")[0]
     assert row.count("<figure>") == 4
     assert re.findall(">(random|ppo|[01][.]0)</text>", row) == ["0.0", "1.0", "ppo", "random"] * 4
     captions = re.findall("<figcaption>(.*?)</figcaption>", row)
@@ -119,7 +89,7 @@ def test_profiles_that_are_equal_are_named(whole: tuple[SuiteResults, Page]) -> 
     scores = {name: [[0.1, 0.5]] for name in ("random", "ppo", "last")} | {"other": [[0.2, 0.5]]}
     equal = replace(found, aggregates=aggregate(scores, resamples=9))
     said = "The lines of last, ppo and random are equal: their dashes alternate."
-    assert said in Page(suite_page(equal).html()).words
+    assert said in page_of(equal).words
     assert "are equal" not in page.words
 
 

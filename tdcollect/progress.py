@@ -31,10 +31,7 @@ def progress_bar(total: int | None, unit: str, initial: int = 0, *, leave: bool 
 
 def line_above(bar: Any, text: str) -> None:
     """Print a line to stderr, above the bar if there is one."""
-    if isinstance(bar, Lines):
-        bar.say(text)
-    else:
-        bar.write(f"tdcollect: {text}", file=sys.stderr)
+    bar.write(f"tdcollect: {text}", file=sys.stderr)
 
 
 def check_tqdm() -> None:
@@ -71,12 +68,12 @@ class Lines:
         now = time.monotonic()
         if now - self._told >= SECONDS_BETWEEN_LINES:
             self._told = now
-            self.say(self._line(now - self._began))
+            line_above(self, self._line(now - self._began))
 
-    def say(self, text: str) -> None:
-        """Print a line."""
-        if sys.stderr is not None:
-            print(f"tdcollect: {text}", file=sys.stderr, flush=True)
+    def write(self, text: str, file: Any) -> None:
+        """Print a line, unless there is nowhere to print it."""
+        if file is not None:
+            print(text, file=file, flush=True)
 
     def _line(self, passed: float) -> str:
         of_total = "" if self._total is None else f" of {self._total}"

@@ -61,16 +61,12 @@ def test_a_log_gets_a_line_every_30_seconds(
 
 
 @pytest.mark.parametrize("run", [evaluated, collected])
-def test_a_short_run_leaves_nothing_in_a_log(run: Any, capsys: Any, each_look_takes: Clock) -> None:
+def test_a_short_run_in_a_log_and_any_without_progress_are_silent(
+    run: Any, each_look_takes: Clock, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     each_look_takes(2)
     run(progress=True)
     assert capsys.readouterr() == ("", "")
-
-
-@pytest.mark.parametrize("run", [evaluated, collected])
-def test_without_progress_all_is_silent(
-    run: Any, each_look_takes: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
     each_look_takes(100)
     screen = Screen()
     monkeypatch.setattr(sys, "stderr", screen)

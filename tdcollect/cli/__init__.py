@@ -77,7 +77,8 @@ def _is_ours(error: Exception) -> bool:
         return True
     plain = (ValueError, TypeError, RuntimeError, KeyError)
     known = type(error) in plain or isinstance(error, (OSError, ImportError))
-    return known and not any(map(_is_users, _files(error)))
+    frames = traceback.extract_tb(error.__traceback__)
+    return known and not any(_is_users(frame.filename) for frame in frames)
 
 
 _LIBRARIES = {
@@ -96,10 +97,6 @@ def _place(error: BaseException | None) -> str | None:
                 return f"{path}:{frame.lineno}"
         error = error.__cause__
     return None
-
-
-def _files(error: BaseException) -> list[str]:
-    return [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
 
 
 def _is_users(file: str) -> bool:

@@ -155,11 +155,9 @@ def distinct_names(directories: Sequence[Path]) -> list[str]:
     paths = [directory.resolve().parts for directory in directories]
     while len({parts[-1] for parts in paths}) == 1:
         paths = [parts[:-1] for parts in paths]
-    for count in range(1, max(map(len, paths)) + 1):
-        names = ["/".join(parts[-count:]) for parts in paths]
-        if len(set(names)) == len(names):
-            return names
-    return [str(directory) for directory in directories]
+    counts = range(1, max(map(len, paths)) + 1)
+    named = (["/".join(parts[-count:]) for parts in paths] for count in counts)
+    return next(names for names in named if len(set(names)) == len(names))
 
 
 def tell(as_json: bool, text: object, **fields: Any) -> None:

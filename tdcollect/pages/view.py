@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -38,7 +38,6 @@ from tdcollect.pages.build import (
     REPORT,
     Cell,
     Column,
-    Commands,
     Figure,
     Figures,
     Page,
@@ -56,14 +55,14 @@ from tdcollect.pages.evaluation import (
 )
 from tdcollect.pages.plots import Estimate, intervals
 from tdcollect.pages.suite import suite_page
-from tdcollect.suites.results import FINISHED as CELL_FINISHED
-from tdcollect.suites.results import SuiteResults, is_suite
+from tdcollect.suites.results import FINISHED, SuiteResults, is_suite
 from tdcollect.suites.suite import results_of
 
 HOST = "127.0.0.1"
 INDEX = "index.html"
 PAGES = "pages"
-FINISHED, COMPARISON = "finished", "comparison"
+COMPARISON = "comparison"
+WHERE = "the folder that was viewed"
 LEFT_OUT = "left out, as its numbers are in no file: tdcollect compare makes it anew"
 T = TypeVar("T")
 Where = str | os.PathLike[str]
@@ -215,7 +214,9 @@ class _Pages:
             return Viewed(path, "evaluation", f"{status}: {self._within(error)}")
         summary = summarize(episodes)
         kept = dict.fromkeys(kept_trajectories(here))
-        again = self._again(here, manifest, request)
+        again = calls_of(manifest, path, WHERE)
+        if request is not None:
+            again = commands_of(request, here, self.root, WHERE)
         page_path = f"{PAGES}/{path}/{REPORT}"
         back = _back(page_path, target, text)
         self._write(page_path, report_page(manifest, episodes, summary, again, kept, back))
@@ -245,7 +246,7 @@ class _Pages:
         except (ValueError, OSError) as error:
             return Viewed(path, "suite", f"unreadable: {self._within(error)}")
         page_path = f"{PAGES}/{path}/{REPORT}"
-        done = [cell for cell in results.cells if cell.status == CELL_FINISHED]
+        done = [cell for cell in results.cells if cell.status == FINISHED]
         for cell in done:
             self.evaluation(here / cell.path, page_path, "The suite")
         self._write(page_path, suite_page(results, _back(page_path)))
@@ -262,12 +263,6 @@ class _Pages:
     def _within(self, error: Exception) -> str:
         """Return an error with the paths in it relative to the folder."""
         return str(error).replace(f"{self.root}{os.sep}", "")
-
-    def _again(self, here: Path, manifest: Mapping[str, Any], request: Request | None) -> Commands:
-        where = "the folder that was viewed"
-        if request is None:
-            return calls_of(manifest, self._path(here), where)
-        return commands_of(request, here, self.root, where)
 
 
 def _back(page_path: str, target: str = INDEX, text: str = "All evaluations") -> tuple[str, str]:

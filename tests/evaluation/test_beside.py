@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -96,25 +96,10 @@ def test_an_evaluation_beside_training_is_refused_and_changes_nothing() -> None:
 
 
 def test_an_evaluation_is_refused_before_an_env_is_made() -> None:
-    made = []
-    collecting_now, done = threading.Event(), threading.Event()
-
-    def collect() -> None:
-        with collecting():
-            collecting_now.set()
-            done.wait()
-
-    def make() -> Any:
-        made.append(1)
-        return Walk()
-
+    made: list[int] = []
     before = GlobalRandomness()
-    with ThreadPoolExecutor(1, thread_name_prefix="trainer") as pool:
-        pool.submit(collect)
-        collecting_now.wait()
-        with pytest.raises(RuntimeError, match=COLLECTS.replace(".*'", "trainer.*'")):
-            records(make, categorical())
-        done.set()
+    with collecting(), pytest.raises(RuntimeError, match=COLLECTS.replace(".*'", "MainThread'")):
+        in_a_thread(lambda: records(lambda: made.append(1), categorical()))
     assert not made
     assert not before.moved()
     assert records(Walk, categorical(), 3)  # now that it is over
@@ -165,26 +150,17 @@ class Acting(Walk):
 
 
 def test_a_thread_that_begins_to_draw_later_is_found_and_not_set_back() -> None:
-    stop, drawing = threading.Event(), threading.Event()
     drawn: list[torch.Tensor] = []
-
-    def draw() -> None:
-        while not stop.is_set():
-            drawn.append(torch.rand(()))
-            drawing.set()
+    threads = ExitStack()
 
     def begin() -> None:
-        thread.start()
-        drawing.wait()
+        threads.enter_context(beside(lambda: drawn.append(torch.rand(()))))
+        while not drawn:
+            pass
 
-    thread = threading.Thread(target=draw, name="trainer")
     torch.manual_seed(0)
-    try:
-        with pytest.raises(RuntimeError, match=DRAWS + "trainer"):
-            records(partial(Acting, begin), categorical(), 200)
-    finally:
-        stop.set()
-        thread.join()
+    with threads, pytest.raises(RuntimeError, match=DRAWS + "trainer"):
+        records(partial(Acting, begin), categorical(), 200)
     torch.manual_seed(0)
     assert torch.equal(torch.stack(drawn), torch.stack([torch.rand(()) for _ in drawn]))
 
@@ -199,25 +175,16 @@ def test_an_env_that_draws_beside_a_thread_that_does_not_is_told_with_both_reaso
 
 def test_numbers_drawn_by_a_thread_that_waits_again_are_not_set_back() -> None:
     """As it draws no more, the env is named too; but what was drawn stays drawn."""
-    go, drawn, done = threading.Event(), threading.Event(), threading.Event()
     numbers: list[torch.Tensor] = []
+    with ThreadPoolExecutor(1, thread_name_prefix="trainer") as pool:
+        pool.submit(int).result()
 
-    def draw_once() -> None:
-        go.wait()
-        numbers.append(torch.rand(()))
-        drawn.set()
-        done.wait()
+        def act() -> None:
+            numbers.append(pool.submit(torch.rand, ()).result())
 
-    thread = threading.Thread(target=draw_once, name="trainer")
-    thread.start()
-    torch.manual_seed(0)
-    try:
+        torch.manual_seed(0)
         with pytest.raises(NotReproducibleError, match=r"another thread drew .*\(.*trainer"):
-            records(partial(Acting, lambda: (go.set(), drawn.wait())), categorical(), 200)
-    finally:
-        go.set()
-        done.set()
-        thread.join()
+            records(partial(Acting, act), categorical(), 200)
     numbers.append(torch.rand(()))
     torch.manual_seed(0)
     assert numbers == [torch.rand(()), torch.rand(())]

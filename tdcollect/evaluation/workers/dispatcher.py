@@ -89,10 +89,7 @@ class Evaluation:
         """The job, pickled; made when it is first asked for."""
         job = self.make_job()
         self.seeds = job.settings.seed_schedule()
-        pickled = job.pickled()
-        if self.weights is not None:  # in place of the job's, which stay where it is held
-            pickled = pickled._replace(key=f"{pickled.key}, with weights")
-        return pickled
+        return job.pickled()
 
     @property
     def key(self) -> str:

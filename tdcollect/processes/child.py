@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from multiprocessing import spawn
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -49,14 +49,10 @@ _ROOT = str(Path(tdcollect.__file__).absolute().parent.parent)
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
-class _Disowned(Protocol):
-    def disown(self) -> None: ...
+_disowned: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-_disowned: weakref.WeakSet[_Disowned] = weakref.WeakSet()
-
-
-def disown_in_forks(owner: _Disowned) -> None:
+def disown_in_forks(owner: Any) -> None:
     """Have ``owner.disown()`` called in every fork of this process, which owns no children."""
     _disowned.add(owner)
 

@@ -228,17 +228,6 @@ def test_spaces_must_agree_between_slots(log: list[str], name: str) -> None:
     assert log == ["made"] * 3 + ["closed"] * 3
 
 
-def test_an_env_that_cannot_be_made_leaves_none_open(log: list[str]) -> None:
-    def make() -> gym.Env:
-        if len(log) == 2:
-            raise OSError("no more")
-        return Plain(log)
-
-    with pytest.raises(OSError, match="no more"):
-        make_env(make, num_envs=3)
-    assert log == ["made", "made", "closed", "closed"]
-
-
 REFUSED_LATE = {
     "a space without arrays": {"env_kwargs": {"action": spaces.Text(3)}},
     "an unknown info": {"info_keys": ["length"]},

@@ -28,7 +28,7 @@ from tdcollect.envs.slots import Backend, SlotError, Stepper
 from tdcollect.envs.spaces import SlotBuffers
 
 from ..workers.test_process_exit import runs
-from ..zoo.process_envs import Drawn, Odd, Painter
+from ..zoo.process_envs import Drawn, Odd
 
 every_method = pytest.mark.parametrize("method", ["spawn", "fork"])
 
@@ -146,23 +146,6 @@ def test_any_calls_give_what_serial_gives_to_the_bit(
         for array, other in zip(got, expected, strict=True):
             assert array.dtype == other.dtype
             assert array.tobytes() == other.tobytes()
-
-
-def test_infos_frames_and_casts_are_those_of_serial(make: Any) -> None:
-    seen = []
-    for kind in (make, SerialBackend):
-        backend = kind([partial(Drawn, form=form) for form in ("space", "list", "float64")])
-        backend.read_info(["left", "noise"])
-        assert [entry.key for entry in backend.info] == ["left", "noise"]
-        seen.append(apply(backend, [("step", [0, 1, 2], False, 0)] * 9, buffers(backend)))
-        backend = kind([Painter] * 3)
-        backend.reset(range(3), [3, 4, 5], None, out := buffers(backend))
-        backend.step(actions(backend), None, out)
-        backend.step(actions(backend), [0, 2], out)
-        assert [backend.latest_info(slot) for slot in range(3)] == [{"seed": 3}, {}, {"seed": 5}]
-        assert [image[0, 0, 0] for image in backend.render()] == [3, 4, 5]
-    for got, expected in zip(*seen, strict=True):
-        assert all((a == b).all() for a, b in zip(got, expected, strict=True))
 
 
 # --- how it starts -----------------------------------------------------------------------------

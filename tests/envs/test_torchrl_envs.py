@@ -460,14 +460,3 @@ def test_infos_may_be_python_numbers(reader: Any) -> None:
     assert rollout["next", "count"].tolist() == [1, 1, 1]
     assert rollout["next", "share"].tolist() == [0.25] * 3
     assert "_hidden" not in rollout["next"]
-
-
-def test_a_gym_env_is_torchrls_in_all_else() -> None:
-    found = []
-    for cls in (torchrl.envs.GymEnv, GymEnv):
-        env = cls("Pendulum-v1", frame_skip=2, device="cpu")
-        assert isinstance(env, torchrl.envs.GymEnv)
-        env.set_seed(0)
-        torch.manual_seed(0)
-        found.append(env.rollout(10))
-    same(*found)

@@ -313,10 +313,20 @@ def test_options_reach_the_slots_that_are_reset_and_are_not_changed() -> None:
 # --- the rest ----------------------------------------------------------------------------------
 
 
-def test_render_gives_a_frame_a_slot() -> None:
-    env = make_env("FrozenLake-v1", 2, env_kwargs={"render_mode": "ansi"})
-    env.reset()
-    assert len(env.render()) == 2
+@pytest.mark.parametrize("backend", ["serial", "process"])
+def test_frames_and_the_latest_infos_are_those_of_each_slot(backend: str) -> None:
+    options = {"start_method": "fork", "num_workers": 2} if backend == "process" else {}
+    kwargs = {"render_mode": "ansi", "is_slippery": False}
+    env = make_env("FrozenLake-v1", 2, backend=backend, env_kwargs=kwargs, **options)
+    down, right = (torch.eye(4, dtype=torch.int64)[[way, way]] for way in (1, 2))
+    moved = env.step(env.reset().set("action", right))["next"]
+    env.step(moved.update({"action": down, "_step": torch.tensor([[False], [True]])}))
+    assert ["Down" in frame for frame in env.render()] == [False, True]
+    assert [env.latest_info(slot) for slot in range(2)] == [{}, {"prob": 1.0}]
+    env.close()
+
+
+def test_a_single_env_renders_one_frame() -> None:
     env = make_env("FrozenLake-v1", env_kwargs={"render_mode": "ansi"})
     env.reset()
     assert "FFFH" in env.render().replace("\x1b[41m", "").replace("\x1b[0m", "")
@@ -349,9 +359,3 @@ def test_an_adapter_says_what_its_slots_can() -> None:
         assert env.observation_space == gym.make("CartPole-v1").observation_space
         assert env.restarts is None
         assert not env.broken_episodes
-
-
-def test_an_adapter_gives_the_latest_infos_of_a_slot() -> None:
-    env = make_env(Informed, 2)
-    env.rollout(2)
-    assert env.latest_info(1)["number"] == 2

@@ -27,24 +27,19 @@ class Drawn(gym.Env):
     Args:
         observation_space: of its observations.
         action_space: of its actions.
-        form: what its observations look like: as the space says, or else.
     """
 
     def __init__(
         self,
         observation_space: spaces.Space = spaces.Box(-1, 1, (3,)),
         action_space: spaces.Space = spaces.Discrete(3),
-        form: str = "space",
     ) -> None:
         # Of its own: it draws from the space.
         self.observation_space = copy.deepcopy(observation_space)
         self.action_space = action_space
-        self.form = form
 
     def _observe(self) -> Any:
-        value = self.observation_space.sample()
-        forms = {"space": lambda v: v, "list": np.ndarray.tolist, "float64": np.float64}
-        return forms[self.form](value)
+        return self.observation_space.sample()
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
@@ -145,22 +140,3 @@ class TwoArguments(Exception):
 
     def __init__(self, one: str, two: str) -> None:
         super().__init__(one)
-
-
-class Painter(gym.Env):
-    """Renders its seed."""
-
-    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
-    render_mode = "rgb_array"
-    observation_space = spaces.Box(-1, 1, (1,))
-    action_space = spaces.Discrete(2)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        self.seed = seed or 0
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action: Any) -> Any:
-        return np.zeros(1, np.float32), 0.0, False, False, {"seed": self.seed}
-
-    def render(self) -> Any:
-        return np.full((2, 2, 3), self.seed, np.uint8)

@@ -157,14 +157,10 @@ def test_nothing_is_shared_with_the_batch_and_clear_forgets() -> None:
     assert assembler.dropped == 0
 
 
-def test_padded_batches_with_a_mask() -> None:
+def test_padded_batches_are_taken_and_gradients_pass() -> None:
     done = torch.tensor([[0, 1, 0, 0], [1, 0, 1, 0]], dtype=torch.bool)
     padded = split_trajectories(make(done))
-    out = TrajectoryAssembler(match="id").feed(padded)
-    assert rows(out) == [1, 2, 5, 6, 7]
-
-
-def test_gradients_pass() -> None:
+    assert rows(TrajectoryAssembler(match="id").feed(padded)) == [1, 2, 5, 6, 7]
     batch = make(torch.tensor([[False, False, True, False]]))
     batch["x"] = x = torch.rand(1, 4, 2, requires_grad=True)
     assembler = TrajectoryAssembler()

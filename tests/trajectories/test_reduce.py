@@ -83,17 +83,13 @@ def test_segment_sum_of_any_dtype_and_shape() -> None:
         assert torch.equal(sums, torch.stack(expected))
 
 
-def test_gradients_pass() -> None:
+def test_gradients_pass_and_no_steps_give_no_rows() -> None:
     batch = make(DONE)
     reward = torch.rand(2, 4, 1, requires_grad=True)
     batch[REWARD] = reward
     (discounted_returns(batch, 0.5)).sum().backward()
     assert reward.grad is not None
     assert reward.grad.squeeze(-1).tolist() == [[1, 0.5, 0.25, 1], [1, 1, 0.5, 0.25]]
-
-
-def test_no_steps() -> None:
-    batch = make(torch.zeros(3, 0, dtype=torch.bool))
-    assert returns(batch).shape == (0, 1)
-    assert discounted_returns(batch, 0.9).shape == (0, 1)
-    assert first(batch).batch_size == (0,)
+    empty = make(torch.zeros(3, 0, dtype=torch.bool))
+    assert returns(empty).shape == discounted_returns(empty, 0.9).shape == (0, 1)
+    assert first(empty).batch_size == (0,)

@@ -330,13 +330,14 @@ class Watch:
 
     def save_state(self) -> dict[str, Any]:
         """The sums of episodes in flight, and which slots are about to start one."""
-        returns, lengths = self._tally.sums
-        return {"_fresh": self._starting.copy(), "_returns": returns, "_lengths": lengths}
+        sums = {name: vars(self._tally)[name].copy() for name in ("_returns", "_lengths")}
+        return {"_fresh": self._starting.copy(), **sums}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Load the result of :meth:`save_state`."""
-        self._starting = state["_fresh"]
-        self._tally.sums = state["_returns"], state["_lengths"]
+        sums = dict(state)
+        self._starting = sums.pop("_fresh")
+        vars(self._tally).update(sums)
 
     def _call(self, event: str, *arguments: Any) -> None:
         for call in self._calls[event]:

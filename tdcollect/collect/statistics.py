@@ -402,15 +402,6 @@ class Tally:
         """Do not count the episodes in flight: steps of theirs were lost."""
         self._broken[:] = True
 
-    @property
-    def sums(self) -> tuple[Floats, Ints]:
-        """Returns and lengths of the episodes in flight so far, ``[N]`` each."""
-        return self._returns.copy(), self._lengths.copy()
-
-    @sums.setter
-    def sums(self, sums: tuple[Floats, Ints]) -> None:
-        self._returns, self._lengths = sums
-
     def add(self, slots: Ints, rewards: Sequence[NDArray[Any]]) -> None:
         """Add one step of some slots, given the env's reward entries of all, ``[*N, *feature]``."""
         self._lengths[slots] += 1

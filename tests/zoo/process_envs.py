@@ -111,17 +111,13 @@ class Odd(gym.Env):
     def leave(self, observation: Any) -> Any:
         os._exit(7)
 
-    def sleep(self, observation: Any) -> Any:
-        print("hangs", flush=True)
-        time.sleep(600)
-
     def spin(self, observation: Any) -> Any:
-        print("hangs", flush=True)
+        os.write(1, b"hangs\n")  # in one piece, whoever else writes
         while True:
             pass
 
     def hold_the_lock(self, observation: Any) -> Any:
-        print("hangs", flush=True)
+        os.write(1, b"hangs\n")  # in one piece, whoever else writes
         # PyDLL keeps the interpreter's lock: no other thread and no handler can run meanwhile.
         return ctypes.PyDLL(None).sleep(600)
 

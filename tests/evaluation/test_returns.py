@@ -84,6 +84,7 @@ def under(transform: envs.Transform, num_envs: int | None = 3) -> envs.EnvBase:
 WAYS: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
     "one slot": lambda: (Walk, {"num_envs": 1}),
     "unbatched": lambda: (make_env(Walk), {}),
+    "process": lambda: (make_env(Walk, 3, backend="process", start_method="fork"), {}),
     "vector env": lambda: (make_env(SyncVectorEnv([Walk] * 2)), {}),
     "TensorDicts": lambda: (under(envs.VecNormV2(["observation"], reduce_batch_dims=True)), {}),
 }

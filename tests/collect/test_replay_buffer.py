@@ -156,7 +156,7 @@ TAKEN: dict[str, tuple[Any, dict[str, Any]]] = {
     "single-steps": (of(LazyTensorStorage(2)), {"extend_buffer": False}),
     "flattened": (of(LazyTensorStorage(30)), {"postproc": lambda td: td.reshape(-1)}),
     "thinned": (of(LazyTensorStorage(3)), {"postproc": lambda td: td[:, -1]}),
-    "thinned-by-itself": (of(LazyTensorStorage(3), transform=lambda td: td[:, -1]), {}),
+    "thinned-by-itself": (of(LazyTensorStorage(2), transform=lambda td: td[:1, -1]), {}),
     "trajectories": (of(LazyTensorStorage(20)), {"trajs_per_batch": 1}),
     "best-of": (
         lambda: TensorDictReplayBuffer(

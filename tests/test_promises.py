@@ -1,0 +1,353 @@
+"""The package's promises, end to end, through public names alone: any redesign must pass them.
+
+Those of the command line, and of suites, are in tests/cli and in tests/suites/test_suite_cli.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModule
+from torch import nn
+from torchrl.collectors import Collector as ParentCollector
+from torchrl.collectors.utils import split_trajectories
+from torchrl.envs import (
+    ExplorationType,
+    GymEnv,
+    InitTracker,
+    RewardSum,
+    SerialEnv,
+    StepCounter,
+    TransformedEnv,
+)
+from torchrl.modules import OneHotCategorical, ProbabilisticActor
+
+import tdcollect
+from tdcollect import cli, trajectories
+from tdcollect.testing import CountingEnv, CountingRules, check_env
+
+from .evaluation.ledgers import contents
+from .zoo.reports import small_reports
+
+__all__ = ["small_reports"]  # a fixture
+
+CARTPOLE = "CartPole-v1"
+
+pytestmark = pytest.mark.usefixtures("quick_children", "forked_workers", "small_reports")
+
+
+def actor() -> ProbabilisticActor:
+    torch.manual_seed(0)
+    return ProbabilisticActor(
+        TensorDictModule(nn.Linear(4, 2), in_keys=["observation"], out_keys=["logits"]),
+        in_keys=["logits"],
+        distribution_class=OneHotCategorical,
+        return_log_prob=True,
+    )
+
+
+def evaluated(policy: Any = None, episodes: Any = 6, **options: Any) -> tdcollect.EvaluationResult:
+    policy = actor() if policy is None else policy
+    options = {"exploration_type": ExplorationType.RANDOM, **options}
+    return tdcollect.evaluate(CARTPOLE, policy, episodes, progress=False, **options)
+
+
+def equal(batch: TensorDictBase, other: TensorDictBase) -> bool:
+    return set(batch.keys(True, True)) == set(other.keys(True, True)) and bool(
+        (batch == other).all()
+    )
+
+
+def collected(kind: Any, env: Any, batches: int = 3, **options: Any) -> list[TensorDictBase]:
+    """Batches of a collector, and the state of torch's generator after them."""
+    policy = actor()
+    torch.manual_seed(1)
+    collector = kind(env, policy, frames_per_batch=40, total_frames=40 * batches, **options)
+    return [batch.clone() for batch in collector]
+
+
+def stock_env() -> TransformedEnv:
+    env = TransformedEnv(SerialEnv(2, lambda: GymEnv(CARTPOLE)), InitTracker())
+    env = TransformedEnv(env, RewardSum())
+    env = TransformedEnv(env, StepCounter(max_steps=15))
+    env.set_seed(0)
+    return env
+
+
+def test_rows_are_those_of_a_plain_gymnasium_loop() -> None:
+    collector = tdcollect.Collector(
+        tdcollect.make_env(CARTPOLE, 2), actor(), frames_per_batch=120, total_frames=120
+    )
+    collector.set_seed(5)
+    (batch,) = list(collector)
+    for slot in range(2):
+        env = gym.make(CARTPOLE)
+        observation, _ = env.reset(seed=5 + slot)
+        for row in batch[slot]:
+            assert torch.equal(row["observation"], torch.from_numpy(observation))
+            action = int(row["action"].argmax())
+            observation, reward, terminated, truncated, _ = env.step(action)
+            assert torch.equal(row["next", "observation"], torch.from_numpy(observation))
+            assert row["next", "reward"].item() == reward
+            assert row["next", "terminated"].item() == terminated
+            assert row["next", "truncated"].item() == truncated
+            if terminated or truncated:
+                observation, _ = env.reset()
+
+
+def test_batches_are_torchrls_to_the_bit() -> None:
+    ours = collected(tdcollect.Collector, stock_env())
+    after = torch.get_rng_state()
+    theirs = collected(ParentCollector, stock_env())
+    assert all(map(equal, ours, theirs))
+    assert torch.equal(after, torch.get_rng_state())
+    collector = tdcollect.Collector(stock_env(), actor(), frames_per_batch=40, total_frames=40)
+    assert "RewardSum" in str(collector.explain())
+    collector.shutdown()
+
+
+def test_worker_processes_give_the_same_rows() -> None:
+    found = []
+    for how in ({}, {"backend": "process", "num_workers": 2}):
+        env = tdcollect.make_env(CARTPOLE, 4, **how)
+        env.set_seed(3)
+        found.append(collected(tdcollect.Collector, env))
+    assert all(map(equal, *found))
+
+
+def test_collected_episodes_are_whole_and_the_first_to_start() -> None:
+    lengths = {0: 2, 1: 7, 2: 3, 3: 5, 4: 2, 5: 4}  # by the order of their starts
+    starts = iter(range(100))
+
+    class Numbered(gym.Env[Any, Any]):
+        observation_space = gym.spaces.Box(0, 1000, (1,), np.float32)
+        action_space = gym.spaces.Discrete(2)
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            self.number = next(starts) - 3  # the first three resets are of the construction
+            self.left = lengths.get(self.number, 1)
+            return np.full(1, max(self.number, 0), np.float32), {}
+
+        def step(self, action: Any) -> Any:
+            self.left -= 1
+            return np.full(1, max(self.number, 0), np.float32), 1.0, self.left == 0, False, {}
+
+    env = tdcollect.make_env(Numbered, 3)
+    collector = tdcollect.Collector(env, frames_per_batch=9, total_frames=-1)
+    episodes = collector.collect(episodes=6)
+    collector.shutdown()
+    expected = [number for number, length in lengths.items() for _ in range(length)]
+    first = int(episodes["observation"][0])
+    assert [int(number) - first for number in episodes["observation"]] == expected
+
+
+def test_a_resumed_collection_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+    def collector() -> tdcollect.Collector:
+        env = TransformedEnv(tdcollect.make_env(CARTPOLE, 2, resumable=True), RewardSum())
+        return tdcollect.Collector(env, actor(), frames_per_batch=40, total_frames=200)
+
+    torch.manual_seed(1)
+    first = collector()
+    first.set_seed(0)
+    batches = iter(first)
+    next(batches)
+    tdcollect.save_checkpoint(tmp_path / "run.pt", collector=first)
+    expected = [batch.clone() for batch in batches]
+
+    second = collector()
+    tdcollect.load_checkpoint(tmp_path / "run.pt", collector=second)
+    assert all(equal(one, other) for one, other in zip(second, expected, strict=True))
+
+
+def test_collectors_in_worker_processes_seed_their_slots_in_one_row() -> None:
+    def first_rows(**options: Any) -> torch.Tensor:
+        collector = tdcollect.Collector(
+            **options, policy=actor(), frames_per_batch=8, total_frames=8
+        )
+        collector.set_seed(0)
+        rows = [batch["observation"].reshape(-1, 2, 4)[0] for batch in collector]
+        return torch.cat(rows)
+
+    def make() -> Any:
+        return tdcollect.make_env(CARTPOLE, 2)
+
+    alone = first_rows(create_env_fn=make)
+    many = first_rows(create_env_fn=make, num_collectors=2, sync=True)
+    assert torch.equal(alone, many[: len(alone)])
+
+
+def test_hooks_and_statistics_see_every_episode() -> None:
+    seen: list[float] = []
+
+    class Noting(tdcollect.Hooks):
+        def episodes_ended(self, slots: Any, returns: Any, lengths: Any) -> None:
+            seen.extend(returns)
+
+    env = tdcollect.make_env(CARTPOLE, 2)
+    collector = tdcollect.Collector(
+        env, actor(), frames_per_batch=200, total_frames=400, hooks=Noting()
+    )
+    ended = sum(int(batch["next", "done"].sum()) for batch in collector)
+    assert len(seen) == ended == collector.stats.lifetime.episodes > 0
+
+
+def test_an_error_names_slot_and_episode_and_a_restart_loses_no_row() -> None:
+    class Fails(CountingEnv):
+        def step(self, action: Any) -> Any:
+            if self._count == 3 and self.slot == 1 and not broken:
+                broken.append(self.slot)
+                raise OSError("the simulator has gone")
+            return super().step(action)
+
+    broken: list[int] = []
+    rules = CountingRules(lengths=5)
+
+    def env(**options: Any) -> Any:
+        slots = itertools.count()
+        return tdcollect.make_env(
+            lambda: Fails(next(slots) % 2, rules, wrong_action="record"), 2, **options
+        )
+
+    collector = tdcollect.Collector(env(), frames_per_batch=20, total_frames=20)
+    with pytest.raises(Exception, match="the simulator has gone") as error:
+        next(iter(collector))
+    assert "slot 1" in str(error.value)
+    broken.clear()
+    restarting = tdcollect.Collector(
+        env(on_env_error="restart"), frames_per_batch=20, total_frames=20
+    )
+    (batch,) = list(restarting)
+    assert batch.shape == (2, 10)
+    assert batch["next", "env_error"].sum() == 1
+
+
+def test_trajectories_are_split_as_by_torchrl_and_joined_again() -> None:
+    batch = collected(tdcollect.Collector, tdcollect.make_env(CARTPOLE, 4), batches=1)[0]
+    index = trajectories.TrajectoryIndex.of(batch)
+    padded = tdcollect.split_trajectories(batch, index=index)
+    assert equal(padded, split_trajectories(batch, prefix="collector"))
+    assert equal(trajectories.join_trajectories(padded, index), batch)
+
+
+def test_episodes_do_not_depend_on_slots_backends_or_workers(tmp_path: Path) -> None:
+    ways: list[Any] = [{"num_envs": 4}, {"num_envs": 1, "backend": "process"}, {"workers": 1}]
+    for i, way in enumerate(ways):
+        evaluated(output_dir=tmp_path / str(i), **way)
+    ledgers = [(tmp_path / str(i) / "episodes.jsonl").read_bytes() for i in range(len(ways))]
+    assert len(set(ledgers)) == 1
+
+
+def test_an_interrupted_evaluation_goes_on_to_the_same_contents(tmp_path: Path) -> None:
+    class Interrupts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = actor()
+
+        def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+            if calls:
+                calls.pop()
+            elif interrupts:
+                raise KeyboardInterrupt
+            return self.net(tensordict)
+
+    calls, interrupts = [None] * 60, [True]
+    with pytest.raises(KeyboardInterrupt):
+        evaluated(Interrupts(), output_dir=tmp_path / "resumed")
+    interrupts.clear()
+    evaluated(Interrupts(), output_dir=tmp_path / "resumed")
+    evaluated(Interrupts(), output_dir=tmp_path / "whole")
+    assert contents(tmp_path / "resumed") == contents(tmp_path / "whole")
+
+
+def test_shards_merge_to_the_files_of_one_run(tmp_path: Path) -> None:
+    evaluated(output_dir=tmp_path / "whole")
+    for i in range(2):
+        evaluated(output_dir=tmp_path / f"part-{i}", shard=(i, 2))
+    tdcollect.merge([tmp_path / "part-0", tmp_path / "part-1"], tmp_path / "merged")
+    assert contents(tmp_path / "merged") == contents(tmp_path / "whole")
+
+
+def test_any_episode_is_replayed_and_an_altered_ledger_is_found(tmp_path: Path) -> None:
+    result = evaluated(output_dir=tmp_path / "one")
+    data = result.replay(3)
+    assert float(data["next", "reward"].sum()) == result.returns[3]
+    assert not tdcollect.verify(tmp_path / "one").problems
+
+    ledger = tmp_path / "one" / "episodes.jsonl"
+    first, *others = ledger.read_text().splitlines(keepends=True)
+    record = json.loads(first)
+    record["return"] += 1
+    ledger.write_text("".join([json.dumps(record) + "\n", *others]))
+    assert tdcollect.verify(tmp_path / "one").problems
+    assert cli.main(["verify", str(tmp_path / "one")]) == 1
+
+
+def test_training_is_the_same_with_an_evaluation_in_its_middle() -> None:
+    def batches(between: bool) -> list[TensorDictBase]:
+        env = tdcollect.make_env(CARTPOLE, 2)
+        policy = actor()
+        collector = tdcollect.Collector(env, policy, frames_per_batch=40, total_frames=120)
+        collector.set_seed(0)
+        torch.manual_seed(0)
+        found = []
+        for batch in collector:
+            found.append(batch.clone())
+            if between:
+                evaluated(policy, 2)
+        return found
+
+    alone, beside = batches(False), batches(True)
+    assert all(map(equal, alone, beside))
+
+
+def test_policies_are_compared_on_the_same_episodes_alone() -> None:
+    drawn, greedy = evaluated(), evaluated(exploration_type=ExplorationType.DETERMINISTIC)
+    comparison = tdcollect.compare(drawn, greedy)
+    mean = (greedy.returns - drawn.returns).mean()
+    assert f"{mean:.3g}" in str(comparison)
+    with pytest.raises(ValueError, match="seed"):
+        tdcollect.compare(drawn, evaluated(seed=1))
+
+
+def test_an_evaluator_beside_training_gives_what_evaluate_gives(tmp_path: Path) -> None:
+    policy = actor()
+    with tdcollect.Evaluator(
+        CARTPOLE, policy, num_trajectories=3, output_dir=tmp_path / "curve"
+    ) as evaluator:
+        evaluator.trigger_eval(step=0)
+        results = evaluator.wait()
+    alone = evaluated(policy, 3, exploration_type=ExplorationType.DETERMINISTIC)
+    assert results is not None
+    assert results["eval/reward"] == pytest.approx(float(alone.returns.mean()))
+    assert (tmp_path / "curve" / "curve.csv").exists()
+
+
+def test_an_env_that_breaks_the_rules_is_found() -> None:
+    class Unseeded(CountingEnv):
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            return super().reset(seed=next(seeds), options=options)
+
+    seeds = iter(range(10**6))
+    check_env(lambda: CountingEnv(wrong_action="record")).raise_if_failed()
+    with pytest.raises(AssertionError, match="seed"):
+        check_env(lambda: Unseeded(wrong_action="record")).raise_if_failed()
+
+
+def test_bad_input_is_refused_before_an_env_starts() -> None:
+    def never() -> Any:
+        raise AssertionError("an env was made")
+
+    with pytest.raises(ValueError, match=r"expected .*, got"):
+        tdcollect.make_env(never, 0)
+    with pytest.raises((ValueError, TypeError), match=r"expected .*, got"):
+        tdcollect.evaluate(never, None, episodes=-1)
+    with pytest.raises((ValueError, TypeError), match=r"expected .*, got"):
+        tdcollect.evaluate(never, None, shard=(2, 2), output_dir="never")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torchrl.data import (
     ListStorage,
     ReplayBuffer,
     ReplayBufferEnsemble,
+    RoundRobinWriter,
     SliceSampler,
     TensorDictMaxValueWriter,
     TensorDictReplayBuffer,
@@ -20,6 +22,7 @@ from torchrl.data import (
 
 import tdcollect
 from tdcollect import Collector
+from tdcollect.collect.arguments import check_replay_buffer
 from tdcollect.testing import CountingRules, StatelessCountingPolicy, counting_env
 
 from .oracle import UPSTREAM
@@ -181,3 +184,11 @@ def test_a_buffer_that_can(case: str) -> None:
     buffer = make()
     fill(buffer, 3, batches=3, **options)
     assert len(buffer)
+
+
+def test_a_foreign_buffer_that_does_not_say_how_large_it_is_passes() -> None:
+    methods = dict.fromkeys(("add", "extend", "sample"), print)
+    for said in ({"max_size": 1}, {"ndim": 9}):
+        buffer: Any = SimpleNamespace(storage=SimpleNamespace(**said), **methods)
+        buffer.transform, buffer.writer = None, RoundRobinWriter()
+        check_replay_buffer(buffer, torch.Size([3]), 10)

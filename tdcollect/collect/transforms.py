@@ -269,7 +269,8 @@ class RewardSum(StepTransform):
             if out_key in before:
                 begun[out_key] = self._initial(marks, 0, before[out_key])
             else:  # another transform has renamed or dropped it
-                begun[out_key] = self._transform.parent.full_reward_spec[in_key].zero()
+                zero = self._transform.parent.full_reward_spec[in_key].zero()
+                begun[out_key] = zero.to(marks[keys.RESET].device)
 
 
 class InitTracker(StepTransform):

@@ -11,7 +11,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -152,6 +152,45 @@ class Collection(Spreads):
         return "\n".join(_lines(self))
 
 
+@dataclass(repr=False)
+class Moments:
+    """Count, mean, squared deviations and extremes of numbers that come in batches.
+
+    By the pairwise update of Chan, Golub and LeVeque (1979).
+    """
+
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+    low: float = math.inf
+    high: float = -math.inf
+
+    def add(self, values: NDArray[Any]) -> None:
+        """Take in numbers, at least one."""
+        count = len(values)
+        mean = float(np.add.reduce(values)) / count
+        deviations = values - mean
+        low, high = float(np.minimum.reduce(values)), float(np.maximum.reduce(values))
+        self.merge(Moments(count, mean, float(deviations @ deviations), low, high))
+
+    def merge(self, other: Moments) -> None:
+        """Take in the numbers of another."""
+        if not other.count:
+            return
+        away, total = other.mean - self.mean, self.count + other.count
+        self.squares += other.squares + away**2 * self.count * other.count / total
+        self.mean += away * other.count / total
+        self.count = total
+        self.low = min(self.low, other.low)
+        self.high = max(self.high, other.high)
+
+    def spread(self) -> Spread | None:
+        """None where there were none."""
+        if not self.count:
+            return None
+        return Spread(self.mean, math.sqrt(self.squares / self.count), self.low, self.high)
+
+
 @dataclass
 class Lifetime:
     """All collections of a collector together.
@@ -175,9 +214,9 @@ class Lifetime:
     env_seconds: float | None = None
     policy_seconds: float | None = None
     restarts: int = 0
-    _returns: _Moments = field(default_factory=lambda: _Moments(), repr=False)
-    _lengths: _Moments = field(default_factory=lambda: _Moments(), repr=False)
-    _shaped: _Moments = field(default_factory=lambda: _Moments(), repr=False)
+    _returns: Moments = field(default_factory=Moments, repr=False)
+    _lengths: Moments = field(default_factory=Moments, repr=False)
+    _shaped: Moments = field(default_factory=Moments, repr=False)
 
     @property
     def steps_per_second(self) -> float:
@@ -329,15 +368,11 @@ class Statistics:
 
     def save_state(self) -> dict[str, Any]:
         """All of it, as nested arrays and numbers."""
-        lifetime = {
-            name: vars(value).copy() if isinstance(value, _Moments) else value
-            for name, value in vars(self._lifetime).items()
-        }
         window = self._window.returns, self._window.lengths
         latest = None if self._latest is None else vars(self._latest).copy()
         if latest is not None and not latest["group_returns"]:
             del latest["group_returns"]
-        return {"lifetime": lifetime, "window": window, "latest": latest}
+        return {"lifetime": asdict(self._lifetime), "window": window, "latest": latest}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Load the result of :meth:`save_state`."""
@@ -460,34 +495,6 @@ class Tally:
 
 
 _NONE = Episodes(np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.int64))
-
-
-class _Moments:
-    """Count, mean, squared deviations and extremes of numbers that come in batches."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.mean = 0.0
-        self.squares = 0.0
-        self.low, self.high = math.inf, -math.inf
-
-    def add(self, values: NDArray[Any]) -> None:
-        """Take in numbers, at least one (Chan, Golub and LeVeque 1979, their update by pairs)."""
-        count = len(values)
-        mean = float(np.add.reduce(values)) / count
-        deviations = values - mean
-        away, total = mean - self.mean, self.count + count
-        self.squares += float(deviations @ deviations) + away**2 * self.count * count / total
-        self.mean += away * count / total
-        self.count = total
-        self.low = min(self.low, float(np.minimum.reduce(values)))
-        self.high = max(self.high, float(np.maximum.reduce(values)))
-
-    def spread(self) -> Spread | None:
-        """None where there were none."""
-        if not self.count:
-            return None
-        return Spread(self.mean, math.sqrt(self.squares / self.count), self.low, self.high)
 
 
 def _rate(steps: int, seconds: float) -> float:

@@ -21,7 +21,7 @@ from torchrl.envs import GymWrapper
 from tdcollect._upstream.collectors import CollectorState
 from tdcollect.collect import Collector
 from tdcollect.collect.run import Explanation, Part
-from tdcollect.collect.statistics import Statistics
+from tdcollect.collect.statistics import Moments, Statistics
 from tdcollect.display import count_text, one_line
 from tdcollect.envs.adopted import chain
 from tdcollect.envs.traits import base_of
@@ -511,7 +511,10 @@ def _merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         elif name == "group_returns":
             merged[name] = _merged(values)
         elif isinstance(first, Mapping):
-            merged[name] = _merged_moments(values)
+            moments = Moments(**first)
+            for part in values[1:]:
+                moments.merge(Moments(**part))
+            merged[name] = vars(moments)
         else:
             merged[name] = sum(values)
     return merged
@@ -519,24 +522,6 @@ def _merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _longest(values: Sequence[float | None]) -> float | None:
     return max((value for value in values if value is not None), default=None)
-
-
-def _merged_moments(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Count, mean, squared deviations and extremes of numbers that several have counted.
-
-    By the pairwise update of Chan, Golub and LeVeque (1979).
-    """
-    merged = dict(parts[0])
-    for part in parts[1:]:
-        total = merged["count"] + part["count"]
-        if part["count"]:
-            away = part["mean"] - merged["mean"]
-            merged["squares"] += part["squares"] + away**2 * merged["count"] * part["count"] / total
-            merged["mean"] += away * part["count"] / total
-        merged["count"] = total
-        merged["low"] = min(merged["low"], part["low"])
-        merged["high"] = max(merged["high"], part["high"])
-    return merged
 
 
 def _merged_windows(windows: Sequence[tuple[Any, Any]], size: int) -> tuple[Any, Any]:

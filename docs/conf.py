@@ -57,13 +57,14 @@ nitpick_ignore = [
     for name in (
         "envs.differences.Mismatch",
         "collect.hooks.ScalarLogger",
-        "collect.statistics._Moments",
+        "collect.statistics.Moments",
         "envs.spaces.StepBuffers",
         "envs.spaces.SpaceCodec",
+        "envs.slots.Can",
         "envs.slots.Stepper",
         "evaluation.episodes.data.Finished",
         "evaluation.episodes.collector.Feed",
-        "evaluation.episodes.opening.Verdict",
+        "evaluation.episodes.actions.Verdict",
         "evaluation.comparison.Evaluation",
         "testing.counting.Number",
     )

@@ -1,4 +1,4 @@
-"""What a collector and an evaluation give by episodes, for ``tests/freeze.py``."""
+"""Batches and records of a collector and an evaluation by episodes, for ``tests/freeze.py``."""
 
 from __future__ import annotations
 

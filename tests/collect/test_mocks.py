@@ -90,9 +90,8 @@ def check(env: str, policy: Callable[[Any], Any], script: Any, options: Any, key
     assert failed == (reason is not None), theirs[-1][:2]
     if not failed:
         assert_same_record(ours, theirs)
-    else:
-        if ours[-1][0] == "error":  # its text names the op that came first
-            assert ours[-1][1][0] == theirs[-1][1][0]
+    elif ours[-1][0] == "error":  # its text names the op that came first
+        assert ours[-1][1][0] == theirs[-1][1][0]
         pytest.skip(f"TorchRL's collector cannot do it either: {reason}")
 
 

@@ -182,7 +182,7 @@ DRAWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def drawn_by_row(name: str, logits: torch.Tensor, first: int = 0) -> torch.Tensor:
-    """What an operation makes of rows ``[N, 2]``, each with a stream of its own from ``first``."""
+    """The result of an operation on rows ``[N, 2]``, each with its own stream from ``first``."""
     by_row = DrawByRow(len(logits))
     by_row.streams = [stream(first + row) for row in range(len(logits))]
     with by_row:

@@ -34,7 +34,7 @@ from .policies import (
 
 
 def outside(policy: Any = None) -> str:
-    """What the rest of a program could notice: the global state, and a policy's."""
+    """The state that the rest of a program could notice: the global one, and a policy's."""
     modules = list(policy.modules()) if policy is not None else []
     return repr(
         {

@@ -202,7 +202,7 @@ class Field(NamedTuple):
 
 
 def fields_of(value: Any) -> tuple[Tree, list[Field]]:
-    """How a value with arrays ``[N, *shape]`` nests, and a field for each of its arrays."""
+    """The nesting of a value with arrays ``[N, *shape]``, and a field for each of them."""
     arrays: list[Array] = []
     tree = flatten(value, arrays)
     return tree, [Field(array.shape[1:], array.dtype.str) for array in arrays]

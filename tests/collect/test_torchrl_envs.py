@@ -13,44 +13,18 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torchrl import envs as E
 from torchrl.collectors import Collector as ParentCollector
-from torchrl.data import Binary, Categorical, Composite, OneHot, Unbounded
-from torchrl.modules import EGreedyModule, QValueModule
+from torchrl.data import Binary, Composite, OneHot, Unbounded
+from torchrl.modules import EGreedyModule
+from torchrl.testing.mocking_classes import NestedCountingEnv
 
 from tdcollect import Collector
 from tdcollect.envs import ParallelEnv
 from tdcollect.envs.adopted import chain
 from tdcollect.keys import FLAGS
 
+from ..zoo.torchrl_envs import atari_like
 from . import policies
 from .oracle import assert_same_record, batches, check_same, run
-
-
-class Lives(gym.Env[Any, Any]):
-    """Episodes of three lives; a life is lost at random, from the env's own generator."""
-
-    observation_space = gym.spaces.Box(0, 255, (3, 4, 3), np.uint8)
-    action_space = gym.spaces.Discrete(3)
-
-    class _Ale:
-        left = 3
-
-        def lives(self) -> int:
-            return self.left
-
-    def __init__(self) -> None:
-        self.ale = self._Ale()
-
-    def _image(self) -> Any:
-        return self.np_random.integers(0, 255, (3, 4, 3), np.uint8, endpoint=True)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.ale.left = 3
-        return self._image(), {}
-
-    def step(self, action: Any) -> Any:
-        self.ale.left -= self.np_random.random() < 0.2
-        return self._image(), float(action) - 1, self.ale.left == 0, False, {}
 
 
 def cartpole(**kwargs: Any) -> Any:
@@ -73,20 +47,11 @@ def counted() -> Any:
     return under(cartpole(), norm(), E.StepCounter(9))
 
 
-def atari() -> Any:
-    return under(
-        E.GymWrapper(Lives(), categorical_action_encoding=True),
-        E.NoopResetEnv(4, random=True),
-        E.EndOfLifeTransform(),
-    )
-
-
 def atari_stack() -> list[E.Transform]:
     return [
         E.ToTensorImage(),
         E.GrayScale(),
         E.CatFrames(4, dim=-3),
-        E.RewardSum(),
         E.StepCounter(),
         E.DoubleToFloat(),
         E.VecNorm(in_keys=["pixels"]),
@@ -96,31 +61,22 @@ def atari_stack() -> list[E.Transform]:
 
 LEVEL_1: dict[str, Callable[[], Any]] = {
     "gym": cartpole,
-    "gym-device": lambda: cartpole(device="cpu"),
-    "gym-categorical": lambda: cartpole(categorical_action_encoding=True),
+    "gym-categorical": lambda: cartpole(device="cpu", categorical_action_encoding=True),
     "gym-frame-skip": lambda: cartpole(frame_skip=3),
     "wrapper": lambda: E.GymWrapper(gym.make("CartPole-v1", max_episode_steps=12)),
     "gym-transforms": lambda: under(
         cheetah(), E.DoubleToFloat(), norm(), E.RewardSum(), E.StepCounter(5)
     ),
     "gym-vecnorm": lambda: under(cheetah(), E.VecNormV2(in_keys=["observation", "reward"])),
-    "gym-catframes": lambda: under(cartpole(), E.CatFrames(3, dim=-1, in_keys=["observation"])),
-    "gym-noops": lambda: under(atari(), *atari_stack()),
+    "gym-noops": lambda: under(atari_like(), *atari_stack()),
     "serial": lambda: E.SerialEnv(3, cartpole),
-    "serial-one": lambda: E.SerialEnv(1, cartpole),
-    "serial-device": lambda: E.SerialEnv(3, cartpole, device="cpu"),
+    "serial-one": lambda: E.SerialEnv(1, cartpole, device="cpu"),
     "serial-creators": lambda: E.SerialEnv(2, [E.EnvCreator(cartpole), cartpole]),
     "serial-kwargs": lambda: E.SerialEnv(
         2, cartpole, create_env_kwargs=[{"frame_skip": 1}, {"frame_skip": 2}]
     ),
     "parallel-for-single": lambda: E.ParallelEnv(1, cartpole, serial_for_single=True),
     "serial-outside": lambda: under(E.SerialEnv(3, cartpole), norm(), E.RewardSum()),
-    "serial-vecnorm-2": lambda: under(
-        E.SerialEnv(3, cartpole), E.VecNormV2(in_keys=["observation"]), E.RewardSum()
-    ),
-    "serial-catframes": lambda: under(
-        E.SerialEnv(3, cartpole), E.CatFrames(3, dim=-1, in_keys=["observation"])
-    ),
     "serial-inside": lambda: E.SerialEnv(3, lambda: under(cartpole(), norm(), E.StepCounter())),
     "serial-inside-outside": lambda: under(
         E.SerialEnv(3, lambda: under(cartpole(), norm(), E.StepCounter(9), E.InitTracker())),
@@ -153,7 +109,7 @@ LEVEL_1: dict[str, Callable[[], Any]] = {
         E.SerialEnv(2, lambda: under(cartpole(), E.VecNorm(in_keys=["observation"]))),
         E.RewardSum(),
     ),
-    "serial-atari": lambda: under(E.SerialEnv(3, atari), *atari_stack()),
+    "serial-atari": lambda: under(E.SerialEnv(3, atari_like), *atari_stack()),
 }
 
 
@@ -176,7 +132,7 @@ PARALLEL: dict[str, Callable[[Any], Any]] = {
         kind(2, counted),
         E.VecNormV2(in_keys=["observation"]),
     ),
-    "atari": lambda kind: under(kind(2, atari), *atari_stack()),
+    "atari": lambda kind: under(kind(2, atari_like), *atari_stack()),
 }
 
 
@@ -314,54 +270,20 @@ def test_envs_of_a_users_own_give_the_parents_batches(name: str, buffers: bool |
     check_same(OWN[name], policies.actor, make_options=lambda: {"use_buffers": buffers})
 
 
-class Agents(E.EnvBase):
-    """Three slots of two agents, with nested entries of a batch size of their own."""
-
-    def __init__(self) -> None:
-        super().__init__(batch_size=[3])
-        each = Composite(observation=Unbounded((3, 2, 4)), shape=(3, 2))
-        self.observation_spec = Composite(agents=each, shape=(3,))
-        action = Composite(action=Categorical(5, shape=(3, 2)), shape=(3, 2))
-        self.action_spec = Composite(agents=action, shape=(3,))
-        reward = Composite(reward=Unbounded((3, 2, 1)), shape=(3, 2))
-        self.reward_spec = Composite(agents=reward, shape=(3,))
-        self.place = torch.zeros(3, 2, 4)
-
-    def _set_seed(self, seed: int | None) -> None:
-        torch.manual_seed(seed or 0)
-
-    def _given(self) -> TensorDict:
-        return TensorDict({"agents": TensorDict({"observation": self.place}, [3, 2])}, [3])
-
-    def _reset(self, tensordict: Any = None, **kwargs: Any) -> TensorDict:
-        mask = None if tensordict is None else tensordict.get("_reset", None)
-        fresh = torch.rand(3, 2, 4)
-        self.place = fresh if mask is None else torch.where(mask[..., None], fresh, self.place)
-        return self._given()
-
-    def _step(self, tensordict: Any) -> TensorDict:
-        self.place = self.place + tensordict["agents", "action"][..., None] * 0.3
-        done = (self.place > 3).flatten(1).any(-1, keepdim=True)
-        following = self._given()
-        following["agents", "reward"] = self.place[..., :1].clone()
-        return following.update({"done": done, "terminated": done.clone()})
+def agents() -> Any:
+    """Two slots of three agents, with nested entries of a batch size of their own."""
+    return NestedCountingEnv(max_steps=4, nest_done=False, batch_size=[2])
 
 
-def greedy(env: Any) -> Any:
+def exploring(env: Any) -> Any:
     """Each agent decides by itself whether it explores."""
-    value, action = ("agents", "action_value"), ("agents", "action")
-    net = TensorDictModule(torch.nn.Linear(4, 5), [("agents", "observation")], [value])
-    best = QValueModule(
-        action_value_key=value,
-        out_keys=[action, value, ("agents", "chosen")],
-        action_space="categorical",
-    )
+    key = ("data", "action")
+    still = TensorDictModule(torch.zeros_like, [("data", "states")], [key])
     spec = env.full_action_spec_unbatched
-    explore = EGreedyModule(spec, eps_init=0.5, eps_end=0.5, action_key=action)
-    return TensorDictSequential(net, best, explore)
+    return TensorDictSequential(still, EGreedyModule(spec, eps_init=0.5, action_key=key))
 
 
 @pytest.mark.parametrize("summed", [False, True])
 def test_agents_keep_their_batch_size_from_batch_to_batch(summed: bool) -> None:
-    total = [("agents", "reward")], [("agents", "episode_reward")]
-    check_same(lambda: under(Agents(), E.RewardSum(*total)) if summed else Agents(), greedy)
+    total = [("data", "reward")], [("data", "total")]
+    check_same(lambda: under(agents(), E.RewardSum(*total)) if summed else agents(), exploring)

@@ -14,6 +14,7 @@ from torchrl.envs.transforms import EndOfLifeTransform, StepCounter
 
 import tdcollect
 
+from ..collect.oracle import assert_same
 from ..zoo.process_envs import Drawn, Unsendable
 from ..zoo.torchrl_envs import Lives
 
@@ -109,8 +110,7 @@ def test_infos_are_stored_as_info_keys_are(backend: str, by_name: bool) -> None:
         torch.manual_seed(0)
         found.append(one.rollout(8, break_when_any_done=False))
         one.close()
-    for key in found[1].keys(True, True):
-        assert torch.equal(found[0][key], found[1][key]), key
+    assert_same(found[0].select(*found[1].keys(True, True)), found[1])
 
 
 def test_a_spec_says_what_an_info_is() -> None:

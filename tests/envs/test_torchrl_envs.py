@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import torchrl.envs
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict
 from torchrl.collectors import Collector as TorchRLCollector
 from torchrl.envs import (
     EnvBase,
@@ -32,6 +32,7 @@ import tdcollect
 from tdcollect.envs import GymEnv, GymnasiumEnv, ParallelEnv
 from tdcollect.envs.traits import base_of
 
+from ..collect.oracle import assert_same
 from ..forkserver import forkserver
 from ..zoo import torchrl_envs
 from ..zoo.torchrl_envs import MAKERS
@@ -46,16 +47,6 @@ def _fork_server() -> Iterator[None]:
     multiprocessing.set_start_method(forkserver().get_start_method(), force=True)
     yield
     multiprocessing.set_start_method(before, force=True)
-
-
-def same(one: TensorDictBase, other: TensorDictBase) -> None:
-    """Both hold the same entries, to the bit."""
-    names, others = (set(entries.keys(True, True)) for entries in (one, other))
-    assert names == others
-    for name in names:
-        assert one[name].dtype == other[name].dtype, name
-        assert torch.equal(one[name], other[name]), name
-    assert one.batch_size == other.batch_size
 
 
 def played(env: EnvBase) -> dict[str, Any]:
@@ -103,13 +94,7 @@ def test_a_parallel_env_shares_processes_and_gives_what_torchrls_gives(made: Any
     env.close(raise_if_closed=False)
     assert env.is_closed
     assert env.inner is None
-    for name, value in expected.items():
-        if isinstance(value, TensorDictBase):
-            same(value, got[name])
-        elif isinstance(value, torch.Tensor):
-            assert torch.equal(value, got[name]), name
-        else:
-            assert value == got[name], name
+    assert_same(got, expected)
 
 
 @pytest.mark.slow
@@ -122,7 +107,7 @@ def test_atari_to_the_bit() -> None:
         torch.manual_seed(0)
         found.append(env.rollout(150, break_when_any_done=False))
         env.close()
-    same(*found)
+    assert_same(*found)
     assert found[0]["next", "end-of-life"].any()
 
 
@@ -165,7 +150,7 @@ def test_what_is_not_understood_is_torchrls() -> None:
             assert env.inner is None
             assert repr(env) == "ParallelEnv(2 slots, in TorchRL's workers)"
         env.close()
-    same(*found)
+    assert_same(*found)
     env = ParallelEnv(1, torchrl_envs.plain, metadata_from_workers=True, use_buffers=False)
     assert "metadata_from_workers=True" in env.fallback_reason
     assert env.rollout(3).shape[0] == 1
@@ -202,7 +187,8 @@ def test_serial_for_single(count: int) -> None:
 def test_functions_and_arguments(made: Any, kwargs: dict[str, Any]) -> None:
     made = EnvCreator(lambda: GymEnv("CartPole-v1")) if made == "creator" else made
     env = ParallelEnv(2, made, **{"mp_start_method": "fork", **kwargs})
-    serial = SerialEnv(2, made, create_env_kwargs=kwargs.get("create_env_kwargs"))
+    options = {key: kwargs.get(key) for key in ("create_env_kwargs", "device")}
+    serial = SerialEnv(2, made, **options)
     assert env.fallback_reason is None
     found = []
     for one in (env, serial):
@@ -211,7 +197,7 @@ def test_functions_and_arguments(made: Any, kwargs: dict[str, Any]) -> None:
         found.append(one.rollout(12, break_when_any_done=False))
         one.close()
     assert found[0].device == (torch.device("cpu") if "device" in kwargs else None)
-    same(*found)
+    assert_same(*found)
 
 
 # --- a ParallelEnv of TorchRL's, turned into one of ours
@@ -252,7 +238,7 @@ def test_workers_that_are_forked_begin_with_the_random_state_of_their_parent() -
         env = cls(2, torchrl_envs.draws, mp_start_method="fork")
         found.append(env.reset())
         env.close()
-    same(*found)
+    assert_same(*found)
 
 
 @pytest.mark.slow
@@ -343,8 +329,8 @@ def test_a_closed_env_starts_again_with_other_arguments_or_where_it_is_unpickled
         one.close()
         with pytest.raises(RuntimeError, match="closed"):
             one.close()
-    same(*found[:2])
-    same(*found[1:])
+    assert_same(*found[:2])
+    assert_same(*found[1:])
     env = ours(2, torchrl_envs.plain)
     assert env.fallback_reason is None
     env.update_kwargs({"render_mode": "rgb_array"})
@@ -415,7 +401,7 @@ def test_num_envs_gives_true_final_observations(kwargs: dict[str, Any], count: i
         row = one.reset(seed=3 + slot)
         for expected in rows.unbind(0):
             row = one.step(row.set("action", expected["action"]))
-            same(row["next"].clear_device_(), expected["next"].clear_device_())
+            assert_same(row["next"].clear_device_(), expected["next"].clear_device_())
             row = one.step_mdp(row)
             if row["done"]:
                 row = one.reset()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from tensordict import TensorDictBase, assert_close
+from tensordict import TensorDictBase
 from torchrl.envs import (
     Compose,
     EnvBase,
@@ -23,6 +23,8 @@ from torchrl.envs import (
 )
 
 from tdcollect import make_env
+
+from ..collect.oracle import assert_same
 
 
 class Replay:
@@ -51,15 +53,6 @@ def play(env: EnvBase, actions: torch.Tensor, seed: int) -> TensorDictBase:
     )
 
 
-def assert_identical(ours: TensorDictBase, theirs: TensorDictBase) -> None:
-    """The same keys, shapes, dtypes and values, to the bit."""
-    assert set(ours.keys(True, True)) == set(theirs.keys(True, True))
-    assert {k: v.dtype for k, v in ours.items(True, True)} == {
-        k: v.dtype for k, v in theirs.items(True, True)
-    }
-    assert_close(ours, theirs, rtol=0, atol=0)
-
-
 # --- beside TorchRL ----------------------------------------------------------------------------
 
 
@@ -75,7 +68,7 @@ def test_unbatched_data_are_those_of_gymenv(env_id: str, categorical: bool) -> N
     theirs = GymEnv(env_id, categorical_action_encoding=categorical)
     ours = make_env(env_id, categorical_action_encoding=categorical)
     actions = random_actions(ours, 210)
-    assert_identical(play(ours, actions, seed=3), play(theirs, actions, seed=3))
+    assert_same(play(ours, actions, seed=3), play(theirs, actions, seed=3))
 
 
 def with_transforms(env: EnvBase, max_steps: int | None) -> TransformedEnv:
@@ -105,7 +98,7 @@ def test_bookkeeping_is_that_of_torchrls_transforms(
     actions = random_actions(ours, 100)
     reference = play(theirs, actions, seed=0)
     assert reference["next", "done"].any()
-    assert_identical(play(ours, actions, seed=0), reference)
+    assert_same(play(ours, actions, seed=0), reference)
 
 
 def test_bookkeeping_is_that_of_torchrls_transforms_after_partial_resets() -> None:
@@ -118,7 +111,7 @@ def test_bookkeeping_is_that_of_torchrls_transforms_after_partial_resets() -> No
         td = play(env, random_actions(ours, 5), seed=0)[:, -1]["next"].exclude("reward")
         td = env.reset(td.set("_reset", mask))
         results.append(env.step(td.set("action", torch.zeros(3, 1))))
-    assert_identical(results[0].select(*names, "next"), results[1].select(*names, "next"))
+    assert_same(results[0].select(*names, "next"), results[1].select(*names, "next"))
 
 
 def test_bookkeeping_specs_are_torchrls_and_nothing_is_there_unasked() -> None:

@@ -118,24 +118,41 @@ MISFITS: dict[str, tuple[spaces.Space[Any], Any, Any, str]] = {
     ),
     "MultiBinary": (spaces.MultiBinary(2), [1, 0], [0, 256], "int64 256 at [1]"),
     "scalar": (spaces.Box(0, 255, (), np.uint8), 1, 256, "int64 256 at []"),
+    "fraction": (spaces.Box(0, 9, (), np.uint8), 2, 0.5, "float64"),
 }
 
 
-def test_a_number_that_a_space_does_not_hold_is_refused(backend: Any) -> None:
-    """Each slot has one such number, in the entry of one space."""
-    space = spaces.Dict({name: case[0] for name, case in MISFITS.items()})
-    fine = {name: np.asarray(first) for name, (_, first, _, _) in MISFITS.items()}
-    slots = [partial(Gives, space, fine)]
-    slots += [
-        partial(Gives, space, fine, {**fine, name: np.asarray(last)})
-        for name, (_, _, last, _) in MISFITS.items()
-    ]
-    told = [
-        rf"expected an observation of dtype {part.dtype}, as the env's space says, got "
-        rf"{re.escape(text)}, which does not go into {re.escape(str(part))} without loss"
-        for part, _, _, text in MISFITS.values()
-    ]
-    refused(backend(slots), told)
+PAIR = spaces.Dict(a=spaces.Discrete(2), b=spaces.Discrete(2))
+COUNTED = "expected values in .*; correct the env or its space"
+SHAPED = "expected an observation of shape"
+OUTSIDE: list[tuple[spaces.Space[Any], Any, Any, str]] = [
+    (spaces.Discrete(3), 2, -1, r"expected values in \[0, 3\), got -1; correct the env"),
+    (spaces.Discrete(3, start=2), 2, 1, COUNTED),
+    (spaces.Discrete(3), 0, np.zeros(7, int), SHAPED),
+    (spaces.MultiDiscrete([2, 3]), np.array([1, 2]), np.array([1, 3]), COUNTED),
+    (spaces.MultiDiscrete([2, 3]), np.zeros(2, int), np.zeros(7, int), SHAPED),
+    (spaces.MultiDiscrete([3, 3]), np.zeros(2, int), np.zeros(7, int), SHAPED),
+    (spaces.Tuple([spaces.Discrete(2)] * 2), (0, 1), (0,), "expected a tuple of 2 parts"),
+    (spaces.Tuple([spaces.Discrete(2), SPACE]), (0, np.zeros(2)), (0,), "expected a tuple of 2 "),
+    (PAIR, {"a": 0, "b": 1}, {"a": 0}, r"expected a dict with the entries \['a', 'b'\], got"),
+    (PAIR, {"a": 0, "b": 1}, 3, r"expected a dict with the entries \['a', 'b'\], got"),
+]
+
+
+def test_a_value_that_a_space_does_not_hold_is_refused(backend: Any) -> None:
+    """Each slot has one such value, in the entry of one space."""
+    cases = {str(i): case for i, case in enumerate(OUTSIDE)}
+    for name, (part, first, last, text) in MISFITS.items():
+        told = (
+            rf"expected an observation of dtype {part.dtype}, as the env's space says, got "
+            rf"{re.escape(text)}, which does not go into {re.escape(str(part))} without loss"
+        )
+        cases[name] = part, np.asarray(first), np.asarray(last), told
+    space = spaces.Dict({name: part for name, (part, *_) in cases.items()})
+    fine = {name: first for name, (_, first, *_) in cases.items()}
+    odd = [{**fine, name: last} for name, (_, _, last, _) in cases.items()]
+    slots = [partial(Gives, space, fine, last) for last in (None, *odd)]
+    refused(backend(slots), [told for *_, told in cases.values()])
 
 
 @pytest.mark.parametrize(
@@ -174,16 +191,6 @@ def test_what_is_no_element_of_the_space_is_refused(backend: Any) -> None:
     ]
     odd = [partial(Gives, SPACE, first, last) for last, _ in cases]
     refused(backend([plain, *odd]), [told for _, told in cases])
-    for space, fine, odd_one, told in (
-        (spaces.Discrete(3), 2, 3, r"expected values in \[0, 3\), got 3"),
-        (
-            spaces.Box(0, 9, (), np.uint8),
-            2,
-            0.5,
-            "expected an observation of dtype uint8, .* float64",
-        ),
-    ):
-        refused(backend([partial(Gives, space, fine, last) for last in (fine, odd_one)]), [told])
 
 
 def test_numbers_of_another_dtype_that_fit_are_taken(backend: Any) -> None:

@@ -239,38 +239,3 @@ def test_spaces_without_an_array_form_are_refused() -> None:
 def test_a_dtype_that_torch_lacks_is_refused() -> None:
     with pytest.raises(TypeError, match="which torch has no type for"):
         make_env(Sampler(box(np.longdouble, 2)))
-
-
-TUPLE = spaces.Tuple([spaces.Discrete(2)] * 2)
-PAIR = spaces.Dict(a=spaces.Discrete(2), b=spaces.Discrete(2))
-OUTSIDE = "expected values in .* correct the env or its space"
-SHAPE = "expected an observation of shape"
-
-
-@pytest.mark.parametrize(
-    ("space", "value", "told"),
-    [
-        (spaces.Discrete(3), 3, OUTSIDE),
-        (spaces.Discrete(3), -1, OUTSIDE),
-        (spaces.Discrete(3, start=2), 1, OUTSIDE),
-        (spaces.MultiDiscrete([2, 3]), np.array([1, 3]), OUTSIDE),
-        (spaces.Discrete(3), np.zeros(7, np.int64), SHAPE),
-        (spaces.MultiDiscrete([3, 3]), np.zeros(7, np.int64), SHAPE),
-        (spaces.MultiDiscrete([2, 3]), np.zeros(7, np.int64), SHAPE),
-        *(
-            (box(np.float32, 2), np.zeros(shape), rf"{SHAPE} \(2,\)")
-            for shape in ((3,), (1, 2), ())
-        ),
-        (TUPLE, (0,), "expected a tuple of 2 parts"),
-        (spaces.Tuple([*TUPLE, box(np.float32)]), (0,), "expected a tuple of 3 parts"),
-        (PAIR, {"a": 0}, r"expected a dict with the entries \['a', 'b'\], got"),
-        (PAIR, 3, r"expected a dict with the entries \['a', 'b'\], got"),
-    ],
-)
-@encodings
-def test_a_value_outside_the_space_is_refused(
-    space: spaces.Space[Any], value: Any, told: str, categorical: bool
-) -> None:
-    codec = SpaceCodec(space, "observation", categorical=categorical)
-    with pytest.raises(ValueError, match=told):
-        codec.write_slot(value, codec.empty(1), 0)

@@ -198,30 +198,6 @@ def two_actions(env: EnvBase) -> TensorDictSequential:
     return TensorDictSequential(network(env, 7, ["hidden"]), parts, sample)
 
 
-class Recurrence(nn.Module):
-    """Its own previous output, decayed, is part of its input."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(3, 1)
-
-    def forward(self, observation: torch.Tensor, memory: torch.Tensor) -> Any:
-        memory = 0.5 * memory + self.linear(observation)
-        return memory.tanh(), memory
-
-
-def reads_its_own_output(env: EnvBase) -> Callable[[TensorDictBase], TensorDictBase]:
-    """A function that keeps a memory in the carrier."""
-    net = Recurrence()
-
-    def policy(td: TensorDictBase) -> TensorDictBase:
-        memory = td.get("memory", torch.zeros(*td.batch_size, 1))
-        action, memory = net(td["observation"], memory)
-        return td.set("action", action).set("memory", memory)
-
-    return policy
-
-
 def alternates(env: EnvBase) -> Callable[[TensorDictBase], TensorDictBase]:
     """Alternates between two one-hot actions, and returns what it found in the carrier."""
 
@@ -307,9 +283,10 @@ def epsilon_greedy(env: EnvBase) -> TensorDictSequential:
     return TensorDictSequential(q_values(env), EGreedyModule(env.action_spec, 0.5, 0.1, 100))
 
 
-def recurrent(kind: str, env: EnvBase) -> TensorDictSequential:
+def recurrent(kind: str, env: EnvBase, **more: Any) -> TensorDictSequential:
     """Network, memory, sampling head. The env needs ``is_init`` and a primer for the memory."""
     options = {"input_size": 8, "hidden_size": 4, "in_key": "features", "out_key": "memory"}
+    options |= more
     memory = LSTMModule(**options) if kind == "lstm" else GRUModule(**options)
     head = TensorDictModule(nn.Linear(4, 2), in_keys=["memory"], out_keys=["logits"])
     actor = one_hot_actor(env, head)
@@ -508,7 +485,6 @@ POLICIES: dict[str, tuple[str, Callable[[EnvBase], Any]]] = {
     "ornstein-uhlenbeck": ("pendulum-init", ornstein_uhlenbeck),
     "soft-actor": ("pendulum", soft_actor),
     "two-actions": ("toy-dict-action", two_actions),
-    "own-output": ("pendulum", reads_its_own_output),
     "alternates": ("toy", alternates),
     "alternates-unbatched": ("toy-unbatched", alternates),
     "alternates-one-step-episodes": ("toy-one-step-episodes", alternates),

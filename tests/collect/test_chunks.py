@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -14,16 +12,10 @@ from torch import nn
 import tdcollect
 
 from . import policies, transforms
-from .envs import ENVS
 from .oracle import check_same
+from .test_parent_behaviours import PAIRS
 
-CASES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
-    "toy": (ENVS["toy"], policies.actor),
-    "toy-unbatched": (ENVS["toy-unbatched"], policies.actor),
-    "books": (partial(transforms.make, "books"), policies.actor),
-    "pixels": (partial(transforms.make, "to-tensor-image"), policies.actor),
-    "function": (ENVS["toy"], policies.ones),
-}
+CASES = {**PAIRS, "pixels": (partial(transforms.make, "to-tensor-image"), policies.actor)}
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,13 @@ import torch
 from torchrl.envs import StepCounter, TransformedEnv
 
 from tdcollect import Collector, make_env
-from tdcollect.testing import CountingEnv, CountingRules, StatelessCountingPolicy, counting_env
+from tdcollect.testing import (
+    CountingEnv,
+    CountingRules,
+    StatelessCountingPolicy,
+    check_counting_batch,
+    counting_env,
+)
 from tdcollect.trajectories import TrajectoryIndex, flatten_time, lengths, returns
 
 from . import policies
@@ -33,18 +39,7 @@ def test_the_last_row_of_an_episode_has_its_true_final_observation() -> None:
     )
     stream = iter(collector)
     batch = torch.cat([next(stream) for _ in range(2)], -1)
-    step, episode, slot = batch["observation"].unbind(-1)
-    following = batch["next", "observation"]
-    assert torch.equal(following, torch.stack([step + 1, episode, slot], -1))
-    length = rules.length_of(slot.long(), episode.long())
-    ends = (step + 1 == length).unsqueeze(-1)
-    terminates = rules.terminates(episode.long()).unsqueeze(-1)
-    assert torch.equal(batch["next", "done"], ends)
-    assert torch.equal(batch["next", "terminated"], ends & terminates)
-    assert torch.equal(batch["next", "truncated"], ends & ~terminates)
-    expected = rules.reward(slot.long(), episode.long(), step.long() + 1)
-    assert torch.equal(batch["next", "reward"].squeeze(-1), expected.float())
-    assert torch.equal(batch["action"].argmax(-1), rules.action(step.long()))
+    check_counting_batch(batch, rules)
     assert not batch["done"].any()
 
 

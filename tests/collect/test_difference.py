@@ -63,15 +63,6 @@ def test_difference_is_found_and_named(change: str) -> None:
         raise AssertionError(difference(make(batch()), batch(), "batch"))
 
 
-def test_equal_batches_do_not_differ() -> None:
-    assert difference(batch(), batch()) is None
-
-
-def test_two_runs_of_one_collector_are_the_same() -> None:
-    runs = [run(Collector, ENVS["toy"], policies.actor, batches()) for _ in range(2)]
-    assert_same_record(*runs)
-
-
 def test_a_random_number_too_many_is_noticed() -> None:
     def wasteful(env: object, policy: object, **options: object) -> Collector:
         torch.rand(1)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from gymnasium.spaces import Discrete
-from tensordict import TensorDict
 from tensordict.nn import (
     ProbabilisticTensorDictSequential,
     TensorDictModule,
@@ -226,33 +225,6 @@ def test_odd_envs_and_policies(case: str) -> None:
     check_same(*CASES[case])
 
 
-@pytest.mark.parametrize("env", ["mock-nested", "mock-many-keys"])
-def test_a_module_of_the_users_own_gets_the_envs_own_tensordict(env: str) -> None:
-    """On envs that do not run on arrays: nested batch sizes are those of the env."""
-    sizes: list[Any] = []
-
-    class Looks(TensorDictModuleBase):
-        in_keys: list[Any] = []  # noqa: RUF012
-        out_keys: list[Any] = []  # noqa: RUF012
-
-        def __init__(self, inner: Any):
-            super().__init__()
-            self.inner = inner
-
-        def forward(self, tensordict: Any) -> Any:
-            sizes.append(
-                [v.batch_size for v in tensordict.values(True) if isinstance(v, TensorDict)]
-            )
-            return self.inner(tensordict)
-
-    def script(collector: Any) -> Iterator[Any]:
-        sizes.clear()
-        yield from batches(1)(collector)
-        yield repr(sizes)
-
-    check_same(ENVS[env], lambda env: Looks(policies.ones(env)), script)
-
-
 # -------------------------------------------------------------------- from arrays to TorchRL's loop
 
 
@@ -344,30 +316,3 @@ def test_an_entry_that_comes_late_is_left_out(
 
     batch = tdcollect.Collector(cartpole(), policy, frames_per_batch=60).rollout()
     assert "late" not in set(batch.keys())
-
-
-# ------------------------------------------------------------------------------------------ devices
-
-
-@pytest.mark.parametrize(
-    ("policy_device", "env_device"), [(None, None), ("cpu", None), (None, "cpu")]
-)
-def test_a_policy_is_given_a_tensordict_on_its_device(policy_device: Any, env_device: Any) -> None:
-    devices: list[str] = []
-
-    def make(env: Any) -> Callable[[Any], Any]:
-        def policy(tensordict: Any) -> Any:
-            devices.append(str(tensordict.device))
-            return tensordict.set("action", PLAIN.expand(3, 2))
-
-        return policy
-
-    def script(collector: Any) -> Iterator[Any]:
-        devices.clear()
-        yield from batches(1)(collector)
-        yield repr(devices)
-
-    def options() -> dict[str, Any]:
-        return {"policy_device": policy_device, "env_device": env_device, "trust_policy": True}
-
-    check_same(cartpole, make, script, options)

@@ -19,26 +19,21 @@ from torchrl.envs import (
     Transform,
     TransformedEnv,
 )
-from torchrl.modules import EGreedyModule, OneHotCategorical, ProbabilisticActor, QValueModule
 
 import tdcollect
 
-
-def cartpole(**kwargs: Any) -> Any:
-    return tdcollect.make_env("CartPole-v1", 2, **kwargs)
+from . import policies
+from .envs import cartpole
 
 
 def actor() -> Any:
-    net = TensorDictModule(nn.Linear(4, 2), in_keys=["observation"], out_keys=["logits"])
-    return ProbabilisticActor(
-        net, in_keys=["logits"], distribution_class=OneHotCategorical, return_log_prob=True
-    )
+    return policies.actor(cartpole())
 
 
 def explain(env: Any, policy: Any = None, **kwargs: Any) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
-        collector = tdcollect.Collector(env, policy, frames_per_batch=8, **kwargs)
+        collector = tdcollect.Collector(env, policy, frames_per_batch=9, **kwargs)
     return collector.explain()
 
 
@@ -110,10 +105,7 @@ def test_what_is_not_known_costs_no_neighbour() -> None:
 
 def test_values_and_exploration_run_their_own_code_on_arrays() -> None:
     env = cartpole()
-    value = TensorDictModule(nn.Linear(4, 2), in_keys=["observation"], out_keys=["action_value"])
-    policy = TensorDictSequential(
-        value, QValueModule(action_space="one_hot"), EGreedyModule(spec=env.action_spec)
-    )
+    policy = policies.epsilon_greedy(env)
     own = "its own code, on arrays"
     assert how(explain(env, policy), "policy") == ["called straight", own, own]
 
@@ -128,10 +120,10 @@ def test_random_frames_come_first_and_a_replay_buffer_takes_batches() -> None:
 
 
 def test_explaining_runs_nothing() -> None:
-    collector = tdcollect.Collector(cartpole(seed=0), actor(), frames_per_batch=8)
+    collector = tdcollect.Collector(cartpole(seed=0), actor(), frames_per_batch=9)
     before = torch.get_rng_state()
     print(collector.explain())
     assert torch.equal(torch.get_rng_state(), before)
-    other = tdcollect.Collector(cartpole(seed=0), actor(), frames_per_batch=8)
+    other = tdcollect.Collector(cartpole(seed=0), actor(), frames_per_batch=9)
     observation = next(iter(collector))["observation"][:, 0]
     assert torch.equal(observation, next(iter(other))["observation"][:, 0])

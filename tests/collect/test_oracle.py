@@ -24,7 +24,7 @@ OF_ACTIONS = [
     *("toy-dict-action", "toy-binary", "torchrl-serial", "mock-continuous", "mock-nested"),
 ]
 AROUND = [
-    *("one-hot", "one-hot-unbatched", "two-actions", "own-output", "carries-memory"),
+    *("one-hot", "one-hot-unbatched", "two-actions", "alternates", "carries-memory"),
     *("fresh-tensordict", "context", "odd-outputs", "writes-next", "in-place", "drops-entries"),
 ]
 """Policies that our own code meets around TorchRL's loop."""

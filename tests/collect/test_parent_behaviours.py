@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from tensordict import TensorDict
+from tensordict.nn import TensorDictModuleBase
 from torch import nn
 from torchrl.collectors import Collector as ParentCollector
 from torchrl.data import LazyTensorStorage, ReplayBuffer
@@ -640,8 +641,11 @@ def test_training_flags_and_gradients_are_left_alone(policy: str) -> None:
 # ---------------------------------------------------------- what policies and transforms are given
 
 
-class Recorder(nn.Module):
+class Recorder(TensorDictModuleBase):
     """A policy that keeps a copy of all it is given."""
+
+    in_keys: list[Any] = []  # noqa: RUF012
+    out_keys: list[Any] = []  # noqa: RUF012
 
     def __init__(self, env: Any):
         super().__init__()
@@ -675,10 +679,17 @@ class RecordingTransform(transforms.E.Transform):
 
 @array_loop
 @pytest.mark.parametrize(
-    ("env", "over"), [("toy", True), ("toy-unbatched", False), ("torchrl-serial", None)]
+    ("env", "over", "options"),
+    [
+        *(("toy", True, {}), ("toy-unbatched", False, {}), ("torchrl-serial", None, {})),
+        # On TorchRL's loop: nested batch sizes are those of the env.
+        *(("mock-nested", None, {}), ("mock-many-keys", None, {})),
+        ("cartpole", None, {"policy_device": "cpu", "trust_policy": True}),
+        ("cartpole", None, {"env_device": "cpu", "trust_policy": True}),
+    ],
 )
 def test_opaque_policies_and_unknown_transforms_are_given_the_same_at_each_step(
-    env: str, over: bool | None
+    env: str, over: bool | None, options: dict[str, Any]
 ) -> None:
     """The transform stands over others, or under them; or there is none."""
     logs: list[list[Any]] = []
@@ -696,7 +707,7 @@ def test_opaque_policies_and_unknown_transforms_are_given_the_same_at_each_step(
         yield from batches(2)(collector)
         yield [logs[-1], collector.policy.log]
 
-    check_same(make, Recorder, script)
+    check_same(make, Recorder, script, lambda: options)
 
 
 @array_loop

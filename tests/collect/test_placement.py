@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict.nn import ProbabilisticTensorDictModule, TensorDictModule, TensorDictSequential
+from tensordict.nn import TensorDictModule
 from torch import nn
-from torch.distributions import Categorical
 from torchrl.collectors import Collector as TorchRLCollector
+from torchrl.data import OneHot
 from torchrl.envs import (
     ClipTransform,
     Compose,
@@ -30,7 +30,6 @@ from torchrl.envs import (
     TransformedEnv,
     VecNormV2,
 )
-from torchrl.modules import GRUModule, OneHotCategorical, ProbabilisticActor
 
 import tdcollect
 from benchmarks import torch_cartpole
@@ -55,49 +54,28 @@ COMBINATIONS = [
 ]
 
 
-def actor(kind: Any = OneHotCategorical) -> Any:
-    net = TensorDictModule(nn.Linear(4, 2), in_keys=["observation"], out_keys=["logits"])
-    return ProbabilisticActor(
-        net, in_keys=["logits"], distribution_class=kind, return_log_prob=True
-    )
-
-
-def recurrent() -> Any:
-    gru = GRUModule(
-        input_size=4,
-        hidden_size=5,
-        in_keys=["observation", "h"],
-        out_keys=["f", ("next", "h")],
-        python_based=True,  # the simulated device has no kernels of cuDNN
-    )
-    head = TensorDictModule(nn.Linear(5, 2), in_keys=["f"], out_keys=["logits"])
-    return ProbabilisticActor(
-        TensorDictSequential(gru, head),
-        in_keys=["logits"],
-        distribution_class=OneHotCategorical,
-    )
+def recurrent(env: EnvBase) -> Any:
+    # The simulated device has no kernels of cuDNN.
+    return policies.recurrent("gru", env, python_based=True)
 
 
 class Remembering(nn.Module):
     """Reads the output of the step before; called on TensorDicts, as it is of no known class."""
 
-    def __init__(self) -> None:
+    def __init__(self, env: EnvBase):
         super().__init__()
-        self.net = nn.Linear(5, 2)
-        self.sample = ProbabilisticTensorDictModule(
-            in_keys=["logits"], out_keys=["action"], distribution_class=OneHotCategorical
-        )
+        self.encoded = isinstance(env.action_spec, OneHot)
 
     def forward(self, tensordict: Any) -> Any:
         observation = tensordict["observation"]
-        memory = tensordict.get("memory", torch.zeros_like(observation[:, :1]))
-        logits = self.net(torch.cat([observation, memory], -1))
-        memory = 0.9 * memory + logits[:, :1].detach()
-        return self.sample(tensordict.set("memory", memory).set("logits", logits))
+        memory = tensordict.get("memory", torch.zeros_like(observation[:, 0]))
+        tensordict["memory"] = memory = 0.9 * memory + observation[:, 2]
+        action = (memory > 0).long()
+        return tensordict.set("action", policies.one_hot(action) if self.encoded else action)
 
 
-POLICIES: dict[str, Callable[[], Any]] = {
-    "actor": actor,
+POLICIES: dict[str, Callable[[Any], Any]] = {
+    "actor": policies.actor,
     "recurrent": recurrent,
     "remembering": Remembering,
 }
@@ -112,11 +90,11 @@ def cartpole(*of: Any) -> EnvBase:
 
 
 def collector(
-    policy: str | Callable[[], Any] = "actor", env: EnvBase | None = None, **options: Any
+    policy: str | Callable[[Any], Any] = "actor", env: EnvBase | None = None, **options: Any
 ) -> Any:
     torch.manual_seed(0)
-    made = POLICIES[policy]() if isinstance(policy, str) else policy()
     env = cartpole() if env is None else env
+    made = (POLICIES[policy] if isinstance(policy, str) else policy)(env)
     options = {"frames_per_batch": env.batch_size.numel() * STEPS, **options}
     return tdcollect.Collector(env, made, auto_register_policy_transforms=True, **options)
 
@@ -150,7 +128,7 @@ def test_batches_are_the_parents(kind: str, places: tuple[str, str, str | None])
         pytest.skip("TorchRL cannot stack a hidden state that begins on another device")
     names = ("policy_device", "env_device", "storing_device")
     options = {"auto_register_policy_transforms": True, **dict(zip(names, places, strict=True))}
-    check_same(counted, lambda _: POLICIES[kind](), batches(2), lambda: options)
+    check_same(counted, POLICIES[kind], batches(2), lambda: options)
 
 
 @pytest.mark.parametrize("options", [{"device": GPU}, {"policy_device": GPU, "env_device": "cpu"}])
@@ -164,7 +142,7 @@ def test_transforms_with_tensors_of_their_own(options: dict[str, str]) -> None:
             RewardSum(),
         )
 
-    check_same(env, lambda _: actor(), batches(2), lambda: options)
+    check_same(env, policies.actor, batches(2), lambda: options)
 
 
 PLACES = [
@@ -198,7 +176,7 @@ def test_actions_are_waited_for() -> None:
 
     def record(cls: Any, **options: Any) -> Any:
         given = {"policy_device": GPU, "auto_register_policy_transforms": True, **options}
-        return run(cls, lambda: GymEnv("CartPole-v1"), lambda _: actor(), batches(2), lambda: given)
+        return run(cls, lambda: GymEnv("CartPole-v1"), policies.actor, batches(2), lambda: given)
 
     assert_same_record(record(tdcollect.Collector), record(TorchRLCollector, env_device="cpu"))
 
@@ -231,18 +209,12 @@ def test_resets_of_some_slots_between_batches(kind: str, options: dict[str, str]
         yield next(stream)
 
     given = {"auto_register_policy_transforms": True, "frames_per_batch": 15, **options}
-    check_same(counted, lambda _: POLICIES[kind](), script, lambda: given)
+    check_same(counted, POLICIES[kind], script, lambda: given)
 
 
-class OneHot(nn.Module):
-    def forward(self, value: torch.Tensor) -> torch.Tensor:
-        return nn.functional.one_hot(value.argmax(-1), 2)
-
-
-def draws_nothing(_: Any = None) -> Any:
+def draws_nothing(_: EnvBase) -> Any:
     """The GPU has random numbers of its own."""
-    net = nn.Sequential(nn.Linear(4, 2), nn.Softmax(-1), OneHot())
-    return TensorDictModule(net, in_keys=["observation"], out_keys=["action"])
+    return TensorDictModule(policies.PlainNet(), ["observation"], ["action"])
 
 
 @pytest.mark.parametrize(
@@ -350,20 +322,6 @@ class Fixed(TorchCartPole):
         return torch.linspace(-0.05, 0.05, count, device=self.device).view(SLOTS, 4)
 
 
-def chooser(_: Any = None) -> Any:
-    return actor(Categorical)
-
-
-class Memory(nn.Module):
-    """Reads its output of the step before."""
-
-    def forward(self, tensordict: Any) -> Any:
-        observation = tensordict["observation"]
-        memory = tensordict.get("memory", torch.zeros_like(observation[:, 0]))
-        tensordict["memory"] = memory = 0.9 * memory + observation[:, 2]
-        return tensordict.set("action", (memory > 0).long())
-
-
 def books() -> list[Any]:
     return [StepCounter(max_steps=7), RewardSum(), InitTracker()]
 
@@ -377,7 +335,7 @@ def learning() -> list[Any]:
 
 
 def check_there(
-    kind: Any, there: str, of: Any, policy: Any = chooser, steps: int = STEPS, **options: Any
+    kind: Any, there: str, of: Any, policy: Any = policies.actor, steps: int = STEPS, **options: Any
 ) -> None:
     """Compare two batches of an env on a device with TorchRL's."""
     check_same(
@@ -411,7 +369,7 @@ THERE = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [Asked, Fixed])
-@pytest.mark.parametrize("policy", [chooser, lambda _: Memory()])
+@pytest.mark.parametrize("policy", [policies.actor, Remembering])
 @pytest.mark.parametrize("options", THERE, ids=str)
 @pytest.mark.parametrize("of", [list, books, normalized, learning])
 def test_wherever_policy_and_batch_are(
@@ -432,7 +390,7 @@ def test_resets_by_mask_that_draw_are_those_of_a_plain_loop() -> None:
     steps = 20
     net = nn.Linear(4, 2).to(GPU)
     policy = TensorDictModule(lambda x: net(x).argmax(-1), ["observation"], ["action"])
-    made = collector(lambda: policy, TorchCartPole(SLOTS, GPU), device=GPU)
+    made = collector(lambda _: policy, TorchCartPole(SLOTS, GPU), device=GPU)
     torch.manual_seed(0)
     made.reset()
     batch = made.collect(frames=SLOTS * steps)
@@ -450,7 +408,7 @@ def test_resets_by_mask_that_draw_are_those_of_a_plain_loop() -> None:
 def test_nothing_is_waited_for_where_resets_go_by_mask() -> None:
     for kind, waits in ((TorchCartPole, 0), (Asked, 1)):
         make = lambda kind=kind: transformed(kind(SLOTS, GPU), *books())  # noqa: E731
-        assert waits_per_step(make, chooser, device=GPU) == waits
+        assert waits_per_step(make, policies.actor, device=GPU) == waits
 
 
 class InPlace(Asked):
@@ -488,7 +446,7 @@ def one_batch(policy: Any, env: EnvBase, **options: Any) -> Any:
 )
 def test_an_env_that_writes_into_the_same_memory(device: str, options: dict[str, str]) -> None:
     kinds = (InPlace, Asked)
-    assert_same_values(*(one_batch(Memory, kind(SLOTS, device), **options) for kind in kinds))
+    assert_same_values(*(one_batch(Remembering, kind(SLOTS, device), **options) for kind in kinds))
 
 
 def test_hooks_do_not_change_the_batch() -> None:
@@ -500,7 +458,7 @@ def test_hooks_do_not_change_the_batch() -> None:
 
     hooks = Ends()
     plain, hooked = (
-        one_batch(chooser, TorchCartPole(SLOTS, GPU), device=GPU, hooks=given)
+        one_batch(policies.actor, TorchCartPole(SLOTS, GPU), device=GPU, hooks=given)
         for given in (None, hooks)
     )
     assert hooks.count == plain["next", "done"].sum() > 0
@@ -516,7 +474,7 @@ def test_hooks_do_not_change_the_batch() -> None:
     ],
 )
 def test_resets_are_explained(kind: Any, of: Any, told: str) -> None:
-    made = collector(chooser, transformed(kind(SLOTS, GPU), *of()), device=GPU)
+    made = collector(policies.actor, transformed(kind(SLOTS, GPU), *of()), device=GPU)
     assert told in next(part.how for part in made.explain() if part.name == "resets")
 
 
@@ -558,7 +516,7 @@ def test_no_implicit_synchronisation_beyond_the_actions() -> None:
 def test_cuda_finds_no_wait_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """CUDA raises at whatever the host waits for; a batch ends with a few waits."""
     slots, steps, taken = 4096, 20, 0
-    made = collector(chooser, TorchCartPole(slots, GPU), device=GPU)
+    made = collector(policies.actor, TorchCartPole(slots, GPU), device=GPU)
     made.collect(frames=slots * steps)
     step = TorchCartPole._step
 

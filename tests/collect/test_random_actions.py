@@ -91,7 +91,7 @@ def test_random_frames_of_every_action(env: str) -> None:
     check_same(RANDOM_ENVS[env], policies.actor, looked_at, lambda: frames)
 
 
-REMEMBER = ["tanh-normal", "ornstein-uhlenbeck", "hidden-outputs", "own-output", "carries-memory"]
+REMEMBER = ["tanh-normal", "ornstein-uhlenbeck", "hidden-outputs", "alternates", "carries-memory"]
 
 
 @pytest.mark.parametrize(("policy", "options"), [*zip(REMEMBER, OPTIONS, strict=True)])

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict.nn import TensorDictModule, TensorDictSequential
+from tensordict.nn import TensorDictModule
 from torch import nn
 from torchrl.collectors import Collector as ParentCollector
 from torchrl.data import Unbounded
 from torchrl.envs import SerialEnv, TensorDictPrimer, TransformedEnv
-from torchrl.modules import OrnsteinUhlenbeckProcessModule
 
 import tdcollect
 from tdcollect.testing import CountingPolicy, CountingRules, counting_env
@@ -131,12 +130,10 @@ def test_the_default_is_what_torchrl_does_on_request(env: str, kind: str, frames
 
 
 def test_a_policy_that_asks_where_episodes_begin_is_told() -> None:
-    def noisy(env: Any) -> TensorDictSequential:
-        noise = OrnsteinUhlenbeckProcessModule(env.action_spec, annealing_num_steps=50)
-        return TensorDictSequential(policies.deterministic(env), noise)
-
     env = ENVS["pendulum"]()
-    batch = next(iter(tdcollect.Collector(env, noisy(env), frames_per_batch=28)))
+    batch = next(
+        iter(tdcollect.Collector(env, policies.ornstein_uhlenbeck(env), frames_per_batch=28))
+    )
     assert torch.equal(batch["is_init"][:, 1:], batch["next", "done"][:, :-1])
     assert batch["is_init"][:, 0].all()
 

@@ -116,9 +116,29 @@ def cartpole(num_envs: int | None = 3, **options: Any) -> EnvBase:
     return make_env("CartPole-v1", num_envs, **options)
 
 
-def cartpole_vector(mode: AutoresetMode) -> EnvBase:
-    make = partial(gym.make, "CartPole-v1", max_episode_steps=17)
-    return make_env(SyncVectorEnv([make] * 3, autoreset_mode=mode))
+def vector(
+    make: Callable[[], Any], slots: int, mode: AutoresetMode, categorical: bool = True
+) -> EnvBase:
+    envs = SyncVectorEnv([make] * slots, autoreset_mode=mode)
+    return make_env(envs, categorical_action_encoding=categorical)
+
+
+BACKENDS: dict[str, Callable[[Callable[[], Any], int], EnvBase]] = {
+    "serial": partial(make_env, categorical_action_encoding=True),
+    "process": partial(
+        make_env,
+        backend="process",
+        num_workers=2,
+        start_method="fork",
+        categorical_action_encoding=True,
+    ),
+    **{mode.value: partial(vector, mode=mode) for mode in AutoresetMode},
+}
+"""Envs of several slots, with integers as actions."""
+
+cartpole_vector = partial(
+    vector, partial(gym.make, "CartPole-v1", max_episode_steps=17), 3, categorical=False
+)
 
 
 def cartpole_envpool(num_envs: int | None = 3) -> EnvBase:
@@ -147,9 +167,9 @@ ENVS: dict[str, Callable[[], EnvBase]] = {
     "cartpole-unbatched": lambda: make_env("CartPole-v1"),
     "cartpole-categorical": lambda: make_env("CartPole-v1", 3, categorical_action_encoding=True),
     "cartpole-device": lambda: make_env("CartPole-v1", 3, device="cpu"),
-    "cartpole-disabled": lambda: cartpole_vector(AutoresetMode.DISABLED),
-    "cartpole-next-step": lambda: cartpole_vector(AutoresetMode.NEXT_STEP),
-    "cartpole-same-step": lambda: cartpole_vector(AutoresetMode.SAME_STEP),
+    "cartpole-disabled": partial(cartpole_vector, AutoresetMode.DISABLED),
+    "cartpole-next-step": partial(cartpole_vector, AutoresetMode.NEXT_STEP),
+    "cartpole-same-step": partial(cartpole_vector, AutoresetMode.SAME_STEP),
     "cartpole-envpool": cartpole_envpool,
     "cartpole-envpool-unbatched": lambda: cartpole_envpool(None),
     "cartpole-process": lambda: make_env("CartPole-v1", 3, backend="process", num_workers=2),

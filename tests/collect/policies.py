@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -39,6 +40,8 @@ from torchrl.modules import (
     ValueOperator,
 )
 from torchrl.modules.tensordict_module import SafeProbabilisticModule
+
+from tdcollect.testing import CountingRules, StatelessCountingPolicy
 
 from .envs import ENVS
 
@@ -458,6 +461,20 @@ def keyword_inputs(env: EnvBase) -> TensorDictModule:
 
     keys = {"state": "observation", "finished": "done"}
     return TensorDictModule(module, in_keys=keys, out_keys=["action"])
+
+
+def tiring(
+    at: int, error: Any = ValueError("tired"), rules: CountingRules = CountingRules()
+) -> Callable[[TensorDictBase], TensorDictBase]:
+    """Predicts the counting env's actions, and raises at one call."""
+    calls, right = itertools.count(1), StatelessCountingPolicy(rules)
+
+    def policy(td: TensorDictBase) -> TensorDictBase:
+        if next(calls) == at:
+            raise error
+        return right(td)
+
+    return policy
 
 
 # ------------------------------------------------------------------------------------- the table

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -30,7 +29,7 @@ from tdcollect.testing import (
 )
 
 from . import policies
-from .envs import ENVS, make_toy
+from .envs import BACKENDS, ENVS, make_toy
 from .loops import array_loop, on_arrays
 from .oracle import UPSTREAM, assert_same
 from .test_facts import Declaring
@@ -84,28 +83,12 @@ def short_cartpole() -> Any:
     return TimeLimit(gym.make("CartPole-v1"), 13)
 
 
-def vector(make: Callable[[], Any], slots: int, mode: AutoresetMode) -> EnvBase:
-    envs = SyncVectorEnv([make] * slots, autoreset_mode=mode)
-    return make_env(envs, categorical_action_encoding=True)
-
-
-BACKENDS: dict[str, Callable[[Callable[[], Any], int], EnvBase]] = {
-    "serial": lambda make, slots: make_env(make, slots, categorical_action_encoding=True),
-    "process": lambda make, slots: make_env(
-        make, slots, backend="process", start_method="fork", categorical_action_encoding=True
-    ),
-    "disabled": partial(vector, mode=AutoresetMode.DISABLED),
-    "next-step": partial(vector, mode=AutoresetMode.NEXT_STEP),
-    "same-step": partial(vector, mode=AutoresetMode.SAME_STEP),
-}
-
-
 @pytest.mark.behaviour(2)
 @on_arrays(
     "case",
     [(make_toy, 3, "serial"), (short_cartpole, 1, "serial"), (short_cartpole, 3, "process")]
-    + [(make_toy, 3, "disabled"), (make_toy, 1, "next-step"), (short_cartpole, 3, "same-step")],
-    parent=[(make_toy, 3, "serial"), (short_cartpole, 3, "next-step")],
+    + [(make_toy, 3, "Disabled"), (make_toy, 1, "NextStep"), (short_cartpole, 3, "SameStep")],
+    parent=[(make_toy, 3, "serial"), (short_cartpole, 3, "NextStep")],
 )
 def test_episodes_are_those_of_a_plain_loop(case: tuple[Callable[[], Any], int, str]) -> None:
     make, slots, backend = case
@@ -262,15 +245,7 @@ def test_each_call_starts_afresh_and_so_does_iteration_after_it() -> None:
 
 
 def test_a_policy_that_raises_leaves_a_collector_that_starts_afresh() -> None:
-    calls = iter(range(1000))
-    right = StatelessCountingPolicy()
-
-    def policy(tensordict: Any) -> Any:
-        if next(calls) == 9:
-            raise ValueError("tired")
-        return right(tensordict)
-
-    collector = Collector(counting_env(3), policy, frames_per_batch=6)
+    collector = Collector(counting_env(3), policies.tiring(10), frames_per_batch=6)
     with pytest.raises(ValueError, match="tired"):
         collector.collect(episodes=50)
     batch = next(iter(collector))

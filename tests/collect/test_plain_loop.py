@@ -17,10 +17,10 @@ from torchrl.collectors import Collector as ParentCollector
 from torchrl.envs import EnvBase, GymEnv, GymWrapper, SerialEnv, TransformedEnv
 from torchrl.modules import TanhNormal
 
-from tdcollect import Collector, make_env
+from tdcollect import Collector
 
 from . import policies, transforms
-from .envs import ENVS, cartpole_envpool, make_toy
+from .envs import BACKENDS, ENVS, cartpole_envpool, make_toy
 from .loops import on_arrays
 from .oracle import UPSTREAM, difference
 
@@ -112,41 +112,20 @@ def assert_equal_entries(data: TensorDict, expected: dict[Any, torch.Tensor]) ->
         assert found is None, found
 
 
-def vector_env(task: Task, mode: AutoresetMode) -> EnvBase:
-    env = SyncVectorEnv([task.make] * SLOTS, autoreset_mode=mode)
-    return make_env(env, categorical_action_encoding=True)
-
-
-BACKENDS: dict[str, Callable[[Task], EnvBase]] = {
-    "serial": lambda task: make_env(task.make, SLOTS, categorical_action_encoding=True),
-    "process": lambda task: make_env(
-        task.make,
-        SLOTS,
-        backend="process",
-        num_workers=2,
-        start_method="fork",
-        categorical_action_encoding=True,
-    ),
-    "disabled": lambda task: vector_env(task, AutoresetMode.DISABLED),
-    "next-step": lambda task: vector_env(task, AutoresetMode.NEXT_STEP),
-    "same-step": lambda task: vector_env(task, AutoresetMode.SAME_STEP),
-    "unbatched": lambda task: make_env(task.make, categorical_action_encoding=True),
-}
-
-
 @pytest.mark.behaviour(14, 15)
 @on_arrays(
     "case",
     [
-        *(("cartpole", backend) for backend in BACKENDS if backend != "unbatched"),
-        *(("pendulum", "next-step"), ("toy", "serial")),
+        *(("cartpole", backend) for backend in BACKENDS),
+        *(("pendulum", "NextStep"), ("toy", "serial")),
         *((task, "unbatched") for task in TASKS),
     ],
     parent=[("cartpole", "serial"), ("pendulum", "serial"), ("toy", "unbatched")],
 )
 def test_data_is_that_of_a_plain_loop(case: tuple[str, str]) -> None:
     task, backend = case
-    env = BACKENDS[backend](TASKS[task])
+    make, slots = TASKS[task].make, None if backend == "unbatched" else SLOTS
+    env = BACKENDS["serial" if slots is None else backend](make, slots)
     torch.manual_seed(0)
     policy = policies.actor(env)
     torch.manual_seed(SEED)

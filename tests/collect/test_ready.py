@@ -25,7 +25,7 @@ from torchrl.modules import LSTMModule
 
 from tdcollect import Collector, Hooks
 from tdcollect.collect.turns import _where
-from tdcollect.testing import StatelessCountingPolicy, check_counting_batch
+from tdcollect.testing import check_counting_batch
 from tdcollect.testing.counting import CountingEnv, CountingRules
 
 from ..evaluation.policies import deterministic, recurrent
@@ -33,6 +33,7 @@ from ..workers.test_process_exit import gone
 from ..zoo.uneven import Gated, Naps, Pace, ready_env
 from .envs import Toy, box, make_toy
 from .oracle import UPSTREAM, assert_same, assert_same_record, random_states, seed_everything
+from .policies import tiring
 
 pytestmark = pytest.mark.filterwarnings(UPSTREAM)
 
@@ -399,31 +400,20 @@ def test_replay_buffers_take_rows_as_they_arrive(apart: bool, pairs: list[Pair])
 # -------------------------------------------------------------------------------------- refusals
 
 
-def refused() -> dict[str, Any]:
-    sliced = ReplayBuffer(
-        storage=LazyTensorStorage(100), sampler=SliceSampler(slice_len=2, traj_key=IDS)
-    )
-    plain = [ReplayBuffer(storage=LazyTensorStorage(9)) for _ in range(2)]
-    return {
-        "split_trajs": True,
-        "reset_at_each_iter": True,
-        "return_same_td": True,
-        "SliceSampler": {"replay_buffer": sliced},
-        "ReplayBufferEnsemble": {"replay_buffer": ReplayBufferEnsemble(*plain)},
-    }
-
-
-@pytest.mark.parametrize("name", refused())
-def test_arguments_without_a_meaning_by_arrival_are_refused(name: str, pairs: list[Pair]) -> None:
-    value = refused()[name]
-    options = value if isinstance(value, dict) else {name: value}
-    with pytest.raises((TypeError, ValueError), match=name):
-        collector_of(pairs[1][0], by_arrival=True, **options)
-
-
-def test_rows_by_arrival_are_for_slots_that_are_ready(pairs: list[Pair]) -> None:
-    with pytest.raises((TypeError, ValueError), match="wait_num"):
-        collector_of(pairs[1][1], by_arrival=True)
+def test_what_has_no_meaning_by_arrival_is_refused(pairs: list[Pair]) -> None:
+    sampler = SliceSampler(slice_len=2, traj_key=IDS)
+    sliced = ReplayBuffer(storage=LazyTensorStorage(100), sampler=sampler)
+    ensemble = ReplayBufferEnsemble(*[ReplayBuffer(storage=LazyTensorStorage(9))] * 2)
+    ready, in_step = pairs[1]
+    for env, told, options in (
+        *((ready, name, {name: True}) for name in ("split_trajs", "reset_at_each_iter")),
+        (ready, "return_same_td", {"return_same_td": True}),
+        (ready, "SliceSampler", {"replay_buffer": sliced}),
+        (ready, "ReplayBufferEnsemble", {"replay_buffer": ensemble}),
+        (in_step, "wait_num", {}),
+    ):
+        with pytest.raises((TypeError, ValueError), match=told):
+            collector_of(env, by_arrival=True, **options)
 
 
 # ------------------------------------------------------------------------------ following programs
@@ -446,20 +436,6 @@ def test_seeding_and_resetting_restart_slots_in_flight(pairs: list[Pair]) -> Non
     collector.shutdown(close_env=False)
 
 
-class Tiring(nn.Module):
-    """Predicts the counting env's actions, and raises at one call."""
-
-    def __init__(self, at: int, error: type[BaseException], rules: CountingRules):
-        super().__init__()
-        self.right, self.at, self.error = StatelessCountingPolicy(rules), at, error
-
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        self.at -= 1
-        if self.at == 0:
-            raise self.error
-        return self.right(tensordict)
-
-
 RULES = CountingRules((3, 5, 2))
 
 
@@ -474,7 +450,7 @@ def test_an_interrupt_amid_flight_leaves_a_collector_to_go_on_with(
     env = Pace(1, 1, 1, None).ready(partial(CountingEnv, 0, RULES))
     several = THREE.ready(partial(CountingEnv, 0, RULES))
     for made in (env, several):
-        collector = collector_of(made, Tiring(17, error, RULES))
+        collector = collector_of(made, tiring(18, error, RULES))
         with pytest.raises(error):
             collector.collect(**count)
         batch = collector.collect(frames=60)
@@ -563,14 +539,8 @@ def test_loading_a_state_takes_slots_out_of_flight(components: list[str] | None)
 
 def test_a_reset_of_some_slots_drops_their_rows_in_flight() -> None:
     """Statistics and hooks count episodes by what the env itself adds up."""
-    ended: list[float] = []
-
-    class Notes(Hooks):
-        def episodes_ended(self, slots: Any, returns: Any, lengths: Any) -> None:
-            ended.extend(returns.tolist())
-
-    env = Pace(4, 2, 1, None).ready(make_toy, episode_reward=True)
-    collector = collector_of(env, by_arrival=True, frames_per_batch=5, hooks=[Notes()])
+    env, hooks = Pace(4, 2, 1, None).ready(make_toy, episode_reward=True), Noting()
+    collector = collector_of(env, by_arrival=True, frames_per_batch=5, hooks=[hooks])
     stream = iter(collector)
     expected: list[float] = []
     for _ in range(12):
@@ -580,7 +550,7 @@ def test_a_reset_of_some_slots_drops_their_rows_in_flight() -> None:
         assert sorted(collector.stats.latest.returns) == pytest.approx(sorted(returns), abs=1e-5)
         expected += returns
         collector.reset([0, 1])
-    rounded = {round(value, 3) for value in ended}
+    rounded = {round(value, 3) for _, value, _ in hooks.ended}
     assert rounded.issuperset(round(value, 3) for value in expected)
     collector.shutdown()
 

@@ -18,20 +18,9 @@ from tdcollect import Collector, make_env
 from tdcollect.envs.slots import SlotError
 from tdcollect.testing import StatelessCountingPolicy, check_counting_batch, counting_env
 
+from .policies import tiring
+
 # -------------------------------------------------------------------------------------- exceptions
-
-
-def tiring(at: int) -> Any:
-    """Predicts the counting env's actions, and raises at one call."""
-    calls = iter(range(1000))
-    right = StatelessCountingPolicy()
-
-    def policy(tensordict: Any) -> Any:
-        if next(calls) == at:
-            raise ValueError("tired")
-        return right(tensordict)
-
-    return policy
 
 
 def test_an_exception_between_batches_loses_nothing(arrays: bool) -> None:
@@ -53,7 +42,7 @@ def test_an_exception_between_batches_loses_nothing(arrays: bool) -> None:
 
 @pytest.mark.parametrize("call", ["rollout", "collect"])
 def test_an_exception_in_a_batch_leaves_the_collector_usable(call: str, arrays: bool) -> None:
-    collector = Collector(counting_env(3), tiring(14), frames_per_batch=30)
+    collector = Collector(counting_env(3), tiring(15), frames_per_batch=30)
     collect = {"rollout": collector.rollout, "collect": lambda: collector.collect(frames=30)}[call]
     collect()
     with pytest.raises(ValueError, match="tired"):
@@ -65,7 +54,7 @@ def test_an_exception_in_a_batch_leaves_the_collector_usable(call: str, arrays: 
 def test_an_exception_while_iterating_closes_the_collector(arrays: bool) -> None:
     """As TorchRL's does; what it says then is ours."""
     env = counting_env(3)
-    collector = Collector(env, tiring(14), frames_per_batch=30)
+    collector = Collector(env, tiring(15), frames_per_batch=30)
     batches = iter(collector)
     check_counting_batch(next(batches))
     with pytest.raises(ValueError, match="tired"):

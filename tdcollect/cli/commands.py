@@ -203,7 +203,7 @@ def compare(directories: tuple[Path, ...], output_dir: Path | None, as_json: boo
     if len({directory.resolve() for directory in directories}) < len(directories):
         raise click.UsageError("expected directories that differ, got one of them twice")
     import tdcollect
-    from tdcollect.evaluation.ledger import is_finished, number_of_episodes, read_shard
+    from tdcollect.evaluation.ledger import is_finished, number_of_episodes, read_last
     from tdcollect.pages.evaluation import write_comparison_report
 
     results = []
@@ -212,9 +212,9 @@ def compare(directories: tuple[Path, ...], output_dir: Path | None, as_json: boo
         count = number_of_episodes(result.manifest) - len(result.episodes)
         if count or not is_finished(directory):
             lacks = f"{count} of its episodes" if count else "its results"
-            if (shard := read_shard(directory)) is not None:
+            if (shard := read_last(directory)[0]) is not None:
                 raise ValueError(
-                    f"{directory} holds {shard.shard} of an evaluation; make one of all shards "
+                    f"{directory} holds {shard} of an evaluation; make one of all shards "
                     "first, tdcollect merge DIR... --output-dir DIR, and compare that"
                 )
             raise ValueError(

@@ -59,6 +59,7 @@ class Directory:
         shard: the shard that runs there, or None.
         episodes: the records found there.
         kept: the digests of the folders with data, by name, as a finished ledger lists them.
+        rechecked: True if an episode ran once more there; None if it was unfinished.
 
     Raises:
         ValueError: for a directory of another evaluation or shard, naming the differences, and for
@@ -78,19 +79,15 @@ class Directory:
         self._made = not self.path.exists()
         with ExitStack() as opened:
             opened.enter_context(locked(self.path))
-            there = check_directory(self.path)
-            if there is None:
-                there = dict(manifest)
-                write_json(self.path / ledger.MANIFEST, there)
-            else:
-                if (self.path / ledger.REFUSED).exists():
-                    ledger.read_records(self.path, there)  # raises, with the reason
-                self._check_manifest(there, manifest, allow_mixed)
-            self.manifest = there
-            self.episodes = ledger.read_records(self.path, there)
-            self._mark()
+            if not (self.path / ledger.MANIFEST).exists():
+                check_directory(self.path)
+                write_json(self.path / ledger.MANIFEST, manifest)
+            found = ledger.read_directory(self.path)
+            self.manifest, self.episodes = found.manifest, found.episodes
+            self.kept, self.rechecked = found.kept, found.rechecked
+            self._check_manifest(manifest, allow_mixed)
+            self._mark(found)
             check_no_links(self.path, ledger.EPISODES, ledger.TRAJECTORIES)
-            self.kept = ledger.kept_digests(self.path)
             data = ledger.kept_trajectories(self.path) if self.kept is None else frozenset()
             for episode in self.episodes:
                 if episode.index in data:  # of a run that was interrupted: a digest is to come
@@ -106,11 +103,9 @@ class Directory:
                 self._journal.seek(size)
             self._opened = opened.pop_all()
 
-    def _check_manifest(
-        self, there: Mapping[str, Any], manifest: Mapping[str, Any], allow_mixed: bool
-    ) -> None:
+    def _check_manifest(self, manifest: Mapping[str, Any], allow_mixed: bool) -> None:
         """Refuse to go on from the manifest found there if it is of another evaluation."""
-        found = ledger.differences(there, manifest)
+        found = ledger.differences(self.manifest, manifest)
         mixable = all(ledger.may_be_mixed(path) for path, *_ in found)
         if found and not (allow_mixed and mixable):
             advice = "; or go on with allow_mixed=True (--allow-mixed)" if mixable else ""
@@ -119,16 +114,15 @@ class Directory:
                 f"another directory, or remove this one to start anew{advice}"
             )
 
-    def _mark(self) -> None:
+    def _mark(self, found: ledger.Files) -> None:
         """Mark the directory as the shard's; refuse one of another shard, or of the whole."""
-        found = ledger.read_shard(self.path)
-        self._was_shard = self.shard is None and found is not None
+        self._was_shard = self.shard is None and found.shard is not None
         if self.shard is None:
             return
-        there = None if found is None else str(found.shard)
-        if found is None and ledger.is_finished(self.path):
+        there = None if found.shard is None else str(found.shard)
+        if there is None and found.last is not None:
             there = "the whole evaluation"
-        elif found is None and self.episodes:  # a process may have died before it marked it
+        elif there is None and self.episodes:  # a process may have died before it marked it
             own = {*self.shard.select(ledger.asked_indices(self.manifest))}
             other = [episode.index for episode in self.episodes if episode.index not in own]
             there = f"episode {other[0]}, which is not of this shard" if other else None
@@ -138,7 +132,7 @@ class Directory:
                 "directory of its own for each shard, or run without shard, which goes on with "
                 "the whole evaluation there"
             )
-        if found is None:
+        if found.shard is None:
             write_json(self.path / ledger.SHARD, {"shard": self.shard})
 
     def _unmark(self) -> None:
@@ -280,13 +274,12 @@ class Directory:
             self._opened.close()
 
 
-def check_directory(path: Path) -> dict[str, Any] | None:
-    """Return the manifest found at a path, or None; refuse one that holds something else."""
+def check_directory(path: Path) -> None:
+    """Refuse a path that neither holds nor can become an evaluation."""
     if (path / ledger.MANIFEST).exists():
-        return ledger.read_manifest(path)
-    # A process may have died as it wrote the first file.
-    check_output(path, "an evaluation", (ledger.MANIFEST,))
-    return None
+        ledger.read_manifest(path)
+    else:  # a process may have died as it wrote the first file
+        check_output(path, "an evaluation", (ledger.MANIFEST,))
 
 
 def read_runs(path: Path) -> list[Any]:

@@ -19,7 +19,7 @@ from torchrl.envs import EnvBase
 from tdcollect.evaluation.directory import Directory, check_directory
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
 from tdcollect.evaluation.episodes.data import Finished
-from tdcollect.evaluation.ledger import MIXED, RECHECK, Episode, Shard, was_rechecked
+from tdcollect.evaluation.ledger import MIXED, RECHECK, Episode, Shard
 from tdcollect.evaluation.manifest import describe
 from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.result import EvaluationResult, Replay, replayer
@@ -341,7 +341,7 @@ class Recording:
             self.left = [index for index in own if index not in there]
             self._started = time.time()
             if self.directory is not None and not self.left:
-                found = was_rechecked(self.directory.path)
+                found = self.directory.rechecked
                 self._was_finished = found is not None
                 self._recheck = recheck if found is None else found
             if self.directory is not None and self.left:

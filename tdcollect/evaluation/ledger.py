@@ -322,22 +322,6 @@ class Problem(NamedTuple):
         return f"{where}: {self.text}"
 
 
-def read_directory(path: str | os.PathLike[str]) -> tuple[dict[str, Any], list[Episode]]:
-    """Read the manifest and the records of an evaluation, which may be unfinished."""
-    root = Path(path)
-    manifest = read_manifest(root)
-    return manifest, read_records(root, manifest)
-
-
-def read_records(root: Path, manifest: Mapping[str, Any]) -> list[Episode]:
-    """Read the records of an evaluation, by index."""
-
-    def refuse(problem: Problem) -> None:
-        raise ValueError(str(problem))
-
-    return sorted(read_ledger(root, manifest, refuse), key=lambda episode: episode.index)
-
-
 def read_manifest(root: Path) -> dict[str, Any]:
     """Read the manifest of an evaluation."""
     file = root / MANIFEST
@@ -377,20 +361,6 @@ def is_finished(root: Path) -> bool:
     return (root / RESULTS).exists()
 
 
-def was_rechecked(root: Path) -> bool | None:
-    """Tell whether a finished evaluation or shard ran an episode once more; None if unfinished."""
-    last = last_file(root)
-    return None if last is None else last[1].get(RECHECK) is not False
-
-
-def last_file(root: Path) -> tuple[Path, Mapping[str, Any]] | None:
-    """Return the file that finishes an evaluation or a shard, and its content, or None."""
-    if is_finished(root):
-        return root / RESULTS, read_object(root / RESULTS)
-    shard = read_shard(root)
-    return None if shard is None or shard.last is None else (root / SHARD, shard.last)
-
-
 def refusal_of(root: Path) -> str | None:
     """Return why an evaluation was refused, and what to do; None if it was not."""
     file = root / REFUSED
@@ -414,38 +384,6 @@ def asked_indices(manifest: Mapping[str, Any]) -> Sequence[int]:
     return range(asked) if isinstance(asked, int) else asked
 
 
-class ShardFile(NamedTuple):
-    """The mark of a directory that holds a shard, and not the whole evaluation.
-
-    Attributes:
-        shard: the shard.
-        last: the content of the file, with the digests of others; None until it is finished.
-    """
-
-    shard: Shard
-    last: Mapping[str, Any] | None
-
-
-def read_shard(root: Path) -> ShardFile | None:
-    """Read which shard of an evaluation a directory holds; None if it is no shard's."""
-    file = root / SHARD
-    if not file.exists():
-        return None
-    found = read_object(file)
-    digests = {name: found[name] for name in DIGESTED if name in found}
-    given = found.get("shard")
-    whole = digests.keys() == DIGESTED.keys() and all(map(is_digest, digests.values()))
-    shard = None
-    with suppress(ValueError):
-        shard = Shard.of(given)
-    if shard is None or (digests and not whole):
-        raise ValueError(
-            f"expected {file} as tdcollect writes it, got shard {given!r} and digests {digests}; "
-            + _ASK
-        )
-    return ShardFile(shard, found if digests else None)
-
-
 def trajectory_path(root: Path, index: int) -> Path:
     """Return the path of the data of an episode."""
     return root / TRAJECTORIES / trajectory_name(index)
@@ -461,21 +399,6 @@ def kept_trajectories(root: Path) -> frozenset[int]:
     folder = root / TRAJECTORIES
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     return frozenset(int(name) for name in names if _KEPT.fullmatch(name))
-
-
-def kept_digests(root: Path) -> dict[str, str] | None:
-    """Return the digests of the folders with data, by name, as a finished evaluation lists them."""
-    if (last := last_file(root)) is None:
-        return None
-    found = last[1].get(TRAJECTORIES, {})
-    if not isinstance(found, dict) or not all(
-        _KEPT.fullmatch(name) and is_digest(value) for name, value in found.items()
-    ):
-        raise ValueError(
-            f"expected {last[0]} to have a digest for each folder in {TRAJECTORIES}, got something "
-            f"else; {_ASK}"
-        )
-    return found
 
 
 def sha256(file: Path) -> str:
@@ -514,51 +437,124 @@ def complete_lines(file: Path) -> Iterator[bytes]:
             yield from (line for line in opened if line.endswith(b"\n"))
 
 
-def read_ledger(
-    root: Path, manifest: Mapping[str, Any], report: Callable[[Problem], None]
-) -> list[Episode]:
-    """Read the valid records, in the order of their lines; report all problems."""
-    file = root / EPISODES
+class Files(NamedTuple):
+    """The files of an evaluation, which may be unfinished, or of a shard of it.
+
+    Attributes:
+        root: the directory.
+        manifest: the manifest of the whole evaluation.
+        episodes: the records, by index.
+        shard: the shard that the directory holds; None for the whole evaluation.
+        last: the content of the file that finishes it, with the digests of others; None if it is
+            unfinished.
+    """
+
+    root: Path
+    manifest: dict[str, Any]
+    episodes: list[Episode]
+    shard: Shard | None = None
+    last: Mapping[str, Any] | None = None
+
+    @property
+    def own(self) -> Sequence[int]:
+        """The indices of the episodes that it should have."""
+        asked = asked_indices(self.manifest)
+        return asked if self.shard is None else self.shard.select(asked)
+
+    @property
+    def kept(self) -> dict[str, str] | None:
+        """The digests of the folders with data, by name; None if it is unfinished."""
+        return None if self.last is None else self.last.get(TRAJECTORIES, {})
+
+    @property
+    def rechecked(self) -> bool | None:
+        """True if it ran an episode once more; None if it is unfinished."""
+        return None if self.last is None else self.last.get(RECHECK) is not False
+
+
+def _refuse(problem: Problem) -> None:
+    raise ValueError(str(problem))
+
+
+def read_directory(
+    path: str | os.PathLike[str], report: Callable[[Problem], None] = _refuse
+) -> Files:
+    """Read the files of an evaluation or a shard, with the records that are valid.
+
+    Args:
+        path: the directory.
+        report: is told of each problem but the manifest's, which is raised.
+    """
+    root = Path(path)
+    manifest = read_manifest(root)
     for name in (EPISODES, RESULTS, REFUSED, SHARD):  # a pipe has no end, nor has /dev/zero
         if (root / name).exists() and not (root / name).is_file():
             report(Problem(root / name, "it is not a file; ask for the directory as it was"))
-            return []
+            return Files(root, manifest, [])
     if (why := refusal_of(root)) is not None:
         report(Problem(root / REFUSED, why))
-    if is_finished(root) and (root / SHARD).exists():
+    ending = _last_file(root)
+    if ending.name == RESULTS and (root / SHARD).exists():
         why = f"it marks a shard, and {RESULTS} the whole evaluation: one was added; remove it"
         report(Problem(root / SHARD, why))
-    last = None
+    shard, last = None, None
     try:
-        last = last_file(root)
+        shard, last = read_last(root)
     except ValueError as error:
-        report(Problem(root / (RESULTS if is_finished(root) else SHARD), str(error)))
-    advice = (
-        "ask for the directory as it was, or evaluate again in another one"
-        if last is not None
-        else "remove the line, and the same command runs the episode again"
-    )
+        report(Problem(ending, str(error)))
+    whole = "ask for the directory as it was, or evaluate again in another one"
+    line_advice = "remove the line, and the same command runs the episode again"
     episodes: dict[int, Episode] = {}
     check = _record_check(manifest, episodes)
     valid = True
-    for line_number, line in enumerate(complete_lines(file), 1):
+    for line_number, line in enumerate(complete_lines(root / EPISODES), 1):
         try:
             record = Episode.from_json(line.decode())
             check(record)
             episodes[record.index] = record
         except ValueError as error:
             valid = False
-            report(Problem(file, f"{error}; {advice}", line_number))
+            text = f"{error}; {line_advice if last is None else whole}"
+            report(Problem(root / EPISODES, text, line_number))
     if valid and last is not None:
         for entry, name in DIGESTED.items():
             now = sha256(root / name) if (root / name).exists() else "none, as it is missing"
-            if (then := last[1].get(entry)) != now:
-                why = (
-                    f"its digest is {now}, and {then} in {last[0].name}: one of the two files was "
-                    "altered; ask for the directory as it was, or evaluate again in another one"
-                )
-                report(Problem(root / name, why))
-    return list(episodes.values())
+            if (then := last.get(entry)) != now:
+                why = f"its digest is {now}, and {then} in {ending.name}: one of the two files was"
+                report(Problem(root / name, f"{why} altered; {whole}"))
+    return Files(root, manifest, [episodes[index] for index in sorted(episodes)], shard, last)
+
+
+def _last_file(root: Path) -> Path:
+    """Return the file that finishes an evaluation, or that marks a shard."""
+    return root / (RESULTS if is_finished(root) else SHARD)
+
+
+def read_last(root: Path) -> tuple[Shard | None, Mapping[str, Any] | None]:
+    """Read the last file of an evaluation, or the mark of a shard, as :class:`Files` has them."""
+    file = _last_file(root)
+    if not file.exists():
+        return None, None
+    found, shard = read_object(file), None
+    digests = {name: found[name] for name in DIGESTED if name in found}
+    if file.name == SHARD:
+        with suppress(ValueError):
+            shard = Shard.of(found.get("shard"))
+        whole = digests.keys() == DIGESTED.keys() and all(map(is_digest, digests.values()))
+        if shard is None or (digests and not whole):
+            raise ValueError(
+                f"expected {file} as tdcollect writes it, got shard {found.get('shard')!r} and "
+                f"digests {digests}; {_ASK}"
+            )
+    kept = found.get(TRAJECTORIES, {})
+    if not isinstance(kept, dict) or not all(
+        _KEPT.fullmatch(name) and is_digest(value) for name, value in kept.items()
+    ):
+        raise ValueError(
+            f"expected {file} to have a digest for each folder in {TRAJECTORIES}, got something "
+            f"else; {_ASK}"
+        )
+    return shard, None if shard is not None and not digests else found
 
 
 def _record_check(

@@ -12,31 +12,15 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tdcollect.display import count_text, listed_text
 from tdcollect.evaluation import ledger
 from tdcollect.evaluation.directory import Directory, check_directory, read_data, read_runs
 from tdcollect.evaluation.evaluate import check_report_extras, finish
-from tdcollect.evaluation.ledger import Episode, Shard
+from tdcollect.evaluation.ledger import Episode, Files
 from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.result import EvaluationResult
-
-
-class _Part(NamedTuple):
-    """A directory to merge: a shard, or a whole evaluation."""
-
-    path: Path
-    manifest: dict[str, Any]
-    shard: Shard | None
-    finished: bool
-    episodes: list[Episode]
-
-    @property
-    def own(self) -> Sequence[int]:
-        """The indices of the episodes that it should have."""
-        asked = ledger.asked_indices(self.manifest)
-        return asked if self.shard is None else self.shard.select(asked)
 
 
 def merge(
@@ -73,9 +57,14 @@ def merge(
     """
     paths, output = _checked_paths(directories, output_dir)
     check_report_extras("merge(...)")
-    parts = [part for path in paths if (part := _read(path)) is not None]
+    parts, absent = [], []
+    for path in paths:
+        try:
+            parts.append(ledger.read_directory(path))
+        except FileNotFoundError:  # a job never started
+            absent.append(path)
     manifest = _merged_manifest(parts, allow_mixed)
-    _check_complete(parts, [path for path in paths if path not in {part.path for part in parts}])
+    _check_complete(parts, absent)
     episodes, data = _merged_episodes(parts), _kept_data(parts)
     request = _merged_request(parts)
     with closing(Directory(output, manifest, retry_lost=True)) as directory:
@@ -85,9 +74,9 @@ def merge(
             if index not in there:
                 directory.take_data(index, source)
         result = EvaluationResult(directory.manifest, episodes, directory.path)
-        finish(directory, result, request, all(ledger.was_rechecked(part.path) for part in parts))
+        finish(directory, result, request, all(part.rechecked for part in parts))
         if not read_runs(output):
-            runs = [run for part in parts for run in read_runs(part.path)]
+            runs = [run for part in parts for run in read_runs(part.root)]
             directory.write_runs(sorted(runs, key=lambda run: json.dumps(run, sort_keys=True)))
     return result
 
@@ -111,26 +100,15 @@ def _checked_paths(
                 f"lies in {path}; choose another"
             )
     check_directory(output)
-    if (shard := ledger.read_shard(output)) is not None:
+    if (shard := ledger.read_last(output)[0]) is not None:
         raise ValueError(
             f"expected output_dir to be empty, or to hold the merged evaluation, got {output}, "
-            f"which holds {shard.shard}; choose another"
+            f"which holds {shard}; choose another"
         )
     return paths, output
 
 
-def _read(path: Path) -> _Part | None:
-    """Read a directory; None if it holds no evaluation, as after a job that never started."""
-    try:
-        manifest = ledger.read_manifest(path)
-    except FileNotFoundError:
-        return None
-    episodes = ledger.read_records(path, manifest)
-    mark, finished = ledger.read_shard(path), ledger.last_file(path) is not None
-    return _Part(path, manifest, None if mark is None else mark.shard, finished, episodes)
-
-
-def _merged_manifest(parts: Sequence[_Part], allow_mixed: bool) -> dict[str, Any]:
+def _merged_manifest(parts: Sequence[Files], allow_mixed: bool) -> dict[str, Any]:
     """Return the manifest of all parts, the same for any order of them."""
     if not parts:
         return {}
@@ -145,7 +123,7 @@ def _merged_manifest(parts: Sequence[_Part], allow_mixed: bool) -> dict[str, Any
         ]
         mixable = all(ledger.may_be_mixed(path) for path, *_ in found)
         if not (allow_mixed and mixable):
-            texts = ledger.differences_text(found, f"in {first.path}", f"in {other.path}")
+            texts = ledger.differences_text(found, f"in {first.root}", f"in {other.root}")
             advice = "merge only shards of one evaluation"
             if mixable:
                 advice = (
@@ -157,7 +135,7 @@ def _merged_manifest(parts: Sequence[_Part], allow_mixed: bool) -> dict[str, Any
     return merged
 
 
-def _check_complete(parts: Sequence[_Part], absent: Sequence[Path]) -> None:
+def _check_complete(parts: Sequence[Files], absent: Sequence[Path]) -> None:
     """Refuse parts that are unfinished, or lack episodes together; name all that is missing."""
     lacks = [f"{path} holds no evaluation" for path in absent]
     own: set[int] = set()
@@ -165,10 +143,10 @@ def _check_complete(parts: Sequence[_Part], absent: Sequence[Path]) -> None:
         own.update(part.own)
         there = {episode.index for episode in part.episodes}
         lacking = sorted(index for index in part.own if index not in there)
-        name = str(part.path) if part.shard is None else f"{part.shard} in {part.path}"
+        name = str(part.root) if part.shard is None else f"{part.shard} in {part.root}"
         if lacking:
             lacks.append(f"{name} is unfinished: it lacks {_named('episode', lacking)}")
-        elif not part.finished:
+        elif part.last is None:
             lacks.append(f"{name} is unfinished: it has all episodes, and no digest of them")
     if parts:
         missing = [index for index in ledger.asked_indices(parts[0].manifest) if index not in own]
@@ -181,7 +159,7 @@ def _check_complete(parts: Sequence[_Part], absent: Sequence[Path]) -> None:
         )
 
 
-def _missing(missing: Sequence[int], parts: Sequence[_Part]) -> str:
+def _missing(missing: Sequence[int], parts: Sequence[Files]) -> str:
     """Name missing episodes, and the shards that they are if all parts were cut alike."""
     cuts = {part.shard.shards for part in parts if part.shard is not None}
     if len(cuts) != 1:
@@ -197,7 +175,7 @@ def _named(noun: str, items: Sequence[Any]) -> str:
     return f"{noun}{'s' * (len(items) > 1)} {listed_text(items)}"
 
 
-def _merged_episodes(parts: Sequence[_Part]) -> list[Episode]:
+def _merged_episodes(parts: Sequence[Files]) -> list[Episode]:
     """Return the records of all parts by index; of several, that with the fewest restarts.
 
     One that is not lost comes before one that is.
@@ -205,38 +183,37 @@ def _merged_episodes(parts: Sequence[_Part]) -> list[Episode]:
     found: dict[int, tuple[Episode, Path]] = {}
     for part in parts:
         for episode in part.episodes:
-            other, holder = found.setdefault(episode.index, (episode, part.path))
+            other, holder = found.setdefault(episode.index, (episode, part.root))
             unlike = ledger.record_differences(other, episode)
             if unlike and not (other.lost or episode.lost):
                 name, a, b = min(unlike, key=lambda found: found[0] != "digest")
                 raise ValueError(
-                    f"episode {episode.index} is not the same in {holder} and in {part.path}: its "
+                    f"episode {episode.index} is not the same in {holder} and in {part.root}: its "
                     f"{name} is {a!r} and {b!r}. The env or the policy does not give the same "
                     "episode for the same seeds, or one of the two was altered: run tdcollect "
                     "doctor on the env, and this episode again with tdcollect replay"
                 )
             if (episode.lost, episode.restarts) < (other.lost, other.restarts):
-                found[episode.index] = episode, part.path
+                found[episode.index] = episode, part.root
     return [found[index][0] for index in sorted(found)]
 
 
-def _kept_data(parts: Sequence[_Part]) -> dict[int, Path]:
+def _kept_data(parts: Sequence[Files]) -> dict[int, Path]:
     """Return the directory of each completed episode's data, checked; empty if none has data."""
     found: dict[int, Path] = {}
     having: list[Path] = []
     lacking: list[tuple[Path, int]] = []
     for part in parts:
         completed = [episode for episode in part.episodes if episode.completed]
-        any_kept = (part.path / ledger.TRAJECTORIES).is_dir()
-        listed = ledger.kept_digests(part.path)
+        any_kept = (part.root / ledger.TRAJECTORIES).is_dir()
         for episode in completed:
-            data = ledger.trajectory_path(part.path, episode.index)
+            data = ledger.trajectory_path(part.root, episode.index)
             if any_kept and data.exists():
-                read_data(part.path, episode, part.manifest, listed)
+                read_data(part.root, episode, part.manifest, part.kept)
                 found.setdefault(episode.index, data)
-                having.append(part.path)
+                having.append(part.root)
             else:
-                lacking.append((part.path, episode.index))
+                lacking.append((part.root, episode.index))
     if having and lacking:
         path, index = lacking[0]
         raise ValueError(
@@ -248,14 +225,14 @@ def _kept_data(parts: Sequence[_Part]) -> dict[int, Path]:
     return found
 
 
-def _merged_request(parts: Sequence[_Part]) -> Request | None:
+def _merged_request(parts: Sequence[Files]) -> Request | None:
     """Return the request that the parts keep; None, with a warning, if theirs differ."""
-    found = [Request.read(part.path) for part in parts]
+    found = [Request.read(part.root) for part in parts]
     unlike = next((place for place, request in enumerate(found) if request != found[0]), None)
     if unlike is None:
         return found[0]
     warnings.warn(
-        f"the shards {parts[0].path} and {parts[unlike].path} do not name the same env and policy "
+        f"the shards {parts[0].root} and {parts[unlike].root} do not name the same env and policy "
         "in request.json, as if they ran from different folders: the merged evaluation names "
         "none. Its episodes are not affected; name env and policy to replay one",
         stacklevel=3,

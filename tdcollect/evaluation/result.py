@@ -26,13 +26,14 @@ from tdcollect.evaluation.directory import read_data
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
 from tdcollect.evaluation.ledger import (
     KEYS,
+    TRAJECTORIES,
     Episode,
     asked_indices,
     differences,
-    kept_digests,
     kept_trajectories,
     ledger_digest,
     read_directory,
+    read_last,
     record_differences,
     trajectory_name,
     trajectory_path,
@@ -121,25 +122,25 @@ class EvaluationResult:
         Warns:
             UserWarning: if data that were kept are missing.
         """
-        manifest, episodes = read_directory(directory)
-        result = cls(manifest, episodes, directory)
-        gone = (result._listed or {}).keys() - {
-            *map(trajectory_name, kept_trajectories(Path(directory)))
-        }
+        found = read_directory(directory)
+        result = cls(found.manifest, found.episodes, directory)
+        gone = (found.kept or {}).keys() - {*map(trajectory_name, kept_trajectories(found.root))}
         if gone:
             text = f"folders of data of {directory} are missing, {min(gone)} first: use replay()"
             warnings.warn(f"{len(gone)} {text}", stacklevel=2)
         if env is not None:
             how = {"env_kwargs": env_kwargs, "backend": backend, "device": device}
             result._replay = replayer(
-                env, policy, lambda index: settings_of(manifest, result.record(index), **how)
+                env, policy, lambda index: settings_of(found.manifest, result.record(index), **how)
             )
         return result
 
     @cached_property
     def _listed(self) -> Mapping[str, str] | None:
         """The digests of the folders with data; None if the evaluation is unfinished."""
-        return None if self.directory is None else kept_digests(self.directory)
+        if self.directory is None or (last := read_last(self.directory)[1]) is None:
+            return None
+        return last.get(TRAJECTORIES, {})
 
     @property
     def missing(self) -> list[int]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,19 +22,13 @@ from tdcollect.evaluation.ledger import (
     SHARD,
     SUITE,
     TRAJECTORIES,
-    Episode,
+    Files,
     Problem,
     Shard,
-    ShardFile,
-    asked_indices,
-    is_finished,
-    kept_digests,
-    read_ledger,
-    read_manifest,
+    read_directory,
     read_object,
-    read_shard,
     sha256,
-    trajectory_path,
+    trajectory_name,
 )
 from tdcollect.evaluation.statistics import alike, summarize
 from tdcollect.pages.build import FIGURES, REPORT
@@ -146,51 +139,37 @@ def _check_suite(root: Path) -> Iterator[Problem]:
 def _of_evaluation(root: Path) -> Verification:
     problems: list[Problem] = []
     try:
-        manifest = read_manifest(root)
+        found = read_directory(root, problems.append)
     except ValueError as error:
         return Verification(root, 0, 0, (Problem(root / MANIFEST, str(error)),))
-    episodes = sorted(read_ledger(root, manifest, problems.append), key=lambda e: e.index)
-    mark = None
-    with suppress(ValueError):  # which is among the problems
-        mark = read_shard(root)
-    problems += _unfinished(root, mark, manifest, episodes, bool(problems))
-    if not problems and mark is None:
-        problems += _derived(root, episodes)
-    kept, found = _kept(root, manifest, episodes)
-    shard = None if mark is None else mark.shard
-    return Verification(root, len(episodes), kept, (*problems, *found), shard)
+    problems += _unfinished(found, bool(problems))
+    if not problems and found.shard is None:
+        problems += _derived(found)
+    kept, more = _kept(found)
+    return Verification(root, len(found.episodes), kept, (*problems, *more), found.shard)
 
 
-def _unfinished(
-    root: Path,
-    mark: ShardFile | None,
-    manifest: Mapping[str, Any],
-    episodes: Sequence[Episode],
-    altered: bool,
-) -> Iterator[Problem]:
+def _unfinished(found: Files, altered: bool) -> Iterator[Problem]:
     """Tell what an evaluation or a shard lacks, and the episodes that are of other shards."""
-    own = asked_indices(manifest)
-    there, others, name = {episode.index for episode in episodes}, list[int](), "the evaluation"
-    if mark is not None:
-        own, name = mark.shard.select(own), str(mark.shard)
-        others = sorted(there.difference(own))
-    if others:
-        yield Problem(root / EPISODES, f"episodes {listed_text(others)} are not of {name}")
-    if missing := len(own) - len(there) + len(others):
+    name = "the evaluation" if found.shard is None else str(found.shard)
+    there = {episode.index for episode in found.episodes}
+    if others := sorted(there.difference(found.own)):
+        text = f"episodes {listed_text(others)} are not of {name}"
+        yield Problem(found.root / EPISODES, text)
+    if missing := len(found.own) - len(there) + len(others):
         text = f"{name} is unfinished: it lacks {count_text(missing, 'episode')}"
-        yield Problem(root / EPISODES, text)
-    elif mark is None and not altered and not is_finished(root):
-        text = f"{name} is unfinished: without this file nothing tells of an altered record"
-        yield Problem(root / RESULTS, text)
-    elif mark is not None and mark.last is None:
-        text = f"{name} is unfinished: this file has no digest that tells of altered records"
-        yield Problem(root / SHARD, text)
+        yield Problem(found.root / EPISODES, text)
+    elif found.last is None and not altered:
+        file, lacks = RESULTS, "without this file nothing tells of an altered record"
+        if found.shard is not None:
+            file, lacks = SHARD, "this file has no digest that tells of altered records"
+        yield Problem(found.root / file, f"{name} is unfinished: {lacks}")
 
 
-def _derived(root: Path, episodes: Sequence[Episode]) -> Iterator[Problem]:
+def _derived(found: Files) -> Iterator[Problem]:
     """Check the statistics and files of a finished evaluation against its records."""
+    root, results = found.root, found.last or {}
     file = root / RESULTS
-    results = read_object(file)
     files = results.get("files")
     if not isinstance(files, dict):
         yield Problem(file, f"files is {files!r}, and not the digest of each file of the report")
@@ -200,7 +179,7 @@ def _derived(root: Path, episodes: Sequence[Episode]) -> Iterator[Problem]:
         if settings["resamples"] > statistics.MOST_RESAMPLES:  # would take any time and memory
             most = statistics.MOST_RESAMPLES
             raise ValueError(f"resamples is {settings['resamples']}, above {most}")
-        expected = summarize(episodes, **settings).to_dict()
+        expected = summarize(found.episodes, **settings).to_dict()
     except (KeyError, TypeError, ValueError) as error:
         yield Problem(file, f"its statistics cannot be computed again ({error})")
         return
@@ -229,28 +208,19 @@ def check_files(file: Path, listed: Mapping[str, Any], there: Sequence[str]) -> 
             yield Problem(of, "it is missing, or is not the file that was written with the others")
 
 
-def _kept(
-    root: Path, manifest: Mapping[str, Any], episodes: Sequence[Episode]
-) -> tuple[int, list[Problem]]:
+def _kept(found: Files) -> tuple[int, list[Problem]]:
     """Check data that were kept; return their number, and the problems."""
-    problems: list[Problem] = []
-    listed: Mapping[str, str] | None = None
-    try:
-        listed = kept_digests(root)
-    except ValueError as error:
-        problems.append(Problem(root / TRAJECTORIES, str(error)))
-    records = {trajectory_path(root, e.index).name: e for e in episodes if e.completed}
-    folder, kept = root / TRAJECTORIES, 0
+    records = {trajectory_name(e.index): e for e in found.episodes if e.completed}
+    folder, kept, problems = found.root / TRAJECTORIES, 0, list[Problem]()
     there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    for path in (folder / name for name in sorted(there | (listed or {}).keys())):
-        record = records.get(path.name)
-        if record is None:
-            if not path.name.endswith(".part") and not path.name.startswith("."):
-                problems.append(Problem(path, "the ledger has no completed episode of this index"))
-            continue
-        kept += 1
-        try:
-            read_data(root, record, manifest, listed)
-        except ValueError as error:
-            problems.append(Problem(path, str(error)))
+    for name in sorted(there | (found.kept or {}).keys()):
+        if name in records:
+            kept += 1
+            try:
+                read_data(found.root, records[name], found.manifest, found.kept)
+            except ValueError as error:
+                problems.append(Problem(folder / name, str(error)))
+        elif not name.endswith(".part") and not name.startswith("."):
+            why = "the ledger has no completed episode of this index"
+            problems.append(Problem(folder / name, why))
     return kept, problems

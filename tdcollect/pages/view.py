@@ -23,13 +23,11 @@ from tdcollect.evaluation.curve import PAGE as CURVE_PAGE
 from tdcollect.evaluation.ledger import (
     MANIFEST,
     REFUSED,
-    is_finished,
     kept_trajectories,
     manifest_entry,
     number_of_episodes,
     read_directory,
     read_manifest,
-    read_shard,
 )
 from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.statistics import Summary, ends, summarize
@@ -199,13 +197,13 @@ class _Pages:
         """Write the page of an evaluation, if it is finished, with a link to another page."""
         path = self._path(here)
         try:
-            manifest, episodes = read_directory(here)
+            _, manifest, episodes, shard, last = read_directory(here)
             env, request = str(manifest_entry(manifest, "env.id")), _request(here)
             name = str(manifest_entry(manifest, "policy.class")).rpartition(".")[2]
             policy = name if request is None else request.policy  # as it was typed
-            count, shard = number_of_episodes(manifest), read_shard(here)
-            status = "" if shard is None else f"{shard.shard}, not merged"
-            if not status and (len(episodes) < count or not is_finished(here)):
+            count = number_of_episodes(manifest)
+            status = "" if shard is None else f"{shard}, not merged"
+            if not status and (len(episodes) < count or last is None):
                 status = f"unfinished, {len(episodes)} of {count_text(count, 'episode')}"
             if status:
                 return Viewed(path, "evaluation", status, env=env, policy=policy)

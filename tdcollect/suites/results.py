@@ -33,9 +33,7 @@ from tdcollect.evaluation.ledger import (
     mixed_values,
     number_of_episodes,
     read_directory,
-    read_manifest,
     read_object,
-    read_records,
     refusal_of,
     sha256,
 )
@@ -194,7 +192,7 @@ class SuiteResults:
     def records(self) -> dict[tuple[str, str, int | str], list[Episode]]:
         """Read the records of all finished evaluations, by task, policy and run."""
         return {
-            (cell.task, cell.policy, cell.run): read_directory(self.directory / cell.path)[1]
+            (cell.task, cell.policy, cell.run): read_directory(self.directory / cell.path).episodes
             for cell in self.cells
             if cell.status == FINISHED
         }
@@ -316,13 +314,12 @@ def read_results(suite: Suite, directory: Path) -> SuiteResults:
 def state_of(cell: Cell, directory: Path) -> tuple[str, int]:
     """Return the status of an evaluation, and the number of its episodes so far."""
     root = directory / cell.path
-    try:
-        manifest = read_manifest(root)
-    except FileNotFoundError:
-        return MISSING, 0
     if refusal_of(root) is not None:
         return FAILED, 0
-    episodes = read_records(root, manifest)
+    try:
+        episodes = read_directory(root).episodes
+    except FileNotFoundError:
+        return MISSING, 0
     return (FINISHED if is_finished(root) else UNFINISHED), len(episodes)
 
 
@@ -332,14 +329,12 @@ def _read_cell(
     """Read an evaluation, and put its manifest with the others if it is finished."""
     names = (cell.task.name, cell.policy.name, cell.run, cell.path.as_posix())
     root, reason = directory / cell.path, read_error(directory, cell)
-    try:
-        manifest = read_manifest(root)
-    except FileNotFoundError:
-        return CellResult(*names, FAILED if reason else MISSING, reason)
     if (refused := refusal_of(root)) is not None:
         return CellResult(*names, FAILED, refused)
     try:
-        episodes = read_records(root, manifest)
+        _, manifest, episodes, *_ = read_directory(root)
+    except FileNotFoundError:
+        return CellResult(*names, FAILED if reason else MISSING, reason)
     except ValueError:
         if not reason:
             raise

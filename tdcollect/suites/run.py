@@ -76,7 +76,10 @@ def run_suite(
         cell
         for cell in chosen
         if not is_finished(directory / cell.path)
-        or (how["retry_lost"] and any(e.lost for e in read_directory(directory / cell.path)[1]))
+        or (
+            how["retry_lost"]
+            and any(e.lost for e in read_directory(directory / cell.path).episodes)
+        )
     ]
     check_no_links(directory, *(cell.path for cell in left))
     crew = as_workers(workers)

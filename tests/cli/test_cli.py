@@ -24,7 +24,7 @@ from tdcollect.cli.commands import program
 from tdcollect.cli.program import distinct_names
 from tdcollect.evaluation.evaluate import Recording
 from tdcollect.evaluation.imports import is_named
-from tdcollect.evaluation.ledger import LOST, Episode, was_rechecked
+from tdcollect.evaluation.ledger import LOST, Episode, read_directory
 from tdcollect.files import write_atomically
 
 from ..evaluation.ledgers import contents, unfinished
@@ -37,7 +37,7 @@ def test_evaluate_prints_the_statistics_and_writes_the_report(typed, here) -> No
     assert status == 0
     assert str(result.summary()) in out
     assert result.digest in out
-    assert was_rechecked(Path("run"))
+    assert read_directory("run").rechecked
     assert "report run/report.html" in out
     assert (here / "run" / "report.html").exists()
     before = sorted(here.iterdir())
@@ -53,7 +53,7 @@ def test_each_option_reaches_the_evaluation(typed) -> None:
         "--keep-trajectories --output-dir run --quiet --no-recheck"
     )
     assert typed(command)[:2] == (0, "")
-    assert not was_rechecked(Path("run"))
+    assert not read_directory("run").rechecked
     result = tdcollect.EvaluationResult.load("run")
     assert [episode.env_seed for episode in result.episodes] == [5, 7, 9]
     assert result.manifest["max_episode_steps"] == 8

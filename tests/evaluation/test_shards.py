@@ -18,7 +18,7 @@ from tdcollect.cli import main
 from tdcollect.evaluation import Request, merging
 from tdcollect.evaluation import manifest as manifests
 from tdcollect.evaluation.directory import Directory
-from tdcollect.evaluation.ledger import Shard, read_shard, sha256
+from tdcollect.evaluation.ledger import Shard, read_last, sha256
 
 from .envs import Failing, Walk
 from .ledgers import GONE, alter, contents, ledger, manifest, pipe
@@ -210,7 +210,7 @@ def test_an_interrupted_shard_goes_on(runs: Path) -> None:
     before = contents(runs)
     for lines in (0, 2, 4):
         unmark(runs / "shard-1", lines)
-        assert read_shard(runs / "shard-1") == (Shard(1, 2), None)
+        assert read_last(runs / "shard-1") == (Shard(1, 2), None)
         evaluate(runs / "shard-1", (1, 2), keep_trajectories=True)
         assert contents(runs) == before
     (runs / "shard-1" / "shard.json").unlink()  # its process died before it was marked

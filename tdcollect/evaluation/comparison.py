@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import accumulate
 from typing import Any, Protocol
 
 import numpy as np
@@ -331,24 +332,19 @@ def compare(
     resamples = statistics.check_settings(confidence, resamples, seed, len(first.episodes))
     evaluations = [first, second, *more]
     called = _names(evaluations, names)
-    baseline, *ledgers = [statistics.in_order(evaluation.episodes) for evaluation in evaluations]
-    pairs = [(called[0], name) for name in called[1:]]
-    for pair, evaluation in zip(pairs, evaluations[1:], strict=True):
+    others = [((called[0], name), e) for name, e in zip(called[1:], evaluations[1:], strict=True)]
+    for pair, evaluation in others:
         check_same_episodes(first, evaluation, pair)
     differences = [
-        _difference(baseline, ledger, pair, confidence, resamples, seed, place)
-        for place, (pair, ledger) in enumerate(zip(pairs, ledgers, strict=True))
+        _difference(first, evaluation, pair, confidence, resamples, (seed, place))
+        for place, (pair, evaluation) in enumerate(others)
     ]
     return Comparison(
         names=tuple(called),
         env=str(manifest_entry(first.manifest, "env.id") or "env"),
-        episodes=len(baseline),
+        episodes=len(first.episodes),
         differences=_holm(differences),
-        remarks=tuple(
-            remark
-            for pair, evaluation in zip(pairs, evaluations[1:], strict=True)
-            for remark in remarks(first, evaluation, pair)
-        ),
+        remarks=tuple(text for pair, other in others for text in remarks(first, other, pair)),
         confidence=confidence,
         resamples=resamples,
         seed=seed,
@@ -389,21 +385,21 @@ def _sample_size_terms(power: float, confidence: float) -> tuple[float, float]:
 
 
 def _difference(
-    baseline: Sequence[Episode],
-    other: Sequence[Episode],
+    first: Evaluation,
+    second: Evaluation,
     names: tuple[str, str],
     confidence: float,
     resamples: int,
-    seed: int,
-    place: int,
+    seed: tuple[int, int],
 ) -> Difference:
-    pairs = [*zip(baseline, other, strict=True)]
+    records = (statistics.in_order(one.episodes) for one in (first, second))
+    pairs = [*zip(*records, strict=True)]
     both = [(a, b) for a, b in pairs if a.completed and b.completed]
     returns_a = np.array([a.episode_return for a, _ in both], np.float64)
     returns_b = np.array([b.episode_return for _, b in both], np.float64)
     values = returns_b - returns_a
     finite = bool(np.isfinite(values).all())
-    rngs = [statistics.generator(seed, place, stream) for stream in range(3)]
+    rngs = [statistics.generator(*seed, stream) for stream in range(3)]
     usable = len(both) > 0 and finite
     return Difference(
         name=names[1],
@@ -430,16 +426,11 @@ def _difference(
 
 def _holm(differences: Sequence[Difference]) -> tuple[Difference, ...]:
     """Add the adjusted p-values of Holm, Scandinavian Journal of Statistics 6, 1979."""
-    tested = [place for place, d in enumerate(differences) if d.p_value is not None]
-    tested.sort(key=lambda place: differences[place].p_value or 0.0)
-    adjusted: dict[int, float] = {}
-    running = 0.0
-    for rank, place in enumerate(tested):
-        running = max(running, (len(tested) - rank) * (differences[place].p_value or 0.0))
-        adjusted[place] = min(1.0, running)
-    return tuple(
-        replace(d, adjusted_p_value=adjusted.get(place)) for place, d in enumerate(differences)
-    )
+    tested = sorted((d.p_value, d.name) for d in differences if d.p_value is not None)
+    weighted = [(len(tested) - rank) * value for rank, (value, _) in enumerate(tested)]
+    running = accumulate(weighted, max)
+    adjusted = {name: min(1.0, value) for (_, name), value in zip(tested, running, strict=True)}
+    return tuple(replace(d, adjusted_p_value=adjusted.get(d.name)) for d in differences)
 
 
 def _names(evaluations: Sequence[Evaluation], names: Sequence[str] | None) -> list[str]:

@@ -162,15 +162,9 @@ class Folder:
 
     def check_same_episodes(self, manifest: Mapping[str, Any]) -> None:
         """Refuse an evaluation of other episodes than those of the curve."""
-        there = next(
-            (d for d in steps_of(self.path).values() if (d / ledger.MANIFEST).exists()), None
-        )
-        if there is None:
-            return
-        found = ledger.differences(
-            _episodes_of(ledger.read_manifest(there)), _episodes_of(manifest)
-        )
-        if found:
+        begun = [d for d in steps_of(self.path).values() if (d / ledger.MANIFEST).exists()]
+        there = ledger.read_manifest(begun[0]) if begun else manifest
+        if found := ledger.differences(_episodes_of(there), _episodes_of(manifest)):
             raise ValueError(
                 f"{self.path} holds a curve of other episodes: {ledger.differences_text(found)}. "
                 "Choose another directory, or remove this one to start anew"
@@ -180,24 +174,16 @@ class Folder:
         """Add a point to the curve, and keep the policy's weights if it is the best."""
         self.curve = with_point(self.curve, point)
         value = value_of(point, self._by)
-        before = None if self.best is None else (self.best.value, -self.best.step)
-        if value > float("-inf") and (before is None or (value, -point.step) >= before):
-            state = policy_state()
-            path = None
+        before = (-math.inf, 0) if self.best is None else (self.best.value, -self.best.step)
+        if value > -math.inf and (value, -point.step) >= before:
+            path, state = self.path / WEIGHTS, policy_state()
+            entries = {"step": point.step, "by": self._by, "value": value, "weights": None}
             if state:
-                file = io.BytesIO()
-                torch.save(state, file)
-                path = write_atomically(self.path / WEIGHTS, file.getvalue())
+                write_atomically(path, lambda file: torch.save(state, file))
+                entries |= {"weights": WEIGHTS, "digest": ledger.sha256(path)}
             else:
-                (self.path / WEIGHTS).unlink(missing_ok=True)
-            self.best = Best(point.step, value, path)
-            entries = {
-                "step": point.step,
-                "by": self._by,
-                "value": value,
-                "weights": None if path is None else path.name,
-                **({} if path is None else {"digest": ledger.sha256(path)}),
-            }
+                path.unlink(missing_ok=True)
+            self.best = Best(point.step, value, path if state else None)
             write_json(self.path / BEST, entries)
         for written, data in _written(self.curve, self.best, name, self._by).items():
             write_atomically(self.path / written, data)
@@ -274,14 +260,12 @@ def check_curve(path: Path) -> Iterator[Problem]:
     found: list[str] = []
     curve, best, by = read_folder(path, None, found.append)
     yield from (Problem(path / WEIGHTS, text) for text in found)
-    top = max((value_of(point, by) for point in curve), default=float("-inf"))
-    if top > (float("-inf") if best is None else best.value):
+    top = max((value_of(point, by) for point in curve), default=-math.inf)
+    if top > (-math.inf if best is None else best.value):
         yield Problem(path / BEST, f"it lacks the best, {top}: its process was killed, say")
     manifest = ledger.read_manifest(path / step_name(curve[0].step))
     theirs = ledger.manifest_entry(manifest, "versions.tdcollect")
-    for name, data in _written(
-        curve, best, str(ledger.manifest_entry(manifest, "env.id")), by
-    ).items():
+    for name, data in _written(curve, best, manifest["env"]["id"], by).items():
         there = (path / name).read_bytes() if (path / name).is_file() else b""
         if name == CURVE:  # whose rows were compared, but for rounding
             same = there.count(b"\n") == data.count(b"\n")

@@ -292,15 +292,6 @@ def read_runs(path: Path) -> list[Any]:
 
 _META = "meta.json"
 _NOT_ENTRIES = ("shape", "device", MEMMAP_TYPE)  # in meta.json, beside the entries
-_DTYPES = {
-    str(dtype): dtype
-    for dtype in (
-        *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
-        *(torch.int8, torch.int16, torch.int32, torch.int64),
-        *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
-        *(torch.complex64, torch.complex128),
-    )
-}
 _MOST_DIMS = 64  # torch's own limit
 _ROOM = 1 << 13  # bytes of a file's blocks besides its contents
 _MOST_BYTES = 1 << 20  # of a meta.json
@@ -413,8 +404,9 @@ def _meta(file: Path) -> Mapping[str, Any]:
 
 
 def _tensor(file: Path, entry: Mapping[str, Any]) -> torch.Tensor:
-    dtype, shape = _DTYPES.get(str(entry.get("dtype"))), _shape(entry.get("shape"))
-    if dtype is None or entry.get("is_nested", False) is not False:
+    dtype = getattr(torch, str(entry.get("dtype")).removeprefix("torch."), None)
+    shape = _shape(entry.get("shape"))
+    if not isinstance(dtype, torch.dtype) or entry.get("is_nested", False) is not False:
         raise ValueError(f"{file.name} is no plain tensor: {dict(entry)!r}")
     count = prod(shape)
     if not count:  # has no file

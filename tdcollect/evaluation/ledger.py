@@ -614,14 +614,11 @@ _is_object, _is_text, _is_names = _a(Mapping), _a(str), _list_of(_a(str))
 _is_positive = partial(is_count, least=1)
 # The check of each entry of a manifest.
 _MANIFEST: dict[str, Accepts] = {
-    "env": _is_object,
     "env.id": _is_text,
     "episodes": _is_asked,
-    "seeds": _is_object,
     "seeds.root": is_count,
     "seeds.env": _or_none(_list_of(is_count)),
     "max_episode_steps": _or_none(is_count),
-    "policy": _is_object,
     "policy.class": _is_text,
     "policy.digest": _or_none(is_digest),
     "policy.exploration": lambda value: value in _EXPLORATIONS,

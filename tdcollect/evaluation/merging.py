@@ -204,11 +204,9 @@ def _kept_data(parts: Sequence[Files]) -> dict[int, Path]:
     having: list[Path] = []
     lacking: list[tuple[Path, int]] = []
     for part in parts:
-        completed = [episode for episode in part.episodes if episode.completed]
-        any_kept = (part.root / ledger.TRAJECTORIES).is_dir()
-        for episode in completed:
+        for episode in (episode for episode in part.episodes if episode.completed):
             data = ledger.trajectory_path(part.root, episode.index)
-            if any_kept and data.exists():
+            if data.exists():
                 read_data(part.root, episode, part.manifest, part.kept)
                 found.setdefault(episode.index, data)
                 having.append(part.root)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import gymnasium as gym
 import numpy as np
 import torch
+from gymnasium.wrappers import RenderCollection
 from tensordict import TensorDict
 from torchrl.envs import EnvBase
 
@@ -319,24 +320,6 @@ def replayer(
 _VIDEOS = (".mp4", ".mkv", ".mov")
 
 
-class _Filming(gym.Wrapper[Any, Any, Any, Any]):
-    """Renders at the start and after each step, and keeps the pictures of the last episode."""
-
-    def __init__(self, env: gym.Env[Any, Any]):
-        super().__init__(env)
-        self.pictures: list[Any] = []
-
-    def reset(self, **kwargs: Any) -> Any:
-        result = super().reset(**kwargs)
-        self.pictures = [self.env.render()]
-        return result
-
-    def step(self, action: Any) -> Any:
-        result = super().step(action)
-        self.pictures.append(self.env.render())
-        return result
-
-
 def _rendered(env: str | Callable[..., Any], **kwargs: Any) -> Any:
     """Make an env, which renders to arrays if it is one of an id."""
     if isinstance(env, str):
@@ -364,16 +347,16 @@ def filmed(
             f"expected a gymnasium id or a callable to make an env to film, got {env}; it is made "
             "already"
         )
-    films: list[_Filming] = []
+    films: list[RenderCollection[Any, Any]] = []
 
-    def film(made: Any) -> _Filming:
+    def film(made: Any) -> gym.Env[Any, Any]:
         if not isinstance(made, gym.Env) or made.render_mode != "rgb_array":
             made.close()
             raise ValueError(
                 f"expected an env with render_mode='rgb_array' to film, got {made}; have it made "
                 "so (env_kwargs)"
             )
-        films.append(_Filming(made))
+        films.append(RenderCollection(made))
         return films[-1]
 
     if isinstance(env, RequestedEnv):
@@ -381,7 +364,7 @@ def filmed(
     else:
         yield lambda **kwargs: film(_rendered(env, **kwargs))
     last = films[-1]
-    pictures = [np.ascontiguousarray(picture, dtype=np.uint8) for picture in last.pictures]
+    pictures = [np.ascontiguousarray(picture, dtype=np.uint8) for picture in last.frame_list]
     height, width = pictures[0].shape[:2]
     rate = float(last.metadata.get("render_fps", 30))
     # Video players need even heights and widths.
@@ -471,25 +454,21 @@ def to_pandas(episodes: Sequence[Episode]) -> Any:
     records = in_order(episodes)
     columns = {}
     for name, key in KEYS.items():
-        values, dtype = [getattr(e, name) for e in records], _DTYPES[key]
-        if dtype == "UInt64" and any(value >= 2**64 for value in values):
-            dtype = "object"  # Python's ints are unbounded, and an env may be given any seed
+        values, dtype = [getattr(e, name) for e in records], _DTYPES[Episode.__annotations__[name]]
+        if name.endswith("seed"):  # Python's ints are unbounded, and an env may be given any
+            dtype = "object" if any(value >= 2**64 for value in values) else "UInt64"
         columns[key] = pandas.Series(values, dtype=dtype)
     return pandas.DataFrame(columns).set_index("index")
 
 
+# Of pandas, by the type of an attribute; seeds are any int.
 _DTYPES = {
-    "index": "int64",
-    "env_seed": "UInt64",
-    "policy_seed": "UInt64",
-    "status": "string",
-    "restarts": "int64",
-    "return": "float64",
-    "length": "Int64",
-    "terminated": "boolean",
-    "truncated": "boolean",
-    "success": "boolean",
-    "digest": "string",
+    "int": "int64",
+    "str": "string",
+    "float | None": "float64",
+    "int | None": "Int64",
+    "bool | None": "boolean",
+    "str | None": "string",
 }
 
 

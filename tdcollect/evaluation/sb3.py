@@ -98,9 +98,10 @@ class SB3Policy(TensorDictModuleBase):
         self._observation, self._action = backend.observation, backend.action
         _check_spaces(policy, self._observation.space, self._action.space)
         self.in_keys = [key_of(path) for path in self._observation.paths]
-        self.mask_size = _mask_size(policy)
-        if self.mask_size is not None:
+        self.mask_size: int | None = None
+        if ACTION_MASKS in inspect.signature(policy.predict).parameters:
             check_masks(env)
+            self.mask_size = int(choices_of(policy.action_space).sum())
             self.in_keys.append(ACTION_MASKS)
         # In the order of the space, which that of the env's specs need not be.
         self.out_keys = [key_of(path) for path in self._action.paths]
@@ -179,13 +180,6 @@ def _read_normalization(file: Path) -> Any:
             f"expected a file of VecNormalize, got {file}, which holds another object"
         )
     return normalization
-
-
-def _mask_size(policy: Any) -> int | None:
-    """Return the number of choices in a policy's masks; None if its ``predict`` takes none."""
-    if ACTION_MASKS not in inspect.signature(policy.predict).parameters:
-        return None
-    return int(choices_of(policy.action_space).sum())
 
 
 def _statistics(normalization: Any) -> dict[str, torch.Tensor]:

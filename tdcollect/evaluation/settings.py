@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, fields
 from difflib import get_close_matches
 from functools import lru_cache
@@ -191,11 +192,9 @@ def check_names(
 
 
 def _device(given: Any) -> torch.device:
-    try:
+    with suppress(RuntimeError):
         if isinstance(given, (str, torch.device)):
             return torch.device(given)
-    except RuntimeError:
-        pass
     raise ValueError(
         f"expected device to be one of torch, such as 'cpu' or 'cuda:0', got {given!r}"
     )

@@ -14,7 +14,9 @@ import torch
 from tensordict import NonTensorData, TensorDict
 
 import tdcollect
-from tdcollect.evaluation.directory import _DTYPES, read_trajectory, write_trajectory
+from tdcollect.evaluation.directory import read_trajectory, write_trajectory
+
+DTYPES = [torch.bool, torch.uint16, torch.int64, torch.bfloat16, torch.complex64]
 
 
 def data() -> TensorDict:
@@ -26,7 +28,7 @@ def data() -> TensorDict:
         "none": torch.zeros(3, 0),
         "next": {"deep": {"done": torch.tensor([[False], [False], [True]])}},
     }
-    return TensorDict({**entries, **{str(d): torch.ones(3).to(d) for d in _DTYPES.values()}}, [3])
+    return TensorDict({**entries, **{str(d): torch.ones(3).to(d) for d in DTYPES}}, [3])
 
 
 @pytest.fixture

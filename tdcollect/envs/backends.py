@@ -45,7 +45,7 @@ from tdcollect.envs.process.values import (
     write_info,
 )
 from tdcollect.envs.process.worker import EnvFactory, EnvSlots, check_spaces
-from tdcollect.envs.slots import Backend, Can, SlotError, failures
+from tdcollect.envs.slots import Backend, Can, SlotError, Starts, failures
 from tdcollect.envs.spaces import SlotBuffers
 from tdcollect.packages import extra_module
 
@@ -82,22 +82,14 @@ class SerialBackend(Backend):
         self._small_shape = (self.num_envs, *leaf.shape) if small else None
         self._leaf = leaf
 
-    def reset(
-        self,
-        slots: Sequence[int],
-        seeds: Sequence[int | None] | None,
-        options: dict[str, Any] | None,
-        out: SlotBuffers,
-    ) -> None:
-        given = {} if seeds is None else dict(zip(slots, seeds, strict=True))
-
+    def reset(self, starts: Starts, options: dict[str, Any] | None, out: SlotBuffers) -> None:
         def begin(slot: int) -> None:
-            observation, info = self.envs[slot].reset(seed=given.get(slot), options=options)
+            observation, info = self.envs[slot].reset(seed=starts[slot], options=options)
             self.observation.write_slot(observation, out.observation, slot)
             if self.info:
                 write_info(self.info, info, out.info, slot)
 
-        _singly("reset", slots, begin)
+        _singly("reset", starts, begin)
 
     def step(self, actions: Sequence[Array], slots: Sequence[int] | None, out: SlotBuffers) -> None:
         envs, unbatched = self.envs, self.action.read_slots(actions)
@@ -292,37 +284,31 @@ class VectorBackend(Backend):
         # SAME_STEP: first observations and infos of episodes that the vector env began by itself.
         self._fresh: dict[int, tuple[list[Array], list[Any]]] = {}
 
-    def reset(
-        self,
-        slots: Sequence[int],
-        seeds: Sequence[int | None] | None,
-        options: dict[str, Any] | None,
-        out: SlotBuffers,
-    ) -> None:
-        given: dict[int, int | None] = dict.fromkeys(slots)
-        if seeds is not None:
-            given = dict(zip(slots, seeds, strict=True))
+    def reset(self, starts: Starts, options: dict[str, Any] | None, out: SlotBuffers) -> None:
+        slots = list(starts)
         if options is None:
-            left = self._show_fresh([slot for slot in slots if given[slot] is None], out)
-            slots = [slot for slot in slots if given[slot] is not None or slot in left]
+            left = self._show_fresh([slot for slot in slots if starts[slot] is None], out)
+            slots = [slot for slot in slots if starts[slot] is not None or slot in left]
             if not slots:
                 return
+        seeds = [starts.get(slot) for slot in range(self.num_envs)]
+        seeded = any(seed is not None for seed in seeds)
         options = dict(options or {})
         if len(slots) == self.num_envs:
             observation, info = self.env.reset(
-                seed=_compact(seeds),  # type: ignore[arg-type]
+                seed=_compact(seeds) if seeded else None,  # type: ignore[arg-type]
                 options=options or None,
             )
         else:
             if not self.can.reset_singly:
                 raise ValueError(
-                    f"{self.env} cannot reset slots {list(slots)} alone; reset all of its "
+                    f"{self.env} cannot reset slots {slots} alone; reset all of its "
                     f"{self.num_envs} slots, or use backend='serial'"
                 )
             mask = np.zeros(self.num_envs, dtype=bool)
             mask[slots] = True
             observation, info = self.env.reset(
-                seed=seeds and [given.get(slot) for slot in range(self.num_envs)],  # type: ignore[arg-type]
+                seed=seeds if seeded else None,  # type: ignore[arg-type]
                 options={**options, "reset_mask": mask},
             )
         if not isinstance(info, Mapping):
@@ -435,7 +421,7 @@ class VectorBackend(Backend):
         self.env.close()
 
 
-def _singly(verb: str, slots: Sequence[int], write: Callable[[int], None]) -> None:
+def _singly(verb: str, slots: Iterable[int], write: Callable[[int], None]) -> None:
     """Write slot by slot; raises SlotError for the slots whose results are refused."""
     if failed := failures(slots, write):
         raise SlotError(verb, failed)
@@ -451,13 +437,11 @@ def _autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
     return AutoresetMode(mode)
 
 
-def _compact(seeds: Sequence[int | None] | None) -> int | list[int | None] | None:
+def _compact(seeds: list[int | None]) -> int | list[int | None] | None:
     """Consecutive seeds as the first of them, which vector envs of one generator accept, too."""
-    if seeds is None:
-        return None
     first = seeds[0]
     consecutive = first is not None and all(s == first + i for i, s in enumerate(seeds))
-    return first if consecutive else list(seeds)
+    return first if consecutive else seeds
 
 
 # --- envpool --------------------------------------------------------------------------------------
@@ -535,30 +519,26 @@ class EnvPoolBackend(Backend):
             self._pool.observation_space, self._pool.action_space  # noqa: B018  cached in here
         self._seeds: list[int] | None = seeds
 
-    def check_seeds(self, seeds: Iterable[int]) -> None:
-        if not all(0 <= seed <= _MAX_SEED for seed in seeds):
-            raise ValueError(f"expected EnvPool seeds in [0, 2**31), got {list(seeds)}")
+    def check_seeds(self, seeds: Iterable[int | None]) -> None:
+        given = [seed for seed in seeds if seed is not None]
+        if not all(0 <= seed <= _MAX_SEED for seed in given):
+            raise ValueError(f"expected EnvPool seeds in [0, 2**31), got {given}")
 
-    def reset(
-        self,
-        slots: Sequence[int],
-        seeds: Sequence[int | None] | None,
-        options: dict[str, Any] | None,
-        out: SlotBuffers,
-    ) -> None:
+    def reset(self, starts: Starts, options: dict[str, Any] | None, out: SlotBuffers) -> None:
         if options:
             raise ValueError(f"EnvPool takes no reset options, got {options}; pass env_kwargs")
-        if seeds is not None:
-            if len(slots) != self.num_envs:
+        seeds = [seed for seed in starts.values() if seed is not None]
+        if seeds:
+            if len(starts) != self.num_envs:
                 raise ValueError(
-                    f"EnvPool seeds at construction only, so seeds for slots {list(slots)} alone "
+                    f"EnvPool seeds at construction only, so seeds for slots {list(starts)} alone "
                     f"cannot be honoured; reset all {self.num_envs} slots with them (env.reset())"
                 )
-            if list(seeds) != self._seeds:
+            if seeds != self._seeds:
                 self._pool.close()
-                self._build([seed for seed in seeds if seed is not None])
+                self._build(seeds)
         self._seeds = None  # used up: the next reset goes on from here
-        self._flat.reset(np.asarray(slots, dtype=np.int32))
+        self._flat.reset(np.asarray(list(starts), dtype=np.int32))
         self._receive(out)
 
     def step(self, actions: Sequence[Array], slots: Sequence[int] | None, out: SlotBuffers) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import gymnasium as gym
 import numpy as np
@@ -53,6 +53,10 @@ class Can(NamedTuple):
     def asynchronous(self) -> bool:
         """Slots that are ready may go on while others step."""
         return self.wait_num is not None
+
+
+Starts: TypeAlias = Mapping[int, int | None]
+"""The slots to reset, ascending, each with its seed; None leaves it to its own generator."""
 
 
 class Came(NamedTuple):
@@ -118,7 +122,7 @@ class RestartsExhausted(RuntimeError):
 def not_finite(
     verb: str,
     observation: SpaceCodec,
-    slots: Sequence[int],
+    slots: Iterable[int],
     out: SlotBuffers,
     failed: SlotError | None,
     reward: Array | None = None,
@@ -187,17 +191,10 @@ class Backend(abc.ABC):
         out.truncated[slot] = as_flag("truncated", ends[1])
 
     @abc.abstractmethod
-    def reset(
-        self,
-        slots: Sequence[int],
-        seeds: Sequence[int | None] | None,
-        options: dict[str, Any] | None,
-        out: SlotBuffers,
-    ) -> None:
-        """Start an episode in each of ``slots`` (ascending); write the rows of those slots only.
+    def reset(self, starts: Starts, options: dict[str, Any] | None, out: SlotBuffers) -> None:
+        """Start an episode in each slot of ``starts``; write the rows of those slots only.
 
-        A seed that is None leaves its slot to its own generator. ``out`` receives observations and
-        infos; its reward and flags are left alone.
+        ``out`` receives observations and infos; its reward and flags are left alone.
 
         Raises:
             ValueError: if seeds or options cannot be honoured.
@@ -219,13 +216,8 @@ class Backend(abc.ABC):
         """Have idle ``slots`` take a step, and go on; :meth:`receive` gives its outcome."""
         raise NotImplementedError
 
-    def send_reset(
-        self,
-        slots: Sequence[int],
-        seeds: Sequence[int | None] | None,
-        options: dict[str, Any] | None,
-    ) -> None:
-        """Reset ``slots``, idle ones, and go on; :meth:`receive` gives the outcome."""
+    def send_reset(self, starts: Starts, options: dict[str, Any] | None) -> None:
+        """Reset idle slots, and go on; :meth:`receive` gives the outcome."""
         raise NotImplementedError
 
     def receive(self, out: SlotBuffers) -> Came:
@@ -262,7 +254,7 @@ class Backend(abc.ABC):
             for slot, state in states.items()
         }
 
-    def check_seeds(self, seeds: Iterable[int]) -> None:  # noqa: B027
+    def check_seeds(self, seeds: Iterable[int | None]) -> None:  # noqa: B027
         """Raise ValueError if no reset of this backend could honour these seeds."""
 
     @abc.abstractmethod
@@ -321,12 +313,14 @@ class EpisodeCounters:
             waiting[list(slots)] = False
             self._begun[waiting] += 1
 
-    def started(self, slots: Any, seeds: Mapping[int, int]) -> None:
-        """Count an episode in each of ``slots``, begun with the seed given for it, if any."""
+    def started(self, starts: Starts) -> None:
+        """Count the episodes that have begun."""
+        slots = list(starts)
         self._begun[slots] = self._clock
         self._episodes[slots] += 1
-        for slot, seed in seeds.items():
-            self.seeded[slot] = seed, int(self._episodes[slot]) - 1
+        for slot, seed in starts.items():
+            if seed is not None:
+                self.seeded[slot] = seed, int(self._episodes[slot]) - 1
 
     def lengths(self) -> Array:
         """The steps that each slot has taken in its episode, ``[N]`` int64."""
@@ -348,7 +342,7 @@ class EpisodeCounters:
             if slot in state["seeds"]:
                 self.seeded[slot] = tuple(state["seeds"][slot])
 
-    def located(self, failed: SlotError, seeds: Mapping[int, int]) -> SlotError:
+    def located(self, failed: SlotError, starts: Starts = MappingProxyType({})) -> SlotError:
         """The same error, with words for episode, step and seed of each slot."""
         words = {}
         for slot in failed.causes:
@@ -356,7 +350,9 @@ class EpisodeCounters:
             episode = int(self._episodes[slot]) - (not resets)
             step = "" if resets else f", step {int(self._clock - self._begun[slot])}"
             place = f", episode {episode}{step}" if episode >= 0 else ", before its first reset"
-            seed, at = (seeds[slot], episode) if slot in seeds else self.seeded.get(slot, (None, 0))
+            seed, at = starts.get(slot), episode
+            if seed is None:
+                seed, at = self.seeded.get(slot, (None, 0))
             if seed is not None:
                 place += f", seed {seed}" + ("" if at == episode else f" at episode {at}")
             words[slot] = place
@@ -385,11 +381,9 @@ class WaitingSeeds:
                 self._seeds[slot] = restart_seed(before)
                 self._derived.add(slot)
 
-    def of(self, slots: Iterable[int], given: Mapping[int, int] | None) -> Mapping[int, int]:
-        """The seeds of a reset, by slot: ``given`` to it, or waiting."""
-        if given is not None:
-            return given
-        return {s: self._seeds[s] for s in slots if s in self._seeds} if self._seeds else {}
+    def of(self, slots: Iterable[int]) -> dict[int, int | None]:
+        """The seeds that wait for a reset of ``slots``."""
+        return {slot: self._seeds.get(slot) for slot in slots}
 
     def drop(self, slots: Iterable[int]) -> None:
         """Forget the seeds of ``slots``, which have been reset."""
@@ -576,44 +570,42 @@ class Stepper:
         slots = self._every_slot if slots is None else slots
         self.recall(slots)
         given = None if seeds is None else dict(zip(slots, seeds, strict=True))
-        failed = self._reset_backend(slots, given, options, out.raw) if slots else None
+        starts: dict[int, int | None] = {**(given or self._seeds.of(slots))}
+        failed = self._reset_backend(starts, options, out.raw) if slots else None
         while failed is not None and self.max_restarts is not None:
             again = sorted(failed.causes)
             self._restart(failed, again)
-            failed = self._reset_backend(again, given, options, out.raw)
-        rows = list(slots) if failed is None else [s for s in slots if s not in failed.causes]
-        used = self._seeds.of(slots, given)
+            if given is None:
+                starts.update(self._seeds.of(again))
+            failed = self._reset_backend({s: starts[s] for s in again}, options, out.raw)
         self._seeds.drop(slots)
         for slot in slots if self._fallen else ():
             self._fallen.pop(slot, None)
-        self._begun(rows, used, out)
+        for slot in () if failed is None else failed.causes:
+            del starts[slot]
+        self._begun(starts, out)
         self.latest = out
         if failed is not None:
             raise failed
 
     def _reset_backend(
-        self,
-        slots: Sequence[int],
-        given: Mapping[int, int] | None,
-        options: dict[str, Any] | None,
-        out: SlotBuffers,
+        self, starts: Starts, options: dict[str, Any] | None, out: SlotBuffers
     ) -> SlotError | None:
         """Reset slots; returns the failures, with episode and seed."""
         failed: SlotError | None = None
-        seeds = self._seeds.of(slots, given)
-        self.backend.check_seeds(seeds.values())
+        self.backend.check_seeds(starts.values())
         try:
-            by_slot = [seeds.get(slot) for slot in slots] if seeds else None
-            self.backend.reset(slots, by_slot, options, out)
+            self.backend.reset(starts, options, out)
         except SlotError as error:
             failed = error
         if self._finite:
-            failed = not_finite("reset", self.backend.observation, slots, out, failed)
-        return None if failed is None else self._counters.located(failed, seeds)
+            failed = not_finite("reset", self.backend.observation, starts, out, failed)
+        return None if failed is None else self._counters.located(failed, starts)
 
-    def _begun(self, rows: list[int], seeds: Mapping[int, int], out: StepBuffers) -> None:
-        """Note the episodes that have begun, with the seeds that were used, by slot."""
-        self._counters.started(rows, {slot: seeds[slot] for slot in rows if slot in seeds})
+    def _begun(self, starts: Starts, out: StepBuffers) -> None:
+        """Note the episodes that have begun."""
+        self._counters.started(starts)
+        rows = list(starts)
         if self.bookkeeping.episode_reward:
             self._returns[rows] = 0
         self._must_reset[rows] = False
@@ -720,16 +712,16 @@ class Stepper:
         Seeds that are None, or not given, are those that wait, or the env's own generator.
         """
         self.check_open("reset")
-        used: dict[int, int | None] = {**dict.fromkeys(slots), **self._seeds.of(slots, None)}
+        starts = self._seeds.of(slots)
         if seeds is not None:
             given = zip(slots, seeds, strict=True)
-            used.update({slot: seed for slot, seed in given if seed is not None})
-        self.backend.check_seeds([seed for seed in used.values() if seed is not None])
+            starts.update({slot: seed for slot, seed in given if seed is not None})
+        self.backend.check_seeds(starts.values())
         self._seeds.drop(slots)
-        self._starting.update({slot: (seed, options) for slot, seed in used.items()})
+        self._starting.update({slot: (seed, options) for slot, seed in starts.items()})
         for slot in slots:
             self._fallen.pop(slot, None)
-        self.backend.send_reset(slots, list(used.values()), options)
+        self.backend.send_reset(starts, options)
 
     def receive(self, out: StepBuffers, *, restart: bool = True) -> Came:
         """Wait for slots that were sent, and write their rows, as :meth:`step` and reset do.
@@ -767,19 +759,19 @@ class Stepper:
             return [], None
         back = (*begun, *(() if failed is None else failed.causes))
         asked = {slot: self._starting.pop(slot) for slot in back}
-        seeds = {slot: seed for slot, (seed, _) in asked.items() if seed is not None}
+        starts = {slot: seed for slot, (seed, _) in asked.items()}
         for flag in (out.raw.terminated, out.raw.truncated, out.done):
             flag[begun] = False
         if self._finite:
             failed = not_finite("reset", self.backend.observation, begun, out.raw, failed)
         if failed is not None:
             begun = [slot for slot in begun if slot not in failed.causes]
-            failed = self._counters.located(failed, seeds)
-        self._begun(begun, seeds, out)
+            failed = self._counters.located(failed, starts)
+        self._begun({slot: starts[slot] for slot in begun}, out)
         if failed is not None and self.max_restarts is not None:
             again = sorted(failed.causes)
             self._restart(failed, again)
-            self.send_reset(again, [asked[slot][0] for slot in again], asked[again[0]][1])
+            self.send_reset(again, [starts[slot] for slot in again], asked[again[0]][1])
             failed = None
         return begun, failed
 
@@ -807,7 +799,7 @@ class Stepper:
         self, failed: SlotError, slots: Sequence[int] | None, out: StepBuffers, restart: bool
     ) -> tuple[Sequence[int] | None, SlotError | None]:
         """Deal with failures; returns the slots that have stepped, and the error to raise."""
-        failed = self._counters.located(failed, {})
+        failed = self._counters.located(failed)
         rows = list(failed.causes)
         if restart and self.max_restarts is not None:  # their episodes are truncated
             assert self.latest is not None  # a step follows a reset

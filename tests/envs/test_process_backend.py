@@ -96,11 +96,11 @@ def apply(backend: Backend, calls: Any, out: SlotBuffers) -> list[list[np.ndarra
     """The contents of the buffers after each call; other slots keep theirs."""
     seen = []
     rng = np.random.default_rng(0)
-    backend.reset(range(backend.num_envs), list(range(backend.num_envs)), None, out)
+    backend.reset({slot: slot for slot in range(backend.num_envs)}, None, out)
     for verb, slots, flag, left in calls:
         if verb == "reset":
-            seeds = [slot + 5 for slot in slots] if flag else None
-            backend.reset(slots, seeds, {"left": left} if left else None, out)
+            starts = {slot: slot + 5 if flag else None for slot in slots}
+            backend.reset(starts, {"left": left} if left else None, out)
         else:
             draw = [rng.normal(size=(backend.num_envs, *e.shape)) for e in backend.action.leaves]
             given = [
@@ -174,7 +174,7 @@ def test_workers_and_parent_sleep_while_there_is_nothing_to_do(make: Any) -> Non
 
     backend = make([Slow])
     out = buffers(backend)
-    backend.reset(range(1), None, None, out)
+    backend.reset(dict.fromkeys(range(1)), None, out)
     everyone = [os.getpid(), *pids(backend)]
     before = [seconds(pid) for pid in everyone]
     backend.step(actions(backend), None, out)
@@ -189,7 +189,7 @@ def test_forked_workers_draw_apart_from_global_random_states(make: Any) -> None:
 
     backend = make([Global] * 2)
     out = buffers(backend)
-    backend.reset(range(2), None, None, out)
+    backend.reset(dict.fromkeys(range(2)), None, out)
     assert not (out.observation[0][0] == out.observation[0][1]).all()
 
 
@@ -249,7 +249,7 @@ def test_a_worker_that_dies_while_it_makes_its_env_is_told(make: Any) -> None:
 def second_step(backend: Backend, slots: Sequence[int] | None = None) -> SlotBuffers:
     """Two steps, in the second of which an :class:`Odd` env misbehaves."""
     out = buffers(backend)
-    backend.reset(range(backend.num_envs), [10 + s for s in range(backend.num_envs)], None, out)
+    backend.reset({s: 10 + s for s in range(backend.num_envs)}, None, out)
     backend.step(actions(backend), None, out)
     try:
         backend.step(actions(backend), slots, out)
@@ -298,7 +298,7 @@ def test_a_worker_that_ends_is_noticed_at_once_and_its_slots_stay_lost(make: Any
     assert info.value.buffers.reward.tolist() == [1, 1, 2, 2]  # type: ignore[attr-defined]
     out = buffers(backend)
     calls = (
-        lambda: backend.reset(range(4), None, None, out),
+        lambda: backend.reset(dict.fromkeys(range(4)), None, out),
         lambda: backend.step(actions(backend), None, out),
     )
     for call in calls:
@@ -313,7 +313,7 @@ def test_a_worker_that_ends_is_noticed_at_once_and_its_slots_stay_lost(make: Any
 def test_an_idle_worker_that_is_killed_is_noticed_at_the_next_call(make: Any) -> None:
     backend = make([Odd] * 4)
     out = buffers(backend)
-    backend.reset(range(4), None, None, out)
+    backend.reset(dict.fromkeys(range(4)), None, out)
     os.kill(pids(backend)[1], signal.SIGKILL)
     start = time.monotonic()
     with pytest.raises(SlotError, match="slots 2 to 3 was killed by SIGKILL") as info:
@@ -355,7 +355,7 @@ def test_slots_can_be_built_anew(make: Any, method: str, lost: bool) -> None:
     failed = list(info.value.causes)
     assert backend.rebuild([1]) == failed == ([0, 1] if lost else [1])
     out = buffers(backend)
-    backend.reset(failed, None, None, out)
+    backend.reset(dict.fromkeys(failed), None, out)
     backend.step(actions(backend), None, out)
     assert out.observation[0][:, 0].tolist() == [1 if s in failed else 3 for s in range(4)]
     assert out.info[0].tolist() == [1 if s in failed else 3 for s in range(4)]
@@ -408,7 +408,7 @@ def test_a_step_that_is_interrupted_leaves_the_env_usable(make: Any) -> None:
     with pytest.raises(Interrupt):
         second_step(backend)
     out = buffers(backend)
-    backend.reset(range(4), None, None, out)
+    backend.reset(dict.fromkeys(range(4)), None, out)
     assert (out.observation[0] == 0).all()
     backend.step(actions(backend), None, out)
     assert (out.observation[0] == 1).all()

@@ -31,7 +31,7 @@ from tdcollect.envs.process.values import (
     write_info,
 )
 from tdcollect.envs.process.worker import RESET, STEP, EnvFactory, check_spaces
-from tdcollect.envs.slots import Backend, Came, Can, SlotError, failures
+from tdcollect.envs.slots import Backend, Came, Can, SlotError, Starts, failures
 from tdcollect.envs.spaces import SlotBuffers
 from tdcollect.processes.channel import packed
 from tdcollect.processes.child import GRACE
@@ -111,33 +111,20 @@ class ProcessBackend(Backend):
         self._infos = map_arrays(self._info_file, self.num_envs, self.info)
         self._map(self._pool.processes)
 
-    def reset(
-        self,
-        slots: Sequence[int],
-        seeds: Sequence[int | None] | None,
-        options: dict[str, Any] | None,
-        out: SlotBuffers,
-    ) -> None:
-        failed, misfits = self._pool.ask("reset", RESET, self._resets(slots, seeds, options))
-        self._write([slot for slot in slots if slot not in failed], misfits, failed, out)
+    def reset(self, starts: Starts, options: dict[str, Any] | None, out: SlotBuffers) -> None:
+        failed, misfits = self._pool.ask("reset", RESET, self._resets(starts, options))
+        self._write([slot for slot in starts if slot not in failed], misfits, failed, out)
         if failed:
             raise SlotError("reset", dict(sorted(failed.items())))
 
-    def _resets(
-        self,
-        slots: Sequence[int],
-        seeds: Sequence[int | None] | None,
-        options: dict[str, Any] | None,
-    ) -> Commands:
-        """The resets of ``slots``, by worker."""
-        given = dict.fromkeys(slots) if seeds is None else dict(zip(slots, seeds, strict=True))
-        self._pool.seeds.update(given)
+    def _resets(self, starts: Starts, options: dict[str, Any] | None) -> Commands:
+        """The resets of slots, by worker."""
+        self._pool.seeds.update(starts)
         commands = {}
         for process in self._pool.processes:
-            mine = [slot for slot in slots if slot in process.slots]
+            mine = {slot: seed for slot, seed in starts.items() if slot in process.slots}
             if mine:
-                own_seeds = None if seeds is None else [given[slot] for slot in mine]
-                commands[process] = mine, packed((mine, own_seeds, options))
+                commands[process] = list(mine), packed((mine, options))
         return commands
 
     def step(self, actions: Sequence[Array], slots: Sequence[int] | None, out: SlotBuffers) -> None:
@@ -187,13 +174,8 @@ class ProcessBackend(Backend):
     def send(self, actions: Sequence[Array], slots: Sequence[int]) -> None:
         self._pool.post("step", STEP, self._steps(actions, slots))
 
-    def send_reset(
-        self,
-        slots: Sequence[int],
-        seeds: Sequence[int | None] | None,
-        options: dict[str, Any] | None,
-    ) -> None:
-        self._pool.post("reset", RESET, self._resets(slots, seeds, options))
+    def send_reset(self, starts: Starts, options: dict[str, Any] | None) -> None:
+        self._pool.post("reset", RESET, self._resets(starts, options))
 
     def is_idle(self, slot: int) -> bool:
         return slot not in self._pool.busy

@@ -258,14 +258,13 @@ class Worker(EnvSlots):
         return failed, misfits
 
     def reset(
-        self, slots: Sequence[int], seeds: Sequence[int] | None, options: dict[str, Any] | None
+        self, starts: Mapping[int, int | None], options: dict[str, Any] | None
     ) -> tuple[dict[int, Described], dict[int, Any]]:
         """Reset some slots, with one seed each or none; returns what :meth:`step` does."""
         failed: dict[int, Described] = {}
         misfits: dict[int, Any] = {}
-        for i, slot in enumerate(slots):
+        for slot, seed in starts.items():
             self.begin(slot)
-            seed = None if seeds is None else seeds[i]
             try:
                 observation, info = self.envs[slot - self.first].reset(seed=seed, options=options)
             except Exception as error:

@@ -391,5 +391,5 @@ def test_a_step_without_restarts_raises_and_spends_none(make: Any) -> None:
 def test_a_call_before_the_first_reset_has_no_episode() -> None:
     counters, failed = EpisodeCounters(2), SlotError("step", {1: ValueError()})
     assert counters.located(failed, {}).where == {1: ", before its first reset"}
-    counters.started([1], {1: 7})
+    counters.started({1: 7})
     assert counters.located(failed, {}).where == {1: ", episode 0, step 0, seed 7"}

@@ -160,7 +160,7 @@ def evaluate(
             workers=crew,
             **given,
         )
-    return say_result(result, output_dir, as_json=as_json, quiet=quiet, shard=given["shard"])
+    return say_result(result, output_dir, as_json, quiet, given["shard"])
 
 
 @program.command()
@@ -186,7 +186,7 @@ def merge(
         import tdcollect
 
         result = tdcollect.merge(directories, output_dir, allow_mixed=allow_mixed)
-    return say_result(result, output_dir, as_json=as_json, quiet=quiet)
+    return say_result(result, output_dir, as_json, quiet)
 
 
 @program.command()
@@ -300,29 +300,22 @@ def _wanted(directory: Path, index: int, typed: Mapping[str, Any], trust: bool) 
         UntrustedError: if something is not typed, and the directory names it.
         ValueError: if something is not typed, and the directory does not name it either.
     """
-    from tdcollect.evaluation.imports import with_file
-    from tdcollect.evaluation.request import Request, with_call
+    from tdcollect.evaluation.request import Request
 
     given = {name: value for name, value in typed.items() if value is not None}
     enough = "env" in given and "policy" in given
-    if enough and not trust:
-        return Request(directory=os.getcwd(), **given)  # nothing of the directory is even read
-    kept = Request.read(directory)
+    # If all is typed, nothing of the directory is even read.
+    kept = None if enough and not trust else Request.read(directory)
+    if kept is None and enough:
+        return Request(directory=os.getcwd(), **given)
     if kept is None:
-        if enough:
-            return Request(directory=os.getcwd(), **given)
         raise ValueError(
             f"{directory} does not say how to make its env and its policy, as no finished "
             "`tdcollect evaluate` wrote it; say it: --env ENV --policy MODULE:FACTORY "
             "[--checkpoint FILE]"
         )
-    for name in given.keys() & {"env", "policy"}:
-        given[name] = with_file(given[name], os.path.abspath)
-    for name in given.keys() & {"wrappers", "transforms"}:
-        given[name] = [with_call(item, os.path.abspath) for item in given[name]]
-    for name in given.keys() & {"checkpoint", "vecnormalize", "env_state"}:
-        given[name] = os.path.abspath(given[name])
-    request = replace(kept, **given)
+    absolute = Request(**{"env": "", "policy": "", **given}).with_paths(os.path.abspath)
+    request = replace(kept, **{name: getattr(absolute, name) for name in given})
     if not trust:
         raise UntrustedError(_ways(directory, index, request, typed))
     return request

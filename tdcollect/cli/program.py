@@ -87,20 +87,13 @@ def drop_output() -> None:
 
 
 def say_result(
-    result: EvaluationResult,
-    directory: Path | None,
-    *,
-    as_json: bool,
-    quiet: bool,
-    shard: Any = None,
+    result: EvaluationResult, directory: Path | None, as_json: bool, quiet: bool, shard: Any = None
 ) -> int:
     """Print the result of an evaluation, or of a shard; return the command's exit status."""
-    summary = result.summary()
-    report = None
-    if directory is not None and shard is None:
-        from tdcollect.pages.build import REPORT
+    from tdcollect.pages.build import REPORT
 
-        report = directory / REPORT
+    summary = result.summary()
+    report = None if directory is None or shard is not None else directory / REPORT
     if as_json:
         print_json(
             env=result.manifest["env"]["id"],

@@ -164,7 +164,7 @@ class Request:
 
         So a tree of folders can be moved.
         """
-        kept = self._with_paths(
+        kept = self.with_paths(
             lambda path: _near(path, self.directory) if os.path.isabs(path) else path
         )
         kept = replace(kept, directory=_near(self.directory, directory))
@@ -196,7 +196,7 @@ class Request:
         self, index: int | str, directory: str | os.PathLike[str], start: str | os.PathLike[str]
     ) -> str:
         """Return the shell command that runs an episode again, as it is typed in ``start``."""
-        seen = self._with_paths(lambda path: _relative(os.path.join(self.directory, path), start))
+        seen = self.with_paths(lambda path: _relative(os.path.join(self.directory, path), start))
         typed = ["tdcollect", "replay", _relative(directory, start), str(index)]
         entries = {**vars(seen), "env_kwargs": seen.env_kwargs or None, "directory": None}
         typed += typed_options(entries)
@@ -208,7 +208,8 @@ class Request:
             command = f"PYTHONPATH={shlex.quote(beside)} {command}"  # where evaluate found it
         return command
 
-    def _with_paths(self, change: Callable[[str], str]) -> Request:
+    def with_paths(self, change: Callable[[str], str]) -> Request:
+        """Return the request with the paths of its files changed."""
         return replace(
             self,
             env=with_file(self.env, change),

@@ -27,19 +27,10 @@ TALL = 16  # rows from which it scrolls
 ALIGNED = 40  # columns of a table whose numbers stand at the right
 
 
-@dataclass(frozen=True)
-class Warn:
-    """A paragraph that stands out. (Plain text is a paragraph that does not.)"""
+class Paragraph(NamedTuple):
+    """A paragraph that stands out: ``"warn"``, or a ``"command"`` to copy. A str is plain."""
 
-    part: ClassVar = "warn"
-    text: str
-
-
-@dataclass(frozen=True)
-class Command:
-    """A command in a block of its own, which can be copied."""
-
-    part: ClassVar = "command"
+    part: str
     text: str
 
 
@@ -136,7 +127,7 @@ class Table:
         return " ".join([*marks, *["heat"] * self.heat])
 
 
-Part = str | Warn | Command | Figures | Table
+Part = str | Paragraph | Figures | Table
 Card = tuple[str, str, str]
 """A main number with its name before it, and a remark."""
 

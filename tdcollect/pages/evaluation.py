@@ -27,7 +27,6 @@ from tdcollect.evaluation.ledger import (
 from tdcollect.evaluation.statistics import (
     Interval,
     Quantity,
-    Success,
     Summary,
     ends,
     in_order,
@@ -40,14 +39,13 @@ from tdcollect.pages.build import (
     Card,
     Cell,
     Column,
-    Command,
     Commands,
     Figure,
     Figures,
     Page,
+    Paragraph,
     Part,
     Table,
-    Warn,
     write_page,
 )
 from tdcollect.pages.plots import Values, finite, short
@@ -189,7 +187,8 @@ def _headline(summary: Summary, same: bool) -> list[Card]:
         card("Interquartile mean", middle, middle_interval),
     ]
     if (success := summary.success) is not None:
-        cards.append(("Success rate", *_success_rate(success, summary.confidence)))
+        rate = number_and_interval(success.rate, success.interval, summary.confidence, percents)
+        cards.append(("Success rate", *rate))
     if not same:
         cards.append(card("Mean length", lengths.mean, lengths.mean_interval))
     remark = f"{summary.failed} failed, {lost_words(summary.lost)}{summary.restarted} restarted"
@@ -198,10 +197,9 @@ def _headline(summary: Summary, same: bool) -> list[Card]:
     return [*cards, ("Episodes completed", f"{summary.completed} of {summary.episodes}", remark)]
 
 
-def _success_rate(success: Success, confidence: float) -> tuple[str, str]:
-    found = (success.rate, success.interval.low, success.interval.high)
-    rate, low, high = (percent_text(round(end, 3)) for end in found)
-    return rate, f"{interval_name(confidence)} {low} to {high}"
+def percents(shares: Sequence[float | None]) -> list[str]:
+    """Return shares as percent, with one decimal at most."""
+    return ["-" if share is None else percent_text(round(share, 3)) for share in shares]
 
 
 def _figures(
@@ -285,17 +283,15 @@ def _endings(records: Sequence[Episode], summary: Summary) -> Figure:
     ]
     if (success := summary.success) is not None:
         rows.append(_share_bar("success", success.successes, success.count, "good"))
-        rate, interval = _success_rate(success, summary.confidence)
-        shows += (
-            f" {success.successes} of {count_text(success.count, 'episode')} were a success: "
-            f"{rate} ({interval})."
-        )
+        rate = with_interval(success.rate, success.interval, summary.confidence, percents)
+        of = count_text(success.count, "episode")
+        shows += f" {success.successes} of {of} were a success: {rate}."
     drawing = plots.bars(rows, "episodes", len(records))
     return Figure("endings", "How episodes ended", drawing, shows)
 
 
 def _share_bar(name: str, count: int, of: int, role: str) -> plots.Bar:
-    share = f" ({percent_text(round(count / of, 3))})" if of else ""
+    share = f" ({percents([count / of])[0]})" if of else ""
     return plots.Bar(name, count, f"{count}{share}", role)
 
 
@@ -314,19 +310,20 @@ def _episodes(
     if troubled := [e.index for e in records if e.restarts or not e.completed]:
         what = "Failed, lost" if any(e.lost for e in records) else "Failed"
         them = f"episode{'s' * (len(troubled) > 1)} {listed_text(troubled, 10)}"
-        yield Warn(f"{what} or restarted: {them}.")
+        yield Paragraph("warn", f"{what} or restarted: {them}.")
     if not records:
         return
     yield again.how
-    yield Command(again.of_row(str((lowest or records)[0].index)))
+    yield Paragraph("command", again.of_row(str((lowest or records)[0].index)))
     if len(records) > MOST:
         chosen = _extremes([e for e in records if _finite(e)], lambda e: e.episode_return or 0.0)
         odd = [e for e in records if e.restarts or not _finite(e)][:EXTREMES]
         indices = {e.index for e in (*chosen, *odd)}
-        yield Warn(
+        yield Paragraph(
+            "warn",
             f"The table lists {len(indices)} of {len(records)} episodes: the {EXTREMES} lowest and "
             f"the {EXTREMES} highest returns, and the first {EXTREMES} that failed, were "
-            "restarted, or have no finite return. episodes.jsonl has all."
+            "restarted, or have no finite return. episodes.jsonl has all.",
         )
         listed = [e for e in records if e.index in indices]
     else:
@@ -391,9 +388,10 @@ def _ended(episode: Episode) -> str | Cell:
 
 def _manifest(manifest: Mapping[str, Any]) -> Iterator[Part]:
     for path, values in mixed_values(manifest).items():
-        yield Warn(
+        yield Paragraph(
+            "warn",
             f"Not the same for all episodes: {path}, {listed_text(values)}. Episodes may differ "
-            "from those of one machine."
+            "from those of one machine.",
         )
     paths, texts = zip(*_leaves("", manifest), strict=True)
     columns = [Column("entry", paths), Column("value", texts, "t")]
@@ -526,9 +524,10 @@ def _paired_episodes(comparison: Comparison) -> Iterator[Part]:
     indices = sorted({index for values in by_index for index in values})
     if len(indices) > MOST:
         chosen = {at for values in by_index for at in _extremes([*values], values.__getitem__)}
-        yield Warn(
+        yield Paragraph(
+            "warn",
             f"The table lists {len(chosen)} of {len(indices)} episodes: those with the "
-            f"{EXTREMES} lowest and the {EXTREMES} highest differences of each policy."
+            f"{EXTREMES} lowest and the {EXTREMES} highest differences of each policy.",
         )
         indices = sorted(chosen)
     baseline: dict[int, float] = {}

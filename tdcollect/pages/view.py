@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
-from tdcollect.display import count_text, percent_text
+from tdcollect.display import count_text
 from tdcollect.evaluation.curve import CURVE, Best, Point, read_folder, step_name
 from tdcollect.evaluation.curve import PAGE as CURVE_PAGE
 from tdcollect.evaluation.ledger import (
@@ -49,6 +49,7 @@ from tdcollect.pages.evaluation import (
     commands_of,
     curve_page,
     intervals_sentence,
+    percents,
     report_page,
 )
 from tdcollect.pages.plots import Estimate, intervals
@@ -320,7 +321,6 @@ def _evaluations(evaluations: Sequence[Viewed]) -> Table:
     known = [one.summary for one in evaluations]
     lost = " or lost" if any(s and s.lost for s in known) else ""
     columns = [
-        Column("evaluation", _linked(evaluations)),
         Column("env", [one.env for one in evaluations]),
         Column("policy", [one.policy for one in evaluations]),
         Column("episodes", _each(known, lambda s: str(s.episodes)), "n"),
@@ -328,56 +328,50 @@ def _evaluations(evaluations: Sequence[Viewed]) -> Table:
         Column("95% interval", _each(known, lambda s: ends(s.returns.mean_interval)), "n"),
         Column("length", _each(known, lambda s: s.lengths.mean), "n"),
         Column(f"failed{lost}", _each(known, lambda s: str(s.failed + s.lost)), "n"),
-        Column("status", _statuses(evaluations), "t"),
     ]
     rates = [s.success.rate if s and s.success else None for s in known]
     if any(rate is not None for rate in rates):
-        texts = [None if rate is None else percent_text(round(rate, 3)) for rate in rates]
-        columns.insert(6, Column("success", texts, "n"))
-    return Table(columns, hint="words, or mean>100", name="Evaluations")
+        columns.insert(5, Column("success", percents(rates), "n"))
+    return _listing("evaluation", evaluations, columns, "words, or mean>100")
 
 
 def _suites(suites: Sequence[Viewed]) -> Table:
     known = [one.suite for one in suites]
     boards = [s.aggregates if s is not None else None for s in known]
     columns = [
-        Column("suite", _linked(suites)),
         Column("name", _each(known, lambda s: f"{s.name} {s.version}")),
         Column("policies", _each(known, lambda s: str(len(s.policies))), "n"),
         Column("tasks", _each(known, lambda s: str(len(s.tasks))), "n"),
         Column("evaluations", _each(known, lambda s: str(len(s.cells))), "n"),
         Column("best policy", _each(boards, lambda found: found.ranking()[0][1])),
-        Column("status", _statuses(suites), "t"),
     ]
-    return Table(columns, name="Suites")
+    return _listing("suite", suites, columns)
 
 
 def _curves(curves: Sequence[Viewed]) -> Table:
     best = [one.best for one in curves]
     columns = [
-        Column("learning curve", _linked(curves)),
         Column("env", [one.env for one in curves]),
         Column("policy", [one.policy for one in curves]),
         Column("evaluations", [str(len(one.curve)) for one in curves], "n"),
         Column("best", _each(best, lambda one: one.value), "n"),
         Column("at step", _each(best, lambda one: f"{one.step:,}"), "n"),
-        Column("last mean return", [one.curve[-1].mean if one.curve else None for one in curves],
-               "n"),
-        Column("status", _statuses(curves), "t"),
-    ]  # fmt: skip
-    return Table(columns, name="Learning curves")
+        Column("last mean return", [o.curve[-1].mean if o.curve else None for o in curves], "n"),
+    ]
+    return _listing("learning curve", curves, columns)
 
 
 def _each(things: Sequence[T | None], value: Callable[[T], Any]) -> list[Any]:
     return [None if thing is None else value(thing) for thing in things]
 
 
-def _linked(found: Sequence[Viewed]) -> list[Cell]:
-    return [Cell(one.path, one.page) for one in found]
-
-
-def _statuses(found: Sequence[Viewed]) -> list[Cell]:
-    return [Cell(one.status, kind="" if one.status == FINISHED else "bad") for one in found]
+def _listing(
+    kind: str, found: Sequence[Viewed], columns: Sequence[Column], hint: str = "words"
+) -> Table:
+    links = [Cell(one.path, one.page) for one in found]
+    statuses = [Cell(one.status, kind="" if one.status == FINISHED else "bad") for one in found]
+    columns = [Column(kind, links), *columns, Column("status", statuses, "t")]
+    return Table(columns, hint=hint, name=f"{kind.capitalize()}s")
 
 
 def server_of(folder: Path, port: int) -> ThreadingHTTPServer:

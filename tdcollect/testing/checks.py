@@ -288,6 +288,7 @@ def _raised(error: Exception) -> Failed:
     )
 
 
+@dataclass(eq=False)
 class Player(abc.ABC, Generic[E]):
     """Plays one env, and others like it.
 
@@ -296,23 +297,12 @@ class Player(abc.ABC, Generic[E]):
     """
 
     env: E
-
-    def __init__(
-        self,
-        env: E | None,
-        make: Callable[[], E] | None,
-        policy: Callable[[Any], Any] | None,
-        max_episode_steps: int,
-        seed: int,
-    ):
-        if env is not None:
-            self.env = env
-        self.make = make
-        self.policy = policy
-        self.max_episode_steps = max_episode_steps
-        self.seed = seed
-        self.failed: list[str] = []
-        self.is_closed = False
+    make: Callable[[], E] | None
+    policy: Callable[[Any], Any] | None
+    max_episode_steps: int
+    seed: int
+    failed: list[str] = field(default_factory=list, init=False)
+    is_closed: bool = field(default=False, init=False)
 
     @abc.abstractmethod
     def rows(self, env: E, seed: int) -> Iterator[Row]:

@@ -164,12 +164,7 @@ class CountingEnv(gym.Env[np.ndarray[Any, Any], np.int64]):
             )
         expected = self.rules.action(self._count)
         if int(action) != expected:
-            self.wrong_actions += 1
-            if self.raises:
-                raise AssertionError(
-                    f"the action is the one that the state asks for: slot {self.slot}, episode "
-                    f"{self._episode}, step {self._count}: expected {expected}, got {int(action)}"
-                )
+            _note_wrong(self, 1, self.slot, self._episode, self._count, expected, int(action))
         self._count += 1
         ended = self._count >= self.rules.length(self.slot, self._episode)
         self._running = not ended
@@ -193,6 +188,16 @@ def first_episode(seed: int) -> int:
 def next_episode(episode: Number) -> Number:
     """Return the index of the episode after ``episode``; elementwise."""
     return (episode + 1) % _EPISODES
+
+
+def _note_wrong(env: Any, count: int, *seen: float) -> None:
+    """Count wrong actions; a strict env raises with what is seen of the first one."""
+    env.wrong_actions += count
+    if env.raises:
+        raise AssertionError(
+            "the action is the one that the state asks for: slot {}, episode {}, step {}: expected "
+            "{}, got {}".format(*seen)
+        )
 
 
 def _check_wrong_action(wrong_action: str) -> bool:
@@ -364,7 +369,7 @@ class TorchCountingEnv(EnvBase):
         batch, n, device = self.batch_size, rules.num_actions, self.device
         observation = Bounded(0, _MOST, (*batch, 3), dtype=torch.float32, device=device)
         flag = Categorical(2, shape=(*batch, 1), dtype=torch.bool, device=device)
-        flags = {name: flag.clone() for name in (keys.DONE, keys.TERMINATED, keys.TRUNCATED)}
+        flags = {name: flag.clone() for name in keys.FLAGS}
         self.observation_spec = Composite({keys.OBSERVATION: observation}, shape=batch)
         self.action_spec = (
             Categorical(n, shape=batch, dtype=torch.int64, device=device)
@@ -375,12 +380,10 @@ class TorchCountingEnv(EnvBase):
         self.done_spec = Composite(flags, shape=batch)
         slots = torch.arange(batch_size.numel(), device=device).reshape(batch_size)
         self.register_buffer("slot", slots)
-        self.register_buffer("episode", torch.full_like(slots, -1))
-        self.register_buffer("count", torch.zeros_like(slots))
-        self.register_buffer("terminated", torch.zeros_like(slots, dtype=torch.bool))
-        self.register_buffer("truncated", torch.zeros_like(slots, dtype=torch.bool))
-        # Episode numbers that a seed gave, for each slot's next reset; -1 for none.
-        self.register_buffer("seeded", torch.full_like(slots, -1))
+        # Seeded: episode numbers that a seed gave, for each slot's next reset; -1 for none.
+        begun = {"episode": -1, "count": 0, "terminated": False, "truncated": False, "seeded": -1}
+        for name, value in begun.items():
+            self.register_buffer(name, torch.full(batch, value, device=device))
 
     def _set_seed(self, seed: int | None) -> None:
         """Seed slot i with ``seed + i`` at its next reset."""
@@ -437,16 +440,8 @@ class TorchCountingEnv(EnvBase):
         expected = self.rules.action(self.count)
         wrong = mask & (action != expected)
         if wrong.any():
-            self.wrong_actions += int(wrong.sum())
-            if self.raises:
-                slot, episode, step, wanted, got = (
-                    values[wrong][0].item()
-                    for values in (self.slot, self.episode, self.count, expected, action)
-                )
-                raise AssertionError(
-                    f"the action is the one that the state asks for: slot {slot}, episode "
-                    f"{episode}, step {step}: expected {wanted}, got {got}"
-                )
+            about = (self.slot, self.episode, self.count, expected, action)
+            _note_wrong(self, int(wrong.sum()), *(values[wrong][0].item() for values in about))
 
     def _pack(self, source: dict[str, torch.Tensor]) -> TensorDictBase:
         """Return the current state in new tensors."""

@@ -719,10 +719,8 @@ def diagnose(
         >>> print(diagnose("CartPole-v1"))
         >>> diagnose(MyEnv).raise_if_failed()
     """
-    _check_arguments(env, backend, max_episode_steps)
     chosen = select("runs") | select(GROUP, skip=skip)
-    if isinstance(env, str):
-        _check_id(env, backend)
+    _check_arguments(env, backend, max_episode_steps)
     before = GlobalRandomness()
     exam = Examination(env, backend, env_kwargs or {}, max_episode_steps, seed)
     try:
@@ -732,7 +730,8 @@ def diagnose(
     finally:
         _close(exam)
         before.restore()
-    return Report(_name(env), findings)
+    name = env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
+    return Report(name, findings)
 
 
 @checks.rule("runs", "runs", "the env can be made, reset and stepped")
@@ -747,6 +746,7 @@ def _runs(exam: Examination) -> str:
 
 
 def _check_arguments(env: Any, backend: Any, max_episode_steps: int) -> None:
+    """Raise for arguments that cannot be honoured, an unknown id too: a typo says nothing."""
     if isinstance(env, gym.Env) or not (isinstance(env, str) or callable(env)):
         raise TypeError(
             "expected a gymnasium id or a callable that makes a new env at each call, as new envs "
@@ -757,17 +757,13 @@ def _check_arguments(env: Any, backend: Any, max_episode_steps: int) -> None:
     if backend == "envpool" and not isinstance(env, str):
         raise TypeError(f"backend='envpool' expects an EnvPool id, got {env!r}")
     positive_int(max_episode_steps=max_episode_steps)
-
-
-def _check_id(env: str, backend: Any) -> None:
-    """Raise for an unknown id: a typo says nothing about an env."""
     if backend == "envpool":
         check_task_id(env)
-        return
-    module, _, name = env.rpartition(":")
-    if module:
-        importlib.import_module(module)
-    spec_of(name)
+    elif isinstance(env, str):
+        module, _, name = env.rpartition(":")
+        if module:
+            importlib.import_module(module)
+        spec_of(name)
 
 
 def _close(exam: Examination) -> None:
@@ -775,9 +771,3 @@ def _close(exam: Examination) -> None:
         exam.close()
     except Exception as error:  # the findings stand
         warnings.warn(f"closing the env raised {error!r}", stacklevel=2)
-
-
-def _name(env: Any) -> str:
-    if isinstance(env, str):
-        return env
-    return getattr(env, "__name__", None) or type(env).__name__

@@ -105,7 +105,7 @@ class Examination(GymnasiumPlayer):
         else:
             # gymnasium's own checks warn and raise at first steps; the doctor's go further.
             make = partial(gym.make, given, disable_env_checker=True, **kwargs)
-        super().__init__(None, make, None, max_episode_steps, seed)
+        super().__init__(None, make, None, max_episode_steps, seed)  # type: ignore[arg-type]
         self.step_seconds = self.reset_seconds = 0.0
         self.lifetime = 2 * max_episode_steps
         self.changed: Divergence | None = None
@@ -130,7 +130,7 @@ class Examination(GymnasiumPlayer):
 
     def close(self) -> None:
         """Close the env, if it was made."""
-        if hasattr(self, "env"):
+        if self.env is not None:
             super().close()
 
     def require(self, *checks: str) -> None:
@@ -166,10 +166,8 @@ class Examination(GymnasiumPlayer):
     @property
     def limit(self) -> int | None:
         """The time limit of the env's wrappers, in steps."""
-        for layer in _layers(self.env):
-            if isinstance(layer, gym.wrappers.TimeLimit):
-                return steps_of_time_limit(layer)
-        return None
+        limits = (one for one in _layers(self.env) if isinstance(one, gym.wrappers.TimeLimit))
+        return next(map(steps_of_time_limit, limits), None)
 
     def time(self) -> None:
         """Time steps and resets in two episodes; lower ``max_episode_steps`` if they are slow."""
@@ -209,11 +207,9 @@ class Examination(GymnasiumPlayer):
     @cached_property
     def unrepeatable(self) -> Divergence | None:
         """The first difference of two new envs under one seed, or None."""
-        for seed, run in self.fresh.items():
-            found = first_divergence(seed, run, self.run_new(seed, len(run)))
-            if found is not None:
-                return found
-        return None
+        runs = self.fresh.items()
+        found = (first_divergence(seed, run, self.run_new(seed, len(run))) for seed, run in runs)
+        return next(filter(None, found), None)
 
     @cached_property
     def leak(self) -> Leak | None:

@@ -1,32 +1,24 @@
 """Trajectories of a batch: split, join, sum, reassemble. Free functions on TensorDicts."""
 
-from tdcollect.trajectories.assemble import TrajectoryAssembler
-from tdcollect.trajectories.index import TrajectoryIndex
-from tdcollect.trajectories.split import (
-    discounted_returns,
-    first,
-    flatten_time,
-    join_trajectories,
-    last,
-    lengths,
-    returns,
-    segment_sum,
-    unflatten_time,
-    unpad,
-)
-from tdcollect.trajectories.split import split_trajectories as split_trajectories
+from __future__ import annotations
 
-__all__ = [
-    "TrajectoryAssembler",
-    "TrajectoryIndex",
-    "discounted_returns",
-    "first",
-    "flatten_time",
-    "join_trajectories",
-    "last",
-    "lengths",
-    "returns",
-    "segment_sum",
-    "unflatten_time",
-    "unpad",
-]
+from typing import TYPE_CHECKING
+
+from tdcollect.packages import lazy
+
+if TYPE_CHECKING:
+    from tdcollect.trajectories.assemble import TrajectoryAssembler as TrajectoryAssembler
+    from tdcollect.trajectories.index import TrajectoryIndex as TrajectoryIndex
+    from tdcollect.trajectories.split import discounted_returns as discounted_returns
+    from tdcollect.trajectories.split import first as first
+    from tdcollect.trajectories.split import flatten_time as flatten_time
+    from tdcollect.trajectories.split import join_trajectories as join_trajectories
+    from tdcollect.trajectories.split import last as last
+    from tdcollect.trajectories.split import lengths as lengths
+    from tdcollect.trajectories.split import returns as returns
+    from tdcollect.trajectories.split import segment_sum as segment_sum
+    from tdcollect.trajectories.split import split_trajectories as split_trajectories
+    from tdcollect.trajectories.split import unflatten_time as unflatten_time
+    from tdcollect.trajectories.split import unpad as unpad
+
+__getattr__, __dir__, __all__ = lazy(__name__, inner="split_trajectories")

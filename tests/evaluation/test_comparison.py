@@ -47,20 +47,16 @@ def test_a_difference_is_the_policys_return_minus_the_baselines() -> None:
 
 
 def test_holms_correction_over_the_policies_compared() -> None:
+    """Two need none, and a further one changes no other numbers."""
     shifts = [0.0, 1.5, 4.0, 2.5]
     runs = [run(EASE), *(run(EASE + RNG.normal(shift, 12, size=100)) for shift in shifts)]
-    found = compare(*runs, names="abcde")
+    two, found = (compare(*runs[:count], names="abcde"[:count]) for count in (2, 5))
     raw = [d.p_value for d in found.differences]
     order = np.argsort(raw)
     expected = np.minimum(1, np.maximum.accumulate(np.array(raw)[order] * [4, 3, 2, 1]))
     assert [found.differences[i].adjusted_p_value for i in order] == expected.tolist()
     assert "Holm's correction" in str(found)
-
-
-def test_two_policies_need_no_correction_and_a_further_one_changes_no_other_numbers() -> None:
-    runs = [run(EASE + RNG.normal(0, 10, size=100)) for _ in range(4)]
-    two, four = (compare(*runs[:count], names="abcd"[:count]) for count in (2, 4))
-    (d,), (same, *_) = two.differences, four.differences
+    (d,), (same, *_) = two.differences, found.differences
     assert d.adjusted_p_value == d.p_value == same.p_value
     assert d.difference == same.difference
     assert "Holm" not in str(two)
@@ -103,15 +99,12 @@ def power_of(n: int, effect: float, confidence: float) -> float:
     return stats.nct.sf(edge, n - 1, shift) + stats.nct.cdf(-edge, n - 1, shift)
 
 
-def test_episodes_needed_depend_on_the_ratio_alone() -> None:
+def test_episodes_needed_depend_on_the_ratio_alone_or_have_no_answer() -> None:
     assert episodes_needed(-5, 50) == episodes_needed(0.1, 1) == episodes_needed(0.1, 1, 0.8, 0.95)
     assert episodes_needed(1.0, 0.0) == 2
     (d,) = compare(run(EASE), run(EASE + RNG.normal(2, 12, size=100)), names="ab").differences
     assert d.episodes_needed(d.detectable() * 1.0001) == 100
     assert d.episodes_needed(d.detectable() * 0.99) > 100
-
-
-def test_episodes_needed_refuses_what_has_no_answer() -> None:
     for arguments, said in [
         ((0, 1), "expected a finite difference other than zero, got 0"),
         ((1, -1), "expected a finite standard deviation, not negative, got -1"),

@@ -64,7 +64,7 @@ def test_arrays_are_those_that_sb3s_callback_writes(tmp_path: Path) -> None:
         np.testing.assert_array_equal(found[name], array)
 
 
-def test_evaluations_are_written_by_training_steps_and_episodes_by_index(tmp_path: Path) -> None:
+def test_arrays_are_in_order_and_without_successes_that_are_not_all_known(tmp_path: Path) -> None:
     early, late = ledger([1.0, 2.0]), ledger([3.0, 4.0])
     first = export({100: late[::-1], 0: early}, "npz", tmp_path / "e.npz")
     found = np.load(first)
@@ -72,10 +72,6 @@ def test_evaluations_are_written_by_training_steps_and_episodes_by_index(tmp_pat
     assert found["results"].tolist() == [[1.0, 2.0], [3.0, 4.0]]
     second = export({0: early, 100: late}, "npz", tmp_path / "f.npz")
     assert first.read_bytes() == second.read_bytes()
-
-
-def test_arrays_of_no_episodes_and_without_a_word_on_success(tmp_path: Path) -> None:
-    """Successes are left out where the env did not say of every episode."""
     for success in ({0: True}, None):
         records = ledger([1.0, 2.0], success=success)
         assert "successes" not in np.load(export({0: records}, "npz", tmp_path / "e.npz"))
@@ -100,6 +96,7 @@ def test_what_the_format_cannot_hold_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_frame_has_a_row_an_episode_and_the_ledgers_keys() -> None:
+    """And the same dtypes without rows, but for seeds of any size."""
     pytest.importorskip("pandas")
     records = ledger([1.5, 2.0, 2.5], failed=[1], success={0: True, 2: False})
     frame = to_pandas(records[::-1])
@@ -110,13 +107,8 @@ def test_a_frame_has_a_row_an_episode_and_the_ledgers_keys() -> None:
     assert frame["success"].tolist()[::2] == [True, False]
     assert frame.loc[1, ["return", "length", "terminated", "success", "digest"]].isna().all()
     assert frame["policy_seed"].tolist() == [e.policy_seed for e in records]
-
-
-def test_frames_without_rows_and_with_seeds_of_any_size() -> None:
-    pytest.importorskip("pandas")
-    (record,) = ledger([1.0])
-    assert to_pandas([]).dtypes.equals(to_pandas([record]).dtypes)
-    assert to_pandas([replace(record, env_seed=2**70)]).loc[0, "env_seed"] == 2**70
+    assert to_pandas([]).dtypes.equals(frame.dtypes)
+    assert to_pandas([replace(records[0], env_seed=2**70)]).loc[0, "env_seed"] == 2**70
 
 
 EXTRA = r"'\.\[evaluate\]' in a clone"

@@ -55,7 +55,7 @@ def whole(tmp_path_factory):
 # The page
 
 
-def test_the_files_are_the_page_and_its_figures(whole) -> None:
+def test_the_files_are_the_page_and_its_figures_and_tell_no_time_and_no_path(whole) -> None:
     written, _ = whole
     directory = written[-1].parent
     assert [str(path.relative_to(directory)) for path in written] == [
@@ -66,6 +66,9 @@ def test_the_files_are_the_page_and_its_figures(whole) -> None:
         "report.html",
     ]
     assert sorted(path for path in directory.rglob("*") if path.is_file()) == sorted(written)
+    for text in (path.read_text() for path in written):
+        assert str(directory) not in text
+        assert not re.search(r"20\d\d-\d\d|metadata|matplotlib", text)
 
 
 def test_the_page_needs_no_other_file_and_lets_none_load(whole) -> None:
@@ -119,32 +122,19 @@ def test_the_page_says_what_the_summary_and_the_manifest_say(whole) -> None:
     assert entries["versions.torch"] == "2.13.0"
     assert entries["seeds.root"] == "0"
     assert entries["max_episode_steps"] == entries["git"] == "none"
-
-
-def test_every_episode_is_there_with_its_outcome(whole) -> None:
-    _, page = whole
     head, *rows = page.tables[1]
     assert head == ["episode", "return", "length", "ended", "success", "restarts", "env seed"]
     assert [int(row[0]) for row in rows] == list(range(40))
-    assert rows[2] == ["2", f"{RETURNS[2]:.5g}", "12", "terminated", "yes", "0", seed(2)]
-    assert rows[3] == ["3", f"{RETURNS[3]:.5g}", "13", "truncated", "no", "1", seed(3)]
-    assert rows[FAILED] == ["7", "-", "-", "failed", "-", "3", seed(FAILED)]
-
-
-def seed(index: int) -> str:
-    return str(records()[index].env_seed)
-
-
-def test_the_lowest_returns_are_named_and_the_call_that_runs_one_again(whole) -> None:
-    _, page = whole
+    seeds = [str(record.env_seed) for record in records()]
+    assert rows[2] == ["2", f"{RETURNS[2]:.5g}", "12", "terminated", "yes", "0", seeds[2]]
+    assert rows[3] == ["3", f"{RETURNS[3]:.5g}", "13", "truncated", "no", "1", seeds[3]]
+    assert rows[FAILED] == ["7", "-", "-", "failed", "-", "3", seeds[FAILED]]
     lowest = min((e for e in records() if e.completed), key=lambda e: e.episode_return)
     assert f"Lowest returns: {lowest.episode_return:.5g} in episode {lowest.index}, " in page.words
     before = 'tdcollect.EvaluationResult.load(".", env, policy).replay('
     assert f"{before}{lowest.index})" in page.words
-    assert (page.values("table", "data-before"), page.values("table", "data-after")) == (
-        [before],
-        [")"],
-    )
+    assert page.values("table", "data-before") == [before]
+    assert page.values("table", "data-after") == [")"]
 
 
 def test_returns_that_equal_the_lengths_are_shown_once_and_said(tmp_path: Path) -> None:
@@ -157,21 +147,17 @@ def test_returns_that_equal_the_lengths_are_shown_once_and_said(tmp_path: Path) 
     assert "Mean length" not in page.words
 
 
-def lead(tmp_path: Path, **changed: str) -> str:
-    """The first line of a report without figures on a policy."""
-    episodes = ledger([1.0], failed=[0])
-    described = manifest(episodes=1)
-    described["policy"].update(changed)
-    write_report(tmp_path, described, episodes, summarize(episodes))
-    (found,) = re.findall('<p class="lead">(.*?)</p>', (tmp_path / "report.html").read_text())
-    return found
-
-
 def test_the_actions_of_a_policy_that_draws_are_sampled(tmp_path: Path) -> None:
-    assert lead(tmp_path) == "Actor · 1 test episode · deterministic actions"
-    assert lead(tmp_path, exploration="random") == "Actor · 1 test episode · sampled actions"
-    drawn = {"exploration": "random", "class": RANDOM}
-    assert lead(tmp_path, **drawn) == "random actions · 1 test episode"
+    episodes = ledger([1.0], failed=[0])
+    for name, exploration, said in [
+        ("lab.Actor", "deterministic", "Actor · 1 test episode · deterministic actions"),
+        ("lab.Actor", "random", "Actor · 1 test episode · sampled actions"),
+        (RANDOM, "random", "random actions · 1 test episode"),
+    ]:
+        described = manifest(name)
+        described["policy"]["exploration"] = exploration
+        write_report(tmp_path, described, episodes, summarize(episodes))
+        assert f'<p class="lead">{said}</p>' in (tmp_path / "report.html").read_text()
 
 
 def test_lost_equal_and_kept_episodes_are_remarked_on(tmp_path: Path) -> None:
@@ -225,11 +211,8 @@ def test_of_many_episodes_those_that_matter_are_listed(tmp_path: Path, monkeypat
 
 
 def test_without_a_completed_episode_there_is_no_figure(tmp_path: Path) -> None:
-    for episodes, said in [
-        ([], "No episode completed."),
-        (ledger([1.0, 2.0], failed=[0, 1]), "0 of 2"),
-    ]:
-        written, page = report(tmp_path, episodes)
+    for values, said in [([], "No episode completed."), ([1.0, 2.0], "0 of 2")]:
+        written, page = report(tmp_path, ledger(values, failed=[0, 1]))
         assert [path.name for path in written] == ["report.html"]
         assert said in page.words
 
@@ -267,14 +250,6 @@ def test_the_same_evaluation_gives_the_same_bytes_in_another_process(whole) -> N
     assert [(again / path.relative_to(written[-1].parent)).read_bytes() for path in written] == [
         path.read_bytes() for path in written
     ]
-
-
-def test_no_time_and_no_path_is_in_the_files(whole) -> None:
-    written, _ = whole
-    for path in written:
-        text = path.read_text()
-        assert str(path.parent) not in text
-        assert not re.search(r"20\d\d-\d\d|metadata|matplotlib", text)
 
 
 # What the figures show
@@ -336,7 +311,7 @@ def test_a_comparison_of_two_says_how_many_episodes_were_won(tmp_path: Path) -> 
     assert [path.read_bytes() for path in again] == [path.read_bytes() for path in written]
 
 
-def test_a_comparison_lists_each_episode(tmp_path: Path) -> None:
+def test_a_comparison_lists_each_episode_or_those_that_differ_most(tmp_path, monkeypatch) -> None:
     runs = [run([1.0, 2.0, 3.0]), run([5.0, 1.0, 1.0], failed=[1]), run([1.0, 2.0, 4.0])]
     _, _, page = compared(tmp_path, *runs, names=["a", "b", "c"])
     assert page.tables[1] == [
@@ -345,9 +320,6 @@ def test_a_comparison_lists_each_episode(tmp_path: Path) -> None:
         ["1", "2", "-", "-", "2", "0"],
         ["2", "3", "1", "-2", "4", "1"],
     ]
-
-
-def test_a_comparison_of_many_episodes_lists_those_that_differ_most(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(evaluation, "MOST", 30)
     monkeypatch.setattr(evaluation, "EXTREMES", 3)
     runs = [run([0.0] * 40), run(range(40))]

@@ -89,14 +89,12 @@ def test_the_seed_decides_intervals_and_no_global_random_state() -> None:
     assert np.random.get_state()[1].tolist() == before  # noqa: NPY002
 
 
-def test_more_values_than_one_batch_of_resamples_give_the_same_interval(monkeypatch) -> None:
+def test_the_number_of_resamples_at_once_changes_nothing(monkeypatch) -> None:
+    """By default, many episodes are resampled fewer times."""
     values = np.array(RETURNS)
     whole = mean_interval(values, 0.95, 1000, np.random.default_rng(0))
     monkeypatch.setattr("tdcollect.evaluation.statistics.BATCH_VALUES", 700)
     assert mean_interval(values, 0.95, 1000, np.random.default_rng(0)) == whole
-
-
-def test_many_episodes_are_resampled_fewer_times_by_default() -> None:
     for count, resamples in [(0, 10_000), (2000, 10_000), (4000, 5000), (10**6, 1000)]:
         assert check_settings(0.95, None, 0, count) == resamples
         assert check_settings(0.95, 7, 0, count) == 7
@@ -105,19 +103,16 @@ def test_many_episodes_are_resampled_fewer_times_by_default() -> None:
 # Failures and unknowns
 
 
-def test_failed_episodes_are_counted_and_have_no_return() -> None:
-    summary = summarize(ledger([1.0, 1000.0, 2.0, 3.0], failed=[1]))
-    assert (summary.episodes, summary.completed, summary.failed) == (4, 3, 1)
-    assert summary.restarted == 1
+def test_failed_and_lost_episodes_are_counted_and_have_no_return() -> None:
+    episodes = ledger([1.0, 1000.0, 2000.0, 3.0], failed=[1, 2], success={0: True, 3: True})
+    summary = summarize(episodes)
+    assert (summary.episodes, summary.completed, summary.failed) == (4, 2, 2)
+    assert summary.restarted == 2
     assert summary.returns.mean == 2.0
-    assert "4 episodes: 3 completed, 1 failed, 1 restarted" in str(summary)
-    assert "mean over 3 completed of 4" in str(summary)
-    assert "1 of 4 episodes failed and have no return" in str(summary)
-
-
-def test_lost_episodes_are_counted_apart() -> None:
-    episodes = ledger([1.0, 1000.0, 2.0, 3.0], failed=[1, 2], success={0: True, 3: True})
-    assert "lost" not in summarize(episodes).to_dict()
+    assert "4 episodes: 2 completed, 2 failed, 2 restarted" in str(summary)
+    assert "mean over 2 completed of 4" in str(summary)
+    assert "2 of 4 episodes failed and have no return" in str(summary)
+    assert "lost" not in summary.to_dict()
     episodes[2] = replace(episodes[2], status="lost")
     summary = summarize(episodes)
     assert (summary.completed, summary.failed, summary.lost) == (2, 1, 1)
@@ -165,16 +160,13 @@ def test_ledgers_without_statistics() -> None:
     assert found.std is found.standard_error is found.mean_interval is None
 
 
-def test_equal_returns_give_intervals_of_no_width() -> None:
+def test_equal_returns_give_intervals_of_no_width_and_nearly_equal_ones_finite_ones() -> None:
     for value, count in [(500.0, 2), (0.1, 3), (0.1, 10), (-1e-300, 3), (1e300, 2)]:
         summary = summarize(ledger([value] * count))
         found = summary.returns
         assert (found.mean, found.std) == (value, 0.0)
         assert found.mean_interval == found.interquartile_mean_interval == Interval(value, value)
         assert "All returns are equal" in str(summary)
-
-
-def test_nearly_equal_returns_give_finite_intervals() -> None:
     rounding, small = [1.0, 1.0, 1.0 + 2e-16], [1e8, 1e8 + 1e-7, 1e8]
     for values in (rounding, small, [0.0] * 99 + [1.0], [1.0, 2.0]):
         found = summarize(ledger(values)).returns
@@ -182,16 +174,13 @@ def test_nearly_equal_returns_give_finite_intervals() -> None:
             assert min(values) - 1e-6 <= interval.low <= interval.high <= max(values) + 1e-6
 
 
-def test_returns_that_are_not_finite_are_said_and_not_averaged() -> None:
+def test_returns_that_are_not_finite_or_few_are_said_to_be_so() -> None:
     for value in (math.nan, math.inf):
         summary = summarize(ledger([1.0, value]))
         assert (summary.returns.not_finite, summary.returns.mean) == (1, None)
         assert summary.lengths.mean == 10.5
         assert "1 returns are NaN or infinite: no statistics of returns" in str(summary)
         text_of(summary)
-
-
-def test_few_episodes_are_said_to_be_few() -> None:
     said = "fewer than 20 episodes hold the truth less often than they say"
     assert said in str(summarize(ledger(RETURNS[:19])))
     assert said not in str(summarize(ledger(RETURNS[:20])))

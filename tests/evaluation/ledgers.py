@@ -105,9 +105,12 @@ def contents(out: Path) -> dict[str, bytes]:
 
 def unfinished(directory: Path, lines: int) -> None:
     """Cut a directory back to the state after a crash at the given number of episodes."""
-    file = directory / "episodes.jsonl"
+    file, shard = directory / "episodes.jsonl", directory / "shard.json"
     file.write_text("".join(file.read_text().splitlines(keepends=True)[:lines]))
-    (directory / "results.json").unlink()
+    if shard.exists():
+        alter(shard, {"ledger": GONE, "manifest": GONE})
+    else:
+        (directory / "results.json").unlink()
 
 
 @dataclass

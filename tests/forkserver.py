@@ -25,15 +25,17 @@ from tdcollect.processes import child
 _IMPORTED = [
     "pytest",
     "gymnasium.vector",
-    "matplotlib",
+    "matplotlib.backends.backend_svg",
+    "matplotlib.figure",
+    "pandas",
     "scipy.stats",
     "torch.optim",
     "torchrl.checkpoint",
     "torchrl.objectives",
     "tdcollect.collect",
     "tdcollect.collectors.multi",
-    "tdcollect.evaluation.evaluate",
-    "tdcollect.evaluation.request",
+    "tdcollect.evaluation.background",
+    "tdcollect.pages.evaluation",
 ]
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 

@@ -83,23 +83,19 @@ def metrics_of(
     # Means of returns that are not finite are what arithmetic makes of them.
     with np.errstate(invalid="ignore"):
         mean = point.mean if point.mean is not None or not len(returns) else float(returns.mean())
-    found: dict[str, Any] = {
-        "reward": _or_nan(mean),
+    found = {
+        "reward": mean,
         "reward_std": _std(returns),
-        "reward_low": _or_nan(point.low),
-        "reward_high": _or_nan(point.high),
+        "reward_low": point.low,
+        "reward_high": point.high,
         "num_episodes": len(returns),
         "failed": point.failed,
-        "episode_length": _or_nan(point.length),
+        "episode_length": point.length,
         "fps": frames_per_second,
         "step": point.step,
-        **custom,
     }
-    return {f"{prefix}/{name}": value for name, value in found.items()}
-
-
-def _or_nan(value: float | None) -> float:
-    return math.nan if value is None else value
+    known = {name: math.nan if value is None else value for name, value in found.items()}
+    return {f"{prefix}/{name}": value for name, value in {**known, **custom}.items()}
 
 
 def _std(returns: np.ndarray[Any, np.dtype[np.float64]]) -> float:

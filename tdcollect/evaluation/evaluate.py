@@ -340,12 +340,12 @@ class Recording:
             own = indices if shard is None else shard.select(indices)
             self.left = [index for index in own if index not in there]
             self._started = time.time()
-            if self.directory is not None and not self.left:
+            if self.left:
+                self.let_in(manifest)
+            elif self.directory is not None:
                 found = self.directory.rechecked
                 self._was_finished = found is not None
                 self._recheck = recheck if found is None else found
-            if self.directory is not None and self.left:
-                self.directory.note_mixed(manifest)
         except BaseException:
             self.close()
             raise

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import operator
 import os
 import pickle
 import threading
@@ -186,8 +185,7 @@ class Evaluator:
         directory = None if output_dir is None else Path(os.path.abspath(output_dir))
         functions = pickled_part("metrics_fn", metrics_fn)
         setup = Setup(job, crew, functions, directory, best, log_prefix, recheck)
-        self._outcomes = Outcomes(setup, on_result)
-        self._courier = Courier(pickle.dumps(setup), self._outcomes.of, queue_size)
+        self._courier = Courier(setup, on_result, queue_size)
         self._end = weakref.finalize(self, _close, self._courier)
 
     # --- evaluations ---
@@ -224,7 +222,7 @@ class Evaluator:
             raise RuntimeError("expected evaluate() in the training loop, not in on_result")
         request = self._request(weights, step, weights_dict)
         metrics: dict[str, Any] = self._courier.ask(request, "evaluate").result()
-        self._outcomes.tell(metrics)
+        self._courier.tell(metrics)
         return metrics
 
     def trigger_eval(
@@ -324,12 +322,12 @@ class Evaluator:
     @property
     def curve(self) -> list[Point]:
         """The points of the learning curve, in the order of steps."""
-        return list(self._outcomes.curve)
+        return list(self._courier.curve)
 
     @property
     def best(self) -> Best | None:
         """The best evaluation: its step, value and file of weights; None before the first."""
-        return self._outcomes.best
+        return self._courier.best
 
     # --- life ---
 
@@ -373,7 +371,7 @@ class Evaluator:
         self._step_counter = int(state_dict.get("step_counter", 0))
 
     def _check_settled(self) -> None:
-        unread = self._outcomes.on_result is None and bool(self._courier.unread)
+        unread = self._courier.on_result is None and bool(self._courier.unread)
         if self.pending or unread:
             raise RuntimeError(
                 "expected no evaluation to be pending, queued, or unread for a state dict; call "
@@ -402,7 +400,8 @@ class Evaluator:
 
     def _next_step(self, step: int | None) -> int:
         if step is not None:
-            return _step_of(step)
+            check.count(step=step)
+            return int(step)
         self._step_counter += 1
         return self._step_counter - 1
 
@@ -516,16 +515,6 @@ def _without_next(key: Any) -> Any:
     return key
 
 
-def _step_of(step: Any) -> int:
-    try:
-        found = operator.index(step)
-    except TypeError:
-        found = -1
-    if found < 0 or isinstance(step, bool):
-        raise ValueError(f"expected step to be an int and not negative, got {step!r}")
-    return found
-
-
 # --- the thread and the process ---
 
 
@@ -569,15 +558,21 @@ class Asked:
 
 
 class Courier:
-    """Takes requests to a process one at a time, in their order, and brings the answers.
+    """Takes requests to a process one at a time, in their order; has the curve of the answers.
 
     One daemon thread waits for both sides; no executor of the standard library, whose threads the
-    end of the interpreter waits for. It runs no env and no policy, and draws no random numbers. It
-    calls ``finish`` with a request and its answer, for the outcome.
+    end of the interpreter waits for. It runs no env and no policy, and draws no random numbers.
     """
 
-    def __init__(self, setup: bytes, finish: Callable[[Asked, Answer], Any], queue_size: int):
-        self._setup, self._finish, self._size = setup, finish, queue_size
+    def __init__(
+        self, setup: Setup, on_result: Callable[[TensorDictBase], Any] | None, queue_size: int
+    ):
+        self._setup, self.on_result, self._size = setup, on_result, queue_size
+        self._first = pickle.dumps(setup)
+        self.curve: list[Point] = []
+        self.best: Best | None = None
+        if setup.output_dir is not None:
+            self.curve, self.best, _ = read_folder(setup.output_dir, setup.best_by, logger.warning)
         self._owner = os.getpid()
         self.changed = threading.Condition()  # of all that follows: a request starts or ends
         self.unread: deque[Any] = deque()  # outcomes of triggered evaluations, also exceptions
@@ -639,7 +634,7 @@ class Courier:
 
     def _serve(self) -> None:
         if self._process is not None:
-            self._process.send(self._setup)
+            self._process.send(self._first)
         while (asked := self._next()) is not None:
             try:
                 outcome = self._outcome(asked)
@@ -665,6 +660,7 @@ class Courier:
                 self.changed.notify_all()
 
     def _outcome(self, asked: Asked) -> Any:
+        """Return the metrics of a request, or its result if it came by ``submit``."""
         request = asked.request
         asked.request = request._replace(weights={**self._latest, **request.weights})
         answer: Answer | Failure = pickle.loads(self._answered(asked.request))
@@ -672,7 +668,27 @@ class Courier:
             self._latest.update(asked.request.weights)
         if isinstance(answer, Failure):
             raise raised_there(answer.error, "the process that evaluates")
-        return self._finish(asked, answer)
+        for line in answer.lost:
+            logger.warning("%s, at step %s", line, request.step)
+        self.curve = with_point(self.curve, answer.point)
+        self.best = answer.best or _best_of(self.curve, self._setup.best_by)
+        if asked.kind == "evaluate":  # whose caller calls on_result itself
+            return answer.metrics
+        self.tell(answer.metrics)
+        if asked.kind == "trigger":
+            return answer.metrics
+        manifest, episodes, errors = pickle.loads(answer.records)
+        replay = _replay_of(self._setup.job, asked.request)
+        return EvaluationResult(manifest, episodes, answer.directory, replay=replay, errors=errors)
+
+    def tell(self, metrics: Mapping[str, Any]) -> None:
+        if self.on_result is None:
+            return
+        try:
+            values = {name: torch.as_tensor(value) for name, value in metrics.items()}
+            self.on_result(TensorDict(values))
+        except Exception:
+            logger.warning("on_result of the Evaluator failed", exc_info=True)
 
     def _answered(self, request: Request) -> bytes:
         """Send a request and wait for its answer; repeat it if the process ends meanwhile."""
@@ -685,7 +701,7 @@ class Courier:
                     raise RuntimeError(
                         f"the Evaluator was shut down before the evaluation at step {request.step}"
                     )
-                messages = [message] if self._process is not None else [self._setup, message]
+                messages = [message] if self._process is not None else [self._first, message]
                 process = self._process = self._process or DriverProcess()
             for one in messages:
                 process.send(one)
@@ -726,44 +742,6 @@ class Courier:
             asked.future.set_exception(outcome)
         else:
             asked.future.set_result(outcome)
-
-
-# --- results ---
-
-
-class Outcomes:
-    """The curve so far, and the outcome of each request."""
-
-    def __init__(self, setup: Setup, on_result: Callable[[TensorDictBase], Any] | None):
-        self._setup, self.on_result = setup, on_result
-        self.curve: list[Point] = []
-        self.best: Best | None = None
-        if setup.output_dir is not None:
-            self.curve, self.best, _ = read_folder(setup.output_dir, setup.best_by, logger.warning)
-
-    def of(self, asked: Asked, answer: Answer) -> Any:
-        """Note an answer; returns the metrics, or the result of a request by ``submit``."""
-        for line in answer.lost:
-            logger.warning("%s, at step %s", line, asked.request.step)
-        self.curve = with_point(self.curve, answer.point)
-        self.best = answer.best or _best_of(self.curve, self._setup.best_by)
-        if asked.kind == "evaluate":  # whose caller calls on_result itself
-            return answer.metrics
-        self.tell(answer.metrics)
-        if asked.kind == "trigger":
-            return answer.metrics
-        manifest, episodes, errors = pickle.loads(answer.records)
-        replay = _replay_of(self._setup.job, asked.request)
-        return EvaluationResult(manifest, episodes, answer.directory, replay=replay, errors=errors)
-
-    def tell(self, metrics: Mapping[str, Any]) -> None:
-        if self.on_result is None:
-            return
-        try:
-            values = {name: torch.as_tensor(value) for name, value in metrics.items()}
-            self.on_result(TensorDict(values))
-        except Exception:
-            logger.warning("on_result of the Evaluator failed", exc_info=True)
 
 
 def _best_of(curve: list[Point], by: str) -> Best | None:

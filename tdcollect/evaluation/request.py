@@ -365,15 +365,20 @@ def _load(policy: Any, file: Path) -> None:
             f"expected a torch module to load {file} into, got {type(policy).__name__}; have the "
             "factory load it, and leave the checkpoint out"
         )
+    with _reading(file, "a checkpoint", f"state_dict of {type(policy).__name__}", "policy"):
+        policy.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
+
+
+@contextmanager
+def _reading(file: Path, what: str, kind: str, source: str) -> Iterator[None]:
+    """Say of which kind the file of weights should be that the block reads."""
     if not file.is_file():
-        raise FileNotFoundError(f"expected a checkpoint, got {file}, which is no file")
+        raise FileNotFoundError(f"expected {what}, got {file}, which is no file")
     try:
-        state = torch.load(file, map_location="cpu", weights_only=True)
-        policy.load_state_dict(state)
+        yield
     except Exception as error:
         raise ValueError(
-            f"{file} is no state_dict of {type(policy).__name__} (written by "
-            f"torch.save(policy.state_dict(), file)): {error}"
+            f"{file} is no {kind} (written by torch.save({source}.state_dict(), file)): {error}"
         ) from error
 
 
@@ -382,14 +387,8 @@ _FIRST = "transforms.0."
 
 def _read_state(file: Path) -> dict[str, Any]:
     """Read the ``state_dict`` of an env without running code from the file."""
-    if not file.is_file():
-        raise FileNotFoundError(f"expected the state of an env, got {file}, which is no file")
-    try:
+    with _reading(file, "the state of an env", "state of an env", "env"):
         state = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise ValueError(
-            f"{file} is no state of an env (written by torch.save(env.state_dict(), file)): {error}"
-        ) from error
     if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
         raise ValueError(
             f"expected {file} to hold a state_dict, got {type(state).__name__}; write it by "
@@ -538,23 +537,34 @@ class RequestedEnv:
     @property
     def bare(self) -> str | Callable[..., Any]:
         """The env with its wrappers and without the transforms: an id, or a callable."""
-        wrappers = self.wrappers
-        if self.outermost is not None:
-            wrappers = (*wrappers, Call(self.name, self.outermost))
-        if not wrappers:
-            return self.env
+        env: Any = self.env
+        if not (self.wrappers or self.outermost):
+            return env
         # A worker process may not know the id; gymnasium imports those of module:id.
-        known = isinstance(self.env, str) and ":" not in self.env
-        return Wrapped(self.name, gym.spec(self.env) if known else self.env, wrappers)  # type: ignore[arg-type]
+        spec: Any = gym.spec(env) if isinstance(env, str) and ":" not in env else env
+        return replace(self, env=spec, transforms=(), state=None)
 
     def __call__(self, **kwargs: Any) -> Any:
         """Make one env."""
-        bare = self.bare
-        made = gym.make(bare, **kwargs) if isinstance(bare, str) else bare(**kwargs)
-        if not self.transforms and self.state is None:
-            return made
-        with closed_on_error(made):
-            return self.finished(made if isinstance(made, EnvBase) else make_env(made))
+        if self.transforms or self.state is not None:
+            made = replace(self, transforms=(), state=None)(**kwargs)
+            with closed_on_error(made):
+                return self.finished(made if isinstance(made, EnvBase) else make_env(made))
+        make: Any = self.env
+        if isinstance(make, (str, EnvSpec)):
+            # gymnasium's checker takes time in each step, and changes nothing.
+            make = partial(gym.make, make, disable_env_checker=True)
+        wrappers = list(self.wrappers)
+        if self.outermost is not None:
+            wrappers.append(Call(self.name, self.outermost))
+        env = make(**kwargs)
+        with closed_on_error(env):
+            if wrappers:
+                _check_gymnasium(env, self.name)
+            for wrapper in wrappers:
+                env = wrapper(env)
+                _check_gymnasium(env, wrapper.name)
+        return env
 
     def finished(self, env: EnvBase) -> EnvBase:
         """Add the transforms to an env of any batch size.
@@ -622,34 +632,6 @@ def _quiet_statistics() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*VecNorm.*")
         yield
-
-
-@dataclass(frozen=True)
-class Wrapped:
-    """A callable that makes a gymnasium env under wrappers."""
-
-    name: str
-    env: str | EnvSpec | Callable[..., Any]
-    wrappers: tuple[Call, ...]
-
-    @property
-    def __name__(self) -> str:
-        return self.name
-
-    def __call__(self, **kwargs: Any) -> gym.Env[Any, Any]:
-        """Make one env."""
-        if isinstance(self.env, (str, EnvSpec)):
-            # gymnasium's checker takes time in each step, and changes nothing.
-            make: Callable[..., Any] = partial(gym.make, self.env, disable_env_checker=True)
-        else:
-            make = self.env
-        env = make(**kwargs)
-        with closed_on_error(env):
-            _check_gymnasium(env, self.name)
-            for wrapper in self.wrappers:
-                env = wrapper(env)
-                _check_gymnasium(env, wrapper.name)
-        return env
 
 
 def _check_gymnasium(env: Any, name: str) -> None:

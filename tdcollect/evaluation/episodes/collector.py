@@ -473,15 +473,14 @@ class EvaluationCollector:
         return remembered
 
     def _unseed(self) -> None:
-        if self.base.is_closed:
+        """Have the next episodes of envs that are given start from fresh entropy."""
+        if self._opened.made or self.base.is_closed:
             return
-        if self._opened.slots is not None:
-            if not self._opened.made:
-                self._opened.slots.unseed()
-        elif isinstance(self.base, GymnasiumEnv):
-            stepper = self.base.stepper
-            fresh = np.random.SeedSequence().generate_state(stepper.num_envs, np.uint32) >> 1
-            stepper.set_seeds([int(seed) for seed in fresh])
+        fresh = (np.random.SeedSequence().generate_state(self.slots, np.uint32) >> 1).tolist()
+        if isinstance(self.base, SlotEnvs):
+            self.base.unseed(fresh)
+        else:
+            self.base.stepper.set_seeds(fresh)
 
     def close(self) -> None:
         """Close the env if it was made here; a second call does nothing."""

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import gymnasium as gym
-import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torchrl.envs import EnvBase, GymWrapper, ParallelEnv, SerialEnv, TransformedEnv
@@ -339,10 +338,9 @@ class SlotEnvs(SteppedEnv):
             for env in self.envs:
                 env.close()
 
-    def unseed(self) -> None:
-        """Have the envs' next episodes start from fresh entropy."""
-        fresh = np.random.SeedSequence().generate_state(len(self.envs), np.uint32) >> 1
-        for env, seed in zip(self.envs, fresh.tolist(), strict=True):
+    def unseed(self, seeds: Sequence[int]) -> None:
+        """Seed the envs, within :meth:`outside`."""
+        for env, seed in zip(self.envs, seeds, strict=True):
             with self.outside(), GlobalStream(seed, self.device):
                 env.set_seed(seed)
 

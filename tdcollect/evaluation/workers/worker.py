@@ -344,7 +344,7 @@ class _Feed(Feed):
 
 def template(end: int) -> None:
     """Fork local workers for the parent, from a process that has imported all."""
-    TensorDict.from_any({})  # which imports pandas, where it is installed
+    TensorDict.from_any(torch.zeros(()))  # which imports pandas, where it is installed
     fork_on_request(end, work)
 
 

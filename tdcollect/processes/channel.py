@@ -56,7 +56,7 @@ def poll_awake(waiting: select.poll, seconds: float) -> list[tuple[int, int]]:
 
 
 class Connection:
-    """Numbered messages with file descriptors, on a socket that is waited for: 12 bytes at least.
+    """Numbered messages on a socket that is waited for: 12 bytes at least.
 
     Args:
         end: one end of a socket pair; owned from now on.
@@ -69,16 +69,14 @@ class Connection:
         """The socket's descriptor, for polling."""
         return self._socket.fileno()
 
-    def send(self, kind: int, sequence: int, payload: bytes = b"", descriptor: int = -1) -> None:
-        """Send a message; with it, a file descriptor."""
+    def send(self, kind: int, sequence: int, payload: bytes) -> None:
+        """Send a message."""
         message = _HEADER.pack(kind, sequence, _MARK, len(payload)) + payload
-        if len(payload) <= _AT_ONCE and descriptor < 0:
+        if len(payload) <= _AT_ONCE:
             self._socket.sendall(message)
             return
         with InterruptsHeld():
             self._socket.sendall(message)
-            if descriptor >= 0:
-                socket.send_fds(self._socket, [b"\0"], [descriptor])
 
     def receive(self) -> tuple[int, int, bytes]:
         """Wait for a message: its kind, its sequence number and its payload.
@@ -94,13 +92,6 @@ class Connection:
             return kind, sequence, b""
         with InterruptsHeld():
             return kind, sequence, self._exactly(length)
-
-    def receive_descriptor(self) -> int:
-        """Wait for the descriptor that follows a message."""
-        _, descriptors, _, _ = socket.recv_fds(self._socket, 1, 1)
-        if not descriptors:
-            raise EOFError
-        return descriptors[0]
 
     def _exactly(self, count: int) -> bytes:
         received = b""
@@ -245,10 +236,11 @@ class RemoteTraceback(Exception):
     """The traceback of an exception in another process, as text."""
 
 
-def described(error: Exception) -> Described:
-    """Return an exception in a form that travels, without the outermost frame of its traceback."""
+def described(error: Exception, frames: int = 1) -> Described:
+    """Return an exception in a form that travels, without the outermost frames of its traceback."""
     trace = error.__traceback__
-    trace = trace.tb_next if trace is not None and trace.tb_next is not None else trace
+    for _ in range(frames):
+        trace = trace.tb_next if trace is not None and trace.tb_next is not None else trace
     text = "".join(traceback.format_exception(type(error), error, trace))
     try:
         # By cloudpickle, for classes of a main program.

@@ -24,7 +24,6 @@ from tdcollect.envs.process.values import (
     Shared,
     fields_of,
     flatten,
-    layout,
     map_arrays,
     nest,
     slot_of,
@@ -73,7 +72,7 @@ class ProcessBackend(Backend):
         self._pool = WorkerPool(factories, count, timeout, start_method, grace)
         self.in_flight = self._pool.in_flight
         try:
-            found = self._pool.started(self._pool.processes)
+            found = self._pool.results(self._pool.launched)
             observation, action = found[0][0]
             for process, given in zip(self._pool.processes, found, strict=True):
                 _check_alike(process, given, found[0][0])
@@ -89,27 +88,16 @@ class ProcessBackend(Backend):
         zeros = [np.zeros((1, *leaf.shape), leaf.dtype) for leaf in self.action.leaves]
         tree, fields = fields_of(create_empty_array(self.observation.space))
         self._shared = Shared(self.num_envs, tree, fields, *fields_of(self.action.read(zeros)))
-        self._file = self._pool.new_file(layout(self.num_envs, self._shared.fields)[1])
-        outcome, observation, self._actions = self._shared.mapped(self._file)
+        outcome, observation, self._actions = self._shared.mapped(self._pool.values)
         self._reward, self._terminated, self._truncated = outcome
         self._observation = nest(tree, observation)
         self._infos: Sequence[Array] = ()
-        self._info_file = -1
-        self._map(self._pool.processes)
-
-    def _map(self, processes: Sequence[WorkerProcess]) -> None:
-        """Have workers map the shared memory, and that of infos if there are any."""
-        self._pool.call("share", self._shared, descriptor=self._file, processes=processes)
-        if self.info:
-            given = (self.num_envs, self.info)
-            file = self._info_file
-            self._pool.call("share_infos", *given, descriptor=file, processes=processes)
+        self._pool.call("share", self._shared, self.info)
 
     def read_info(self, info_keys: Sequence[str] | Mapping[str, Any]) -> None:
         super().read_info(info_keys)
-        self._info_file = self._pool.new_file(layout(self.num_envs, self.info)[1])
-        self._infos = map_arrays(self._info_file, self.num_envs, self.info)
-        self._map(self._pool.processes)
+        self._infos = map_arrays(self._pool.infos, self.num_envs, self.info)
+        self._pool.call("share", self._shared, self.info)
 
     def reset(self, starts: Starts, options: dict[str, Any] | None, out: SlotBuffers) -> None:
         failed, misfits = self._pool.ask("reset", RESET, self._resets(starts, options))
@@ -184,8 +172,8 @@ class ProcessBackend(Backend):
         assert self.can.wait_num is not None
         came: dict[str, list[int]] = {"step": [], "reset": []}
         errors: dict[str, dict[int, Exception]] = {"step": {}, "reset": {}}
-        for asked, answer in self._pool.collect(self.can.wait_num, self._wait_timeout):
-            failed, misfits = self._pool.read(asked.process, answer, asked.slots)
+        for asked in self._pool.collect(self.can.wait_num, self._wait_timeout):
+            failed, misfits = self._pool.outcome(asked)
             fine = [slot for slot in asked.slots if slot not in failed]
             came[asked.verb] += self._write_singly(fine, misfits, failed, out)
             errors[asked.verb].update(sorted(failed.items()))
@@ -258,13 +246,14 @@ class ProcessBackend(Backend):
         return built
 
     def _replace(self, lost: WorkerProcess) -> None:
-        process = self._pool.relaunch(lost)
+        launched = self._pool.relaunch(lost)
+        new = launched.process
         try:
-            (given,) = self._pool.started([process])
-            _check_alike(process, given, (self.observation.space, self.action.space))
-            self._map([process])
+            (given,) = self._pool.results([launched])
+            _check_alike(new, given, (self.observation.space, self.action.space))
+            self._pool.call("share", self._shared, self.info, processes=[new])
         except BaseException:  # half made, it cannot be used
-            self._pool.lose(process, "was ended, as its envs could not be made")
+            self._pool.lose(new, "was ended, as its envs could not be made")
             raise
 
     def save_states(self) -> dict[int, dict[str, Any]]:

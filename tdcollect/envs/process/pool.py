@@ -11,6 +11,7 @@ import select
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -36,6 +37,8 @@ _START_SECONDS = 60.0
 # Seconds before a sleep. A worker has its core to itself; the parent may share one with a worker.
 _WORKER_AWAKE, _PARENT_AWAKE = 1e-3, 2e-4
 
+_NOT_HELD = nullcontext()
+
 
 class WorkerLost(RuntimeError):
     """A worker process ended, or was killed as it hung; the envs of its slots are gone."""
@@ -47,26 +50,15 @@ class WorkerProcess:
     ``control`` is memory in which it notes the slot at work and its calls, two int64 per worker.
     """
 
-    def __init__(
-        self,
-        index: int,
-        slots: range,
-        method: str,
-        factories: Sequence[Callable[[], Any]],
-        control: memoryview,
-    ):
+    def __init__(self, index: int, slots: range, child: Child, control: memoryview):
         self.index = index
         self.slots = slots
+        self.child = child
         self.lost: str | None = None  # the reason; None while it can be asked
         self._control = control
         self._sequence = 0
-        self._child: Child
-        if method == "spawn":
-            self._child = Spawned("tdcollect.envs.process.worker:main")
-        else:
-            self._child = Forked(partial(worker.main, factories=factories))
-        self.pid = self._child.pid
-        self.connection = Connection(self._child.socket)
+        self.pid = child.pid
+        self.connection = Connection(child.socket)
         disown_in_forks(self)
 
     @property
@@ -74,18 +66,14 @@ class WorkerProcess:
         """The slot of its latest call of an env, and the number of calls begun."""
         return self._control[2 * self.index], self._control[2 * self.index + 1]
 
-    def ask(self, kind: int, payload: bytes = b"", descriptor: int = -1) -> bool:
+    def ask(self, kind: int, payload: bytes) -> bool:
         """Send a command; False if the worker has gone."""
         self._sequence = (self._sequence + 1) % 256
         try:
-            self.connection.send(kind, self._sequence, payload, descriptor)
+            self.connection.send(kind, self._sequence, payload)
         except OSError:
             return False
         return True
-
-    def call(self, name: str, *arguments: Any, descriptor: int = -1) -> bool:
-        """Ask for a method of the worker by name."""
-        return self.ask(CALL, packed((name, descriptor >= 0, arguments)), descriptor)
 
     def answer(self) -> bytes | None:
         """Return the answer to the latest command, or raise EOFError if the worker has gone.
@@ -98,18 +86,13 @@ class WorkerProcess:
             raise EOFError from error
         return payload if sequence == self._sequence else None
 
-    def lose(self, reason: str | None = None) -> str:
-        """End the process, for a reason unless it ended by itself; return why it was lost."""
+    def lose(self, reason: str | None) -> None:
+        """End the process, for a reason unless it ended by itself; note why it was lost."""
         if self.lost is None:
             slot, calls = self.at_work
-            how = self.end(GRACE if reason is None else 0.0)
+            how = self.child.end(GRACE if reason is None else 0.0)
             where = f" while slot {slot} was at work" if calls else ""
             self.lost = f"the worker of {named(self.slots)} {reason or how}{where}"
-        return self.lost
-
-    def end(self, seconds: float) -> str:
-        """End the process, which has so long to close its envs; say how it ended."""
-        return self._child.end(seconds)
 
     def disown(self) -> None:
         """In a fork of the parent, which can ask nothing."""
@@ -132,20 +115,29 @@ Commands = Mapping[WorkerProcess, tuple[Sequence[int], bytes]]
 """The slots that each worker is to step or reset, and the payload that says so."""
 
 
-class Posted:
-    """A command for some slots that was sent, and is not waited for at once."""
+class Asked:
+    """A command that was sent to a worker, for some of its slots."""
 
-    def __init__(self, verb: str, slots: Sequence[int], process: WorkerProcess):
+    answer: bytes | None = None
+    """None until it is done, and of a worker that was lost."""
+    done = False
+
+    def __init__(
+        self, verb: str, slots: Sequence[int], process: WorkerProcess, timeout: float | None
+    ):
         self.verb = verb
         self.slots = slots
         self.process = process
-        self.at_work, self.since = process.at_work, time.monotonic()
+        self.timeout = timeout
+        if timeout is not None:
+            self.at_work, self.since = process.at_work, time.monotonic()
 
 
 class WorkerPool:
     """Worker processes that share out N slots, each with a run of them.
 
     An env may take ``timeout`` seconds for one call; those of a worker ``grace`` seconds to close.
+    ``values`` and ``infos`` are files for memory to share, which the workers have open.
     """
 
     def __init__(
@@ -158,38 +150,33 @@ class WorkerPool:
     ):
         self.processes: list[WorkerProcess] = []
         self.seeds: dict[int, int | None] = {}  # of each slot's latest reset, for messages
-        self.timeout = timeout
         self.method = method
+        self._timeout = timeout
         self._grace = grace
         self._factories = list(factories)
-        self._one_core_each = num_workers <= usable_cores()
+        one_core_each = num_workers <= usable_cores()
+        self._awake = (_PARENT_AWAKE, _WORKER_AWAKE) if one_core_each else (0.0, 0.0)
         bounds = [len(factories) * i // num_workers for i in range(num_workers + 1)]
         runs = [range(*pair) for pair in itertools.pairwise(bounds)]
         self._poll = select.poll()
         self._by_descriptor: dict[int, WorkerProcess] = {}  # those that live
-        self._posted: dict[WorkerProcess, Posted] = {}
-        self.in_flight: set[int] = set()  # the slots of these commands
+        self._awaited: dict[WorkerProcess, Asked] = {}  # the latest commands, until they are done
+        self._posted: dict[WorkerProcess, Asked] = {}  # until they are collected
+        self.in_flight: set[int] = set()  # the slots of posted commands
         self.busy: set[int] = set()  # the slots of workers that are at something
-        # Answers to commands that were posted; None of a worker that was lost.
-        self._arrived: dict[WorkerProcess, bytes | None] = {}
-        self._files: list[int] = []
+        self._files = [shared_file(16 * num_workers), shared_file(0), shared_file(0)]
+        _, self.values, self.infos = self._files
         # Also if nobody closes the env: when it is garbage collected, and when the program ends.
         self.end = weakref.finalize(self, _end_all, self.processes, self._files)
-        self._control_file = self.new_file(16 * num_workers)
-        self._control = memoryview(mmap.mmap(self._control_file, 0)).cast("q")
+        self._control = memoryview(mmap.mmap(self._files[0], 0)).cast("q")
         try:
             pickled = [self._pickled(slots) for slots in runs]
             with InterruptsHeld():
-                for index, slots in enumerate(runs):
-                    self.processes.append(self._launch(index, slots, pickled[index]))
+                each = zip(range(num_workers), runs, pickled, strict=True)
+                self.launched = list(itertools.starmap(self._launch, each))
         except BaseException:
             self.end()
             raise
-
-    def new_file(self, size: int) -> int:
-        """The descriptor of a file to share, which is freed when the pool ends."""
-        self._files.append(shared_file(size))
-        return self._files[-1]
 
     # --- starting ------------------------------------------------------------------------------
 
@@ -207,39 +194,52 @@ class WorkerPool:
             ) from error
         return pickled
 
-    def _launch(self, index: int, slots: range, pickled: bytes | None) -> WorkerProcess:
-        factories = self._factories[slots.start : slots.stop]
-        process = WorkerProcess(index, slots, self.method, factories, self._control)
-        awake = _WORKER_AWAKE if self._one_core_each else 0.0
-        process.ask(CALL, packed((index, slots.start, awake, pickled)), self._control_file)
+    def _launch(self, index: int, slots: range, pickled: bytes | None) -> Asked:
+        """Start a worker, in the place of another if there is one, and have it make its envs."""
+        child: Child
+        if pickled is None:
+            factories = self._factories[slots.start : slots.stop]
+            child = Forked(partial(worker.main, factories=factories), self._files)
+        else:
+            child = Spawned("tdcollect.envs.process.worker:main", self._files)
+        process = WorkerProcess(index, slots, child, self._control)
+        self.processes[index : index + 1] = [process]
         self._poll.register(process.connection, select.POLLIN)
         self._by_descriptor[process.connection.fileno()] = process
-        return process
+        payload = packed((index, slots.start, self._awake[1], pickled))
+        timeout = None if self._timeout is None else max(self._timeout, _START_SECONDS)
+        return self._ask("make", process, CALL, slots, payload, timeout)
 
-    def relaunch(self, lost: WorkerProcess) -> WorkerProcess:
-        """Start a new worker in the place of one that was lost."""
+    def relaunch(self, lost: WorkerProcess) -> Asked:
+        """Start a new worker in the place of one that was lost; see :meth:`results`."""
         if lost in self._posted:
             self._take(lost)
         pickled = self._pickled(lost.slots)
         self._control[2 * lost.index + 1] = 0
         with InterruptsHeld():
-            process = self._launch(lost.index, lost.slots, pickled)
-            self.processes[lost.index] = process
-        return process
-
-    def started(self, processes: Sequence[WorkerProcess]) -> list[Any]:
-        """The answer of each worker once it has made its envs; raises as :meth:`call`."""
-        timeout = None if self.timeout is None else max(self.timeout, _START_SECONDS)
-        answers = self._wait("make", processes, timeout)
-        return [self._result(process, answers.get(process)) for process in processes]
+            return self._launch(lost.index, lost.slots, pickled)
 
     # --- asking --------------------------------------------------------------------------------
+
+    def _ask(
+        self,
+        verb: str,
+        process: WorkerProcess,
+        kind: int,
+        slots: Sequence[int],
+        payload: bytes,
+        timeout: float | None,
+    ) -> Asked:
+        """Send a command, to a worker that may be lost."""
+        self._awaited[process] = asked = Asked(verb, slots, process, timeout)
+        if process.lost or not process.ask(kind, payload):
+            self.lose(process)
+        return asked
 
     def call(
         self,
         name: str,
         *arguments: Any,
-        descriptor: int = -1,
         processes: Sequence[WorkerProcess] | None = None,
         verb: str | None = None,
     ) -> list[Any]:
@@ -251,26 +251,31 @@ class WorkerPool:
             WorkerLost: if one is lost.
             Exception: the exception of the first env that failed.
         """
-        asked = self.processes if processes is None else processes
-        if asked and not self.end.alive:
-            raise RuntimeError(f"cannot {verb or name}: the env is closed; make a new one")
-        self.settle(asked)
-        for process in asked:
-            if not process.lost and not process.call(name, *arguments, descriptor=descriptor):
-                self.lose(process)
-        answers = self._wait(verb or name, asked, self.timeout)
-        return [self._result(process, answers.get(process)) for process in asked]
+        verb, processes = verb or name, self.processes if processes is None else processes
+        if processes and not self.end.alive:
+            raise RuntimeError(f"cannot {verb}: the env is closed; make a new one")
+        self.settle(processes)
+        payload = packed((name, arguments))
+        return self.results(
+            [self._ask(verb, p, CALL, p.slots, payload, self._timeout) for p in processes]
+        )
+
+    def results(self, calls: Sequence[Asked]) -> list[Any]:
+        """Wait for the results of calls; raises as :meth:`call`."""
+        self._wait(calls)
+        return [self._result(call) for call in calls]
 
     def ask(self, verb: str, kind: int, commands: Commands) -> Outcome:
         """Have workers step or reset, and wait for all of them."""
         self.settle(commands)
-        for process, (_, payload) in commands.items():
-            if not process.lost and not process.ask(kind, payload):
-                self.lose(process)
-        answers = self._wait(verb, commands, self.timeout)
+        asked = [
+            self._ask(verb, process, kind, *command, self._timeout)
+            for process, command in commands.items()
+        ]
+        self._wait(asked)
         found = Outcome({}, {})
-        for process, (slots, _) in commands.items():
-            failed, misfits = self.read(process, answers.get(process), slots)
+        for each in asked:
+            failed, misfits = self.outcome(each)
             found.failed.update(failed)
             found.misfits.update(misfits)
         return found
@@ -283,60 +288,60 @@ class WorkerPool:
         with InterruptsHeld():  # a command that is on record has been sent
             for process, (slots, payload) in commands.items():
                 assert process not in self._posted, "a worker has one command at a time"
-                self._posted[process] = Posted(verb, slots, process)
                 self.in_flight.update(slots)
                 self.busy.update(process.slots)
-                if process.lost or not process.ask(kind, payload):
-                    self.lose(process)
+                asked = self._ask(verb, process, kind, slots, payload, self._timeout)
+                self._posted[process] = asked
 
-    def collect(
-        self, slots: int, seconds: float | None = None
-    ) -> list[tuple[Posted, bytes | None]]:
+    def collect(self, slots: int, seconds: float | None = None) -> list[Asked]:
         """Wait for posted commands of so many slots, or for so long and then for the next one.
 
         Returns:
-            The commands that were answered, in the order of their workers, each with its answer;
-            None of a worker that was lost.
+            The commands that are done, in the order of their workers.
         """
         end = math.inf if seconds is None else time.monotonic() + seconds
-        awake = _PARENT_AWAKE if self._one_core_each else 0.0
-        while len(self._arrived) < len(self._posted):
-            ready = sum(len(self._posted[process].slots) for process in self._arrived)
+        posted = self._posted.values()
+        while not all(asked.done for asked in posted):
+            ready = sum(len(asked.slots) for asked in posted if asked.done)
             left = end - time.monotonic()
             if ready >= slots or (left <= 0 and ready):
                 break
-            waits = [t for t in (left, self.timeout) if t is not None and 0 < t < math.inf]
-            limit = min(waits) * 1000 if waits else None
-            self._receive(poll_awake(self._poll, awake) or self._poll.poll(limit))
-            self._end_hanging()
-        return [self._take(p) for p in sorted(self._arrived, key=lambda process: process.index)]
+            waits = [t for t in (left, self._timeout) if t is not None and 0 < t < math.inf]
+            self._receive(min(waits, default=None))
+            self._end_hanging(posted)
+        done = [process for process in self.processes if process in self._posted]
+        return [self._take(process) for process in done if self._posted[process].done]
 
-    def settle(self, asked: Iterable[WorkerProcess] | None = None) -> None:
-        """Wait until workers (None for all) have done what was posted; its answers are kept."""
-        if not self._posted:
-            return
-        of = set(self.processes if asked is None else asked)
-        while any(process in of and process not in self._arrived for process in self._posted):
-            limit = None if self.timeout is None else self.timeout * 1000
-            self._receive(self._poll.poll(limit))
-            self._end_hanging()
+    def settle(self, processes: Iterable[WorkerProcess]) -> None:
+        """Wait until workers have done what was posted; its answers are kept."""
+        if self._posted:
+            self._wait([self._posted[p] for p in processes if p in self._posted])
 
     def forget(self) -> None:
         """Drop the answers to what was posted; workers that are still at it finish first."""
-        self.settle()
+        self.settle(self.processes)
         for process in list(self._posted):
             self._take(process)
 
-    def _take(self, process: WorkerProcess) -> tuple[Posted, bytes | None]:
-        """Take a worker's command off the record; returns it, and its answer if that has come."""
-        posted = self._posted.pop(process)
-        self.in_flight.difference_update(posted.slots)
+    def _take(self, process: WorkerProcess) -> Asked:
+        """Take a worker's posted command off the record."""
+        asked = self._posted.pop(process)
+        self.in_flight.difference_update(asked.slots)
         self.busy.difference_update(process.slots)
-        return posted, self._arrived.pop(process, None)
+        return asked
 
-    def _receive(self, events: Iterable[tuple[int, int]]) -> None:
-        """Read answers to what was posted."""
-        with InterruptsHeld():  # an answer that was read is kept
+    def _wait(self, commands: Sequence[Asked]) -> None:
+        """Wait until commands are done."""
+        for asked in commands:
+            while not asked.done:
+                self._receive(asked.timeout)
+                self._end_hanging(commands)
+
+    def _receive(self, seconds: float | None) -> None:
+        """Read answers as they come, for so long at most."""
+        events = poll_awake(self._poll, self._awake[0])
+        events = events or self._poll.poll(None if seconds is None else 1000 * seconds)
+        with InterruptsHeld() if self._posted else _NOT_HELD:  # an answer that was read is kept
             for descriptor, _ in events:
                 process = self._by_descriptor[descriptor]
                 try:
@@ -344,66 +349,22 @@ class WorkerPool:
                 except EOFError:
                     self.lose(process)
                     continue
-                if answer is not None and process in self._posted:
-                    self._arrived[process] = answer
+                if answer is not None and process in self._awaited:
+                    asked = self._awaited.pop(process)
+                    asked.answer, asked.done = answer, True
 
-    def _end_hanging(self) -> None:
+    def _end_hanging(self, commands: Iterable[Asked]) -> None:
         """End the workers whose envs take longer than the timeout for one call."""
-        if self.timeout is None:
-            return
-        now = time.monotonic()
-        for process, posted in list(self._posted.items()):
-            if process in self._arrived or now - posted.since < self.timeout:
+        for asked in commands:
+            if asked.timeout is None or asked.done:
                 continue
-            if process.at_work == posted.at_work:
-                self._lose_hanging(process, posted.verb, self.timeout)
-            posted.at_work, posted.since = process.at_work, now
-
-    def read(self, process: WorkerProcess, answer: bytes | None, slots: Sequence[int]) -> Outcome:
-        """The outcome for ``slots``, from a worker's answer, which is None if it was lost."""
-        if answer is None:
-            return Outcome({slot: _lost(process, slot) for slot in slots}, {})
-        if not answer:
-            return Outcome({}, {})
-        failures, misfits = pickle.loads(answer)
-        return Outcome({slot: self._raised(slot, f) for slot, f in failures.items()}, misfits)
-
-    def _wait(
-        self, verb: str, asked: Iterable[WorkerProcess], timeout: float | None
-    ) -> dict[WorkerProcess, bytes]:
-        """Wait for the answers of workers; one that is lost gives none."""
-        waiting = {process.connection.fileno(): process for process in asked if not process.lost}
-        answers: dict[WorkerProcess, bytes] = {}
-        limit = None if timeout is None else timeout * 1000
-        seen = {process: process.at_work for process in waiting.values()} if limit else {}
-        awake = _PARENT_AWAKE if self._one_core_each else 0.0
-        while waiting:
-            events = poll_awake(self._poll, awake) or self._poll.poll(limit)
-            for descriptor, event in events:
-                process = waiting.get(descriptor)
-                if process is None:
-                    self._receive([(descriptor, event)])
-                    continue
-                try:
-                    answer = process.answer()
-                except EOFError:
-                    self.lose(process)
-                    waiting.pop(descriptor, None)
-                    continue
-                if answer is not None:
-                    answers[process] = answer
-                    waiting.pop(descriptor, None)
-            if not events:
-                for descriptor, process in list(waiting.items()):
-                    if seen[process] == process.at_work:
-                        assert timeout is not None
-                        self._lose_hanging(process, verb, timeout)
-                        del waiting[descriptor]
-                    seen[process] = process.at_work
-        return answers
-
-    def _lose_hanging(self, process: WorkerProcess, verb: str, timeout: float) -> None:
-        self.lose(process, f"was ended, as {verb}() took more than {timeout:g} s")
+            now, at_work = time.monotonic(), asked.process.at_work
+            if now - asked.since < asked.timeout:
+                continue
+            if at_work == asked.at_work:
+                took = f"{asked.verb}() took more than {asked.timeout:g} s"
+                self.lose(asked.process, f"was ended, as {took}")
+            asked.at_work, asked.since = at_work, now
 
     def lose(self, process: WorkerProcess, reason: str | None = None) -> None:
         """Note that a worker has ended, or end it for a reason; its slots are lost with it."""
@@ -411,13 +372,23 @@ class WorkerPool:
             self._poll.unregister(process.connection)
             del self._by_descriptor[process.connection.fileno()]
         process.lose(reason)
-        if process in self._posted:
-            self._arrived.setdefault(process, None)
+        if (asked := self._awaited.pop(process, None)) is not None:
+            asked.done = True
 
-    def _result(self, process: WorkerProcess, answer: bytes | None) -> Any:
-        if answer is None:
-            raise WorkerLost(process.lost)
-        failure, result = pickle.loads(answer)
+    def outcome(self, asked: Asked) -> Outcome:
+        """The outcome of a step or a reset that is done, for its slots."""
+        process, slots = asked.process, asked.slots
+        if asked.answer is None:
+            return Outcome({slot: _lost(process, slot) for slot in slots}, {})
+        if not asked.answer:
+            return Outcome({}, {})
+        failures, misfits = pickle.loads(asked.answer)
+        return Outcome({slot: self._raised(slot, f) for slot, f in failures.items()}, misfits)
+
+    def _result(self, asked: Asked) -> Any:
+        if asked.answer is None:
+            raise WorkerLost(asked.process.lost)
+        failure, result = pickle.loads(asked.answer)
         if failure is not None:
             raise self._raised(*failure)
         return result
@@ -434,14 +405,19 @@ class WorkerPool:
         """Close the envs and end the workers; a second call does nothing."""
         if not self.end.alive:
             return
-        living = [process for process in self.processes if not process.lost]
+        payload = packed(("close", ()))
         try:
-            asked = [process for process in living if process.call("close")]
-            answers = self._wait("close", asked, self._grace)
+            asked = [
+                self._ask("close", process, CALL, process.slots, payload, self._grace)
+                for process in self.processes
+                if not process.lost
+            ]
+            self._wait(asked)
         finally:
             self.end()
-        for process, answer in answers.items():
-            self._result(process, answer)
+        for each in asked:
+            if each.answer is not None:
+                self._result(each)
 
 
 def usable_cores() -> int:
@@ -463,6 +439,6 @@ def _end_all(processes: Sequence[WorkerProcess], files: list[int]) -> None:
     for process in processes:
         process.connection.close()
     for process in processes:
-        process.end(GRACE)
+        process.child.end(GRACE)
     while files:
         os.close(files.pop())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any, NamedTuple
@@ -229,20 +230,19 @@ class Shared(NamedTuple):
         return arrays[:3], arrays[3:split], arrays[split:]
 
 
-def layout(num_envs: int, fields: Sequence[Field | InfoEntry]) -> tuple[list[int], int]:
-    """The offset of each field, which begins a cache line, and the bytes of all."""
+def map_arrays(descriptor: int, num_envs: int, fields: Sequence[Field | InfoEntry]) -> list[Array]:
+    """The fields as arrays ``[N, *shape]`` that share the memory of a file, which grows for them.
+
+    Each begins a cache line.
+    """
     offsets, end = [], 0
     for field in fields:
         offsets.append(end)
         size = num_envs * int(np.prod(field.shape)) * np.dtype(field.dtype).itemsize
         end += -(-size // 64) * 64
-    return offsets, end
-
-
-def map_arrays(descriptor: int, num_envs: int, fields: Sequence[Field | InfoEntry]) -> list[Array]:
-    """The fields as arrays ``[N, *shape]`` that share the memory of a file."""
-    offsets, size = layout(num_envs, fields)
-    memory = mmap.mmap(descriptor, max(size, 1))
+    if os.fstat(descriptor).st_size < end:
+        os.truncate(descriptor, end)
+    memory = mmap.mmap(descriptor, max(end, 1))
     return [
         np.ndarray((num_envs, *field.shape), field.dtype, memory, offset)
         for field, offset in zip(fields, offsets, strict=True)

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-import os
 import pickle
 import re
 import select
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -198,14 +197,14 @@ class Worker(EnvSlots):
     """The envs of consecutive slots, in a process of their own.
 
     ``control`` are two int64: the slot whose env is at work, and how many calls of envs have begun.
+    ``files`` are those of the memory of values and of infos.
     """
 
-    def __init__(self, factories: Sequence[EnvFactory], first: int, control: memoryview):
-        super().__init__(factories, first)
+    def __init__(self, first: int, control: memoryview, files: Sequence[int]):
+        super().__init__((), first)
         self.control = control
+        self.files = files
         self.latest: dict[int, Mapping[str, Any]] = {}
-        self.infos: Sequence[InfoEntry] = ()
-        self.info_arrays: Sequence[Array] = ()
         self.closed = False
 
     def begin(self, slot: int) -> None:
@@ -213,19 +212,16 @@ class Worker(EnvSlots):
         self.control[0] = slot
         self.control[1] += 1
 
-    def share(self, shared: Shared, descriptor: int) -> None:
-        """Map the memory of actions, observations, rewards and flags."""
-        outcome, self.observation, action = shared.mapped(descriptor)
+    def share(self, shared: Shared, infos: Sequence[InfoEntry]) -> None:
+        """Map the memory of actions, observations, rewards and flags, and that of infos."""
+        outcome, self.observation, action = shared.mapped(self.files[0])
         self.reward, self.terminated, self.truncated = outcome
         last = self.first + len(self.factories)
         self.action = [array[self.first : last] for array in action]
         self.observation_tree = shared.observation_tree
         self.action_tree = shared.action_tree
-
-    def share_infos(self, num_envs: int, infos: Sequence[InfoEntry], descriptor: int) -> None:
-        """Map the memory of infos."""
         self.infos = infos
-        self.info_arrays = map_arrays(descriptor, num_envs, infos)
+        self.info_arrays = map_arrays(self.files[1], shared.num_envs, infos)
 
     def step(
         self, slots: Sequence[int] | None, actions: Sequence[Array] | None = None
@@ -237,62 +233,52 @@ class Worker(EnvSlots):
         # Copies: an env may keep or change the array that it is given.
         given = [array.copy() for array in self.action] if actions is None else actions
         unbatched = unstack(nest(self.action_tree, given), len(self.envs))
-        failed: dict[int, Described] = {}
-        misfits: dict[int, Any] = {}
         self.latest = {}
         first, envs = self.first, self.envs
-        for slot in range(first, first + len(envs)) if slots is None else slots:
-            self.begin(slot)
-            try:
-                observation, reward, terminated, truncated, info = envs[slot - first].step(
-                    unbatched[slot - first]
-                )
-                self.reward[slot] = as_reward(reward)
-                self.terminated[slot] = as_flag("terminated", terminated)
-                self.truncated[slot] = as_flag("truncated", truncated)
-            except Exception as error:
-                failed[slot] = described(error)
-                continue
+
+        def step(slot: int) -> tuple[Any, Mapping[str, Any]]:
+            observation, reward, terminated, truncated, info = envs[slot - first].step(
+                unbatched[slot - first]
+            )
+            self.reward[slot] = as_reward(reward)
+            self.terminated[slot] = as_flag("terminated", terminated)
+            self.truncated[slot] = as_flag("truncated", truncated)
             self.latest[slot] = info
-            self._write(slot, observation, info, failed, misfits)
-        return failed, misfits
+            return observation, info
+
+        return self._each(range(first, first + len(envs)) if slots is None else slots, step)
 
     def reset(
         self, starts: Mapping[int, int | None], options: dict[str, Any] | None
     ) -> tuple[dict[int, Described], dict[int, Any]]:
         """Reset some slots, with one seed each or none; returns what :meth:`step` does."""
+
+        def reset(slot: int) -> tuple[Any, Mapping[str, Any]]:
+            return self.envs[slot - self.first].reset(seed=starts[slot], options=options)
+
+        return self._each(starts, reset)
+
+    def _each(
+        self, slots: Iterable[int], call: Callable[[int], tuple[Any, Mapping[str, Any]]]
+    ) -> tuple[dict[int, Described], dict[int, Any]]:
+        """Write the observation and infos of each slot's call to shared memory, if they fit."""
         failed: dict[int, Described] = {}
         misfits: dict[int, Any] = {}
-        for slot, seed in starts.items():
+        for slot in slots:
             self.begin(slot)
             try:
-                observation, info = self.envs[slot - self.first].reset(seed=seed, options=options)
+                observation, info = call(slot)
+                fits = self._put(self.observation_tree, observation, slot)
+                if fits and self.infos:
+                    write_info(self.infos, info, self.info_arrays, slot)
             except Exception as error:
-                failed[slot] = described(error)
+                failed[slot] = described(error, 2)
                 continue
-            self._write(slot, observation, info, failed, misfits)
+            if not fits:
+                if isinstance(info, Mapping):  # only what is asked for: the rest may not travel
+                    info = {entry.key: info[entry.key] for entry in self.infos if entry.key in info}
+                misfits[slot] = (observation, info)
         return failed, misfits
-
-    def _write(
-        self,
-        slot: int,
-        observation: Any,
-        info: Mapping[str, Any],
-        failed: dict[int, Described],
-        misfits: dict[int, Any],
-    ) -> None:
-        """Write an observation and infos to shared memory, or note that they do not fit."""
-        try:
-            fits = self._put(self.observation_tree, observation, slot)
-            if fits and self.infos:
-                write_info(self.infos, info, self.info_arrays, slot)
-        except Exception as error:
-            failed[slot] = described(error)
-            return
-        if not fits:
-            if isinstance(info, Mapping):  # only those that are asked for: others may not travel
-                info = {entry.key: info[entry.key] for entry in self.infos if entry.key in info}
-            misfits[slot] = (observation, info)
 
     def _put(self, tree: Tree, value: Any, slot: int) -> bool:
         """Write an observation; False if the parent has to look at it."""
@@ -362,7 +348,8 @@ class Worker(EnvSlots):
                     self.close()
                 return
             if kind == CALL:
-                answer = self._call(connection, payload)
+                name, given = pickle.loads(payload)
+                answer = self.result_of(getattr(self, name), *given)
             else:
                 arguments = pickle.loads(payload) if payload else (None,)
                 failed, misfits = (self.step if kind == STEP else self.reset)(*arguments)
@@ -372,19 +359,12 @@ class Worker(EnvSlots):
             except OSError:
                 return
 
-    def _call(self, connection: Connection, payload: bytes) -> bytes:
-        """Call a method by its name; answer with its failure or its result."""
-        name, takes_descriptor, arguments = pickle.loads(payload)
-        if takes_descriptor:
-            descriptor = connection.receive_descriptor()
-            arguments = (*arguments, descriptor)
+    def result_of(self, function: Callable[..., Any], *arguments: Any) -> bytes:
+        """Call a function; answer with its failure or its result."""
         try:
-            return packed((None, getattr(self, name)(*arguments)))
+            return packed((None, function(*arguments)))
         except Exception as error:
             return packed(((self.control[0], described(error)), None))
-        finally:
-            if takes_descriptor:
-                os.close(descriptor)
 
 
 def _packed_outcome(failed: dict[int, Described], misfits: dict[int, Any]) -> bytes:
@@ -394,25 +374,27 @@ def _packed_outcome(failed: dict[int, Described], misfits: dict[int, Any]) -> by
         return packed(({**failed, **dict.fromkeys(misfits, described(error))}, {}))
 
 
-def main(end: int, factories: Sequence[EnvFactory] | None = None) -> None:
+def main(
+    end: int, control: int, *files: int, factories: Sequence[EnvFactory] | None = None
+) -> None:
     """Serve a parent at a socket's descriptor, from which the factories come unless given."""
     connection = Connection(socket.socket(fileno=end))
     try:
         _, sequence, payload = connection.receive()
-        descriptor = connection.receive_descriptor()
     except EOFError:
         return
     index, first, awake, blob = pickle.loads(payload)
-    memory = mmap.mmap(descriptor, 0)
-    os.close(descriptor)
-    control = memoryview(memory).cast("q")[2 * index : 2 * index + 2]
-    worker = Worker((), first, control)
-    try:
-        worker.factories = pickle.loads(blob) if factories is None else factories
-        answer = packed((None, worker.make()))
-    except Exception as error:
-        answer = packed(((control[0], described(error)), None))
-        with contextlib.suppress(Exception):
-            worker.close()
-    connection.send(CALL, sequence, answer)
+    memory = memoryview(mmap.mmap(control, 0)).cast("q")[2 * index : 2 * index + 2]
+    worker = Worker(first, memory, files)
+
+    def make() -> Any:
+        try:
+            worker.factories = pickle.loads(blob) if factories is None else factories
+            return worker.make()
+        except Exception:
+            with contextlib.suppress(Exception):
+                worker.close()
+            raise
+
+    connection.send(CALL, sequence, worker.result_of(make))
     worker.serve(connection, awake)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -115,8 +114,6 @@ def check_instance(policy: Any) -> None:
 
 def explain_weights_error(weights: Any, error: Exception) -> None:
     """Raise TypeError from ``error`` for weights that are not a TensorDict."""
-    if not isinstance(error, (AttributeError, TypeError)):
-        return
     if weights is not None and not isinstance(weights, TensorDictBase):
         raise TypeError(
             "expected the policy's weights as a TensorDict, or None for those of the policy that "
@@ -132,16 +129,6 @@ def check_options(options: Any) -> None:
             f"expected options to be a dict, as gymnasium's reset() takes it, got {options!r}; "
             "leave it out for none"
         )
-
-
-@contextmanager
-def explaining(explain: Callable[[Exception], None]) -> Iterator[None]:
-    """Let a function raise a better error than the one on its way."""
-    try:
-        yield
-    except Exception as error:
-        explain(error)
-        raise
 
 
 # ------------------------------------------------------------------------------------ the policy

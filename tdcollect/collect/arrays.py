@@ -30,7 +30,7 @@ from tdcollect._upstream.torchrl import (
     skipped_step,
     steps_alone,
 )
-from tdcollect.collect.lowering import Shown, lower_transforms, member_slots
+from tdcollect.collect.lowering import Shown, inverted, lower_members, lower_transforms
 from tdcollect.collect.step_dict import StepDict, flat, like_rows, sent, with_index
 from tdcollect.collect.transforms import StepTransform
 from tdcollect.envs.adopted import ParallelEnv as OurParallelEnv
@@ -229,6 +229,56 @@ class SlotArrays(InnerEnv):
         return begun
 
 
+class MemberSlots(SlotArrays):
+    """The slots of envs that begin their episodes by their own resets, transforms included."""
+
+    whole = True
+
+    def __init__(
+        self,
+        slots: GymnasiumEnv,
+        members: Sequence[EnvBase],
+        transforms: Sequence[StepTransform],
+        shown: Mapping[Key, torch.Tensor],
+    ):
+        super().__init__(slots)
+        self.transforms = transforms
+        self._members, self._shown = members, shown
+        self._specified: set[Key] | None = None
+        if not all(transform.follows_specs for transform in transforms):
+            specs = members[0].output_spec.values()
+            self._specified = {key for spec in specs for key in spec.keys(True, True)}
+
+    def step(self, given: StepDict, slots: list[int] | None, buffers: StepBuffers) -> Stepped:
+        given = inverted(self.transforms, given)
+        following, error = super().step(given, slots, buffers)
+        for transform in self.transforms:
+            transform.step(given, following)
+        if self._specified is not None:  # the SerialEnv has room for no other entries
+            for key in [key for key in following if key not in self._specified]:
+                del following[key]
+        return following, error
+
+    def entries(self, buffers: StepBuffers) -> StepDict:
+        # Its transforms run on the CPU, wherever home is.
+        return StepDict(zip(self._written, buffers.tensors, strict=True))
+
+    def reset(self, marks: StepDict, slots: list[int], seeds: Seeds, options: Options) -> StepDict:
+        starting = torch.ones(1, dtype=torch.bool)
+        for i, slot in enumerate(slots):
+            member = self._members[slot]
+            given = nested([(keys.RESET, starting)], member.batch_size, member.device)
+            seed = None if seeds is None else [seeds[i]]
+            row = flat(member.reset(given, **reset_arguments(member, seed, options)))
+            for key, shown in self._shown.items():
+                shown[slot] = row[key]
+        self.slots.stepper.follow()
+        begun = StepDict((key, shown.clone()) for key, shown in self._shown.items())
+        flags = torch.zeros_like(marks[keys.RESET])
+        begun.update((key, flags) for key in keys.FLAGS)
+        return begun
+
+
 class TorchRLEnv(InnerEnv):
     """Any TorchRL env without its transforms, stepped by its own code on TensorDicts."""
 
@@ -358,7 +408,6 @@ class ArrayEnv(SteppedEnv):
         self.ends_by_done = known
         if not known:
             self.carried += transformed.done_keys
-        self._inverse = list(reversed(transforms))
         self.parts = [part for part in (*inner.transforms, *transforms) if part.label]
         needy = [part.label for part in self.parts if not part.own_pace]
         self.resets_by_mask = inner.resets_by_mask and not needy
@@ -386,9 +435,7 @@ class ArrayEnv(SteppedEnv):
     ) -> Stepped:
         given = self._taken = step
         if self.transforms:
-            given = StepDict(step)
-            for transform in self._inverse:
-                transform.inv(given)
+            given = inverted(self.transforms, step)
             if keys.STEP in given:
                 slots = self._chosen(given, slots)
                 if slots == []:
@@ -420,12 +467,7 @@ class ArrayEnv(SteppedEnv):
 
     def send(self, step: StepDict, slots: list[int]) -> None:
         """Have ``slots`` take a step, and return at once."""
-        given = step
-        if self.transforms:
-            given = StepDict(step)
-            for transform in self._inverse:
-                transform.inv(given)
-        self._taken = given
+        self._taken = given = inverted(self.transforms, step)
         self.stepper.send(self.base.read_actions(given), slots)  # type: ignore[union-attr]
 
     def send_reset(self, slots: list[int], seeds: Seeds, options: Options) -> None:
@@ -465,7 +507,7 @@ class ArrayEnv(SteppedEnv):
         if chosen.all():
             del given[keys.STEP]
             return slots
-        if not isinstance(self.inner, SlotArrays | TorchRLEnv):
+        if isinstance(self.inner, MemberSlots):
             raise NotImplementedError(
                 "expected a transform that steps all slots, got one that writes "
                 f"{keys.STEP!r} over envs with transforms of their own; set "
@@ -528,7 +570,7 @@ class ArrayEnv(SteppedEnv):
         if isinstance(self.inner, _WholeEnv):  # keeps the rows of the other slots itself
             marks = StepDict(following).exclude(keys.REWARD, keys.EXACT_REWARD, inplace=True)
         marks[keys.RESET] = starting
-        for transform in self._inverse:
+        for transform in reversed(self.transforms):
             transform.prepare(marks)
         begun = self.inner.reset(marks, slots or [], seeds, options)
         for transform in self.transforms:
@@ -668,9 +710,12 @@ def _inner(
         return SlotArrays(base_of(base.inner)), [*lifted, Shown(base.shown, mixes)]
     try:
         slots, members, shown = adopt(base)
-        if members:
-            return member_slots(SlotArrays(slots), members, shown, mixes)
-        return SlotArrays(slots), []
+        if not members:
+            return SlotArrays(slots), []
+        transforms, once = lower_members(members)
+        if once:
+            return SlotArrays(slots), [*transforms, Shown(shown, mixes)]
+        return MemberSlots(slots, members, transforms, shown), []
     except NotKnown as error:
         on_cpu = base.device is None or base.device.type == "cpu"
         reason = str(error) if on_cpu else f"its tensors are on {base.device}"

@@ -36,7 +36,6 @@ from tdcollect.collect.arguments import (
     explain_first_call,
     explain_weights_error,
     explain_wrapping_error,
-    explaining,
     round_up,
 )
 from tdcollect.collect.policy import unknown_class
@@ -366,8 +365,11 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
     ) -> None:
         """Copy weights into the policy; see the parent's method."""
         weights = kwargs.get("policy_weights", policy_or_weights)
-        with explaining(partial(explain_weights_error, weights)):
+        try:
             super().update_policy_weights_(policy_or_weights, worker_ids=worker_ids, **kwargs)
+        except (AttributeError, TypeError) as error:
+            explain_weights_error(weights, error)
+            raise
 
     def reset(self, index: Any = None, **kwargs: Any) -> None:
         """Reset the envs; see the parent's method.
@@ -570,12 +572,14 @@ def refusing(
 ) -> Iterator[None]:
     """Close the env that a collector made if its constructor raises; explain the error."""
     try:
-        with explaining(explain):
-            yield
-    except Exception:
-        if collector._made_env:
-            collector.env.close()
-        raise
+        yield
+    except Exception as error:
+        try:
+            explain(error)
+            raise
+        finally:
+            if collector._made_env:
+                collector.env.close()
 
 
 def check_writes_action(policy: Any, env: EnvBase) -> None:

@@ -49,7 +49,7 @@ class Piece(NamedTuple):
     slot: int
     begin: int
     stop: int
-    ended: bool
+    ended: bool = False
     error: Exception | None = None
     info: Mapping[str, Any] = MappingProxyType({})
 
@@ -59,12 +59,6 @@ class Block(NamedTuple):
 
     entries: dict[Key, torch.Tensor]
     pieces: list[Piece]
-
-
-@dataclass
-class _Running:
-    start: Start
-    begin: int  # its first step in the block
 
 
 @dataclass
@@ -124,11 +118,12 @@ class Episodes:
         self._slots = list(range(self.env.batch_size.numel()))
         self._singly = True
         self._again: deque[Start] = deque()  # episodes to start once more
-        self._running: dict[int, _Running] = {}
+        self._running: dict[int, Start] = {}
         self._beginning: dict[int, Start] = {}  # episodes whose resets are in flight
         self._pieces: list[Piece] = []
-        # By slot: rows in the block, steps since the first start, the step of its time limit.
-        self._at, self._taken, self._due = np.zeros((3, len(self._slots)), np.int64)
+        # By slot: rows in the block, those before its episode, steps since the first start, the
+        # step of its time limit.
+        self._at, self._from, self._taken, self._due = np.zeros((4, len(self._slots)), np.int64)
 
     def __iter__(self) -> Iterator[Block]:
         while self._running or self._beginning or self._start_all():
@@ -136,9 +131,7 @@ class Episodes:
             steps = None if asynchronous else self.steps
             store = Store(self.env, self.left_out, self.place, self.in_one_piece, steps)
             pieces = self._pieces = []
-            self._at[:] = 0
-            for running in self._running.values():
-                running.begin = 0
+            self._at[:] = self._from[:] = 0
             began = time.monotonic()
             for buffers in store.allocate():
                 self._turn(store, buffers)
@@ -146,9 +139,9 @@ class Episodes:
                 over = full or time.monotonic() - began > self.seconds
                 if over or not (self._running or self._beginning):
                     break
-            for slot, run in self._running.items():
-                if self._at[slot] > run.begin:
-                    pieces.append(Piece(run.start, slot, run.begin, int(self._at[slot]), False))
+            for slot, start in self._running.items():
+                if self._at[slot] > self._from[slot]:
+                    self._cut(slot, start)
             yield Block(store.grid(), pieces)
 
     def _start_all(self) -> bool:
@@ -203,14 +196,19 @@ class Episodes:
         """Have episodes run from the present step on."""
         if not starts:
             return
-        ids = [start.traj_id for start in starts.values()]
-        set_ids(self._turns.present, list(starts), ids)
-        for slot, start in starts.items():
-            self._running[slot] = _Running(start, int(self._at[slot]))
-            if self.on_start is not None:
-                self.on_start(slot, start)
+        slots = list(starts)
+        set_ids(self._turns.present, slots, [start.traj_id for start in starts.values()])
+        self._running.update(starts)
+        self._from[slots] = self._at[slots]
         if self.max_episode_steps is not None:
-            self._due[list(starts)] = self._taken[list(starts)] + self.max_episode_steps
+            self._due[slots] = self._taken[slots] + self.max_episode_steps
+        if self.on_start is not None:
+            for slot, start in starts.items():
+                self.on_start(slot, start)
+
+    def _cut(self, slot: int, start: Start, *rest: Any) -> None:
+        """Note the steps of an episode that the block has."""
+        self._pieces.append(Piece(start, slot, int(self._from[slot]), int(self._at[slot]), *rest))
 
     def _turn(self, store: Store, buffers: Any) -> None:
         """Have slots act, take in those that come back, and start episodes in those that are free.
@@ -240,10 +238,7 @@ class Episodes:
         self._at[moved] += 1
         self._taken[moved] += 1
         for slot in ended:
-            run, info = running.pop(slot), env.latest_info(slot)
-            self._pieces.append(
-                Piece(run.start, slot, run.begin, int(self._at[slot]), True, info=info)
-            )
+            self._cut(slot, running.pop(slot), True, None, env.latest_info(slot))
         if env.can.asynchronous:
             turns.take(came)
             self._note({s: self._beginning.pop(s) for s in came.began if s in self._beginning})
@@ -316,22 +311,18 @@ class Episodes:
 
     def _drop_late(self, late: set[int]) -> None:
         """Let go of episodes that are not among the first to start."""
-        for slot, run in list(self._running.items()):
-            if run.start.index in late:
-                del self._running[slot]
-        for slot, start in list(self._beginning.items()):
-            if start.index in late:
-                del self._beginning[slot]
+        for episodes in (self._running, self._beginning):
+            for slot in [slot for slot, start in episodes.items() if start.index in late]:
+                del episodes[slot]
 
     def _break_off(self, error: SlotError, slots: list[int], built: bool = False) -> None:
         """End the episodes of ``slots`` before their time; those without a fault start again."""
-        runs = {slot: self._running.pop(slot) for slot in slots}
-        for slot, run in runs.items():
-            at = int(self._at[slot])
-            self._pieces.append(Piece(run.start, slot, run.begin, at, False, error))
+        starts = {slot: self._running.pop(slot) for slot in slots}
+        for slot, start in starts.items():
+            self._cut(slot, start, False, error)
             if slot not in error.causes:
-                self._again.append(run.start)
-        self._give_up(error, {slot: run.start for slot, run in runs.items()}, built)
+                self._again.append(start)
+        self._give_up(error, starts, built)
 
     def _give_up(self, error: SlotError, starts: dict[int, Start], built: bool = False) -> None:
         """Build the envs that raised anew, unless built; take their episodes out of ``starts``."""

@@ -253,7 +253,7 @@ class Watch:
         self._every = np.arange(env.batch_size.numel())
         self._starting = np.ones(len(self._every), bool)  # slots about to start an episode
         self._tally = Tally(len(self._every))
-        self._call("env_created", env)
+        self.call("env_created", env)
 
     def drop(self, slots: Bools | None = None) -> None:
         """Drop the episodes in flight: of all slots (None), or of these."""
@@ -270,7 +270,7 @@ class Watch:
         self._starting[slots] = False
         self._tally.drop(slots)  # of an episode that an env's failure broke off
         if self._calls["episodes_started"]:
-            self._call("episodes_started", np.asarray(slots, np.int64), step())
+            self.call("episodes_started", np.asarray(slots, np.int64), step())
 
     def stepped(
         self,
@@ -297,9 +297,9 @@ class Watch:
         self._starting[which] = True
         self._starting[list(broken)] = True
         if self._calls["stepped"]:
-            self._call("stepped", taken, step())
+            self.call("stepped", taken, step())
         if ended:
-            self._call("episodes_ended", which, returns, lengths)
+            self.call("episodes_ended", which, returns, lengths)
 
     def step_taken(
         self,
@@ -324,10 +324,6 @@ class Watch:
         if slots:
             self.started(list(slots), lambda: nested(present.items(), self._batch_size))
 
-    def collected(self, batch: TensorDictBase | None, stats: Statistics) -> None:
-        """A collection has ended."""
-        self._call("collection_ended", batch, stats)
-
     def save_state(self) -> dict[str, Any]:
         """The sums of episodes in flight, and which slots are about to start one."""
         sums = {name: vars(self._tally)[name].copy() for name in ("_returns", "_lengths")}
@@ -339,7 +335,8 @@ class Watch:
         self._starting = sums.pop("_fresh")
         vars(self._tally).update(sums)
 
-    def _call(self, event: str, *arguments: Any) -> None:
+    def call(self, event: str, *arguments: Any) -> None:
+        """Call the hooks of an event."""
         for call in self._calls[event]:
             try:
                 call(*arguments)

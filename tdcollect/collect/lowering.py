@@ -8,6 +8,7 @@ episodes by its own ``reset``: it may take no-op steps there, draw numbers, or u
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,11 +19,8 @@ from torchrl.envs.llm.transforms import PolicyVersion
 from tdcollect import keys
 from tdcollect._upstream import torchrl as upstream
 from tdcollect.collect import transforms as on_steps
-from tdcollect.collect.step_dict import StepDict, flat
+from tdcollect.collect.step_dict import StepDict
 from tdcollect.collect.transforms import Applied, Changed, Island, OwnCode, StepTransform
-from tdcollect.envs.adopted import reset_arguments
-from tdcollect.envs.slots import SlotError
-from tdcollect.envs.spaces import nested
 from tdcollect.envs.traits import (
     EnvAction,
     NotKnown,
@@ -36,7 +34,15 @@ from tdcollect.keys import Key, from_next, is_next
 from tdcollect.states import equal
 
 if TYPE_CHECKING:
-    from tdcollect.collect.arrays import InnerEnv, SlotArrays
+    from tdcollect.collect.arrays import InnerEnv
+
+
+def inverted(transforms: Sequence[StepTransform], step: StepDict) -> StepDict:
+    """The step as the env below these transforms, innermost first, takes it."""
+    given = StepDict(step)
+    for transform in reversed(transforms):
+        transform.inv(given)
+    return given
 
 
 class FrameSkip(StepTransform):
@@ -75,9 +81,7 @@ class FrameSkip(StepTransform):
             self._below = [*self._further, *lower_transforms(transforms_of(parent), parent)]
             for transform in self._below:
                 transform.attach(self._inner, self._further)
-        given = StepDict(step)
-        for transform in reversed(self._below):
-            transform.inv(given)
+        given = inverted(self._below, step)
         (buffers,) = self._inner.allocate(1, False, False)
         following, error = self._inner.step(given, None, buffers)
         if error is not None:
@@ -215,18 +219,23 @@ class _EnvByEnv(StepTransform):
         self.cost = transforms[0].cost and f"{transforms[0].cost} and env"
 
     def inv(self, step: StepDict) -> None:
-        rows = self._rows(step)
-        found = [dict(row) for row in rows]
-        for transform, row in zip(self._transforms, rows, strict=True):
-            transform.inv(row)
-        _join(step, rows, found)
+        self._run(step, [transform.inv for transform in self._transforms])
 
     def step(self, step: StepDict, following: StepDict) -> None:
-        taken, rows = self._rows(step), self._rows(following)
+        given = zip(self._transforms, self._rows(step), strict=True)
+        self._run(following, [partial(transform.step, row) for transform, row in given])
+
+    def _run(self, step: StepDict, calls: Sequence[Callable[[StepDict], None]]) -> None:
+        """Call each with the row of its env, and take over what has changed in some rows."""
+        rows = self._rows(step)
         found = [dict(row) for row in rows]
-        for transform, given, row in zip(self._transforms, taken, rows, strict=True):
-            transform.step(given, row)
-        _join(following, rows, found)
+        for call, row in zip(calls, rows, strict=True):
+            call(row)
+        for key in [key for key in step if key not in rows[0]]:
+            del step[key]
+        for key in rows[0]:
+            if any(row[key] is not old.get(key) for row, old in zip(rows, found, strict=True)):
+                step[key] = torch.stack([torch.as_tensor(row[key]) for row in rows])
 
     def _rows(self, step: StepDict) -> list[StepDict]:
         unbound = [(key, value.unbind(0)) for key, value in step.items()]
@@ -234,83 +243,8 @@ class _EnvByEnv(StepTransform):
         return [StepDict((key, values[slot]) for key, values in unbound) for slot in slots]
 
 
-def _join(
-    step: StepDict, rows: Sequence[StepDict], found: Sequence[dict[Key, torch.Tensor]]
-) -> None:
-    """Take over what has changed in some rows since they were found."""
-    for key in [key for key in step if key not in rows[0]]:
-        del step[key]
-    for key in rows[0]:
-        if any(row[key] is not old.get(key) for row, old in zip(rows, found, strict=True)):
-            step[key] = torch.stack([torch.as_tensor(row[key]) for row in rows])
-
-
-class MemberSlots:
-    """The slots of envs that begin their episodes by their own resets; an :class:`InnerEnv`."""
-
-    whole = follows_specs = True
-    resets_by_mask = False
-
-    def __init__(
-        self,
-        arrays: SlotArrays,
-        members: Sequence[EnvBase],
-        transforms: Sequence[StepTransform],
-        shown: Mapping[Key, torch.Tensor],
-    ):
-        self.slots, self.home = arrays.slots, arrays.home
-        self.how, self.cost = arrays.how, arrays.cost
-        self.step_bytes = arrays.step_bytes
-        self.allocate, self.on_host = arrays.allocate, arrays.on_host
-        self.transforms = transforms
-        self._arrays = arrays
-        self._members = members
-        self._shown = shown
-        self._written: set[Key] | None = None
-        if not all(transform.follows_specs for transform in transforms):
-            specs = members[0].output_spec.values()
-            self._written = {key for spec in specs for key in spec.keys(True, True)}
-
-    def step(
-        self, given: StepDict, slots: list[int] | None, buffers: Any
-    ) -> tuple[StepDict, SlotError | None]:
-        given = StepDict(given)
-        for transform in reversed(self.transforms):
-            transform.inv(given)
-        following, error = self._arrays.step(given, slots, buffers)
-        for transform in self.transforms:
-            transform.step(given, following)
-        if self._written is not None:  # the SerialEnv has room for no other entries
-            for key in [key for key in following if key not in self._written]:
-                del following[key]
-        return following, error
-
-    def reset(
-        self,
-        marks: StepDict,
-        slots: list[int],
-        seeds: list[int] | None,
-        options: dict[str, Any] | None,
-    ) -> StepDict:
-        starting = torch.ones(1, dtype=torch.bool)
-        for i, slot in enumerate(slots):
-            member = self._members[slot]
-            given = nested([(keys.RESET, starting)], member.batch_size, member.device)
-            seed = None if seeds is None else [seeds[i]]
-            row = flat(member.reset(given, **reset_arguments(member, seed, options)))
-            for key, shown in self._shown.items():
-                shown[slot] = row[key]
-        self._arrays.slots.stepper.follow()
-        begun = StepDict((key, shown.clone()) for key, shown in self._shown.items())
-        flags = torch.zeros_like(marks[keys.RESET])
-        begun.update((key, flags) for key in keys.FLAGS)
-        return begun
-
-
-def member_slots(
-    arrays: SlotArrays, members: Sequence[EnvBase], shown: Mapping[Key, torch.Tensor], mixes: bool
-) -> tuple[Any, list[StepTransform]]:
-    """The slots of a ``SerialEnv``, and the transforms to run on them; arguments as of `Shown`."""
+def lower_members(members: Sequence[EnvBase]) -> tuple[list[StepTransform], bool]:
+    """The transforms of a ``SerialEnv``'s envs; whether all of them run once for the batch."""
     stacks = [transforms_of(member) for member in members]
     if len({tuple(map(type, stack)) for stack in stacks}) > 1:
         raise NotKnown("its envs have transforms unlike each other's")
@@ -324,9 +258,7 @@ def member_slots(
             once = False
             if not upstream.does_nothing_in_steps(ones[0]):
                 together.append(_EnvByEnv(made))
-    if once:
-        return arrays, [*together, Shown(shown, mixes)]
-    return MemberSlots(arrays, members, together, shown), []
+    return together, once
 
 
 def _lowered_singly(stack: Sequence[T.Transform], env: EnvBase) -> list[StepTransform]:

@@ -100,9 +100,9 @@ class Policy:
         self._checked = checked
         self._noise = noise or GlobalNoise()
         if select is not None:
-            self._call_as_it_is(policy, "is compiled", select)
-        elif as_it_is is not None:
-            self._call_as_it_is(policy, as_it_is)
+            as_it_is = "is compiled"
+        if as_it_is is not None:
+            self._call_as_it_is(policy, as_it_is, select)
         else:
             self._lower(policy)
 

@@ -206,21 +206,15 @@ def _load_slots(collector: Any, state: dict[str, Any], known_ids: bool) -> None:
     if failed:
         _start_afresh(collector, sorted(failed), tried)
         warnings.warn(_not_resumed(failed), stacklevel=4)
-    if "surplus" in state:
-        _load_surplus(collector, state)
-
-
-def _load_surplus(collector: Any, state: dict[str, Any]) -> None:
-    """Have rows that had arrived beyond the latest batch be part of the next one."""
-    if not collector.by_arrival:
+    if "surplus" in state and collector.by_arrival:  # rows beyond the latest batch
+        held = Arrivals(dict(state["surplus"]), state["surplus_slots"])
+        collector._runner.arrivals = held
+    elif "surplus" in state:
         warnings.warn(
             f"{len(state['surplus_slots'])} rows that had arrived are left out: they are for a "
             "collector with by_arrival=True",
-            stacklevel=5,
+            stacklevel=4,
         )
-        return
-    held = Arrivals(dict(state["surplus"]), state["surplus_slots"])
-    collector._runner.arrivals = held
 
 
 def _start_afresh(collector: Any, slots: list[int], disturbed: bool) -> None:

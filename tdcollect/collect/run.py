@@ -158,10 +158,6 @@ class Runner:
         turns = self.arrivals.turns
         return self.stale or (self._collector.by_arrival and turns is not None and turns.lost)
 
-    def lose_position(self) -> None:
-        """The envs have gone on from the carried step."""
-        self.stale = True
-
     def set_position(self, carrier: TensorDictBase | None = None, stale: bool = False) -> None:
         """The envs are at a step: this one, or the carried one (None)."""
         if carrier is not None:
@@ -350,7 +346,7 @@ class Runner:
         first_seeds = None if seed is None else self._seed(seed)[1]
         self.first_states = None
         collector._monitor.drop()
-        self.lose_position()
+        self.stale = True  # the envs go on from the carried step
         if collector.by_arrival and env.base is not None and seed is None:
             env.base.stepper.derive_seeds()  # timing has left the envs' generators anywhere
         place, new_ids = self._place(env), self._parent.trajectory_ids.get_traj_and_increment
@@ -408,11 +404,9 @@ class Runner:
         if plan.env is None:
             return None
         collector, parent = self._collector, self._parent
-        plan.env.drops_unspecified = parent.preallocates
-        env, lower = log.timed_parts(plan.env, lower)
-        loop = self._frames(env, lower, log, gradients)
+        loop = self._frames(plan.env, lower, log, gradients)
         try:
-            entries = (loop.asynchronous if env.can.asynchronous else loop.synchronous)(steps)
+            entries = (loop.asynchronous if plan.env.can.asynchronous else loop.synchronous)(steps)
         except NotTensors as found:
             self._not_tensors, self._has_acted = found.entries, True
             return None
@@ -423,6 +417,8 @@ class Runner:
     def _frames(self, env: ArrayEnv, lower: Lower, log: CollectionLog, gradients: bool) -> Frames:
         collector = self._collector
         tracked = isinstance(collector.policy_version, int)
+        env.drops_unspecified = self._parent.preallocates
+        env, lower = log.timed_parts(env, lower)
         return Frames(
             env,
             lower,
@@ -462,11 +458,9 @@ class Runner:
         env = plan.env
         if env is None or not env.can.asynchronous:  # the env has changed since
             env = self.check_by_arrival()
-        env.drops_unspecified = self._parent.preallocates
         if random != self._arrives_randomly:  # the entries of the rows in flight are others
             self.settle(log)
             self._arrives_randomly = random
-        env, lower = log.timed_parts(env, lower)
         entries, slots = self._frames(env, lower, log, gradients).arriving(count, self.arrivals)
         if gradients:  # the graph ends with the batch
             self.settle(log)
@@ -498,7 +492,7 @@ class Runner:
         lower = None
         if not (collector.compiled_policy or collector.cudagraphed_policy or self.stacked_lazily):
             lower = partial(self.lower, checked=True, policy=self._parent.wrapped_policy)
-        return torchrl_rollout(collector, log, lower, has_acted, self.lose_position, **settings)
+        return torchrl_rollout(collector, log, lower, has_acted, **settings)
 
     def _allot_buffer(self, shrunk: bool) -> None:
         """Give the parent's preallocated batch memory of its own, or the memory of one step."""
@@ -524,10 +518,8 @@ class Runner:
     @property
     def _new_ids(self) -> Callable[[int], torch.Tensor] | None:
         """Gives so many new trajectory ids; None where they are not tracked."""
-        if not self._collector.track_traj_ids:
-            return None
-        new_ids: Callable[[int], torch.Tensor] = self._parent.trajectory_ids.get_traj_and_increment
-        return new_ids
+        ids = self._parent.trajectory_ids
+        return ids.get_traj_and_increment if self._collector.track_traj_ids else None
 
     @property
     def _left_out(self) -> frozenset[Key]:

@@ -811,7 +811,7 @@ class Monitor:
         if self.stats.on:
             self._count(log, start)
         if self._watch is not None:
-            self._watch.collected(log.batch, self.stats)
+            self._watch.call("collection_ended", log.batch, self.stats)
 
     def _count(self, log: CollectionLog, start: float) -> None:
         rewards, ends = log.rewards_and_ends()

@@ -203,21 +203,15 @@ def numbered(found: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     return torch.where(found < 0, ids[(-1 - found).clamp(min=0)], found)
 
 
-def forgotten_entries(
-    step: StepDict, carried: list[Key], reads_first: set[Key], writes: set[Key]
-) -> list[Key]:
+def forgotten_entries(step: StepDict, carried: list[Key], policy: Policy) -> list[Key]:
     """Policy outputs that must be zeroed when an episode starts.
 
     Those are outputs of the step before that the policy reads before it writes them, or may leave
     unwritten. TorchRL zeroes them where some slots, but not all, are reset; the loop by episodes,
     wherever one starts.
     """
-    kept = {*carried, *keys.FLAGS, keys.TRAJ_IDS}
-    return [
-        key
-        for key in step
-        if key not in kept and not is_next(key) and (key in reads_first or key not in writes)
-    ]
+    kept = {*carried, *keys.FLAGS, keys.TRAJ_IDS, *(policy.writes - policy.reads_first)}
+    return [key for key in step if key not in kept and not is_next(key)]
 
 
 def next_step(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,6 @@ def torchrl_rollout(
     log: CollectionLog,
     lower: Lower | None,
     has_acted: bool,
-    lost: Callable[[], None],
     **settings: Any,
 ) -> TensorDictBase | None:
     """Run the rollout of a collector's parent; None where each step goes to the replay buffer.
@@ -40,7 +39,6 @@ def torchrl_rollout(
         log: notes the steps.
         lower: gives the policy on StepDicts; None where it must be called as it is.
         has_acted: the carried step has the policy's outputs already.
-        lost: called where a step is lost: the carried step does not say where the envs are.
         **settings: attributes of the collector, set for this batch.
     """
     parent = CollectorState(collector)
@@ -55,7 +53,7 @@ def torchrl_rollout(
     with (
         changed(collector, **settings),
         changed(parent, **wrapped),
-        _watched_env(collector, log, lost),
+        _watched_env(collector, log),
     ):
         if torch.is_grad_enabled():
             return rollout_with_gradients(collector)
@@ -63,7 +61,7 @@ def torchrl_rollout(
 
 
 @contextmanager
-def _watched_env(collector: Any, log: CollectionLog, lost: Callable[[], None]) -> Iterator[None]:
+def _watched_env(collector: Any, log: CollectionLog) -> Iterator[None]:
     """Note the steps that TorchRL's loop takes: it may end early, and may keep no batch."""
     if not log.wanted and log.watch is None:
         yield
@@ -79,7 +77,7 @@ def _watched_env(collector: Any, log: CollectionLog, lost: Callable[[], None]) -
         try:
             log.note(stepped, env)
         except BaseException:
-            lost()  # the loop has yet to go on to the step that the env is at
+            collector._runner.stale = True  # the loop has yet to go on to the env's step
             raise
         return stepped
 

@@ -63,20 +63,18 @@ class Acting:
     ):
         self._env, self._lower, self._place, self._version = env, lower, place, version
         self._policy: Policy | None = None
-        self._remembered: list[Key] = []
+        self._remembered: list[Key] | None = None
 
     def __call__(self, step: StepDict, slots: list[int]) -> Sequence[Key]:
         if self._version is not None and keys.POLICY_VERSION in step:
             present = step[keys.POLICY_VERSION]
             step[keys.POLICY_VERSION] = torch.full_like(present, self._version())
-        if self._policy is not None:
-            self._place.run(self._policy, step)
-            return self._remembered
-        self._policy = policy = self._lower(step)
+        policy = self._policy
+        if policy is None:
+            self._policy = policy = self._lower(step)
         self._place.run(policy, step)
-        self._remembered = forgotten_entries(
-            step, self._env.carried, policy.reads_first, policy.writes
-        )
+        if self._remembered is None:
+            self._remembered = forgotten_entries(step, self._env.carried, policy)
         return self._remembered
 
     def check(self) -> None:

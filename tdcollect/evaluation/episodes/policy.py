@@ -514,7 +514,7 @@ class Inference:
         """Return the entries that the policy carries from one step to the next."""
         program = self._program
         assert program is not None
-        return forgotten_entries(rows, carried, program.reads_first, program.writes)
+        return forgotten_entries(rows, carried, program)
 
     def probe(self, rows: StepDict) -> StepDict:
         """Run the policy on rows, and refuse it if an output row depends on other rows."""

@@ -878,7 +878,4 @@ def with_progress(batches: Iterator[Any], collector: Any) -> Iterator[Any]:
 
 def marked_slots(mask: torch.Tensor | None) -> list[int]:
     """The slots that a mask ``[*N, 1]`` marks; none where there is no mask."""
-    if mask is None or not mask.any():
-        return []
-    slots: list[int] = mask.reshape(-1).nonzero().reshape(-1).tolist()
-    return slots
+    return [] if mask is None else mask.reshape(-1).nonzero().reshape(-1).tolist()

@@ -149,14 +149,15 @@ class Island(OwnCode):
     """Any transform, called as TorchRL calls it, on TensorDicts of its own."""
 
     cost = "20 to 50 us a step"
+    how = "on a TensorDict of its own: it {}"
     follows_specs = False
 
-    def __init__(self, transform: T.Transform, env: EnvBase, reason: str):
+    def __init__(self, transform: T.Transform, env: EnvBase, reason: str = ""):
         super().__init__(transform, env, Trait())
         self._call = None if upstream.reads_step(transform) else upstream.call_of(transform)
         self._device = env.device
         self._pack = nested_unchecked if env.device in (None, torch.device("cpu")) else nested
-        self.how = f"on a TensorDict of its own: it {reason}"
+        self.how = self.how.format(reason)
 
     def step(self, step: StepDict, following: StepDict) -> None:
         if self._call is not None:
@@ -195,10 +196,7 @@ class InResets(Island):
     """A transform that works in resets alone, by its own code."""
 
     cost = ""
-
-    def __init__(self, transform: T.Transform, env: EnvBase):
-        super().__init__(transform, env, "")
-        self.how = "in resets alone, by its own code"
+    how = "in resets alone, by its own code"
 
     def inv(self, step: StepDict) -> None:
         pass
@@ -292,9 +290,11 @@ class HandedOn(StepTransform):
 
     own_pace = anywhere = True
 
-    def __init__(self, entries: Sequence[tuple[Key, Key, Any]]):
+    def __init__(self, entries: Sequence[tuple[Key, Key, Any]], env: EnvBase):
         self._entries = entries
         self.keys = [kept for _, kept, _ in entries]
+        if set(self.keys).difference(env.observation_spec.keys(True, True)):
+            raise NotKnown("hands on entries that another transform drops")
 
     def step(self, step: StepDict, following: StepDict) -> None:
         for key, kept, _ in self._entries:
@@ -312,17 +312,11 @@ def primer(transform: T.TensorDictPrimer, env: EnvBase) -> StepTransform:
     if draws_or_calls(transform):
         return OwnCode(transform, env, Trait())
     entries = transform.primers.keys(True, True)
-    return _handed_on([(key, key, transform.default_value[key]) for key in entries], env)
+    return HandedOn([(key, key, transform.default_value[key]) for key in entries], env)
 
 
 def env_action(transform: EnvAction, env: EnvBase) -> StepTransform:
-    return _handed_on([(key, kept, 0) for key, kept in transform.pairs], env)
-
-
-def _handed_on(entries: Sequence[tuple[Key, Key, Any]], env: EnvBase) -> StepTransform:
-    if {kept for _, kept, _ in entries}.difference(env.observation_spec.keys(True, True)):
-        raise NotKnown("hands on entries that another transform drops")
-    return HandedOn(entries)
+    return HandedOn([(key, kept, 0) for key, kept in transform.pairs], env)
 
 
 class Version(StepTransform):

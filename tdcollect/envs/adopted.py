@@ -103,7 +103,7 @@ class ParallelEnv(TorchRLParallelEnv, metaclass=_Meta):
     _known: Parts | str | None = None  # the parts of a slot's env, or why they are not known
 
     @classmethod
-    def adopt(cls, env: TorchRLParallelEnv) -> str | None:
+    def adopt(cls, env: EnvBase) -> str | None:
         """Turn a ``ParallelEnv`` of TorchRL's into one of this class, in place.
 
         Args:
@@ -213,8 +213,10 @@ class ParallelEnv(TorchRLParallelEnv, metaclass=_Meta):
             inner = _with_lifted(base, parts.lifted)
             if any(digest != parts.digest for digest in backend.call("digest")):
                 raise NotKnown("the transforms of its slots have different settings")
-            if (odd := _difference(self, inner)) is not None:
-                raise NotKnown(f"the entry {odd!r} would have another spec")
+            theirs, ours = described(self.specs), described(inner.specs)
+            for key in {**theirs, **ours}:
+                if theirs.get(key) != ours.get(key):
+                    raise NotKnown(f"the entry {key!r} would have another spec")
         except BaseException:
             base.close()
             raise
@@ -493,15 +495,6 @@ def _with_lifted(base: GymnasiumEnv, lifted: Sequence[T.Transform]) -> EnvBase:
     return TransformedEnv(base, T.Compose(*clones))
 
 
-def _difference(env: EnvBase, inner: EnvBase) -> Any:
-    """The first entry whose spec is not the same in both envs; None if there is none."""
-    theirs, ours = described(env.specs), described(inner.specs)
-    for key in {**theirs, **ours}:
-        if theirs.get(key) != ours.get(key):
-            return key
-    return None
-
-
 class InfoReader(default_info_dict_reader):
     """TorchRL's default reader of infos, for infos that are Python numbers, too."""
 
@@ -627,9 +620,7 @@ def take_over(env: EnvBase) -> None:
 
     It stays the user's object, and becomes one of :class:`tdcollect.envs.ParallelEnv`.
     """
-    base = base_of(env)
-    if type(base) is TorchRLParallelEnv:
-        ParallelEnv.adopt(base)
+    ParallelEnv.adopt(base_of(env))
 
 
 def adopt(env: EnvBase) -> Adopted:

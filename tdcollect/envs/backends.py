@@ -282,7 +282,7 @@ class VectorBackend(Backend):
         self._latest: Mapping[str, Any] = {}
         self.spec = env.unwrapped.get_attr("spec")[0] if resets_singly else env.spec  # type: ignore[attr-defined]
         # SAME_STEP: first observations and infos of episodes that the vector env began by itself.
-        self._fresh: dict[int, tuple[list[Array], list[Any]]] = {}
+        self._fresh: dict[int, list[Array]] = {}
 
     def reset(self, starts: Starts, options: dict[str, Any] | None, out: SlotBuffers) -> None:
         slots = list(starts)
@@ -291,26 +291,20 @@ class VectorBackend(Backend):
             slots = [slot for slot in slots if starts[slot] is not None or slot in left]
             if not slots:
                 return
-        seeds = [starts.get(slot) for slot in range(self.num_envs)]
-        seeded = any(seed is not None for seed in seeds)
-        options = dict(options or {})
+        seeds: Any = [starts.get(slot) for slot in range(self.num_envs)]
+        given = dict(options or {})
         if len(slots) == self.num_envs:
-            observation, info = self.env.reset(
-                seed=_compact(seeds) if seeded else None,  # type: ignore[arg-type]
-                options=options or None,
-            )
+            seeds = _compact(seeds)
         else:
             if not self.can.reset_singly:
                 raise ValueError(
                     f"{self.env} cannot reset slots {slots} alone; reset all of its "
                     f"{self.num_envs} slots, or use backend='serial'"
                 )
-            mask = np.zeros(self.num_envs, dtype=bool)
+            given["reset_mask"] = mask = np.zeros(self.num_envs, bool)
             mask[slots] = True
-            observation, info = self.env.reset(
-                seed=seeds if seeded else None,  # type: ignore[arg-type]
-                options={**options, "reset_mask": mask},
-            )
+        seeded = any(seed is not None for seed in starts.values())
+        observation, info = self.env.reset(seed=seeds if seeded else None, options=given or None)
         if not isinstance(info, Mapping):
             raise TypeError(
                 f"expected the infos of {self.env} to be a dict, as gymnasium.vector has it, got "
@@ -335,11 +329,9 @@ class VectorBackend(Backend):
             return slots
         for slot in slots:
             if slot in self._fresh:
-                for arrays, rows in zip(
-                    (out.observation, out.info), self._fresh.pop(slot), strict=True
-                ):
-                    for array, row in zip(arrays, rows, strict=True):
-                        array[slot] = row
+                arrays = (*out.observation, *out.info)
+                for array, row in zip(arrays, self._fresh.pop(slot), strict=True):
+                    array[slot] = row
         return waiting
 
     def step(self, actions: Sequence[Array], slots: Sequence[int] | None, out: SlotBuffers) -> None:
@@ -369,10 +361,7 @@ class VectorBackend(Backend):
 
     def _end(self, slot: int, final: Any, info: Mapping[str, Any], out: SlotBuffers) -> None:
         """Keep the first observation of the slot's next episode, and write this one's final one."""
-        self._fresh[slot] = (
-            [array[slot].copy() for array in out.observation],
-            [array[slot].copy() for array in out.info],
-        )
+        self._fresh[slot] = [array[slot].copy() for array in (*out.observation, *out.info)]
         self.observation.write_slot(slot_of(final, slot), out.observation, slot)
         if self.info:
             self._write_info(info, out, slot)

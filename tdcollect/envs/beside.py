@@ -42,9 +42,6 @@ from tdcollect.envs.spaces import SpaceCodec, by_name, compose, key_of, observat
 from tdcollect.envs.traits import TRAITS, NotKnown, flat_transforms, runs_once, traits_of
 from tdcollect.randomness import global_states, set_global_states
 
-Box = tuple[tuple[str, ...], tuple[int, ...], str]
-"""The path of an array of numbers, its shape and its dtype."""
-
 
 class SlotPlan(NamedTuple):
     """The way in which a worker runs a slot."""
@@ -53,7 +50,7 @@ class SlotPlan(NamedTuple):
     direct: bool  # the gymnasium env is stepped without TensorDicts
     draws: bool  # transforms beside it draw random numbers when they step or reset
     entries: Sequence[InfoEntry] = ()  # that come with the infos rather than with the observation
-    boxes: Sequence[Box] = ()  # if not direct, the other observation entries
+    boxes: Sequence[InfoEntry] = ()  # if not direct, the other observation entries
 
 
 class Parts(NamedTuple):
@@ -114,7 +111,7 @@ def _parts_of(env: EnvBase, known: Sequence[type[EnvBase]]) -> Parts:
     _check_specs(inner, base)
     written = [key for end in ends for key in end.out_keys]
     direct = direct and _is_read_alike(base, written)
-    boxes: list[Box] = []
+    boxes: list[InfoEntry] = []
     if direct:
         entries = [_info_entry(key, inner) for key in written]
     else:
@@ -189,8 +186,7 @@ def _is_read_alike(base: Any, others: Sequence[str]) -> bool:
 
 
 def _same_entries(codec: SpaceCodec, spec: Composite) -> bool:
-    ours = compose(codec.paths, [leaf.spec for leaf in codec.leaves], ())
-    return described(ours) == described(spec)
+    return described(compose(codec.specs, ())) == described(spec)
 
 
 def described(spec: Composite) -> dict[Any, Any]:
@@ -204,7 +200,7 @@ def _info_entry(key: Any, env: EnvBase) -> InfoEntry:
     return InfoEntry(key, tuple(spec.shape), dtype)
 
 
-def _split(env: EnvBase) -> tuple[list[InfoEntry], list[Box]]:
+def _split(env: EnvBase) -> tuple[list[InfoEntry], list[InfoEntry]]:
     """Entries of an env's observation that come with the infos, and those of a gymnasium space."""
     entries, boxes = [], []
     for key, spec in env.observation_spec.items(True, True):
@@ -215,7 +211,7 @@ def _split(env: EnvBase) -> tuple[list[InfoEntry], list[Box]]:
         except TypeError as error:
             raise NotKnown(f"NumPy has no dtype for the entry {key!r}") from error
         if spec.shape and spec.dtype is not torch.bool:
-            boxes.append((keys.as_path(key), entry.shape, entry.dtype.str))
+            boxes.append(entry)
         elif isinstance(key, str):
             entries.append(entry)
         else:
@@ -225,10 +221,9 @@ def _split(env: EnvBase) -> tuple[list[InfoEntry], list[Box]]:
     return entries, boxes
 
 
-def _box(shape: tuple[int, ...], dtype: str) -> gym.spaces.Box:
-    kind = np.dtype(dtype)
-    low, high = limits(kind) if kind.kind in "iu" else (-np.inf, np.inf)
-    return gym.spaces.Box(low, high, shape, kind)
+def _box(entry: InfoEntry) -> gym.spaces.Box:
+    low, high = limits(entry.dtype) if entry.dtype.kind in "iu" else (-np.inf, np.inf)
+    return gym.spaces.Box(low, high, entry.shape, entry.dtype)
 
 
 def _dict_space(tree: Mapping[str, Any]) -> gym.spaces.Dict:
@@ -472,10 +467,8 @@ class _TensorDictSlot(SlotEnv):
     """A slot that TorchRL's own code steps, on TensorDicts."""
 
     def _prepare(self, plan: SlotPlan) -> None:
-        self.observation_space = _dict_space(
-            by_name((path, _box(shape, dtype)) for path, shape, dtype in plan.boxes)
-        )
-        self._paths = [path for path, _, _ in plan.boxes]
+        self.observation_space = _dict_space(by_name((box.key, _box(box)) for box in plan.boxes))
+        self._boxes = [box.key for box in plan.boxes]
         self._entries = [entry.key for entry in plan.entries]
         categorical = is_categorical(self._base)
         self._codec = SpaceCodec(self.action_space, keys.ACTION, categorical=categorical)
@@ -507,7 +500,7 @@ class _TensorDictSlot(SlotEnv):
         return self._read(self._present)
 
     def _read(self, entries: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        arrays = ((path, entries[key_of(path)].numpy(force=True)) for path in self._paths)
+        arrays = ((key, entries[key].numpy(force=True)) for key in self._boxes)
         return by_name(arrays), {key: entries[key].numpy(force=True) for key in self._entries}
 
 

@@ -419,6 +419,11 @@ class SpaceCodec:
             return keys.OBSERVATION
         return name
 
+    @property
+    def specs(self) -> list[tuple[Path, TensorSpec]]:
+        """The path and the unbatched spec of each entry."""
+        return [(path, leaf.spec) for path, leaf in zip(self.paths, self.leaves, strict=True)]
+
     def empty(self, *lead: int) -> list[Array]:
         """Uninitialized arrays ``[*lead, *shape]``, one per entry."""
         return [np.empty((*lead, *leaf.shape), leaf.dtype) for leaf in self.leaves]
@@ -464,19 +469,10 @@ class SpaceCodec:
         return unstack(self.read(entries), len(entries[0]))
 
 
-def compose(
-    paths: Sequence[Path], specs: Sequence[TensorSpec], batch_size: Sequence[int]
-) -> Composite:
+def compose(specs: Iterable[tuple[Path, TensorSpec]], batch_size: Sequence[int]) -> Composite:
     """Unbatched specs, each at its path, as one nested ``Composite`` of the given batch size."""
-    composite = Composite(shape=batch_size)
-    for path, spec in zip(paths, specs, strict=True):
-        parent = composite
-        for name in path[:-1]:
-            if name not in parent:
-                parent[name] = Composite(shape=batch_size)
-            parent = parent[name]
-        parent[path[-1]] = spec.expand(*batch_size, *spec.shape)
-    return composite
+    expanded = ((path, spec.expand(*batch_size, *spec.shape)) for path, spec in specs)
+    return Composite(by_name(expanded), shape=batch_size)
 
 
 def nested(

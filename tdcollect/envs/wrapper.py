@@ -149,14 +149,11 @@ class GymnasiumEnv(EnvBase):
         return self.stepper.rebuild(slots)
 
     def _make_specs(self) -> None:
-        batch, entries = self.batch_size, self.stepper.entries
-        action = self.stepper.backend.action
+        batch = self.batch_size
         flags = {name: Categorical(2, shape=(*batch, 1), dtype=torch.bool) for name in keys.FLAGS}
         specs = {
-            "observation_spec": compose(
-                [e.path for e in entries], [e.spec for e in entries], batch
-            ),
-            "action_spec": compose(action.paths, [leaf.spec for leaf in action.leaves], batch),
+            "observation_spec": compose([(e.path, e.spec) for e in self.stepper.entries], batch),
+            "action_spec": compose(self.stepper.backend.action.specs, batch),
             "reward_spec": Unbounded((*batch, 1), dtype=torch.float32),
             "done_spec": Composite(flags, shape=batch),
         }

@@ -203,13 +203,13 @@ def compare(directories: tuple[Path, ...], output_dir: Path | None, as_json: boo
     if len({directory.resolve() for directory in directories}) < len(directories):
         raise click.UsageError("expected directories that differ, got one of them twice")
     import tdcollect
-    from tdcollect.evaluation.ledger import is_finished, number_of_episodes, read_last
+    from tdcollect.evaluation.ledger import asked_indices, is_finished, read_last
     from tdcollect.pages.evaluation import write_comparison_report
 
     results = []
     for directory in directories:
         result = tdcollect.EvaluationResult.load(directory)
-        count = number_of_episodes(result.manifest) - len(result.episodes)
+        count = len(asked_indices(result.manifest)) - len(result.episodes)
         if count or not is_finished(directory):
             lacks = f"{count} of its episodes" if count else "its results"
             if (shard := read_last(directory)[0]) is not None:

@@ -240,11 +240,7 @@ class Directory:
         seconds = round(time.time() - started, 3)
         began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started))
         run = {"began": began, "seconds": seconds, "episodes": ran, **how}
-        self.write_runs([*read_runs(self.path), run])
-
-    def write_runs(self, runs: Sequence[Any]) -> None:
-        """Write the file of times."""
-        write_json(self.path / ledger.RUN, runs)
+        write_json(self.path / ledger.RUN, [*read_runs(self.path), run])
 
     def give_up(self, error: BaseException) -> None:
         """Remove the files if no episode has ever ended; mark a refused evaluation as refused.
@@ -257,13 +253,10 @@ class Directory:
             remove(self.path / ledger.SHARD)
             for name in (ledger.EPISODES, ledger.MANIFEST):
                 (self.path / name).unlink()
-            with suppress(OSError):  # it was there before, and may hold what is not ours
-                (self.path / ledger.TRAJECTORIES).rmdir()
-            with suppress(OSError):  # of a journal on a full disk
-                self.close()  # which removes the lock, too
-            with suppress(OSError):
-                if self._made:
-                    self.path.rmdir()
+            ends = [(self.path / ledger.TRAJECTORIES).rmdir, self.close, self.path.rmdir]
+            for end in ends if self._made else ends[:2]:
+                with suppress(OSError):  # of what is not ours there; of a journal on a full disk
+                    end()
         elif isinstance(error, NotReproducibleError):
             reason = without_process_ids(str(error))
             write_json(self.path / ledger.REFUSED, {"reason": reason})

@@ -347,7 +347,7 @@ def read_manifest(root: Path) -> dict[str, Any]:
             raise ValueError(
                 f"expected {file} as tdcollect writes it, got {name} {value!r}; {_ASK}"
             )
-    given, count = found["seeds"].get("env"), number_of_episodes(found)
+    given, count = found["seeds"].get("env"), len(asked_indices(found))
     if given is not None and not len(given) == len({*given}) == count:
         raise ValueError(
             f"expected {file} to have a seed of its own for each of {count_text(count, 'episode')},"
@@ -371,11 +371,6 @@ def refusal_of(root: Path) -> str | None:
     except ValueError as error:
         return str(error)
     return f"the evaluation was refused: {why}; remove the directory to start anew"
-
-
-def number_of_episodes(manifest: Mapping[str, Any]) -> int:
-    """Return the number of episodes that a manifest asks for."""
-    return len(asked_indices(manifest))
 
 
 def asked_indices(manifest: Mapping[str, Any]) -> Sequence[int]:
@@ -487,10 +482,9 @@ def read_directory(
     """
     root = Path(path)
     manifest = read_manifest(root)
-    for name in (EPISODES, RESULTS, REFUSED, SHARD):  # a pipe has no end, nor has /dev/zero
-        if (root / name).exists() and not (root / name).is_file():
-            report(Problem(root / name, "it is not a file; ask for the directory as it was"))
-            return Files(root, manifest, [])
+    if (root / EPISODES).exists() and not (root / EPISODES).is_file():  # a pipe has no end
+        report(Problem(root / EPISODES, "it is not a file; ask for the directory as it was"))
+        return Files(root, manifest, [])
     if (why := refusal_of(root)) is not None:
         report(Problem(root / REFUSED, why))
     ending = _last_file(root)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from tdcollect.evaluation.evaluate import check_report_extras, finish
 from tdcollect.evaluation.ledger import Episode, Files
 from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.result import EvaluationResult
+from tdcollect.files import write_json
 
 
 def merge(
@@ -68,7 +69,11 @@ def merge(
     episodes, data = _merged_episodes(parts), _kept_data(parts)
     request = _merged_request(parts)
     with closing(Directory(output, manifest, retry_lost=True)) as directory:
-        _check_same(directory, manifest, episodes, data)
+        for unlike in _unlike(directory, manifest, episodes, data):
+            raise ValueError(
+                f"expected {directory.path} to be empty, or to hold this merged evaluation, but "
+                f"{unlike}; choose another directory"
+            )
         there = {episode.index for episode in directory.episodes}
         for index, source in data.items():
             if index not in there:
@@ -77,7 +82,8 @@ def merge(
         finish(directory, result, request, all(part.rechecked for part in parts))
         if not read_runs(output):
             runs = [run for part in parts for run in read_runs(part.root)]
-            directory.write_runs(sorted(runs, key=lambda run: json.dumps(run, sort_keys=True)))
+            runs.sort(key=lambda run: json.dumps(run, sort_keys=True))
+            write_json(output / ledger.RUN, runs)
     return result
 
 
@@ -238,31 +244,22 @@ def _merged_request(parts: Sequence[Files]) -> Request | None:
     return None
 
 
-def _check_same(
+def _unlike(
     directory: Directory,
     manifest: dict[str, Any],
     episodes: Sequence[Episode],
     data: Mapping[int, Path],
-) -> None:
-    """Refuse an output directory that holds anything but the beginning or all of this merge."""
-    wrong = None
+) -> Iterator[str]:
+    """Yield what an output directory holds but for the beginning or all of this merge."""
     by_index = {episode.index: episode for episode in episodes}
+    if not data and (directory.path / ledger.TRAJECTORIES).exists():
+        yield "it holds data of episodes, and the shards have none"
+    if directory.manifest != manifest:
+        yield f"its manifest has other values in {ledger.MIXED!r}"
     for episode in directory.episodes:
         if by_index[episode.index].to_json() != episode.to_json():
-            wrong = f"episode {episode.index} is not the same there"
+            yield f"episode {episode.index} is not the same there"
         elif episode.index in data:
             if not ledger.trajectory_path(directory.path, episode.index).exists():
-                wrong = f"it lacks the data of episode {episode.index}"
-            else:
-                read_data(directory.path, episode, manifest, directory.kept)
-        if wrong:
-            break
-    if directory.manifest != manifest:
-        wrong = f"its manifest has other values in {ledger.MIXED!r}"
-    if not data and (directory.path / ledger.TRAJECTORIES).exists():
-        wrong = "it holds data of episodes, and the shards have none"
-    if wrong:
-        raise ValueError(
-            f"expected {directory.path} to be empty, or to hold this merged evaluation, but "
-            f"{wrong}; choose another directory"
-        )
+                yield f"it lacks the data of episode {episode.index}"
+            read_data(directory.path, episode, manifest, directory.kept)

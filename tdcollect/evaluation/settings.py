@@ -164,13 +164,8 @@ def takes_settings(function: Function) -> Function:
     """Show the settings in the signature of a function, in the place of its ``**settings``."""
     signature = inspect.signature(function)
     own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    settings = [
-        inspect.Parameter(
-            entry.name, inspect.Parameter.KEYWORD_ONLY, default=entry.default, annotation=entry.type
-        )
-        for entry in fields(EvaluationSettings)
-        if entry.init and entry.name not in signature.parameters
-    ]
+    every = inspect.signature(EvaluationSettings).parameters
+    settings = [every[name] for name in every if name not in signature.parameters]
     leading = [p for p in own if p.kind is not p.KEYWORD_ONLY]
     shown = [*leading, *settings, *own[len(leading) :]]
     function.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
@@ -249,10 +244,9 @@ def _seed_by_index(env_seeds: Seeds, indices: Sequence[int]) -> dict[int, int]:
             f"got {env_seeds!r}"
         )
     seed_of = env_seeds if callable(env_seeds) else env_seeds.__getitem__
-    given = {index: seed_of(index) for index in indices}
     index_of: dict[int, int] = {}
-    for index, value in given.items():
-        if not is_count(value):
+    for index in indices:
+        if not is_count(value := seed_of(index)):
             raise ValueError(
                 f"expected env_seeds that are ints and not negative, got {value!r} for episode "
                 f"{index}"
@@ -264,4 +258,4 @@ def _seed_by_index(env_seeds: Seeds, indices: Sequence[int]) -> dict[int, int]:
                 f"and {index}: one would count twice, and intervals would be too narrow; give "
                 "seeds that do not recur"
             )
-    return {index: int(value) for index, value in given.items()}
+    return {index: value for value, index in index_of.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -188,19 +188,21 @@ def mean_interval(
 
     None for fewer than two values; of no width if all are equal.
     """
-    if len(values) < 2 or _all_equal(values):
-        return _of_no_width(values)
-    special = extra_module("scipy.special", "a bootstrap interval")
-    means = resampled_means(values, 0, resamples, rng)
-    mean = values.mean()
-    below = np.count_nonzero(means < mean) + np.count_nonzero(means <= mean)
-    bias = special.ndtri(below / (2 * resamples))
-    ends = [(1 - confidence) / 2, (1 + confidence) / 2]
-    if np.isfinite(bias):  # else only rounding errors vary: the percentiles as they are
-        shifted = bias + special.ndtri(ends)
-        with np.errstate(divide="ignore"):
-            ends = special.ndtr(bias + shifted / (1 - _acceleration(values) * shifted))
-    return _between(means, ends)
+
+    def resampled() -> tuple[Values, Any]:
+        special = extra_module("scipy.special", "a bootstrap interval")
+        means = resampled_means(values, 0, resamples, rng)
+        mean = values.mean()
+        below = np.count_nonzero(means < mean) + np.count_nonzero(means <= mean)
+        bias = special.ndtri(below / (2 * resamples))
+        ends = [(1 - confidence) / 2, (1 + confidence) / 2]
+        if np.isfinite(bias):  # else only rounding errors vary: the percentiles as they are
+            shifted = bias + special.ndtri(ends)
+            with np.errstate(divide="ignore"):
+                ends = special.ndtr(bias + shifted / (1 - _acceleration(values) * shifted))
+        return means, ends
+
+    return _interval(values, resampled)
 
 
 def interquartile_mean_interval(
@@ -210,10 +212,9 @@ def interquartile_mean_interval(
 
     Not the bias-corrected one, whose jackknife fails for statistics that ignore the tails.
     """
-    if len(values) < 2 or _all_equal(values):
-        return _of_no_width(values)
-    means = resampled_means(values, len(values) // 4, resamples, rng)
-    return _between(means, [(1 - confidence) / 2, (1 + confidence) / 2])
+    ends = [(1 - confidence) / 2, (1 + confidence) / 2]
+    cut = len(values) // 4
+    return _interval(values, lambda: (resampled_means(values, cut, resamples, rng), ends))
 
 
 def interquartile_mean(values: Values, axis: int = -1) -> Any:
@@ -235,12 +236,12 @@ def exact_mean(values: Values) -> float:
     return float(min(max(mean, values.min()), values.max()))
 
 
-def _all_equal(values: Values) -> bool:
-    return bool((values == values[0]).all())
-
-
-def _of_no_width(values: Values) -> Interval | None:
-    return Interval(float(values[0]), float(values[0])) if len(values) > 1 else None
+def _interval(values: Values, resampled: Callable[[], tuple[Values, Any]]) -> Interval | None:
+    """Return the interval between quantiles of means; of no width if all values are equal."""
+    if len(values) < 2:
+        return None
+    low, high = values[:2] if (values == values[0]).all() else np.quantile(*resampled())
+    return Interval(float(low), float(high))
 
 
 def _acceleration(values: Values) -> float:
@@ -254,11 +255,6 @@ def _acceleration(values: Values) -> float:
     offsets = values - values.mean()
     offsets /= np.abs(offsets).max()  # their third powers overflow later
     return float((offsets**3).sum() / (6 * (offsets**2).sum() ** 1.5))
-
-
-def _between(means: Values, ends: Any) -> Interval:
-    low, high = np.quantile(means, ends)
-    return Interval(float(low), float(high))
 
 
 class Running(NamedTuple):

@@ -23,9 +23,9 @@ from tdcollect.evaluation.curve import PAGE as CURVE_PAGE
 from tdcollect.evaluation.ledger import (
     MANIFEST,
     REFUSED,
+    asked_indices,
     kept_trajectories,
     manifest_entry,
-    number_of_episodes,
     read_directory,
     read_manifest,
 )
@@ -202,7 +202,7 @@ class _Pages:
             env, request = str(manifest_entry(manifest, "env.id")), _request(here)
             name = str(manifest_entry(manifest, "policy.class")).rpartition(".")[2]
             policy = name if request is None else request.policy  # as it was typed
-            count = number_of_episodes(manifest)
+            count = len(asked_indices(manifest))
             status = "" if shard is None else f"{shard}, not merged"
             if not status and (len(episodes) < count or last is None):
                 status = f"unfinished, {len(episodes)} of {count_text(count, 'episode')}"

@@ -26,12 +26,12 @@ from tdcollect.display import (
 from tdcollect.evaluation.ledger import (
     SUITE,
     Episode,
+    asked_indices,
     differences_text,
     is_finished,
     leaf_differences,
     manifest_entry,
     mixed_values,
-    number_of_episodes,
     read_directory,
     read_object,
     refusal_of,
@@ -339,7 +339,7 @@ def _read_cell(
         if not reason:
             raise
         return CellResult(*names, FAILED, reason)  # which is most likely the same
-    count, root_seed = number_of_episodes(manifest), manifest_entry(manifest, "seeds.root")
+    count, root_seed = len(asked_indices(manifest)), manifest_entry(manifest, "seeds.root")
     if (count, root_seed) != (suite.episodes, suite.seed):
         raise ValueError(
             f"expected {count_text(suite.episodes, 'episode')} of root seed {suite.seed} in "

@@ -14,6 +14,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -96,7 +97,7 @@ def test_json_is_all_that_is_printed_and_the_same_command_changes_nothing(typed,
     assert "remove this one to start anew\n" in err
 
 
-def test_a_checkpoint_is_loaded_into_the_policy(typed, here) -> None:
+def test_a_checkpoint_is_loaded_and_replay_tells_that_it_has_changed(typed, here) -> None:
     weights = {"module.layer.weight": torch.tensor([[0, 0, 0, 0.0], [0, 0, 1, 0]])}
     torch.save({**weights, "module.layer.bias": torch.zeros(2)}, here / "net.pt")
     typed(
@@ -106,6 +107,11 @@ def test_a_checkpoint_is_loaded_into_the_policy(typed, here) -> None:
     typed("evaluate CartPole-v1 --policy @:lean --episodes 4 --output-dir lean --quiet")
     net, lean = (tdcollect.EvaluationResult.load(name) for name in ("net", "lean"))
     assert net.digest == lean.digest
+    torch.save({**weights, "module.layer.bias": torch.tensor([9.0, 0.0])}, here / "net.pt")
+    status, out, err = typed("replay net 0 --trust")
+    assert (status, out) == (1, "")
+    assert "episode 0 is not what the ledger says: " in err
+    assert "What has changed: policy.digest was " in err
 
 
 def test_lost_episodes_have_a_status_of_their_own(typed, monkeypatch) -> None:
@@ -359,19 +365,6 @@ def test_replay_films(typed, here) -> None:
     assert sorted(here.iterdir()) == before
 
 
-def test_replay_tells_what_has_changed(typed, here) -> None:
-    for value in (0.0, 1.0):
-        weights = {"module.layer.weight": torch.zeros(2, 4)}
-        torch.save({**weights, "module.layer.bias": torch.tensor([0.5, value])}, here / "w.pt")
-        if not value:
-            command = "evaluate CartPole-v1 --policy @:net --checkpoint w.pt --episodes 2"
-            typed(f"{command} --output-dir run")
-    status, out, err = typed("replay run 0 --trust")
-    assert (status, out) == (1, "")
-    assert "episode 0 is not what the ledger says: " in err
-    assert "What has changed: policy.digest was " in err
-
-
 def test_replay_of_a_directory_that_names_no_policy_takes_it_from_the_command(typed) -> None:
     (kept, other) = (tdcollect.evaluate("CartPole-v1", None, 2, output_dir=name) for name in "ab")
     assert kept.digest == other.digest
@@ -406,17 +399,20 @@ def test_missing_click_is_named(monkeypatch, capsys) -> None:
     assert capsys.readouterr().err == expected + "\n"
 
 
-def test_an_interrupt_says_where_the_command_can_go_on(typed, monkeypatch) -> None:
-    def interrupted(*args: Any, **kwargs: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(tdcollect, "evaluate", interrupted)
-    command = "evaluate CartPole-v1 --policy random"
-    resumed = "; the same command resumes the evaluation"
-    for more, told in ((" --output-dir run", resumed), ("", "")):
-        status, _, err = typed(command + more)
-        assert status == 130
-        assert err.strip() == f"tdcollect: interrupted{told}"
+@pytest.mark.parametrize(
+    ("ended", "more", "status", "told"),
+    [
+        (KeyboardInterrupt(), "", 130, "interrupted\n"),
+        (KeyboardInterrupt(), "--output-dir run", 130, "; the same command resumes the evaluation"),
+        (BrokenPipeError(errno.EPIPE, "Broken"), "", 1, "a pipe was closed at its other end"),
+    ],
+)
+def test_an_interrupt_says_where_it_can_go_on_and_a_pipe_of_another_kind_is_told(
+    typed, monkeypatch, ended: BaseException, more: str, status: int, told: str
+) -> None:
+    monkeypatch.setattr(tdcollect, "evaluate", Mock(side_effect=ended))
+    found, _, err = typed(f"evaluate CartPole-v1 --policy random {more}")
+    assert (found, told in err) == (status, True)
 
 
 def into(file: IO[str], *typed: str) -> int:
@@ -455,16 +451,6 @@ def test_an_error_is_a_line_with_the_file_or_the_type(tmp_path: Path, monkeypatc
     assert _line(told) == "report.html: No space left on device"
     assert _line(tdcollect.NotReproducibleError("it differs")) == "it differs"
     assert _line(ZeroDivisionError("it differs")) == "ZeroDivisionError: it differs"
-
-
-def test_a_pipe_of_another_kind_is_told(typed, monkeypatch) -> None:
-    def lost(*args: Any, **kwargs: Any) -> None:
-        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
-
-    monkeypatch.setattr(tdcollect, "evaluate", lost)
-    status, _, err = typed("evaluate CartPole-v1 --policy random")
-    assert status == 1
-    assert "tdcollect: a pipe was closed at its other end" in err
 
 
 def test_a_script_that_ends_the_program_is_told(typed, here) -> None:

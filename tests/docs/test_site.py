@@ -42,35 +42,23 @@ def build(out: str) -> None:
     sys.exit(build_main(["-W", "--keep-going", "-q", "-c", str(DOCS), str(ROOT), out]))
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.mark.slow
+def test_the_site_is_whole_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
     for package in ("sphinx", "furo", "myst_parser", "sphinx_copybutton"):
         pytest.importorskip(package, reason="the site needs tdcollect[docs]")
-    out = tmp_path_factory.mktemp("site")
-    done = run(build, str(out))
+    done = run(build, str(tmp_path))
     assert done.returncode == 0, done.stderr
-    return out
-
-
-@pytest.mark.slow
-def test_the_inventory_has_everything_public(site: Path) -> None:
-    packed = (site / "objects.inv").read_bytes().split(b"\n", 4)[4]  # after four lines of heading
+    packed = (
+        (tmp_path / "objects.inv").read_bytes().split(b"\n", 4)[4]
+    )  # after four lines of heading
     found = re.findall(r"^(\S+) py:", zlib.decompress(packed).decode(), re.M)
     assert public_names() - {*found} == set()
-
-
-@pytest.mark.slow
-def test_the_pages_load_nothing_from_elsewhere(site: Path) -> None:
     loads = r"""<(?:script|img|iframe|source)\b[^>]*\bsrc=["']?(?:https?:)?//|<link\b[^>]*//"""
-    pages = [*site.rglob("*.html")]
+    pages = [*tmp_path.rglob("*.html")]
     assert len(pages) > 25
     assert [page for page in pages if re.search(loads, page.read_text())] == []
-    styles = [*site.rglob("*.css")]
+    styles = [*tmp_path.rglob("*.css")]
     assert [page for page in styles if re.search(r"@import|url\(.?https?:", page.read_text())] == []
-
-
-@pytest.mark.slow
-def test_no_sentence_is_taken_for_a_type(site: Path) -> None:
-    """Types stand in signatures; napoleon takes the words before a colon for one."""
-    for page in (site / "docs" / "api").glob("*.html"):
+    # Types stand in signatures; napoleon takes the words of a sentence before a colon for one.
+    for page in (tmp_path / "docs" / "api").glob("*.html"):
         assert "Return type<" not in page.read_text(), page

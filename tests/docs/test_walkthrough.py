@@ -84,12 +84,9 @@ def test_the_way_is_the_stack_of_the_latest_step(way: str, run: Any) -> None:
     assert Noting.stacks[-1] == shown
 
 
-def test_the_files_that_the_page_names_are_there() -> None:
+def test_the_files_that_the_page_names_are_there_with_the_functions() -> None:
     assert len(FILES) > 15
     assert [file for file in FILES if not (PACKAGE / file).is_file()] == []
-
-
-def test_the_functions_that_the_page_names_are_in_their_files() -> None:
     for name, file in NAMED:
         nodes: Any = ast.parse((PACKAGE / file).read_text()).body
         for part in name.split("."):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 
@@ -31,30 +32,19 @@ def results(
         remarks: on the results.
     """
     rng = np.random.default_rng(0)
-    cells = []
-    for task in tasks:
-        for place, policy in enumerate(policies):
-            for run in policy.runs:
-                mean = float(rng.normal(30.0 * place, 5.0))
-                cells.append(
-                    CellResult(
-                        task.name,
-                        policy.name,
-                        run,
-                        f"evaluations/{task.name}/{policy.name}/{run}",
-                        FINISHED,
-                        episodes=10,
-                        completed=10,
-                        mean=mean,
-                        interval=Interval(mean - 2, mean + 2),
-                        score=None if task.score is None else mean / 100,
-                    )
-                )
     gone = dict.fromkeys(missing, (MISSING, ""))
     gone |= {at: (FAILED, reason) for at, reason in (failed or {}).items()}
-    for at, (status, reason) in gone.items():
-        names = (cells[at].task, cells[at].policy, cells[at].run, cells[at].path)
-        cells[at] = CellResult(*names, status, reason)
+    cells = []
+    for task, (place, policy) in product(tasks, enumerate(policies)):
+        for run in policy.runs:
+            names = (task.name, policy.name, run)
+            about = (*names, f"evaluations/{'/'.join(names)}")
+            mean = float(rng.normal(30.0 * place, 5.0))
+            interval = Interval(mean - 2, mean + 2)
+            score = None if task.score is None else mean / 100
+            whole = CellResult(*about, FINISHED, "", 10, 10, mean, interval, None, score)
+            at = len(cells)
+            cells.append(CellResult(*about, *gone[at]) if at in gone else whole)
     ranges = {task.name: None if task.score is None else (0.0, 100.0) for task in tasks}
     found = SuiteResults(
         "by hand", 1, 10, tuple(tasks), tuple(policies), tuple(cells), ranges, None, tuple(remarks)

@@ -9,11 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
 from tensordict.nn import TensorDictModule
 
 from tdcollect.pages.build import Page
@@ -43,33 +40,6 @@ class Deadly(Walk):
         if seed == self.deadly:
             os._exit(3)
         return super().reset(seed=seed)
-
-
-class Unseeded(gym.Env[Any, Any]):
-    """Ignores its seed."""
-
-    observation_space = spaces.Box(-1, 1, (3,), np.float32)
-    action_space = spaces.Discrete(2)
-
-    def __init__(self) -> None:
-        self.own = np.random.default_rng()
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        return self.own.uniform(-1, 1, 3).astype(np.float32), {}
-
-    def step(self, action: Any) -> Any:
-        return self.own.uniform(-1, 1, 3).astype(np.float32), 1.0, True, False, {}
-
-
-class Scaled(gym.ObservationWrapper[Any, Any, Any]):
-    """A wrapper with an argument."""
-
-    def __init__(self, env: Any, factor: float = 1.0):
-        super().__init__(env)
-        self.factor = factor
-
-    def observation(self, observation: Any) -> Any:
-        return (self.factor * observation).astype(np.float32)
 
 
 def net() -> TensorDictModule:

@@ -69,31 +69,26 @@ def close(found: Any, expected: Any) -> None:
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (3, 1), (5, 7)], ids=str)
-def test_metrics_and_profiles_are_rliables_on_the_same_resamples(rliable: Any, shape: Any) -> None:
-    scores = scores_of(shape)
-    indices = np.random.default_rng(1).integers(0, shape[0], (20, *shape))
-    samples = resampled(scores, indices)
+@pytest.mark.parametrize(
+    ("shape", "other_runs"), [((1, 1), 1), ((3, 1), 3), ((1, 5), 4), ((10, 7), 4)], ids=str
+)
+def test_metrics_and_profiles_are_rliables_on_the_same_resamples(
+    rliable: Any, shape: tuple[int, int], other_runs: int
+) -> None:
+    scores, rng = scores_of(shape), np.random.default_rng(1)
+    samples = resampled(scores, rng.integers(0, shape[0], (20, *shape)))
     for name, metric in METRICS.items():
         theirs = getattr(rliable, name)
         options = {"gamma": 0.3} if name == "optimality_gap" else {}
         close(metric(scores, 0.3), theirs(scores, **options))
         close(metric(samples, 0.3), [theirs(sample, **options) for sample in samples])
     close(profile(samples, THRESHOLDS), [rliable.profile(sample, THRESHOLDS) for sample in samples])
-
-
-@pytest.mark.parametrize(("runs", "other_runs"), [(1, 1), (1, 4), (3, 3), (10, 4)])
-def test_the_probability_of_improvement_is_rliables_on_the_same_resamples(
-    rliable: Any, runs: int, other_runs: int
-) -> None:
-    rng = np.random.default_rng(1)
-    first, second = scores_of((runs, 5)), scores_of((other_runs, 5), seed=1)
-    drawn = rng.integers(0, runs, (20, runs, 5)), rng.integers(0, other_runs, (20, other_runs, 5))
-    samples = resampled(first, drawn[0]), resampled(second, drawn[1])
-    expected = [rliable.probability_of_improvement(*pair) for pair in zip(*samples, strict=True)]
-    close(probability_of_improvement(*samples), expected)
+    other = scores_of((other_runs, shape[1]), seed=1)
+    others = resampled(other, rng.integers(0, other_runs, (20, *other.shape)))
+    expected = list(map(rliable.probability_of_improvement, samples, others))
+    close(probability_of_improvement(samples, others), expected)
     close(
-        probability_of_improvement(first, second), rliable.probability_of_improvement(first, second)
+        probability_of_improvement(scores, other), rliable.probability_of_improvement(scores, other)
     )
 
 

@@ -145,23 +145,16 @@ def test_names_may_have_the_version() -> None:
     assert repr(preset("atari-machado-2018")).endswith("conditions)")
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("atari57", "there is no preset 'atari57'; did you mean atari-57 or "),
-        ("qqqqqq", r"there is no preset 'qqqqqq'; none is like it \(there are atari-26, "),
-        ("../presets/atari-57", "there is no preset"),
-        ("atari-57-v2", "expected version 1 of the preset atari-57, the one there is, got 'atari"),
-    ],
-)
-def test_unknown_names_are_refused(name: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        preset(name)
-
-
-def test_human_scores_of_a_game() -> None:
+def test_unknown_names_are_refused() -> None:
     for env in ("ALE/Breakout-v5", "ale_py:ALE/Breakout-v5", "BreakoutNoFrameskip-v4"):
         assert human_scores(env) == (1.7, 30.5)
-    message = r"no human scores of 'Pacman' \(env 'ALE/Pacman-v5'\); did you mean MsPacman"
-    with pytest.raises(ValueError, match=message):
-        human_scores("ALE/Pacman-v5")
+    pacman = r"no human scores of 'Pacman' \(env 'ALE/Pacman-v5'\); did you mean MsPacman"
+    for find, name, message in [
+        (preset, "atari57", "there is no preset 'atari57'; did you mean atari-57 or "),
+        (preset, "qqqqqq", r"there is no preset 'qqqqqq'; none is like it \(there are atari-26, "),
+        (preset, "../presets/atari-57", "there is no preset"),
+        (preset, "atari-57-v2", "version 1 of the preset atari-57, the one there is, got 'atari"),
+        (human_scores, "ALE/Pacman-v5", pacman),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            find(name)

@@ -156,7 +156,7 @@ def test_all_that_is_wrong_is_found(folder: Path) -> None:
     for name, env in [
         ("unknown", "NoSuchEnv-v0"),
         ("lacking", "no_such_module_here:Env-v0"),
-        ("unseeded", f"{HERE}:Unseeded"),
+        ("unseeded", "tests.evaluation.envs:Unseeded"),
     ]:
         given["tasks"].append({"name": name, "env": env})
     given["policies"].append({"name": "misfit", "factory": f"{HERE}:wrong_shape"})

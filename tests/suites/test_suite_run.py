@@ -8,7 +8,9 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -123,37 +125,22 @@ def test_shards_end_with_the_same_files(whole: Path, folder: Path) -> None:
     assert contents(folder / "part1") == contents(whole)
 
 
-class Stop(KeyboardInterrupt):
-    pass
-
-
-def stopped(patch: pytest.MonkeyPatch) -> list[int]:
-    """Stop suites after as many episodes as the list has then."""
-    add: Callable[..., bool] = Recording.add
-    left = [0]
-
-    def stopping(self: Recording, *finished: Any) -> bool:
-        if not left[0]:
-            raise Stop
-        left[0] -= 1
-        return add(self, *finished)
-
-    patch.setattr(Recording, "add", stopping)
-    return left
-
-
 def test_interrupted_after_some_episodes_and_run_again(
     crew: LocalWorkers, whole: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, left = folder / "stopped", stopped(monkeypatch)
-    stops, finished = 0, False
+    add: Callable[..., bool] = Recording.add
+    out, added, finished = folder / "stopped", count(1), False
+
+    def stopping(self: Recording, *finished: Any) -> bool:
+        if next(added) % 10 == 0:
+            raise KeyboardInterrupt
+        return add(self, *finished)
+
+    monkeypatch.setattr(Recording, "add", stopping)
     while not finished:
-        left[0] = 9
-        try:
+        with suppress(KeyboardInterrupt):
             finished = quiet(small(folder), out, workers=crew).finished
-        except Stop:
-            stops += 1
-    assert 4 <= stops <= 6  # one episode of each evaluation runs once more
+    assert 40 < next(added) <= 70  # one episode of each evaluation runs once more
     assert not crew.in_use
     assert contents(out) == contents(whole)
 
@@ -171,9 +158,9 @@ def test_killed_as_it_writes_and_run_again(folder: Path, whole: Path) -> None:
         found = out.glob("evaluations/*/*/*/episodes.jsonl")
         return sum(ledger.read_bytes().count(b"\n") for ledger in found)
 
-    for count in (1, 20):
+    for most in (1, 20):
         process = start(typed_without_figures, typed)
-        while process.is_alive() and lines() < count:
+        while process.is_alive() and lines() < most:
             time.sleep(0.001)
         process.kill()
         process.join()
@@ -230,7 +217,7 @@ def test_added_tasks_policies_and_runs_run_alone(
 
 
 WALK = "tests.evaluation.envs:Walk"
-SCALED = [{"call": f"{HERE}:Scaled", "kwargs": {"factor": 2}}]
+SCALED = [{"call": "wrappers:Scaled", "kwargs": {"factor": 2}}]
 DIFFERENCES = [
     ("tasks.1.env", WALK, "tasks.short.env is 'tests.suites.parts:Short' there and 'tests"),
     ("tasks.1.env_kwargs", {"longest": 4}, "tasks.short.env_kwargs.longest is None there"),
@@ -315,7 +302,7 @@ def test_a_cell_that_cannot_run_keeps_no_other_from_running(
         {"name": "misfit", "factory": f"{HERE}:wrong_shape"},
         {"name": "leaving", "factory": f"{HERE}:leaving"},
     ]
-    given["tasks"].append({"name": "unseeded", "env": f"{HERE}:Unseeded"})
+    given["tasks"].append({"name": "unseeded", "env": "tests.evaluation.envs:Unseeded"})
     given["policies"][1]["runs"] = [0]
     shutil.copytree(folder / "runs/net/walk", folder / "runs/net/unseeded")
     out = folder / "out"

@@ -69,27 +69,22 @@ def test_observation_is_step_episode_slot() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lengths", "slot", "expected"),
+    ("lengths", "slot", "expected", "ends", "terminates"),
     [
-        (2, 0, [2, 2, 2, 2]),
-        ((1, 2, 3), 1, [2, 3, 1, 2]),  # a slot enters the sequence at its own number
-        (lambda episode: episode + 1, 5, [1, 2, 3, 4]),
+        (2, 0, [2, 2, 2, 2], "terminated", [1, 1, 1, 1]),
+        # A slot enters the sequence at its own number.
+        ((1, 2, 3), 1, [2, 3, 1, 2], "truncated", [0, 0, 0, 0]),
+        (lambda episode: episode + 1, 5, [1, 2, 3, 4], "alternate", [1, 0, 1, 0]),
     ],
 )
-def test_lengths(lengths: Any, slot: int, expected: list[int]) -> None:
-    rules = CountingRules(lengths)
+def test_lengths_and_ends(
+    lengths: Any, slot: int, expected: list[int], ends: str, terminates: list[int]
+) -> None:
+    rules, episodes = CountingRules(lengths, ends), torch.arange(4)
     assert [rules.length(slot, episode) for episode in range(4)] == expected
-    episodes = torch.arange(4)
     assert rules.length_of(torch.full((4,), slot), episodes).tolist() == expected
-
-
-@pytest.mark.parametrize(
-    ("ends", "terminates"), [("terminated", [1, 1]), ("truncated", [0, 0]), ("alternate", [1, 0])]
-)
-def test_ends(ends: str, terminates: list[int]) -> None:
-    rules = CountingRules(ends=ends)
-    assert [rules.terminates(episode) for episode in range(2)] == terminates
-    assert rules.terminates(torch.arange(2)).tolist() == terminates
+    assert [rules.terminates(episode) for episode in range(4)] == terminates
+    assert rules.terminates(episodes).tolist() == terminates
 
 
 def test_seed_is_the_first_episode_and_later_ones_follow() -> None:

@@ -44,7 +44,7 @@ def test_entries_of_the_jagged_layout_can_be_combined() -> None:
 
 
 @given(done_flags(), st.booleans())
-def test_agrees_with_a_loop_over_steps(done: torch.Tensor, ids: bool) -> None:
+def test_layouts_agree_with_a_loop_over_steps(done: torch.Tensor, ids: bool) -> None:
     batch = make(done, ids=ids, words=True)
     ours = split_trajectories(batch, layout="list")
     theirs = naive(batch)
@@ -54,11 +54,6 @@ def test_agrees_with_a_loop_over_steps(done: torch.Tensor, ids: bool) -> None:
             other = other.copy()
             other.set(keys.TRAJ_IDS, torch.full(other.shape, number))
         check_same(one, other, names=False)
-
-
-@given(done_flags())
-def test_layouts_agree(done: torch.Tensor) -> None:
-    batch = make(done, words=True)
     padded, jagged, flat, pieces = (split_trajectories(batch, layout=one) for one in LAYOUTS)
     check_same(unpad(padded), flat, names=False)
     check_same(join_trajectories(jagged), flat, names=False)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase, is_non_tensor
+from torchrl.collectors import BaseCollector
 from torchrl.envs import GymWrapper
 
 from tdcollect._upstream.collectors import CollectorState
@@ -98,10 +99,11 @@ def facts_of(collector: Any) -> WorkerFacts:
     return WorkerFacts(collector.n_env, in_a_row)
 
 
-def report_of(collector: Any) -> WorkerReport:
-    """The statistics of a collector, and the parts of its ``explain()``."""
+def report_of(collector: Any, parts: Any = ()) -> WorkerReport:
+    """The statistics of a collector, and the parts of its ``explain()`` unless they are known."""
     stats = collector._monitor.stats  # Ray puts a function in the place of `collector.stats`
-    return WorkerReport(stats.save_state() if stats.on else None, tuple(collector.explain()))
+    saved = stats.save_state() if stats.on else None
+    return WorkerReport(saved, parts or tuple(collector.explain()))
 
 
 def seeds_of(seed: int, worker: int, replacement: int = 0) -> list[int]:
@@ -194,10 +196,8 @@ class WorkerMethods:
 
     def note_report(self: Any) -> None:
         """Make the report that is given when the parent asks, also while a batch is collected."""
-        stats, parts = self.stats, self._report.parts
-        saved = stats.save_state() if stats.on else None
         # One reference is replaced: another thread reads the one report or the other.
-        self._report = WorkerReport(saved, parts or tuple(self.explain()))
+        self._report = report_of(self, self._report.parts)
 
     def serve(self, channel: Connection) -> None:
         """Give the report as of the latest batch whenever the parent asks."""
@@ -341,19 +341,17 @@ class WorkerLostError(RuntimeError):
         return type(self), (self.lost, self._advice)
 
 
-def slots_of(worker: int, slots: Sequence[int]) -> range:
-    """The slots of a worker, counted over all workers, which have ``slots[w]`` each."""
-    first = sum(slots[:worker])
-    return range(first, first + slots[worker])
-
-
 # --------------------------------------------------------------------- on the side of the parent
 
 
-class Asking:
-    """A mixin of collectors with workers, over one way to ask them."""
+class Asking(BaseCollector):
+    """A mixin of collectors with workers, over one way to ask them.
 
-    num_workers: int
+    Attributes:
+        lost: the workers that were lost, and how many frames at most with them.
+    """
+
+    lost = LostWorkers()
     _facts: Sequence[WorkerFacts] | None = None
     """None until the workers are known, and where they run another's collector."""
 
@@ -398,11 +396,11 @@ class Asking:
     @property
     def stats(self) -> Any:
         """Statistics merged over the workers; called, TorchRL's dict of counters."""
-        return super().stats if self._facts is None else self._statistics  # type: ignore[misc]
+        return super().stats if self._facts is None else self._statistics
 
     @cached_property
     def _statistics(self) -> MergedStatistics:
-        return MergedStatistics(self._reports, lambda: self._slots, super().stats)  # type: ignore[misc]
+        return MergedStatistics(self._reports, lambda: self._slots, super().stats)
 
     def explain(self) -> Explanation:
         """The parts of the workers' collections, and whether several workers pay.
@@ -423,10 +421,11 @@ class Asking:
         return self._ask_all(report_of)
 
     def _lost_worker(
-        self: Any, worker: int, pid: Any, how: str, frames: int, replaced: bool = False
+        self, worker: int, pid: Any, how: str, frames: int, replaced: bool = False
     ) -> LostWorker:
         """Put a lost worker on record."""
-        slots = slots_of(worker, self._slots) if self._facts else range(0)
+        first = sum(self._slots[:worker])
+        slots = range(first, first + self._slots[worker]) if self._facts else range(0)
         lost = LostWorker(worker, pid, how, slots, frames, replaced)
         self.lost = LostWorkers((*self.lost, lost))
         return lost
@@ -503,7 +502,7 @@ def _merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for name, first in parts[0].items():
         values = [part[name] for part in parts]
         if name in _LONGEST:
-            merged[name] = _longest(values)
+            merged[name] = max((value for value in values if value is not None), default=None)
         elif any(value is None for value in values):
             merged[name] = None
         elif isinstance(first, np.ndarray):
@@ -518,10 +517,6 @@ def _merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         else:
             merged[name] = sum(values)
     return merged
-
-
-def _longest(values: Sequence[float | None]) -> float | None:
-    return max((value for value in values if value is not None), default=None)
 
 
 def _merged_windows(windows: Sequence[tuple[Any, Any]], size: int) -> tuple[Any, Any]:

@@ -36,7 +36,6 @@ from tdcollect.collect.collector import extends
 from tdcollect.collectors.asking import (
     Asking,
     LostWorker,
-    LostWorkers,
     TrajectoryIds,
     WorkerLostError,
     WorkerReport,
@@ -253,12 +252,7 @@ def own_address() -> str:
 class DistributedWorkers(Asking):
     """The common part of these collectors: their options, seeds, and lost workers."""
 
-    collector_class: type
     collector_kwargs: list[dict[str, Any]]
-    frames_per_batch: int
-    jobs: list[Any]
-    launcher: str
-    num_workers: int
     postproc: Any
     split_trajs: bool
     total_frames: float
@@ -267,7 +261,6 @@ class DistributedWorkers(Asking):
 
     def _start(self, envs: Any, policy: Any, options: dict[str, Any]) -> None:
         """Have TorchRL start workers, each with trajectory ids and a connection of its own."""
-        self.lost = LostWorkers()
         self._ended = False
         envs = list(envs) if isinstance(envs, Sequence) else [envs]
         if options.get("collector_class", "single") in ("single", TorchRLCollector, Collector):
@@ -285,7 +278,7 @@ class DistributedWorkers(Asking):
                 each["link"] = address
         options["collector_kwargs"] = [{**a, **b} for a, b in zip(own, given, strict=True)]
         try:
-            super().__init__(envs, policy, **options)  # type: ignore[call-arg]
+            super().__init__(envs, policy, **options)
             if self._links is not None:
                 self._links.accept(self._raise_if_lost)
                 self._learn_facts()
@@ -365,7 +358,7 @@ class DistributedWorkers(Asking):
 
     def _iterator_dist(self) -> Iterator[TensorDictBase]:
         try:
-            yield from super()._iterator_dist()  # type: ignore[misc]
+            yield from super()._iterator_dist()
         except (RuntimeError, EOFError) as error:
             self._raise_if_lost(error)
             raise
@@ -386,7 +379,7 @@ class DistributedWorkers(Asking):
             self._ended = True
             if not self._torchrl.shut_down and self._any_failed():
                 self._end()
-            super().shutdown(timeout)  # type: ignore[misc]
+            super().shutdown(timeout)
         self._close_links()
 
     def _end(self) -> None:

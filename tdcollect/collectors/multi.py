@@ -23,8 +23,6 @@ from tdcollect.collect.collector import extends
 from tdcollect.collectors.asking import (
     Asking,
     InnerCollector,
-    LostWorker,
-    LostWorkers,
     WorkerLostError,
     WorkerReport,
     load_state,
@@ -126,9 +124,8 @@ class MultiCollector(Asking, upstream.MultiCollector, metaclass=_BySync):
         except Exception as error:
             self._name_lost_at_start(error)
             raise
-        frames = [self.frames_per_batch_worker(worker_idx=w) for w in range(self.num_workers)]
         replace = self._crews.start if on_worker_lost == "restart" else None
-        guard = Guard(self, self._procs, frames, replace, self.reports.last_word)
+        guard = Guard(self, self._procs, replace)
         pipes, queue = vars(self)["pipes"], vars(self)["queue_out"]  # as TorchRL has made them
         self.pipes = [WorkerPipe(pipe, guard) for pipe in pipes]
         self.queue_out = WorkerQueue(queue, self.pipes, guard)
@@ -138,15 +135,13 @@ class MultiCollector(Asking, upstream.MultiCollector, metaclass=_BySync):
         util.Finalize(self, ended, (weakref.ref(self),), exitpriority=10)
         if self._ours:
             self._learn_facts()
-            guard.slots = self._slots
 
     def _name_lost_at_start(self, error: Exception) -> None:
         """Raise for a worker that died as it started; TorchRL has ended the others."""
         for worker, proc in enumerate(vars(self).get("_procs", ())):
             if proc.exitcode not in (None, 0, -signal.SIGTERM):
                 how = f"{ending(proc.exitcode)} as it started"
-                lost = LostWorker(worker, proc.pid, how, range(0), 0, replaced=False)
-                raise WorkerLostError(lost) from error
+                raise WorkerLostError(self._lost_worker(worker, proc.pid, how, 0)) from error
 
     # ----------------------------------------------------------------------------- lost workers
 
@@ -171,11 +166,6 @@ class MultiCollector(Asking, upstream.MultiCollector, metaclass=_BySync):
         if self._guard is not None and not self.closed:
             self._guard.check()
 
-    @property
-    def lost(self) -> LostWorkers:  # type: ignore[override]
-        """The workers that were lost, and how many frames at most with them."""
-        return LostWorkers() if self._guard is None else self._guard.lost
-
     def start(self) -> None:
         """Have the workers write to the replay buffer by themselves; see the parent's method.
 
@@ -183,8 +173,8 @@ class MultiCollector(Asking, upstream.MultiCollector, metaclass=_BySync):
         :class:`WorkerLostError` is raised in the main thread wherever that is, if this method was
         called there; otherwise by the next call of the collector.
         """
-        if self._guard is not None:
-            self._guard.raise_in_main_thread()
+        assert self._guard is not None
+        self._guard.raise_in_main_thread()
         super().start()
 
     def shutdown(self, *args: Any, **kwargs: Any) -> None:
@@ -200,8 +190,7 @@ class MultiCollector(Asking, upstream.MultiCollector, metaclass=_BySync):
 
     def iterator(self) -> Iterator[Any]:
         """Iterate over batches; see the parent's method. May be called again."""
-        if self._guard is not None:
-            self.queue_out.begin()
+        self.queue_out.begin()
         yield from super().iterator()
 
     def update_policy_weights_(self, policy_or_weights: Any = None, **kwargs: Any) -> None:

@@ -15,15 +15,10 @@ from multiprocessing import connection
 from queue import Empty
 from typing import Any
 
-from torchrl.collectors import MultiCollector
-
 from tdcollect._upstream.collectors import WorkersState, readers
 from tdcollect.collectors.asking import (
-    LostWorker,
-    LostWorkers,
     WorkerLostError,
     WorkerReport,
-    slots_of,
 )
 from tdcollect.processes.child import ending
 
@@ -113,13 +108,8 @@ class WorkerPipe:
         if self._owed is not None:
             pipe.send(self._owed)
 
-    def poll(self, timeout: float | None = 0.0) -> bool:
-        """Tell whether there is an answer within so many seconds."""
-        return self.pipe.poll(timeout)
-
-    def close(self) -> None:
-        """Close the pipe."""
-        self.pipe.close()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.pipe, name)
 
 
 class WorkerQueue:
@@ -283,27 +273,20 @@ class Guard:
 
     A thread of it waits until a process ends. Whoever waits for a worker in another thread looks
     here too. ``replace(worker, count)`` starts the count-th replacement of a lost worker and
-    returns its process; None is to raise. ``cause(worker)`` gives the error that ended one.
+    returns its process; None is to raise.
     """
 
     def __init__(
         self,
-        collector: MultiCollector,
+        collector: Any,
         procs: list[Any],
-        frames: Sequence[int],
         replace: Callable[[int, int], Any] | None,
-        cause: Callable[[int], str],
     ):
         self.procs = procs
-        self.pids = [proc.pid for proc in procs]
-        self.slots = [1] * len(procs)
         self.closed = False
-        self.lost = LostWorkers()
         self.lock = threading.RLock()
         self._collector = weakref.ref(collector)
-        self._frames = frames
         self._replace = replace
-        self._cause = cause
         self._since = [time.monotonic()] * len(procs)
         self._in_a_row = [0] * len(procs)
         self._error: WorkerLostError | None = None
@@ -352,29 +335,26 @@ class Guard:
                     return
 
     def _note(self, worker: int, proc: Any) -> None:
+        collector = self._collector()
+        if collector is None:  # which ends them all
+            return
         proc.join(1.0)
-        cause = self._cause(worker)
+        cause = collector.reports.last_word(worker)
         if time.monotonic() - self._since[worker] > _LONG:
             self._in_a_row[worker] = 0
         self._in_a_row[worker] += 1
-        lost = LostWorker(
-            worker,
-            self.pids[worker],
-            ending(proc.exitcode) + f" after {cause}" * bool(cause),
-            slots_of(worker, self.slots),
-            self._frames[worker],
-            replaced=self._replace is not None and self._in_a_row[worker] <= _MAX_LOST,
-        )
-        self.lost = LostWorkers((*self.lost, lost))
-        if (collector := self._collector()) is not None:
-            WorkersState(collector).release_update(worker)
+        how = ending(proc.exitcode) + f" after {cause}" * bool(cause)
+        frames = collector.frames_per_batch_worker(worker_idx=worker)
+        replaced = self._replace is not None and self._in_a_row[worker] <= _MAX_LOST
+        lost = collector._lost_worker(worker, proc.pid, how, frames, replaced)
+        WorkersState(collector).release_update(worker)
         why = f"as {_MAX_LOST + 1} in a row ended so without a batch; mend what ends them"
         if self._replace is not None and lost.replaced:
             _log.warning("%s; another takes its place", lost)
             try:
-                places = sum(one.worker == worker for one in self.lost if one.replaced)
+                places = sum(one.worker == worker for one in collector.lost if one.replaced)
                 self.procs[worker] = self._replace(worker, places)
-                self.pids[worker], self._since[worker] = self.procs[worker].pid, time.monotonic()
+                self._since[worker] = time.monotonic()
                 return
             except Exception as error:
                 _log.exception("no worker could take the place of the lost one")

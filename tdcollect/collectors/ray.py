@@ -23,7 +23,6 @@ from tdcollect.collect import Collector
 from tdcollect.collect.collector import extends
 from tdcollect.collectors.asking import (
     Asking,
-    LostWorkers,
     TrajectoryIds,
     WorkerLostError,
     take_place,
@@ -84,7 +83,6 @@ class RayCollector(Asking, TorchRLRayCollector):
         check_on_worker_lost(on_worker_lost, kwargs)
         given = (kwargs.get(name) for name in ("weight_sync_schemes", "weight_updater"))
         self._sends = not any(given) and getattr(policy, "service_backend", None) != "ray"
-        self.lost = LostWorkers()
         self.on_worker_lost = on_worker_lost
         self._seed: int | None = None
         self._replacements: Counter[int] = Counter()  # of a worker, since the seed

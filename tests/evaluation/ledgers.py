@@ -121,15 +121,12 @@ class Run:
     manifest: dict[str, Any] = field(default_factory=dict)
 
 
-def run(returns: Iterable[float], policy: str = "lab.policies.Actor", **options: Any) -> Run:
-    """An evaluation with these returns; ``manifest_`` options go to its manifest."""
-    changed = {
-        name.removeprefix("manifest_"): options.pop(name)
-        for name in list(options)
-        if name.startswith("manifest_")
-    }
+def run(
+    returns: Iterable[float], policy: str = "lab.policies.Actor", changed: Any = (), **options: Any
+) -> Run:
+    """An evaluation with these returns, and with what is changed in its manifest."""
     records = ledger(returns, **options)
-    return Run(records, manifest(policy=policy, episodes=len(records), **changed))
+    return Run(records, manifest(policy, episodes=len(records), **dict(changed)))
 
 
 def manifest(policy: str = "lab.policies.Actor", **changed: Any) -> dict[str, Any]:

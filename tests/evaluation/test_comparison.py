@@ -152,19 +152,15 @@ def test_comparisons_without_statistics() -> None:
 
 
 DIFFER: list[tuple[Any, str]] = [
-    ({"manifest_protocol": 3}, "protocol is 2 in a and 3 in b"),
-    ({"manifest_max_episode_steps": 200}, "max_episode_steps is None in a and 200 in b"),
+    ({"protocol": 3}, "protocol is 2 in a and 3 in b"),
+    ({"max_episode_steps": 200}, "max_episode_steps is None in a and 200 in b"),
     (
-        {"manifest_env": ENV | {"id": "Acrobot-v1", "kwargs": {"g": 9}}},
+        {"env": ENV | {"id": "Acrobot-v1", "kwargs": {"g": 9}}},
         "env.id is 'CartPole-v1' in a and 'Acrobot-v1' in b; env.kwargs.g is None in a and 9 in b",
     ),
     (
-        {"manifest_env": ENV | {"wrappers": ["TimeLimit"]}},
+        {"env": ENV | {"wrappers": ["TimeLimit"]}},
         "env.wrappers is ['TimeLimit', 'OrderEnforcing'] in a and ['TimeLimit'] in b",
-    ),
-    (
-        {"root": 1},
-        f"env_seed of episode 0 is {env_seed(0, 0)} in a and {env_seed(1, 0)} in b, and 2 more dif",
     ),
 ]
 
@@ -174,7 +170,10 @@ def test_other_episodes_are_refused_with_what_differs() -> None:
     for changed, said in DIFFER:
         told = f"episodes, but a and b differ: .*{re.escape(said)}"
         with pytest.raises(ValueError, match=told):
-            compare(first, run([1.0] * 3, **changed), names="ab")
+            compare(first, run([1.0] * 3, changed=changed), names="ab")
+    told = f"env_seed of episode 0 is {env_seed(0, 0)} in a and {env_seed(1, 0)} in b, and 2 more d"
+    with pytest.raises(ValueError, match=told):
+        compare(first, run([1.0] * 3, root=1), names="ab")
     with pytest.raises(ValueError, match="a has 3 episodes and b has 2"):
         compare(first, run([1.0] * 2), names="ab")
     second = run([1.0] * 4)
@@ -186,9 +185,11 @@ def test_other_episodes_are_refused_with_what_differs() -> None:
 def test_other_versions_and_platforms_are_allowed_and_said() -> None:
     other = run(
         [1.0, 3.0],
-        manifest_versions={"torch": "2.12.0", "torchrl": "0.14.1"},
-        manifest_inference_batch_size=32,
-        manifest_device="cuda:0",
+        changed={
+            "versions": {"torch": "2.12.0", "torchrl": "0.14.1"},
+            "inference_batch_size": 32,
+            "device": "cuda:0",
+        },
     )
     found = compare(run([1.0, 2.0]), other, names="ab")
     assert found.remarks == (
@@ -197,7 +198,7 @@ def test_other_versions_and_platforms_are_allowed_and_said() -> None:
         "Not the same in both: versions.torch is '2.13.0' in a and '2.12.0' in b.",
     )
     assert found.remarks[2] in str(found)
-    other = run([1.0, 3.0], manifest_env=ENV | {"transforms": ["VecNormV2(0123)"]})
+    other = run([1.0, 3.0], changed={"env": ENV | {"transforms": ["VecNormV2(0123)"]}})
     (remark,) = compare(run([1.0, 2.0]), other, names="ab").remarks
     assert remark.startswith("Not the same in both: env.transforms is ")
     assert remark.endswith("Returns can be compared if these leave rewards alone.")

@@ -22,7 +22,7 @@ from tdcollect.pages.view import view
 
 from .envs import Walk
 from .evaluators import shape_of
-from .ledgers import contents
+from .ledgers import alter, contents
 from .policies import categorical
 
 pytestmark = pytest.mark.usefixtures("quick_children")
@@ -237,44 +237,31 @@ def test_a_curve_that_is_none_is_refused(tmp_path: Path) -> None:
 def in_csv(column: str, value: Any) -> Callable[[Path], Any]:
     """Alter a row of the curve."""
 
-    def change(path: Path) -> None:
-        points = read_csv(path / "curve.csv")
+    def change(file: Path) -> None:
+        points = read_csv(file)
         points[1] = points[1]._replace(**{column: value})
-        (path / "curve.csv").write_bytes(to_csv(points))
+        file.write_bytes(to_csv(points))
 
     return change
 
 
-def in_best(**changed: Any) -> Callable[[Path], Any]:
-    return lambda path: (path / "best.json").write_text(
-        json.dumps(json.loads((path / "best.json").read_text()) | changed)
-    )
-
-
-ALTERED: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "mean": (in_csv("mean", 500.0), r"curve\.csv has Point\(step=2000, .*mean=500\.0"),
-    "not a number": (in_csv("mean", float("nan")), r"curve\.csv has Point\(step=2000, .*mean=nan"),
-    "no evaluation": (in_csv("step", 2500), r"Point\(step=2500, .*, and its evaluation None; rem"),
-    "digest": (in_csv("digest", "ab" * 32), r"curve\.csv has Point\(step=2000, .*, and its eval"),
-    "best step": (in_best(step=2999), r"best\.json has .* of step 2999, and its evaluation None"),
-    "best value": (
-        in_best(value=500.0),
-        r"best\.json has 500\.0 of step .*, and its evaluation -?\d",
-    ),
-    "best by": (in_best(by="luck"), r"best\.json to be as tdcollect\.Evaluator writes it, .*luck"),
-    "a ledger": (
-        lambda path: (path / "step-000002000" / "episodes.jsonl").write_bytes(
-            (path / "step-000001000" / "episodes.jsonl").read_bytes()
-        ),
-        "was altered",
-    ),
+CSV, JSON, ROW = "curve.csv", "best.json", r"curve\.csv has Point\(step=2"
+ALTERED: dict[str, tuple[str, Any, str]] = {
+    "mean": (CSV, in_csv("mean", 500.0), rf"{ROW}000, .*mean=500\.0"),
+    "not a number": (CSV, in_csv("mean", float("nan")), f"{ROW}000, .*mean=nan"),
+    "no evaluation": (CSV, in_csv("step", 2500), f"{ROW}500, .*, and its evaluation None; rem"),
+    "digest": (CSV, in_csv("digest", "ab" * 32), f"{ROW}000, .*, and its eval"),
+    "best step": (JSON, {"step": 2999}, r"best\.json has .* of step 2999, and its evaluation None"),
+    "best value": (JSON, {"value": 500.0}, r"best\.json has 500\.0 of .*, and its evaluation -?\d"),
+    "best by": (JSON, {"by": "luck"}, r"best\.json to be as tdcollect\.Evaluator wr.*luck"),
+    "a ledger": ("step-000002000/episodes.jsonl", {"return": 9.0}, "was altered"),
 }
 
 
 @pytest.mark.parametrize("name", ALTERED)
 def test_a_curve_that_was_altered_is_not_gone_on_with(copied: Path, name: str) -> None:
-    change, told = ALTERED[name]
-    change(copied)
+    file, how, told = ALTERED[name]
+    alter(copied / file, how)
     before = contents(copied)
     with pytest.raises(ValueError, match=told):
         evaluator(copied)
@@ -313,7 +300,7 @@ def test_a_curve_is_viewed_from_its_ledgers(copied: Path, tmp_path: Path) -> Non
     (copied / "curve.csv").write_text("".join(lines[:-1]))  # its process was killed
     (one,) = view(copied, tmp_path / "pages")[1]
     assert [point.step for point in one.curve] == [*STEPS]
-    ALTERED["mean"][0](copied)
+    in_csv("mean", 500.0)(copied / CSV)
     (one,) = view(copied, tmp_path / "pages")[1]
     assert one.page is None
     assert "curve.csv has Point(step=2000" in one.status

@@ -40,34 +40,18 @@ def policy() -> TensorDictModule:
     )
 
 
-def rewards_of(env: gym.Env[Any, Any]) -> list[list[float]]:
-    """Each episode's rewards, by a plain loop."""
-    episodes = []
+def expected(change: Any = lambda reward: reward, dtype: Any = torch.float64) -> list[float]:
+    """Exact sums of a plain loop's rewards, changed as ``[1]``; float32 is what a batch stores."""
+    env, sums = Walk(), []
     for number in range(EPISODES):
         env.reset(seed=env_seed(0, number))
         rewards, ended = [], False
         while not ended:
             _, reward, terminated, truncated, _ = env.step(1)
-            rewards.append(float(reward))
+            rewards.append(change(torch.tensor([reward], dtype=dtype)).item())
             ended = terminated or truncated
-        episodes.append(rewards)
-    return episodes
-
-
-def plain_returns(change: Callable[[torch.Tensor], torch.Tensor] = lambda reward: reward) -> Any:
-    """Exact sums of the walk's rewards, changed as float64 ``[1]``."""
-    return [
-        math.fsum(change(torch.tensor([reward], dtype=torch.float64)).item() for reward in rewards)
-        for rewards in rewards_of(Walk())
-    ]
-
-
-def stored_returns(change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The same of the rewards as a batch stores them, in float32."""
-    return [
-        math.fsum(change(torch.tensor([reward])).item() for reward in rewards)
-        for rewards in rewards_of(Walk())
-    ]
+        sums.append(math.fsum(rewards))
+    return sums
 
 
 def returns(env: Any, **options: Any) -> list[float]:
@@ -94,8 +78,8 @@ WAYS: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
 def test_a_return_is_the_float64_sum_of_the_envs_rewards(way: Any) -> None:
     env, options = way()
     found = returns(env, **options)
-    assert found == plain_returns()
-    assert found != stored_returns(lambda reward: reward)
+    assert found == expected()
+    assert found != expected(dtype=torch.float32)
     if isinstance(env, envs.EnvBase):
         env.close()
 
@@ -178,10 +162,10 @@ def test_known_transforms_are_carried_in_float64_and_the_output_of_others_is_sum
     name: str,
 ) -> None:
     transform, change = {**KNOWN, **OTHER}[name]
-    expected = (plain_returns if name in KNOWN else stored_returns)(change)
-    assert returns(under(transform())) == expected
+    sums = expected(change, torch.float64 if name in KNOWN else torch.float32)
+    assert returns(under(transform())) == sums
     if name == "scaled":  # and without batch dimensions
-        assert returns(under(transform(), None)) == expected
+        assert returns(under(transform(), None)) == sums
 
 
 class Pays(gym.Env[Any, Any]):

@@ -218,7 +218,7 @@ def test_the_model_and_random_numbers_are_left_as_they_are(tmp_path: Path) -> No
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_model_of_other_spaces_is_refused() -> None:
+def test_a_model_of_other_spaces_or_with_a_state_is_refused() -> None:
     of = model("PPO", pendulum)
     with pytest.raises(ValueError, match=r"the observation space that the model was trained on.*3"):
         load_policy(of, tdcollect.make_env(cartpole))
@@ -229,10 +229,7 @@ def test_a_model_of_other_spaces_is_refused() -> None:
     of = model("RecurrentPPO", cartpole, "MlpLstmPolicy", n_steps=8)
     with pytest.raises(ValueError, match=r"acts on the observation alone, got a recurrent one"):
         load_policy(of, tdcollect.make_env(cartpole))
-
-
-def test_noise_that_no_file_holds_is_refused() -> None:
-    of = model("PPO", pendulum, use_sde=True)
+    of = model("PPO", pendulum, use_sde=True)  # of which no file holds the noise
     by_evaluate(of, pendulum, 1, True, max_episode_steps=5)
     with pytest.raises(ValueError, match="gSDE is drawn at each rollout"):
         by_evaluate(of, pendulum, 1, False)
@@ -322,16 +319,13 @@ def test_masks_that_cannot_be_read_are_refused() -> None:
         tdcollect.evaluate(Odd, load_policy(of, tdcollect.make_env(Doors)), 1, progress=False)
 
 
-def test_files_that_are_no_models_are_refused(tmp_path: Path) -> None:
+def test_files_that_are_no_models_and_a_missing_package_are_told(tmp_path, monkeypatch) -> None:
     env = tdcollect.make_env(cartpole)
     with pytest.raises(FileNotFoundError, match="expected a model of Stable-Baselines3"):
         load_policy(tmp_path / "none.zip", env)
     (tmp_path / "text.zip").write_text("text")
     with pytest.raises(ValueError, match=r"holds none|wasn't a zip-file"):
         load_policy(tmp_path / "text.zip", env)
-
-
-def test_missing_sb3_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "stable_baselines3", None)
     with pytest.raises(ModuleNotFoundError, match="pip install stable-baselines3"):
-        load_policy("model.zip", tdcollect.make_env("CartPole-v1"))
+        load_policy(tmp_path / "text.zip", env)

@@ -81,7 +81,7 @@ def breaks():
     raise ZeroDivisionError("in the factory\nof the user")
 
 
-def nothing():
+def nothing(*given):
     return None
 
 

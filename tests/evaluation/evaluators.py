@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gymnasium import spaces
 from torchrl.envs import EnvBase, GymEnv, TransformedEnv
 from torchrl.envs.transforms import Compose, StepCounter, VecNormV2
 
@@ -43,13 +42,6 @@ class Deadly(Walk):
             self.deaths.write_text("".join(f"{line}\n" for line in left[1:]))
             os._exit(3)
         return super().reset(seed=seed)
-
-
-class Box(Walk):
-    """The walk with continuous actions."""
-
-    def __init__(self) -> None:
-        super().__init__(spaces.Box(-1, 1, (1,)))
 
 
 def normalized() -> EnvBase:

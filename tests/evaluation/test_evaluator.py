@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torchrl import collectors
@@ -26,7 +27,7 @@ from tdcollect import Evaluator
 from tdcollect.threads import busy_threads
 
 from .. import forkserver
-from .envs import TenOrTwoHundred, Walk
+from .envs import Strict, TenOrTwoHundred, Walk
 from .evaluators import Gated, shape_of
 from .policies import OneHotOfBest, categorical, deterministic
 
@@ -127,25 +128,20 @@ def test_torchrls_has_no_seed_and_favours_short_episodes() -> None:
     assert 80 < found[0] == found[1] < 130  # the same each time, whatever the load
 
 
-class Paid(Walk):
-    """Ten steps, each rewarded by its action."""
-
-    def reset(self, **options: Any) -> Any:
-        result = super().reset(**options)
-        self.left = 10
-        return result
-
-    def step(self, action: Any) -> Any:
-        observation, _, *rest = super().step(action)
-        return observation, float(action), *rest
-
-
 def returns_of(kind: Any, **options: Any) -> list[float]:
-    """The mean returns of policies that always take action 0, 1 and 0."""
-    how = {"policy_factory": lambda env=None: deterministic(), "num_trajectories": 2, **options}
-    evaluator, trained, found = kind(lambda: GymWrapper(Paid()), **how), deterministic(), []
-    for push in (9.0, -9.0, 9.0):
-        trained.module.network[-1].bias.data = torch.tensor([push, -push])
+    """The mean returns of policies whose actions, and so rewards, are 0, 1 and 0 in ten steps."""
+
+    def make(env: Any = None) -> Any:
+        return TensorDictModule(torch.nn.Linear(2, 1), ["observation"], ["action"])
+
+    strict, trained = partial(Strict, spaces.Box(0, 1, (1,))), make()
+    trained.module.weight.data.zero_()
+    evaluator = kind(
+        lambda: GymWrapper(strict()), policy_factory=make, num_trajectories=2, **options
+    )
+    found = []
+    for push in (0, 1, 0):
+        trained.module.bias.data.fill_(push)
         found.append(float(evaluator.evaluate(trained)["eval/reward"]))
     evaluator.shutdown()
     return found

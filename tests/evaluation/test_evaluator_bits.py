@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from gymnasium import spaces
 from tensordict import TensorDict
 from torch import nn
 from torchrl.envs import EnvCreator, GymEnv
@@ -20,7 +21,7 @@ from tdcollect import Collector, Evaluator, LocalWorkers, make_env
 from tdcollect.randomness import GlobalRandomness
 
 from .envs import Leaking, Walk
-from .evaluators import Box, normalized, statistics
+from .evaluators import normalized, statistics
 from .policies import categorical, deterministic, net, recurrent, tanh_normal
 from .torchrl_envs import Seeded
 
@@ -97,7 +98,7 @@ def test_global_random_states_stay_as_they_are() -> None:
 
 
 CASES: dict[str, Any] = {
-    "continuous": (Box, tanh_normal, {}),
+    "continuous": (partial(Walk, spaces.Box(-1, 1, (1,))), tanh_normal, {}),
     "drawn": (Walk, categorical, {"exploration_type": ExplorationType.RANDOM, "seed": 3}),
     "recurrent": (Walk, partial(recurrent, LSTMModule), {}),
     "torchrl's env": (Seeded, deterministic, {"num_envs": 3, "inference_batch_size": 4}),

@@ -188,13 +188,6 @@ def test_transforms_give_one_ledger(limited: bool, make: Any) -> None:
     assert len({digest(env, make(ins=9), 9, **RANDOM) for env in envs}) == 1
 
 
-def test_integers_for_actions_are_as_good() -> None:
-    policy = categorical(kind=torch.distributions.Categorical)
-    env = partial(make_env, Walk, categorical_action_encoding=True)
-    ledgers = {digest(lambda n=slots: env(n), policy, 9, **RANDOM) for slots in (1, 8)}
-    assert len(ledgers) == 1
-
-
 def test_a_simulation_gives_one_ledger() -> None:
     pytest.importorskip("mujoco")
     run = partial(digest, "HalfCheetah-v5", tanh_normal(17, 6).double(), 3, max_episode_steps=10)

@@ -42,9 +42,6 @@ pytestmark = [
 ]
 
 PARTS = """
-import gymnasium as gym
-import torch
-from tensordict.nn import TensorDictModule
 from torchrl.envs import GymEnv, Transform, TransformedEnv, VecNormV2
 
 
@@ -60,10 +57,6 @@ class Windy(gym.Wrapper):
 
 def scaled(env, factor=2.0):
     return gym.wrappers.TransformReward(env, lambda reward: factor * reward)
-
-
-def nothing(env):
-    return None
 
 
 def norm():
@@ -86,29 +79,16 @@ def transformed():
     return TransformedEnv(GymEnv("CartPole-v1"), norm())
 
 
-def short():
-    return gym.make("CartPole-v1", max_episode_steps=4, render_mode="rgb_array")
-
-
 def torchrl_env():
     return GymEnv("CartPole-v1")
-
-
-def lean():
-    def push(observation):
-        return torch.nn.functional.one_hot((observation[..., 2] > 0.3).long(), 2)
-    return TensorDictModule(push, in_keys=["observation"], out_keys=["action"])
-
-
-number = 3
 """
 
 
 @pytest.fixture
 def ask(here: Path) -> Callable[..., Request]:
-    """Make a request; ``@`` stands for the file with the parts."""
+    """Make a request; ``@`` stands for the file with policies and these parts."""
     (file,) = here.glob("policies_*.py")
-    file.write_text(PARTS)
+    file.write_text(file.read_text() + PARTS)
 
     def make(env: str = "CartPole-v1", **fields: Any) -> Request:
         def meant(value: Any) -> Any:
@@ -307,7 +287,7 @@ REFUSED: list[tuple[Any, ...]] = [  # fields of a request, the error, and what i
         ({"transforms": [named(kind)]}, rf"{kind} has no statistics of \['observation'\] yet; pass")
         for kind in ("VecNormV2", "VecNorm", "ObservationNorm")
     ),
-    ({"transforms": ["@:nothing"]}, "missing 1 required positional argument"),
+    ({"transforms": ["@:scaled"]}, "missing 1 required positional argument"),
     ({"transforms": ["builtins:dict"]}, "dict to give a TorchRL transform, got {}; name a class "),
     ({"wrappers": ["@:number"]}, "expected .*:number to be callable, got 3"),
     (
@@ -411,8 +391,9 @@ def test_a_module_of_another_directory_is_not_taken_for_one_of_that_name(tmp_pat
 
 def test_episodes_with_them_are_filmed(ask) -> None:
     given = {"wrappers": ["@:Windy"], "transforms": ["torchrl.envs:RewardSum"]}
-    request = ask("@:short", policy="random", **given)
-    run(request, 2, output_dir="run", request=request)
+    shown = {"length": 4, "render_mode": "rgb_array"}
+    request = ask("@:short", policy="random", env_kwargs=shown, **given)
+    run(request, 2, output_dir="run", request=request, env_kwargs=shown)
     assert main(["replay", "run", "1", "--trust", "--video", "one.mp4"]) == 0
     assert Path("one.mp4").stat().st_size > 0
 

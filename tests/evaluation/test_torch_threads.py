@@ -14,7 +14,7 @@ from torch import nn
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
 
 from .envs import Walk, pictures
-from .ledger import digest, records
+from .ledger import digest
 
 
 @pytest.fixture(autouse=True)
@@ -63,14 +63,3 @@ def test_the_policy_runs_with_the_threads_asked_for_and_they_are_restored(inside
             break
     assert torch.get_num_threads() == 4
     assert set(seen) == {inside}
-
-
-def test_threads_are_restored_where_the_policy_raises() -> None:
-    def broken(observation: torch.Tensor) -> torch.Tensor:
-        torch.set_num_threads(3)
-        raise ArithmeticError
-
-    torch.set_num_threads(2)
-    with pytest.raises(ArithmeticError):
-        records(Walk, TensorDictModule(broken, ["observation"], ["action"]))
-    assert torch.get_num_threads() == 2

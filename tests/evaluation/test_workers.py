@@ -37,6 +37,8 @@ from .test_beside import beside, in_a_thread
 
 __all__ = ["seven"]  # a fixture
 
+pytestmark = pytest.mark.usefixtures("small_reports")
+
 RANDOM = {"exploration_type": ExplorationType.RANDOM}
 quiet = partial(evaluate, progress=False)
 
@@ -100,7 +102,7 @@ def test_any_env_gives_the_episodes_of_one_process(seven: LocalWorkers, name: st
     env, make_policy, settings = ENVS[name]
     how = {"episodes": 20, **settings}
     here = quiet(env, make_policy(), **how)
-    there = quiet(env, make_policy(), workers=some(seven, 2 + len(name) % 2), **how)
+    there = quiet(env, make_policy(), workers=some(seven, 2), **how)
     assert there.episodes == here.episodes
     assert there.manifest == here.manifest
     assert there.errors == here.errors

@@ -63,6 +63,21 @@ def spread(values: NDArray[Any]) -> Spread | None:
     return Spread(*(float(f(values)) for f in (np.mean, np.std, np.min, np.max)))
 
 
+class Figures:
+    """Steps, and the time that they took."""
+
+    steps: int
+    seconds: float
+
+    @property
+    def steps_per_second(self) -> float:
+        """Steps of all slots together, over the time in collections; nan where no time passed."""
+        return self.steps / self.seconds if self.seconds > 0 else math.nan
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+
 class Spreads:
     """The spreads of returns and lengths of episodes."""
 
@@ -96,7 +111,7 @@ class Episodes(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Collection(Spreads):
+class Collection(Figures, Spreads):
     """One collection of a collector, usually one batch.
 
     Attributes:
@@ -136,20 +151,12 @@ class Collection(Spreads):
         return len(self.returns)
 
     @property
-    def steps_per_second(self) -> float:
-        """Steps of all slots together; nan where no time passed."""
-        return _rate(self.steps, self.seconds)
-
-    @property
     def shaped_return_stats(self) -> Spread | None:
         """Of the shaped returns; None where no episode ended, or none are shaped."""
         return None if self.shaped_returns is None else spread(self.shaped_returns)
 
     def __repr__(self) -> str:
         return _line(self, f"{self.episodes} episodes")
-
-    def __str__(self) -> str:
-        return "\n".join(_lines(self))
 
 
 @dataclass(repr=False)
@@ -192,7 +199,7 @@ class Moments:
 
 
 @dataclass
-class Lifetime:
+class Lifetime(Figures):
     """All collections of a collector together.
 
     Attributes:
@@ -217,11 +224,6 @@ class Lifetime:
     _returns: Moments = field(default_factory=Moments, repr=False)
     _lengths: Moments = field(default_factory=Moments, repr=False)
     _shaped: Moments = field(default_factory=Moments, repr=False)
-
-    @property
-    def steps_per_second(self) -> float:
-        """Steps of all slots together, over the time in collections; nan before the first."""
-        return _rate(self.steps, self.seconds)
 
     @property
     def return_stats(self) -> Spread | None:
@@ -260,9 +262,6 @@ class Lifetime:
 
     def __repr__(self) -> str:
         return _line(self, f"{self.collections} collections", f"{self.episodes} episodes")
-
-    def __str__(self) -> str:
-        return "\n".join(_lines(self))
 
 
 class Window(Spreads):
@@ -497,11 +496,7 @@ class Tally:
 _NONE = Episodes(np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.int64))
 
 
-def _rate(steps: int, seconds: float) -> float:
-    return steps / seconds if seconds > 0 else math.nan
-
-
-def _lines(part: Collection | Lifetime) -> list[str]:
+def _lines(part: Any) -> list[str]:
     groups = part.group_returns if isinstance(part, Collection) else {}
     lines = [
         f"episodes  {part.episodes}",

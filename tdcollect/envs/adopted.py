@@ -49,7 +49,7 @@ from tdcollect.envs.beside import Parts, SlotSettings, described, make_slot, par
 from tdcollect.envs.process.backend import ProcessBackend
 from tdcollect.envs.slots import Can, Stepper
 from tdcollect.envs.spaces import Bookkeeping
-from tdcollect.envs.traits import NotKnown, base_of, flat_transforms
+from tdcollect.envs.traits import NotKnown, base_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.randomness import global_states
 from tdcollect.seeding import slot_seeds
@@ -210,7 +210,11 @@ class ParallelEnv(TorchRLParallelEnv, metaclass=_Meta):
         )
         try:
             backend: Any = base.stepper.backend
-            inner = _with_lifted(base, parts.lifted)
+            lifted = [transform.clone() for transform in parts.lifted]
+            for transform in lifted:
+                if isinstance(transform, T.TensorDictPrimer):
+                    transform.expand_specs = True
+            inner = TransformedEnv(base, T.Compose(*lifted)) if lifted else base
             if any(digest != parts.digest for digest in backend.call("digest")):
                 raise NotKnown("the transforms of its slots have different settings")
             theirs, ours = described(self.specs), described(inner.specs)
@@ -221,7 +225,6 @@ class ParallelEnv(TorchRLParallelEnv, metaclass=_Meta):
             base.close()
             raise
         self.__dict__["inner"] = inner
-        lifted = flat_transforms(inner.transform) if isinstance(inner, TransformedEnv) else []
         channels = [
             _Channel(backend, slot, lifted, parts.digest) for slot in range(self.num_workers)
         ]
@@ -482,17 +485,6 @@ def _vector_env(num_envs: int, create: Callable[[], EnvBase]) -> GymnasiumEnv:
         make = partial(make_slot, create, {}, SlotSettings(parts.plan, None, True, 1))
     factories = [make] * num_envs
     return _env_of_slots(factories, parts, device=parts.observation_spec.device)
-
-
-def _with_lifted(base: GymnasiumEnv, lifted: Sequence[T.Transform]) -> EnvBase:
-    """The env with transforms that were made for one of its slots."""
-    if not lifted:
-        return base
-    clones = [transform.clone() for transform in lifted]
-    for clone in clones:
-        if isinstance(clone, T.TensorDictPrimer):
-            clone.expand_specs = True
-    return TransformedEnv(base, T.Compose(*clones))
 
 
 class InfoReader(default_info_dict_reader):

@@ -473,8 +473,7 @@ class EnvPoolBackend(Backend):
             )
         if seeds is None:
             # EnvPool's own default is a constant; gymnasium's users expect fresh episodes.
-            fresh = np.random.SeedSequence().generate_state(num_envs, np.uint32) >> 1
-            seeds = [int(seed) for seed in fresh]
+            seeds = (np.random.SeedSequence().generate_state(num_envs, np.uint32) >> 1).tolist()
         self.check_seeds(seeds)
         self.num_envs = num_envs
         self._make = lambda seed: envpool.make_gymnasium(

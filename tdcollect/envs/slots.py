@@ -308,10 +308,9 @@ class EpisodeCounters:
     def stepped(self, slots: Sequence[int] | None) -> None:
         """Count a step of ``slots`` (None for all)."""
         self._clock += 1
-        if slots is not None:
-            waiting = np.ones(len(self._begun), bool)
-            waiting[list(slots)] = False
-            self._begun[waiting] += 1
+        if slots is not None:  # the others wait
+            self._begun += 1
+            self._begun[list(slots)] -= 1
 
     def started(self, starts: Starts) -> None:
         """Count the episodes that have begun."""

@@ -241,24 +241,22 @@ def _arguments(function: Callable[..., Any]) -> list[str] | None:
     return [name for name, parameter in parameters.items() if parameter.default is parameter.empty]
 
 
-def missing_entries(policy: Any, given: Iterable[Any]) -> str | None:
-    """The message for entries that a policy reads and does not find; None where it finds all."""
+def missing_entries(policy: Any, given: Iterable[Any]) -> KeyError | None:
+    """The error for entries that a policy reads and does not find; None where it finds all."""
     found = list(given)
     in_keys = getattr(policy, "in_keys", None)
     missing = [key for key in in_keys or () if key not in found]
     if not missing:
         return None
-    return (
+    return KeyError(
         f"expected in_keys of the policy among the entries that there are, {found}, got {missing}; "
         "name the policy's in_keys like the env's entries"
     )
 
 
-def no_tensordict(out: Any) -> str | None:
-    """The message for a policy's output that is not a TensorDict; None where it is one."""
-    if isinstance(out, TensorDictBase):
-        return None
-    return (
+def no_tensordict(out: Any) -> TypeError:
+    """The error for a policy's output that is not a TensorDict."""
+    return TypeError(
         "expected the policy to return the TensorDict that it was given, with the action written "
         f"to it, got {_described(out)}; write td['action'] = ..., and return td"
     )
@@ -271,7 +269,7 @@ def failed_call(policy: Any, wrapped: Any, given: TensorDictBase, env: EnvBase) 
     """
     missing = missing_entries(wrapped, given.keys(True, True))
     if missing is not None:
-        return KeyError(missing)
+        return missing
     by_name = type(wrapped) is TensorDictModule and not isinstance(policy, TensorDictModuleBase)
     states = global_states()
     try:
@@ -284,9 +282,8 @@ def failed_call(policy: Any, wrapped: Any, given: TensorDictBase, env: EnvBase) 
     finally:
         set_global_states(states)
     if not by_name:
-        message = no_tensordict(out)
-        if message is not None:
-            return TypeError(message)
+        if not isinstance(out, TensorDictBase):
+            return no_tensordict(out)
         actions, written = list(env.action_keys), list(out.keys(True, True))
         if not actions or any(key in written for key in actions):
             return None

@@ -453,11 +453,9 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
                 if reset or seed is not None or options is not None or self.reset_at_each_iter:
                     self._runner.restart(seed, options)
                 steps = count if self.by_arrival else round_up(count, self.n_env)
-                batch = self._runner.frames(steps, log, random, gradients)
+                batch = self._runner.frames(steps, log, random)
             else:
-                batch = self._runner.episodes(
-                    count, log, seed, options, random, gradients, max_episode_steps
-                )
+                batch = self._runner.episodes(count, log, seed, options, random, max_episode_steps)
             log.batch = batch
         batch = self._postproc(batch)
         if layout != "flat":

@@ -355,15 +355,14 @@ def _call_on_tensordict(
         try:
             out = module(given)
         except KeyError as error:
-            missing = missing_entries(module, step)
-            raise error if missing is None else KeyError(missing) from error
+            raise missing_entries(module, step) or error from error
         if select is not None:
             # A graph writes its outputs into the same memory each time.
             out = out.select(*select, strict=False).clone()
         try:
             written = out.items(True, True, is_leaf=not_taken_apart)
         except (AttributeError, TypeError) as error:
-            raise TypeError(no_tensordict(out)) from error
+            raise no_tensordict(out) from error
         for key, value in written:
             if step.get(key) is not value:
                 step[key] = value

@@ -285,11 +285,9 @@ class Runner:
         if collector.reset_at_each_iter:
             self._parent.carrier.update(collector.env.reset())
             self._parent.start_new_trajectories()
+        asked = collector.frames_asked if collector.by_arrival else collector.frames_per_batch
         with set_exploration_type(collector.exploration_type):
-            lower = partial(self.lower, policy=self._random) if random else self.lower
-            if collector.by_arrival:
-                return self._arriving(plan, lower, collector.frames_asked, log, random)
-            batch = self._on_arrays(plan, lower, int(collector.frames_per_batch), log)
+            batch = self._on_arrays(plan, int(asked), log, random)
         if batch is None:
             self.owns_batch = False
             warn_of_lost(self._parent, self._not_tensors)
@@ -298,18 +296,13 @@ class Runner:
             return self._parent.preallocated.update_(batch)
         return batch
 
-    def frames(
-        self, steps: int, log: CollectionLog, random: bool, gradients: bool
-    ) -> TensorDictBase:
+    def frames(self, steps: int, log: CollectionLog, random: bool) -> TensorDictBase:
         """Go on for ``steps`` steps of every slot: ``[N, steps]``; as many rows by arrival."""
         collector = self._collector
         self.first_states = None
         if self.is_lost:
             collector.reset()
-        lower = self._lowering(random, gradients)
-        if collector.by_arrival:
-            return self._arriving(self.plan(), lower, steps, log, random, gradients)
-        batch = self._on_arrays(self.plan(), lower, steps, log, gradients)
+        batch = self._on_arrays(self.plan(), steps, log, random)
         if batch is None:
             with changed(self._parent, preallocates=False):
                 batch = self._as_torchrl(
@@ -324,7 +317,7 @@ class Runner:
             assert batch is not None
             if self._parent.preallocates:
                 shaped_like(self._parent.preallocated, batch, cast=True)
-        if gradients:
+        if torch.is_grad_enabled():
             self._parent.carrier = self._parent.carrier.detach()
         return batch
 
@@ -335,14 +328,12 @@ class Runner:
         seed: int | None,
         options: dict[str, Any] | None,
         random: bool,
-        gradients: bool,
         max_episode_steps: int | None,
     ) -> TensorDictBase:
         """Collect whole episodes from a fresh start: ``[sum of lengths]``."""
         collector = self._collector
-        env, lower = log.timed_parts(
-            by_episodes(self.plan(), collector.env), self._lowering(random, gradients)
-        )
+        env = by_episodes(self.plan(), collector.env)
+        env, lower = log.timed_parts(env, self._lowering(random))
         first_seeds = None if seed is None else self._seed(seed)[1]
         self.first_states = None
         collector._monitor.drop()
@@ -367,7 +358,7 @@ class Runner:
             steps=_BLOCK_STEPS,
             max_episode_steps=max_episode_steps,
             left_out=self._left_out,
-            in_one_piece=gradients,
+            in_one_piece=torch.is_grad_enabled(),
             first_seeds=first_seeds,
             options=options,
             on_error=again if env.base is not None and env.base.restarts is not None else None,
@@ -388,23 +379,20 @@ class Runner:
         return self.assemble(entries, (len(entries[keys.NEXT_DONE]),))
 
     def _on_arrays(
-        self,
-        plan: Plan,
-        lower: Lower,
-        steps: int,
-        log: CollectionLog,
-        gradients: bool = False,
+        self, plan: Plan, steps: int, log: CollectionLog, random: bool
     ) -> TensorDictBase | None:
-        """Go on for ``steps`` steps of every slot: a batch ``[N, steps]``.
+        """Go on for ``steps`` steps of every slot: ``[N, steps]``; as many rows by arrival.
 
         None where the env is not on arrays, or the policy turns out to write something else than
         tensors: it has then been called for the first step, and its outputs are in the carried
         step, with which TorchRL's loop is to begin.
         """
+        if self._collector.by_arrival:
+            return self._arriving(plan.env, steps, log, random)
         if plan.env is None:
             return None
         collector, parent = self._collector, self._parent
-        loop = self._frames(plan.env, lower, log, gradients)
+        loop = self._frames(plan.env, self._lowering(random), log)
         try:
             entries = (loop.asynchronous if plan.env.can.asynchronous else loop.synchronous)(steps)
         except NotTensors as found:
@@ -414,7 +402,7 @@ class Runner:
         batch = self.assemble(entries, (*collector.env.batch_size, steps))
         return parent.truncate_last_step(batch)
 
-    def _frames(self, env: ArrayEnv, lower: Lower, log: CollectionLog, gradients: bool) -> Frames:
+    def _frames(self, env: ArrayEnv, lower: Lower, log: CollectionLog) -> Frames:
         collector = self._collector
         tracked = isinstance(collector.policy_version, int)
         env.drops_unspecified = self._parent.preallocates
@@ -427,7 +415,7 @@ class Runner:
             self._left_out,
             self._place(env),
             self.set_position,
-            gradients,
+            torch.is_grad_enabled(),
             log.watch,
             (lambda: collector.policy_version) if collector.by_arrival and tracked else None,
         )
@@ -446,27 +434,20 @@ class Runner:
         return plan.env
 
     def _arriving(
-        self,
-        plan: Plan,
-        lower: Lower,
-        count: int,
-        log: CollectionLog,
-        random: bool,
-        gradients: bool = False,
+        self, env: ArrayEnv | None, count: int, log: CollectionLog, random: bool
     ) -> TensorDictBase:
         """Collect ``count`` rows in the order of their arrival: ``[count]``."""
-        env = plan.env
         if env is None or not env.can.asynchronous:  # the env has changed since
             env = self.check_by_arrival()
         if random != self._arrives_randomly:  # the entries of the rows in flight are others
             self.settle(log)
             self._arrives_randomly = random
-        entries, slots = self._frames(env, lower, log, gradients).arriving(count, self.arrivals)
-        if gradients:  # the graph ends with the batch
+        loop = self._frames(env, self._lowering(random), log)
+        entries, slots = loop.arriving(count, self.arrivals)
+        if torch.is_grad_enabled():  # the graph ends with the batch
             self.settle(log)
             rows = self.arrivals.surplus
             self.arrivals.surplus = {key: value.detach() for key, value in rows.items()}
-            self._parent.carrier = self._parent.carrier.detach()
         entries[keys.SLOT] = torch.tensor(slots)
         log.note_entries(entries, self._collector.env.reward_keys, slots)
         batch: TensorDictBase = self.assemble(entries, (count,))
@@ -480,7 +461,7 @@ class Runner:
         plan = self.plan()
         if plan.env is not None:
             log = log or self._collector._monitor.unnoted_log()
-            self._frames(plan.env, self.lower, log, False).settle(self.arrivals)
+            self._frames(plan.env, self.lower, log).settle(self.arrivals)
 
     # ------------------------------------------------------------------------------ TorchRL's loop
 
@@ -555,10 +536,10 @@ class Runner:
         collector = self._collector
         return type(collector.policy) is RandomPolicy and is_masked(collector.env.full_action_spec)
 
-    def _lowering(self, random: bool, gradients: bool) -> Lower:
+    def _lowering(self, random: bool) -> Lower:
         # Gradients are those of the distributions' own classes.
         policy = self._random if random else None
-        return partial(self.lower, checked=gradients, policy=policy)
+        return partial(self.lower, checked=torch.is_grad_enabled(), policy=policy)
 
     def lower(
         self,

@@ -58,10 +58,7 @@ class StepDict(dict[Key, torch.Tensor]):
         """The number of batch dimensions."""
         return len(self.shape)
 
-    @property
-    def batch_dims(self) -> int:
-        """The number of batch dimensions."""
-        return len(self.shape)
+    batch_dims = ndim
 
     def keys(self, *nested: Any, **options: Any) -> Any:
         """All keys: those of leaves, nested ones included."""
@@ -367,7 +364,7 @@ class Store:
             for name, key, led_to in self._names:
                 values = [held[led_to][key] for held in self._held]
                 device = self._devices.get(name)
-                brought[name] = self._place.bring(name, values, self._env.carried, device)
+                brought[name] = self._place.bring(name, values, device)
             self._place.finish()
             for name, values in brought.items():
                 self._devices[name] = values[0].device
@@ -426,7 +423,7 @@ class Placement:
     def enter(self, step: StepDict, entries: Iterable[Key]) -> None:
         """Move a step of TorchRL's to the loop's devices: these entries to the env's."""
 
-    def leave(self, step: StepDict, carried: Iterable[Key]) -> StepDict:
+    def leave(self, step: StepDict) -> StepDict:
         """The loop's step for TorchRL: its entries on TorchRL's devices."""
         return step
 
@@ -434,7 +431,7 @@ class Placement:
         """Run the policy on its device; its outputs, which stay there, join the step."""
         policy(step)
 
-    def for_env(self, step: StepDict, actions: Iterable[Key]) -> StepDict:
+    def for_env(self, step: StepDict) -> StepDict:
         """The step with its actions on the env's device."""
         return step
 
@@ -442,11 +439,7 @@ class Placement:
         """Copy the entries of a step or a reset if the next one may overwrite their memory."""
 
     def bring(
-        self,
-        key: Key,
-        values: list[torch.Tensor],
-        carried: Iterable[Key],
-        device: torch.device | None,
+        self, key: Key, values: list[torch.Tensor], device: torch.device | None
     ) -> list[torch.Tensor]:
         """The values of one entry, one per step, on the device where the batch keeps it.
 
@@ -479,6 +472,8 @@ class Devices(Placement):
         self.home = with_index(env.home)
         self.storing = storing and with_index(storing)
         self.pinned = "cuda" in (self.policy.type, self.home.type)
+        self._carried = (*env.carried, *keys.FLAGS)
+        self._actions = env.transformed.action_keys
         self._reuses_memory = env.base is None  # tdcollect's slots write each step into new memory
         # Copies by the identity of their source, which is held so that it stays its own, and by
         # their device.
@@ -498,9 +493,9 @@ class Devices(Placement):
             step[keys.TRAJ_IDS] = step[keys.TRAJ_IDS].cpu()
         self.keep_apart(step)
 
-    def leave(self, step: StepDict, carried: Iterable[Key]) -> StepDict:
+    def leave(self, step: StepDict) -> StepDict:
         placed = StepDict(step)
-        for key in (*carried, *keys.FLAGS):
+        for key in self._carried:
             if key in placed and self.env is not None:
                 placed[key] = placed[key].to(self.env)
         if keys.TRAJ_IDS in placed and self.storing is not None:
@@ -520,10 +515,10 @@ class Devices(Placement):
             if before.get(key) is not value:
                 step[key] = value
 
-    def for_env(self, step: StepDict, actions: Iterable[Key]) -> StepDict:
+    def for_env(self, step: StepDict) -> StepDict:
         if self.home != _CPU:  # such an env gets all entries there
             return StepDict((key, self._sent(value, self.home)) for key, value in step.items())
-        away = [key for key in actions if key in step and step[key].device != _CPU]
+        away = [key for key in self._actions if key in step and step[key].device != _CPU]
         if not away:
             return step
         given = StepDict(step)
@@ -543,14 +538,10 @@ class Devices(Placement):
                 entries[key] = value.clone()
 
     def bring(
-        self,
-        key: Key,
-        values: list[torch.Tensor],
-        carried: Iterable[Key],
-        device: torch.device | None,
+        self, key: Key, values: list[torch.Tensor], device: torch.device | None
     ) -> list[torch.Tensor]:
         devices = {value.device for value in values}
-        target = device or self._target(key, devices, carried)
+        target = device or self._target(key, devices)
         if target is None or devices == {target}:
             return values
         # Those that have crossed are there; the others cross together.
@@ -592,12 +583,10 @@ class Devices(Placement):
         self._copies[id(value), copy.device] = value, copy
         return copy
 
-    def _target(
-        self, key: Key, devices: set[torch.device], carried: Iterable[Key]
-    ) -> torch.device | None:
+    def _target(self, key: Key, devices: set[torch.device]) -> torch.device | None:
         """The device for an entry; None to leave it where it is."""
         target = self.storing
-        if target is None and (is_next(key) or key in carried or key in keys.FLAGS):
+        if target is None and (is_next(key) or key in self._carried):
             # One that the policy overwrites at every step is where the policy is.
             overwritten = not is_next(key) and devices == {self.policy} != {self.home}
             target = None if overwritten else self.env

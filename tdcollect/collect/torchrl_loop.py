@@ -126,8 +126,7 @@ class _PolicyOnSteps:
                 try:
                     return self._policy(tensordict)
                 except KeyError as error:
-                    missing = missing_entries(self._policy, step)
-                    raise error if missing is None else KeyError(missing) from error
+                    raise missing_entries(self._policy, step) or error from error
         given = dict(step)
         self._lowered(step)
         for key, value in step.items():

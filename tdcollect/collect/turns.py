@@ -109,7 +109,6 @@ class Turns:
         self._act = act
         self._place = place
         self._count = env.batch_size.numel()
-        self._actions = env.transformed.action_keys
         self._has_acted = False
         self.present = present
         self.ready = list(range(self._count))
@@ -134,7 +133,7 @@ class Turns:
         self.act(self.present, active)
         # Others wait where the env lets them; else they run on, unseen.
         slots = active if self._env.can.pause and len(active) < self._count else None
-        given = self._place.for_env(self.present, self._actions)
+        given = self._place.for_env(self.present)
         following, error = self._env.advance(given, self.next_keys, buffers, slots)
         self._place.keep_apart(following)
         return Arrived(following, active, [], error)
@@ -364,7 +363,7 @@ class Frames:
         """
         env, turns, place = self.env, self._turns, self.place
         store = self._store(steps)
-        actions, slots = env.transformed.action_keys, turns.ready
+        slots = turns.ready
         ends = Ends(env, self.new_ids)
         if env.resets_by_mask:
             ends = MaskedEnds(env, self.new_ids, place.storing, asks=self.watch is not None)
@@ -377,7 +376,7 @@ class Frames:
                 step = turns.present
                 turns.act(step, slots)
                 self._moved = True
-                given = place.for_env(step, actions)
+                given = place.for_env(step)
                 following, error = env.advance(given, turns.next_keys, buffers)
                 if error is not None:
                     raise error
@@ -537,7 +536,7 @@ class Frames:
             if number is not None:
                 number(turns.present)
             step = StepDict((k, v) for k, v in turns.present.items() if k not in turns.next_keys)
-            step = self.place.leave(step, self.env.carried)
+            step = self.place.leave(step)
             left = nested(step.items(), self.env.batch_size, self.carrier.device)
             if held is not None:
                 held.left = left

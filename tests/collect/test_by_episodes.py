@@ -12,7 +12,6 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from gymnasium.wrappers import TimeLimit
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDictBase
@@ -29,7 +28,7 @@ from tdcollect.testing import (
 )
 
 from . import policies
-from .envs import BACKENDS, ENVS, make_toy
+from .envs import ENVS
 from .loops import array_loop, on_arrays
 from .oracle import UPSTREAM, assert_same
 from .test_facts import Declaring
@@ -37,74 +36,12 @@ from .test_parent_behaviours import OPTIONS
 
 pytestmark = [pytest.mark.usefixtures("arrays"), pytest.mark.filterwarnings(UPSTREAM)]
 
-SEED = 21
-
 
 def episodes_of(batch: TensorDictBase) -> list[TensorDictBase]:
     """A flat batch cut behind each ``done``."""
     ends = batch["next", "done"].reshape(-1).nonzero().reshape(-1) + 1
     assert not len(batch) or ends[-1] == len(batch)
     return list(batch.split(ends.diff(prepend=torch.zeros(1, dtype=torch.long)).tolist()))
-
-
-# --------------------------------------------------------------------------------- a plain loop
-
-
-def by_sign(tensordict: TensorDictBase) -> TensorDictBase:
-    return tensordict.set("action", (tensordict["observation"][..., 0] > 0).long())
-
-
-def plain_loop(make: Callable[[], Any], slots: int, episodes: int) -> list[list[dict[str, Any]]]:
-    """Complete episodes by gymnasium alone, in the order of starting."""
-    envs = [make() for _ in range(slots)]
-    shown = [env.reset(seed=SEED + slot)[0] for slot, env in enumerate(envs)]
-    rows: list[list[dict[str, Any]]] = [[] for _ in range(episodes)]
-    running = {slot: slot for slot in range(min(slots, episodes))}
-    started = len(running)
-    while running:
-        for slot, number in list(running.items()):
-            action = int(shown[slot][0] > 0)
-            following, reward, terminated, truncated, _ = envs[slot].step(action)
-            row = {"observation": shown[slot], "action": action, "next": following}
-            row |= {"reward": np.float32(reward), "flags": (terminated, truncated)}
-            rows[number].append(row)
-            shown[slot] = following
-            if terminated or truncated:
-                del running[slot]
-        for slot in set(range(slots)) - set(running):
-            if started < episodes:
-                shown[slot], _ = envs[slot].reset()
-                running[slot] = started
-                started += 1
-    return rows
-
-
-def short_cartpole() -> Any:
-    return TimeLimit(gym.make("CartPole-v1"), 13)
-
-
-@pytest.mark.behaviour(2)
-@on_arrays(
-    "case",
-    [(make_toy, 3, "serial"), (short_cartpole, 1, "serial"), (short_cartpole, 3, "process")]
-    + [(make_toy, 3, "Disabled"), (make_toy, 1, "NextStep"), (short_cartpole, 3, "SameStep")],
-    parent=[(make_toy, 3, "serial"), (short_cartpole, 3, "NextStep")],
-)
-def test_episodes_are_those_of_a_plain_loop(case: tuple[Callable[[], Any], int, str]) -> None:
-    make, slots, backend = case
-    collector = Collector(BACKENDS[backend](make, slots), by_sign, frames_per_batch=slots * 4)
-    collector.collect(frames=slots * 5)
-    batch = collector.collect(episodes=7, seed=SEED)
-    expected = plain_loop(make, slots, 7)
-    found = episodes_of(batch)
-    assert [len(one) for one in found] == [len(rows) for rows in expected]
-    for one, rows in zip(found, expected, strict=True):
-        for key in ("observation", "action"):
-            assert np.array_equal(one[key], [row[key] for row in rows])
-        assert np.array_equal(one["next", "observation"], [row["next"] for row in rows])
-        assert np.array_equal(one["next", "reward"][:, 0], [row["reward"] for row in rows])
-        flags = torch.cat([one["next", "terminated"], one["next", "truncated"]], 1)
-        assert np.array_equal(flags, [row["flags"] for row in rows])
 
 
 # ------------------------------------------------------------------- order, refilling, and waiting
@@ -156,10 +93,10 @@ def test_no_slot_idles_while_an_episode_is_to_start(
             batch = collector.collect(episodes=episodes, seed=0)
             found = []
             for one in episodes_of(batch):
-                steps, numbers, places = one["observation"].int().T.tolist()
-                assert steps == list(range(len(one)))
-                assert len({*numbers}) == len({*places}) == 1
-                found.append((places[0], numbers[0], len(one)))
+                step, number, place = one["observation"][0].int().tolist()
+                assert step == 0
+                check_counting_batch(one, rules, slots=[place])
+                found.append((place, number, len(one)))
             assert found == schedule(rules, slots, episodes)
     collector.shutdown()
 

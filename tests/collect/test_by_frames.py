@@ -266,18 +266,19 @@ def test_reset_options_reach_the_env(count: dict[str, int]) -> None:
 # ------------------------------------------------------------------------------------------ faults
 
 
-def broken(**options: Any) -> Collector:
-    """A collector of counting envs, of which slot 1 raises once, at its third step."""
-    fuel, slots, rules = iter([ValueError("out of fuel")]), iter(range(SLOTS)), CountingRules(5)
+def broken(slots: int = SLOTS, hooks: Any = None, **options: Any) -> Collector:
+    """A collector of counting envs; slot 1, or the only one, raises once, at its third step."""
+    fuel, numbers, rules = iter([ValueError("out of fuel")]), iter(range(slots)), CountingRules(5)
+    fails = min(1, slots - 1)
 
     class Broken(CountingEnv):
         def step(self, action: Any) -> Any:
-            if self.slot == 1 and self._count == 2 and (error := next(fuel, None)):
+            if self.slot == fails and self._count == 2 and (error := next(fuel, None)):
                 raise error
             return super().step(action)
 
-    env = make_env(lambda: Broken(next(slots, 1), rules), SLOTS, **options)
-    return Collector(env, StatelessCountingPolicy(rules), frames_per_batch=30)
+    env = make_env(lambda: Broken(next(numbers, fails), rules), slots, **options)
+    return Collector(env, StatelessCountingPolicy(rules), frames_per_batch=30, hooks=hooks)
 
 
 def test_an_episode_whose_env_fails_in_its_middle_starts_again() -> None:

@@ -6,7 +6,6 @@ import itertools
 from functools import partial
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -20,6 +19,7 @@ from tdcollect.collect.turns import Frames
 from .envs import ENVS, cartpole, make_toy
 from .oracle import UPSTREAM, assert_same, seed_everything
 from .policies import lean
+from .test_by_frames import broken
 
 pytestmark = [pytest.mark.filterwarnings(UPSTREAM)]
 
@@ -151,37 +151,16 @@ def test_whole_episodes() -> None:
     assert log.events[:2] == [("started", [0, 1, 2]), ("stepped", [0, 1, 2])]
 
 
-class FailsOnce(gym.Env[Any, Any]):
-    """Rewards of 1, and episodes of three steps; the fifth step of all raises."""
-
-    observation_space = gym.spaces.Box(0, 3, (1,))
-    action_space = gym.spaces.Discrete(2)
-
-    def __init__(self, taken: Any):
-        self.taken = taken
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        self.count = 0
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action: Any) -> Any:
-        if next(self.taken) == 4:
-            raise OSError("the fifth step")
-        self.count += 1
-        return np.full(1, self.count, np.float32), 1.0, self.count == 3, False, {}
-
-
 @both_ways
 @pytest.mark.parametrize("slots", [1, 2])
 def test_an_episode_that_starts_again_does_not_count_the_steps_of_the_broken_one(
     slots: int,
 ) -> None:
     log = Log()
-    env = make_env(partial(FailsOnce, itertools.count()), slots, on_env_error="restart")
-    Collector(env, frames_per_batch=slots, hooks=log).collect(episodes=4)
-    ended = [list(zip(*arrays, strict=True)) for _, *arrays in log.of("ended")]
-    episodes = [episode[1:] for found in ended for episode in found]
-    assert episodes == [(3.0, 3)] * 4
+    batch = broken(slots, log, on_env_error="restart").collect(episodes=4)
+    told = [episode for _, *arrays in log.of("ended") for episode in zip(*arrays, strict=True)]
+    returns = batch["next", "reward"].reshape(4, 5).sum(1).tolist()
+    assert sorted(episode[1:] for episode in told) == sorted(zip(returns, [5] * 4, strict=True))
     assert sum(len(slots) for _, slots in log.of("started")) == 5
 
 

@@ -166,13 +166,18 @@ def test_envs_are_made_anew_with_other_settings(backend: str, arrays: bool) -> N
 
 
 @pytest.mark.behaviour(31)
-def test_the_old_envs_are_closed_and_new_ones_take_seeds() -> None:
-    env = make_env(Tuned, 2)
+def test_old_envs_are_closed_new_ones_take_seeds_and_restarts_of_both_are_counted() -> None:
+    env = make_env(Tuned, 2, on_env_error="restart", max_restarts=9, check_finite=True)
     old = env.stepper.backend.envs  # type: ignore[attr-defined]
-    env.rebuild(step=2.0)
+    env.rebuild(step=np.nan)
     assert all(one.closed for one in old)
+    env.rollout(2, break_when_any_done=False)
+    env.rebuild(step=2.0)
     env.set_seed(7)
     assert env.rollout(2)["observation"][..., 0].tolist() == [[7, 9], [8, 10]]
+    env.rebuild(step=np.nan)
+    env.rollout(2, break_when_any_done=False)
+    assert env.restarts == 8
 
 
 def test_envs_with_other_spaces_are_refused_and_the_old_ones_go_on() -> None:
@@ -197,15 +202,6 @@ def test_envs_that_cannot_be_made_anew_are_refused(make: Any, told: str) -> None
     collector = Collector(make(), frames_per_batch=6)
     with pytest.raises(TypeError, match=re.escape(told)):
         collector.rebuild_env()
-
-
-def test_restarts_are_counted_over_all_envs_made() -> None:
-    env = make_env(Tuned, 2, on_env_error="restart", max_restarts=9, check_finite=True)
-    env.rebuild(step=np.nan)
-    env.rollout(2, break_when_any_done=False)
-    env.rebuild()
-    env.rollout(2, break_when_any_done=False)
-    assert env.restarts == 8
 
 
 def test_an_envpool_is_made_anew() -> None:

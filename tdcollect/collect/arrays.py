@@ -7,7 +7,6 @@ own code on TensorDicts.
 from __future__ import annotations
 
 import inspect
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -182,12 +181,11 @@ class SlotArrays(InnerEnv):
     slots: GymnasiumEnv
 
     def __init__(self, slots: GymnasiumEnv):
-        entries = slots.stepper.entries
-        sizes = (entry.dtype.itemsize * math.prod(entry.shape) for entry in entries)
         self.slots = slots
-        self.step_bytes = slots.num_envs * sum(sizes)
+        self.step_bytes = _bytes_of(slots)
+        written = [key_of(entry.path) for entry in slots.stepper.entries]
         flags = (keys.TERMINATED, keys.TRUNCATED, keys.DONE)
-        self._written: list[Key] = [*(key_of(e.path) for e in entries), keys.REWARD, *flags]
+        self._written: list[Key] = [*written, keys.REWARD, *flags]
         self._spare: list[StepBuffers] = []
         self._pinned = False
         self._done: tuple[torch.Tensor, torch.Tensor] | None = None  # at home, and on the CPU
@@ -331,9 +329,6 @@ class RewardShape(StepTransform):
         for key, shape in self._shapes.items():
             if following[key].shape != shape:
                 following[key] = following[key].view(shape)
-
-    def reset(self, begun: StepDict, marks: StepDict, before: StepDict) -> None:
-        pass
 
 
 class Arrived(NamedTuple):

@@ -46,6 +46,7 @@ from tdcollect.collect.torchrl_loop import changed
 from tdcollect.display import one_line
 from tdcollect.envs.adopted import take_over
 from tdcollect.envs.traits import base_of
+from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.keys import IS_INIT, as_path
 from tdcollect.progress import check_tqdm
 from tdcollect.threads import collecting
@@ -501,7 +502,15 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
             ValueError: where the new envs have other spaces; the old ones go on.
             RuntimeError: where the collector is shut down.
         """
-        self._runner.rebuild_env(env_kwargs)
+        self._runner.check_open(to_go_on=True)
+        base = base_of(self.env)
+        if not isinstance(base, GymnasiumEnv):
+            raise TypeError(
+                f"expected an env of tdcollect.make_env, got a {type(base).__name__}; make a new "
+                "collector over a new env"
+            )
+        base.rebuild(**env_kwargs)
+        self.reset()
 
     def state_dict(self, components: Sequence[str] | None = None) -> Any:
         """The collector's state, for :meth:`load_state_dict` in this or another process.

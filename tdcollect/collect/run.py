@@ -202,18 +202,6 @@ class Runner:
         following = TorchRLCollector.set_seed(collector, seed, static_seed=static_seed)
         return following, early_seeds(base_of(collector.env), seed, static_seed)
 
-    def rebuild_env(self, env_kwargs: dict[str, Any]) -> None:
-        """Make the envs anew, and restart."""
-        self.check_open(to_go_on=True)
-        base = base_of(self._collector.env)
-        if not isinstance(base, GymnasiumEnv):
-            raise TypeError(
-                f"expected an env of tdcollect.make_env, got a {type(base).__name__}; make a new "
-                "collector over a new env"
-            )
-        base.rebuild(**env_kwargs)
-        self._collector.reset()
-
     # -------------------------------------------------------------------------------- the fork
 
     def plan(self, iterating: bool = False) -> Plan:
@@ -343,12 +331,10 @@ class Runner:
         place, new_ids = self._place(env), self._parent.trajectory_ids.get_traj_and_increment
         acting = Acting(env, lower, place)
         order = FirstToStart(count) if env.can.asynchronous else None
+        restarts = env.base is not None and env.base.restarts is not None
 
         def start(index: int) -> Start:
             return Start(index, None, int(new_ids(1)) if order is None else order.new_id())
-
-        def again(lost: Start, error: Exception) -> Start:
-            return start(lost.index)
 
         loop = Episodes(
             env,
@@ -361,7 +347,7 @@ class Runner:
             in_one_piece=torch.is_grad_enabled(),
             first_seeds=first_seeds,
             options=options,
-            on_error=again if env.base is not None and env.base.restarts is not None else None,
+            on_error=(lambda lost, error: start(lost.index)) if restarts else None,
             watch=log.watch,
         )
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -276,6 +277,7 @@ _CHUNK_STEPS = 128
 """The most steps of a chunk."""
 
 
+@dataclass
 class Store:
     """Takes the steps of a loop, and stacks them chunk by chunk, or all at once.
 
@@ -283,21 +285,15 @@ class Store:
     ``slots`` then holds the slot of each.
     """
 
-    def __init__(
-        self,
-        env: SteppedEnv,
-        left_out: frozenset[Key],
-        place: Placement,
-        in_one_piece: bool,
-        steps: int | None,
-    ):
-        self._env = env
-        self._left_out = left_out
-        self._place = place
-        self._in_one_piece = in_one_piece
-        self._steps = steps
-        self._dim = len(env.batch_size)
-        self._count = env.batch_size.numel()
+    env: SteppedEnv
+    left_out: frozenset[Key]
+    place: Placement
+    in_one_piece: bool
+    steps: int | None
+
+    def __post_init__(self) -> None:
+        self._dim = len(self.env.batch_size)
+        self._count = self.env.batch_size.numel()
         self._held: list[tuple[StepDict, StepDict]] = []
         self._rows: list[torch.Tensor] = []  # of the steps held, those that have arrived
         self._names: list[tuple[Key, Key, bool]] | None = None
@@ -309,14 +305,14 @@ class Store:
 
     def allocate(self) -> Iterator[Any]:
         """The buffers of each step, without end for rows; steps are stacked chunk by chunk."""
-        size = _CHUNK_BYTES if self._env.home == _CPU else _GPU_CHUNK_BYTES
-        chunk = max(1, min(_CHUNK_STEPS, size // max(1, self._env.step_bytes)))
-        left = math.inf if self._steps is None else self._steps
+        size = _CHUNK_BYTES if self.env.home == _CPU else _GPU_CHUNK_BYTES
+        chunk = max(1, min(_CHUNK_STEPS, size // max(1, self.env.step_bytes)))
+        left = math.inf if self.steps is None else self.steps
         while left > 0:
             count = int(min(chunk, left))
-            yield from self._env.allocate(count, self._place.pinned)
+            yield from self.env.allocate(count, self.place.pinned)
             left -= count
-            if not self._in_one_piece:
+            if not self.in_one_piece:
                 self._flush()
 
     def append(self, step: StepDict, following: StepDict, slots: list[int] | None = None) -> None:
@@ -335,11 +331,11 @@ class Store:
 
     def grid(self) -> dict[Key, torch.Tensor]:
         """The entries ``[N, t, ...]``; rows that a slot lacks are zero."""
-        if self._steps is not None:
+        if self.steps is not None:
             if not self._filled:
-                self._steps = len(self._held)  # the loop has ended within its first chunk
+                self.steps = len(self._held)  # the loop has ended within its first chunk
             self._flush()
-            if self._filled == self._steps:
+            if self._filled == self.steps:
                 return self._entries
             return {k: v.narrow(self._dim, 0, self._filled) for k, v in self._entries.items()}
         slots = torch.tensor(self.slots)
@@ -358,14 +354,14 @@ class Store:
             step, following = self._held[0]
             kept = [(key, key, False) for key in step if not is_next(key)]
             kept += [(under_next(key), key, True) for key in following]
-            self._names = [names for names in kept if names[0] not in self._left_out]
+            self._names = [names for names in kept if names[0] not in self.left_out]
         brought: dict[Key, list[torch.Tensor]] = {}
         try:
             for name, key, led_to in self._names:
                 values = [held[led_to][key] for held in self._held]
                 device = self._devices.get(name)
-                brought[name] = self._place.bring(name, values, device)
-            self._place.finish()
+                brought[name] = self.place.bring(name, values, device)
+            self.place.finish()
             for name, values in brought.items():
                 self._devices[name] = values[0].device
                 self._stack(name, values)
@@ -385,11 +381,11 @@ class Store:
                     ) from error
             raise
         self._filled += len(self._held)
-        self._place.forget(self._held[-1][1].values())
+        self.place.forget(self._held[-1][1].values())
         self._held, self._rows = [], []
 
     def _stack(self, name: Key, values: list[torch.Tensor]) -> None:
-        first, dim, steps = values[0], self._dim, self._steps
+        first, dim, steps = values[0], self._dim, self.steps
         if steps is None:
             rows = torch.stack(values).flatten(0, 1)[torch.cat(self._rows).to(first.device)]
             self._parts.setdefault(name, []).append(rows)

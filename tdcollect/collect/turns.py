@@ -51,30 +51,27 @@ NewIds = Callable[[int], torch.Tensor]
 """Gives so many new trajectory ids."""
 
 
+@dataclass
 class Acting:
     """A policy that acts for slots; ``version`` gives that of its weights, for steps with one."""
 
-    def __init__(
-        self,
-        env: SteppedEnv,
-        lower: Lower,
-        place: Placement,
-        version: Callable[[], Any] | None = None,
-    ):
-        self._env, self._lower, self._place, self._version = env, lower, place, version
-        self._policy: Policy | None = None
-        self._remembered: list[Key] | None = None
+    env: SteppedEnv
+    lower: Lower
+    place: Placement
+    version: Callable[[], Any] | None = None
+    _policy: Policy | None = None
+    _remembered: list[Key] | None = None
 
     def __call__(self, step: StepDict, slots: list[int]) -> Sequence[Key]:
-        if self._version is not None and keys.POLICY_VERSION in step:
+        if self.version is not None and keys.POLICY_VERSION in step:
             present = step[keys.POLICY_VERSION]
-            step[keys.POLICY_VERSION] = torch.full_like(present, self._version())
+            step[keys.POLICY_VERSION] = torch.full_like(present, self.version())
         policy = self._policy
         if policy is None:
-            self._policy = policy = self._lower(step)
-        self._place.run(policy, step)
+            self._policy = policy = self.lower(step)
+        self.place.run(policy, step)
         if self._remembered is None:
-            self._remembered = forgotten_entries(step, self._env.carried, policy)
+            self._remembered = forgotten_entries(step, self.env.carried, policy)
         return self._remembered
 
     def check(self) -> None:
@@ -98,13 +95,7 @@ class Turns:
 
     _env: ArrayEnv  # where slots step asynchronously
 
-    def __init__(
-        self,
-        env: SteppedEnv,
-        act: Act,
-        place: Placement,
-        present: StepDict,
-    ):
+    def __init__(self, env: SteppedEnv, act: Act, place: Placement, present: StepDict):
         self._env = env  # type: ignore[assignment]
         self._act = act
         self._place = place
@@ -546,9 +537,7 @@ class Frames:
 def _joined(before: Rows, after: Rows) -> Rows:
     """The rows of both; an entry that one of them lacks (of the policy, say) is zero there."""
     joined = {}
-    for key in {**after, **before}:
-        like = after.get(key, before.get(key))
-        assert like is not None
+    for key, like in {**before, **after}.items():
         joined[key] = torch.cat(
             [
                 rows[key]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from typing import Any, Protocol
@@ -20,7 +20,7 @@ from tdcollect.evaluation.ledger import (
     manifest_entry,
     mixed_values,
 )
-from tdcollect.evaluation.statistics import Quantity
+from tdcollect.evaluation.statistics import Quantity, mean_text
 from tdcollect.packages import extra_module
 
 SAME = ("protocol", "env", "max_episode_steps", "returns")
@@ -65,22 +65,20 @@ def check_same_episodes(first: Evaluation, second: Evaluation, names: tuple[str,
         )
 
 
-def remarks(first: Evaluation, second: Evaluation, names: tuple[str, str]) -> list[str]:
-    """Return their other differences that may change a return, one sentence each."""
+def remarks(first: Evaluation, second: Evaluation, names: tuple[str, str]) -> Iterator[str]:
+    """Yield their other differences that may change a return, one sentence each."""
     acting = (manifest_entry(e.manifest, "policy.class") != RANDOM for e in (first, second))
     # Random actions do not depend on the mode, nor on the exploration type.
     keys = REMARKED + (OF_POLICY if all(acting) else ())
-    found = [f"{text}." for text in _manifest_differences(first, second, keys, names)]
-    found += [
-        f"{text}. Returns can be compared if these leave rewards alone."
-        for text in _manifest_differences(first, second, [TRANSFORMS], names)
-    ]
-    mixed = [
-        f"Not the same for all episodes of {name}: {path}, {display.listed_text(values)}."
-        for name, evaluation in zip(names, (first, second), strict=True)
-        for path, values in mixed_values(evaluation.manifest).items()
-    ]
-    return [*(f"Not the same in both: {text}" for text in found), *mixed]
+    for text in _manifest_differences(first, second, keys, names):
+        yield f"Not the same in both: {text}."
+    for text in _manifest_differences(first, second, [TRANSFORMS], names):
+        more = "Returns can be compared if these leave rewards alone."
+        yield f"Not the same in both: {text}. {more}"
+    for name, evaluation in zip(names, (first, second), strict=True):
+        for path, values in mixed_values(evaluation.manifest).items():
+            of = f"{path}, {display.listed_text(values)}"
+            yield f"Not the same for all episodes of {name}: {of}."
 
 
 def _manifest_differences(
@@ -146,10 +144,7 @@ class Difference:
 
     def __repr__(self) -> str:
         names = f"{self.name} minus {self.baseline}"
-        counts = (
-            display.count_text(len(self.values), "episode"),
-            statistics.mean_text(self.difference),
-        )
+        counts = (display.count_text(len(self.values), "episode"), mean_text(self.difference))
         return display.one_line(self, names, *counts, f"p-value {_p_text(self.p_value)}")
 
     @property
@@ -227,15 +222,13 @@ class Comparison:
         return {**vars(self), **lists}
 
     def __repr__(self) -> str:
-        return display.one_line(
-            self, self._head(), *(statistics.mean_text(d.difference) for d in self.differences)
-        )
+        means = (mean_text(d.difference) for d in self.differences)
+        return display.one_line(self, self._head(), *means)
 
     def __str__(self) -> str:
         table = display.text_table(self.rows(), header=["", *self.names[1:]])
-        return "\n".join(
-            [display.visible(self._head()), "", table, "", *map(display.visible, self.notes())]
-        )
+        head, *notes = map(display.visible, [self._head(), "", *self.notes()])
+        return "\n".join([head, "", table, *notes])
 
     def _repr_html_(self) -> str:
         header = ["", *self.names[1:]]

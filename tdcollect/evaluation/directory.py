@@ -170,11 +170,8 @@ class Directory:
 
     def check_kept(self, episodes: Iterable[Episode]) -> None:
         """Refuse to keep data if some episodes have ended without."""
-        lacking = [
-            episode.index
-            for episode in episodes
-            if episode.completed and not ledger.trajectory_path(self.path, episode.index).exists()
-        ]
+        there = ledger.kept_trajectories(self.path)
+        lacking = [one.index for one in episodes if one.completed and one.index not in there]
         if lacking:
             raise ValueError(
                 f"expected the data of the episodes that {self.path} holds, got {len(lacking)} "
@@ -368,7 +365,9 @@ def _read(folder: Path) -> TensorDict:
     for key, entry in meta.items():
         if key in _NOT_ENTRIES:
             continue
-        name = _file_name(key)
+        name: str = encode_key_for_filesystem(key)
+        if Path(name).name != name:
+            raise ValueError(f"{key!r} names no file")
         if not isinstance(entry, dict):
             raise ValueError(f"{folder / _META} says {entry!r} of {key!r}")  # noqa: TRY004
         if "type" in entry:
@@ -420,14 +419,6 @@ def _shape(value: Any) -> list[int]:
     ):
         return value
     raise ValueError(f"{value!r} is no shape")
-
-
-def _file_name(key: str) -> str:
-    """Return the name of the entry's file or folder, within its folder."""
-    name: str = encode_key_for_filesystem(key)
-    if Path(name).name != name:
-        raise ValueError(f"{key!r} names no file")
-    return name
 
 
 def _check_kind(path: Path, kind: Any, called: str) -> Any:

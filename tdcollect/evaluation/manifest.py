@@ -254,18 +254,13 @@ def _gpu(device: torch.device) -> dict[str, Any]:
 
 def git_state() -> dict[str, Any] | None:
     """Return the commit that is checked out here, and whether tracked files differ from it."""
-    command = "git --no-optional-locks status --porcelain=v2 --branch --no-ahead-behind -uno"
+    status = "status --porcelain=v2 --branch --no-ahead-behind -uno"
+    command, quiet = ["git", "--no-optional-locks", *status.split()], subprocess.DEVNULL
     try:
-        asked = subprocess.run(
-            command.split(), capture_output=True, text=True, check=True, timeout=10
-        )
+        lines = subprocess.check_output(command, stderr=quiet, text=True, timeout=10).splitlines()
     except (OSError, subprocess.SubprocessError):
         return None
-    lines = asked.stdout.splitlines()
     headers = dict(line[2:].split(" ", 1) for line in lines if line.startswith("# "))
     if headers["branch.oid"] == "(initial)":
         return None
-    return {
-        "commit": headers["branch.oid"],
-        "dirty": not all(line.startswith("# ") for line in lines),
-    }
+    return {"commit": headers["branch.oid"], "dirty": len(headers) < len(lines)}

@@ -268,9 +268,9 @@ class EvaluationResult:
         lost = sum(episode.lost for episode in self.episodes)
         failed = f"{len(self.episodes) - len(returns) - lost} failed"
         mean = f"{returns.mean():.6g}" if len(returns) else "none"
-        counts = [f"{len(self.episodes)} episodes", failed, f"mean return {mean}"]
-        counts[2:2] = [f"{lost} lost"] * bool(lost)
-        return one_line(self, self.manifest["env"]["id"], *counts, f"digest {self.digest[:16]}")
+        counts = [f"{len(self.episodes)} episodes", failed, *[f"{lost} lost"] * bool(lost)]
+        more = (f"mean return {mean}", f"digest {self.digest[:16]}")
+        return one_line(self, self.manifest["env"]["id"], *counts, *more)
 
 
 class Replayed(NamedTuple):
@@ -371,8 +371,7 @@ def filmed(
     writer = writing.write_frames(
         str(path), (width, height), fps=rate, macro_block_size=2, ffmpeg_log_level="error"
     )
-    writer.send(None)
-    for picture in pictures:
+    for picture in (None, *pictures):
         writer.send(picture)
     writer.close()
 

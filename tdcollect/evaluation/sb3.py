@@ -206,9 +206,8 @@ def _check_spaces(policy: Any, observation: Any, action: Any) -> None:
             "expected a policy that acts on the observation alone, got a recurrent one "
             f"({type(policy).__name__})"
         )
-    given = _form(observation)
     wanted = _form(policy.observation_space)
-    if wanted not in (given, _form(observation, VecTransposeImage.transpose_space)):
+    if wanted not in (_form(observation), _form(observation, VecTransposeImage.transpose_space)):
         raise ValueError(
             f"expected the observation space that the model was trained on, "
             f"{policy.observation_space}, got an env with {observation}; evaluate it on the env, "

@@ -91,15 +91,21 @@ def test_episodes_are_those_of_a_plain_gymnasium_loop(steps: int) -> None:
     ]
 
 
+def grid() -> EnvBase:
+    limits = torch.tensor([[2, 4, 3], [5, 2, 7]])
+    return mocks.CountingBatchedEnv(max_steps=limits, batch_size=[2, 3])
+
+
 @both_ways
 @pytest.mark.behaviour(26)
 @on_arrays(
     "name",
     ["cartpole-books", "cartpole-same-step", "toy", "toy-one-step-episodes", "torchrl-vector"],
-    parent=["cartpole-unbatched", "toy", "torchrl-serial", "mock-counting-batched"],
+    parent=["cartpole-unbatched", "toy", "torchrl-serial", "grid"],
 )
 def test_episodes_agree_with_reward_sum_and_step_counter(name: str) -> None:
-    env = TransformedEnv(ENVS[name](), RewardSum(in_keys=["reward"], out_keys=["total"]))
+    made = grid() if name == "grid" else ENVS[name]()
+    env = TransformedEnv(made, RewardSum(in_keys=["reward"], out_keys=["total"]))
     env.append_transform(StepCounter(step_count_key="count"))
     slots = env.batch_size.numel()
     seed_everything(0)
@@ -376,21 +382,6 @@ def test_a_batch_that_ends_early_counts_the_steps_taken() -> None:
 
 
 # --------------------------------------------------------------------------------- kinds of envs
-
-
-def test_any_batch_dims() -> None:
-    limits = torch.tensor([[2, 4, 3], [5, 2, 7]])
-    collector = Collector(
-        mocks.CountingBatchedEnv(max_steps=limits, batch_size=[2, 3]), frames_per_batch=6 * 15
-    )
-    found, batches = [], []
-    for batch in itertools.islice(collector, 2):
-        batches.append(batch.reshape(6, 15)["next"])
-        found += episodes(collector.stats.latest)
-    rows = torch.cat(batches, 1)
-    reward, done = (rows[name].transpose(0, 1).flatten() for name in ("reward", "done"))
-    assert found == naive(torch.arange(6).repeat(30), reward, done)
-    assert len({length for _, _, length in found}) > 2
 
 
 class Returns(tdcollect.Hooks):

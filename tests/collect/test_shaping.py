@@ -157,26 +157,33 @@ def test_postproc_hooks_and_the_replay_buffer_come_after_it() -> None:
     assert (buffer[:][RAW] != -7).any()
 
 
+def named() -> Any:
+    return TransformedEnv(ENVS["toy"](), RenameTransform(["observation"], ["raw_reward"]))
+
+
+STEP_BY_STEP = {"extend_buffer": False, "replay_buffer": ReplayBuffer()}
+SEVERAL = "expected an env with one reward and one done flag"
+
+
 @pytest.mark.parametrize(
-    ("options", "kind", "message"),
+    ("env", "options", "message"),
     [
-        ({"reward_shaping": 3}, TypeError, r"expected reward_shaping to be a function .*got int"),
-        ({"compact_obs": True}, ValueError, r"compact_obs=True leaves out"),
-        (
-            {"extend_buffer": False, "replay_buffer": ReplayBuffer()},
-            ValueError,
-            r"expected extend_buffer=True",
-        ),
+        (ENVS["toy"], {"reward_shaping": 3}, "expected reward_shaping to be a function .*got int"),
+        (ENVS["toy"], {"compact_obs": True}, "compact_obs=True leaves out"),
+        (ENVS["toy"], STEP_BY_STEP, "expected extend_buffer=True"),
+        (ENVS["mock-agents"], {}, SEVERAL),
+        (ENVS["mock-nested-flags"], {}, SEVERAL),
+        (named, {}, "expected no entry 'raw_reward' in the env"),
     ],
 )
-def test_what_it_cannot_go_with_is_refused(options: Any, kind: Any, message: str) -> None:
+def test_what_it_cannot_go_with_is_refused(env: Any, options: Any, message: str) -> None:
     made: list[Any] = []
 
     def make() -> Any:
-        made.append(ENVS["toy"]())
+        made.append(env())
         return made[-1]
 
-    with pytest.raises(kind, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         Collector(make, **{"frames_per_batch": 30, "reward_shaping": shape, **options})
     assert made[0].is_closed
 
@@ -204,24 +211,6 @@ def test_whole_shaped_rewards_go_into_a_whole_reward() -> None:
     (batch,) = collected(of_bytes, lambda o, a, reward, d: reward.double() * 2, 1)
     assert batch[REWARD].dtype == batch[RAW].dtype == torch.int8
     assert torch.equal(batch[REWARD], batch[RAW] * 2)
-
-
-def named() -> Any:
-    return TransformedEnv(ENVS["toy"](), RenameTransform(["observation"], ["raw_reward"]))
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (ENVS["mock-agents"], "expected an env with one reward and one done flag"),
-        (ENVS["mock-nested-flags"], "expected an env with one reward and one done flag"),
-        (named, "expected no entry 'raw_reward' in the env"),
-    ],
-)
-def test_envs_of_several_rewards_or_with_the_name_are_refused(make: Any, message: str) -> None:
-    env = make()
-    with pytest.raises(ValueError, match=message):
-        Collector(env, policies.ones(env), frames_per_batch=30, reward_shaping=shape)
 
 
 @both_loops

@@ -13,7 +13,7 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torchrl import envs as E
 from torchrl.collectors import Collector as ParentCollector
-from torchrl.data import Binary, Composite, OneHot, Unbounded
+from torchrl.data import Binary, Composite
 from torchrl.modules import EGreedyModule
 from torchrl.testing.mocking_classes import NestedCountingEnv
 
@@ -22,6 +22,7 @@ from tdcollect.envs import ParallelEnv
 from tdcollect.envs.adopted import chain
 from tdcollect.keys import FLAGS
 
+from ..evaluation.torchrl_envs import Drift
 from ..zoo.torchrl_envs import atari_like
 from . import policies
 from .oracle import assert_same_record, batches, check_same, run
@@ -211,38 +212,20 @@ def test_each_slot_starts_from_its_seed_in_the_chain(name: str) -> None:
         assert torch.equal(shown, torch.from_numpy(plain))
 
 
-class Own(E.EnvBase):
+class Own(Drift):
     """A user's own env: three slots that walk, an entry without a spec, an end without ``done``."""
 
     def __init__(self, extra: bool = False, cuts: bool = False):
-        super().__init__(batch_size=[3])
-        self.extra, self.cuts, self.steps = extra, cuts, 0
-        self.observation_spec = Composite(observation=Unbounded((3, 4)), shape=(3,))
-        self.action_spec = OneHot(2, shape=(3, 2))
-        self.reward_spec = Unbounded((3, 1))
+        super().__init__((3,))
+        self.extra, self.cuts = extra, cuts
         flags = {key: Binary(1, shape=(3, 1), dtype=torch.bool) for key in FLAGS}
         self.done_spec = Composite(flags, shape=(3,))
-        self.place = torch.zeros(3, 4)
-
-    def _set_seed(self, seed: int | None) -> None:
-        torch.manual_seed(seed or 0)
-
-    def _reset(self, tensordict: Any = None, **kwargs: Any) -> TensorDict:
-        mask = None if tensordict is None else tensordict.get("_reset", None)
-        fresh = torch.rand(3, 4)
-        self.place = fresh if mask is None else torch.where(mask, fresh, self.place)
-        return TensorDict({"observation": self.place}, [3])
 
     def _step(self, tensordict: Any) -> TensorDict:
-        self.steps += 1
-        self.place = self.place + tensordict["action"].repeat(1, 2) * 0.5 - 0.2
-        terminated = (self.place > 2).any(-1, keepdim=True)
-        truncated = torch.full((3, 1), self.cuts and self.steps % 4 == 0)
-        entries = {"observation": self.place, "reward": self.place[:, :1].clone()}
-        entries.update(terminated=terminated, truncated=truncated, done=terminated.clone())
-        if self.extra:
-            entries["extra"] = self.place * 2
-        return TensorDict(entries, [3])
+        following = super()._step(tensordict)
+        following["terminated"] = following["done"].clone()
+        following["truncated"] = torch.full((3, 1), self.cuts and self.steps % 4 == 0)
+        return following.set("extra", self.place * 2) if self.extra else following
 
 
 class Adds(E.Transform):

@@ -20,7 +20,6 @@ from tdcollect.collect.statistics import (
     Spread,
     Statistics,
     Tally,
-    marked_slots,
 )
 from tdcollect.collect.step_dict import StepDict
 from tdcollect.display import one_line
@@ -278,7 +277,7 @@ class Watch:
         ended: list[int],
         step: Callable[[], TensorDictBase],
         rewards: Iterable[torch.Tensor],
-        broken: Sequence[int] = (),
+        failed: torch.Tensor | None,
     ) -> None:
         """Slots have taken a step.
 
@@ -287,18 +286,19 @@ class Watch:
             ended: slots whose episodes ended with it.
             step: gives it as a TensorDict.
             rewards: the env's reward entries.
-            broken: slots in which the step failed: their episodes have no end.
+            failed: marks slots in which the step failed: their episodes have no end.
         """
         taken = self._every if slots is None else np.asarray(slots, np.int64)
-        which = np.asarray(ended, np.int64)
+        broken = [] if failed is None else failed.reshape(-1).nonzero()[:, 0].tolist()
+        which = np.array([slot for slot in ended if slot not in broken], np.int64)
         if self._calls["episodes_ended"]:  # before hooks that may raise
             self._tally.add(taken, [reward.detach().cpu().numpy() for reward in rewards])
         returns, lengths = self._tally.take(which)
         self._starting[which] = True
-        self._starting[list(broken)] = True
+        self._starting[broken] = True
         if self._calls["stepped"]:
             self.call("stepped", taken, step())
-        if ended:
+        if len(which):
             self.call("episodes_ended", which, returns, lengths)
 
     def step_taken(
@@ -314,10 +314,8 @@ class Watch:
             entries = {**step, **{under_next(key): value for key, value in following.items()}}
             return nested(entries.items(), self._batch_size)
 
-        broken = marked_slots(following.get(keys.ENV_ERROR))
-        unbroken = [slot for slot in ended if slot not in broken]
         rewards = (following[key] for key in self._reward_keys)
-        self.stepped(slots, unbroken, packed, rewards, broken)
+        self.stepped(slots, ended, packed, rewards, following.get(keys.ENV_ERROR))
 
     def began(self, slots: Sequence[int], present: StepDict) -> None:
         """As :meth:`started`, on StepDicts, if there are such slots."""

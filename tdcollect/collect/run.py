@@ -222,17 +222,14 @@ class Runner:
         """The parts of iteration, and how they run; nothing is run."""
         collector, plan = self._collector, self.plan(iterating=True)
         with set_exploration_type(collector.exploration_type):
-            if self.stacked_lazily:
-                policy = self.lower(StepDict(), as_it_is="the env's entries are stacked lazily")
-            else:
-                given = flat(self._parent.carrier)
-                policy = self.lower(given, checked=plan.env is None)
-                if self._ignores_masks:
-                    ((what, how),) = policy.described
-                    policy.described = [(what, f"{how}; action masks are ignored, as in TorchRL")]
-                if plan.env is not None and self._parent.acts_randomly():
-                    ((what, how),) = self.lower(given, policy=self._random).described
-                    policy.described.insert(0, (f"{what}, until init_random_frames", how))
+            given = StepDict() if self.stacked_lazily else flat(self._parent.carrier)
+            policy = self.lower(given, checked=plan.env is None)
+            if self._ignores_masks:
+                ((what, how),) = policy.described
+                policy.described = [(what, f"{how}; action masks are ignored, as in TorchRL")]
+            if plan.env is not None and self._parent.acts_randomly():
+                ((what, how),) = self.lower(given, policy=self._random).described
+                policy.described.insert(0, (f"{what}, until init_random_frames", how))
         parts = _parts_of(collector.env, plan)
         parts += [
             Part("policy", what, called, "30 to 250 us a call" * called.startswith(ON_TENSORDICT))
@@ -528,11 +525,7 @@ class Runner:
         return partial(self.lower, checked=torch.is_grad_enabled(), policy=policy)
 
     def lower(
-        self,
-        step: StepDict,
-        checked: bool = False,
-        policy: Callable[..., Any] | None = None,
-        as_it_is: str | None = None,
+        self, step: StepDict, checked: bool = False, policy: Callable[..., Any] | None = None
     ) -> Policy:
         """The policy, or another in its place, on StepDicts."""
         collector, parent = self._collector, self._parent
@@ -545,7 +538,8 @@ class Runner:
             )
         compiled = collector.compiled_policy or collector.cudagraphed_policy
         cast = parent.casts_to_policy_device and collector.policy_device is not None
-        if not self.stacked_lazily:
+        lazy = self.stacked_lazily
+        if not lazy:
             step.shapes = nested_shapes(parent.carrier)
         return Policy(
             policy or parent.wrapped_policy,
@@ -554,7 +548,7 @@ class Runner:
             collector.policy_device if cast else parent.carrier.device,
             select=parent.policy_output_keys if compiled and policy is None else None,
             checked=checked,
-            as_it_is=as_it_is,
+            as_it_is="the env's entries are stacked lazily" if lazy else None,
         )
 
     def assemble(self, entries: dict[Key, torch.Tensor], shape: tuple[int, ...]) -> TensorDictBase:

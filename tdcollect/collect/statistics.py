@@ -646,9 +646,7 @@ class CollectionLog:
             self._noted.append((rewards, flags, marks))
         if self.watch is not None:
             ended: list[int] = flags.any(-1).nonzero().reshape(-1).tolist()
-            broken = marked_slots(failed)
-            unbroken = [slot for slot in ended if slot not in broken]
-            self.watch.stepped(None, unbroken, lambda: stepped, rewards.values(), broken)
+            self.watch.stepped(None, ended, lambda: stepped, rewards.values(), failed)
             if ended:
                 self.watch.started(ended, lambda: upcoming)
 
@@ -869,8 +867,3 @@ def with_progress(batches: Iterator[Any], collector: Any) -> Iterator[Any]:
             bar.update(parent.frames - bar.n)
             yield batch
             del batch  # or it would take memory beside the next one
-
-
-def marked_slots(mask: torch.Tensor | None) -> list[int]:
-    """The slots that a mask ``[*N, 1]`` marks; none where there is no mask."""
-    return [] if mask is None else mask.reshape(-1).nonzero().reshape(-1).tolist()

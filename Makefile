@@ -58,7 +58,7 @@ test-newest:
 # Envs that fail at random, for MINUTES.
 MINUTES ?= 10
 soak: .venv/installed
-	$(BIN)/python tests/soak.py --minutes $(MINUTES)
+	$(BIN)/python -m tests.soak --minutes $(MINUTES)
 
 bench: .venv/installed
 	$(BIN)/python $(INSTALL) -c constraints.txt -e '.[bench]'

@@ -1,6 +1,6 @@
 """Soak test: envs that fail at random, for a given time, on serial and process backends.
 
-    python tests/soak.py --minutes 5
+    python -m tests.soak --minutes 5
 
 Counting envs raise, give nonsense, are killed and hang, at random; collection goes on. Every row
 that is not marked is checked against the truth that its observation tells, and at the end memory,
@@ -15,35 +15,25 @@ import gc
 import math
 import os
 import random
-import signal
 import time
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from tdcollect import Collector
 from tdcollect.envs import GymnasiumEnv
-from tdcollect.envs.backends import SerialBackend
-from tdcollect.envs.process.backend import ProcessBackend
-from tdcollect.envs.slots import Stepper
-from tdcollect.testing import (
-    CountingEnv,
-    CountingRules,
-    StatelessCountingPolicy,
-    check_counting_batch,
-)
+from tdcollect.testing import CountingRules, StatelessCountingPolicy, check_counting_batch
+
+from .testing.faulty_envs import IN_STEP, Faulty, env_of
 
 RULES = CountingRules(lengths=(3, 40, 17, 90, 8))
 SLOTS = 8
 STEPS = 128
-IN_PROCESS = ("raise", "shape", "text", "nan", "infinite", "nothing")
-TIMEOUT = 0.5  # seconds
 
 
-class Unlucky(CountingEnv):
+class Unlucky(Faulty):
     """Fails at random.
 
     A failed reset leaves no mark in a batch, so resets fail before the first step of a life alone:
@@ -51,60 +41,33 @@ class Unlucky(CountingEnv):
     """
 
     def __init__(self, slot: int, faults: dict[str, float]):
-        super().__init__(slot, RULES)
+        super().__init__(slot, "", Path(), rules=RULES)
         self.luck = random.Random(int.from_bytes(os.urandom(8), "big"))
         self.faults = faults
         self.fresh = True
 
-    def _drawn(self) -> str | None:
-        for what, chance in self.faults.items():
-            if self.luck.random() < chance:
-                return what
-        return None
-
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         result = super().reset(seed=seed, options=options)
         if self.fresh and self.luck.random() < 0.1:
-            return self._fail(self.luck.choice(IN_PROCESS[:4]), result)
+            return self.fail(self.luck.choice(IN_STEP[:4]), result)
         self.fresh = False
         return result
 
     def step(self, action: Any) -> Any:
         result = super().step(action)
-        what = self._drawn()
-        return result if what is None else self._fail(what, result)
-
-    def _fail(self, what: str, result: Any) -> Any:
-        observation, *rest = result
-        if what == "raise":
-            raise ZeroDivisionError("by chance")
-        if what == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if what == "hang":
-            time.sleep(600)
-        given = {
-            "shape": lambda: (observation[:2], *rest),
-            "text": lambda: (observation.astype(str), *rest),
-            "nan": lambda: (observation * np.nan, *rest),
-            "infinite": lambda: (observation, np.inf, *rest[1:]),
-            "nothing": lambda: (),
-        }
-        return given[what]()
+        for what, chance in self.faults.items():
+            if self.luck.random() < chance:
+                return self.fail(what, result)
+        return result
 
 
 def make(backend: str) -> GymnasiumEnv:
     """Slots of unlucky envs."""
-    faults = dict.fromkeys(IN_PROCESS, 3e-4)
+    faults = dict.fromkeys(IN_STEP, 3e-4)
     if backend == "process":
         faults |= {"kill": 2e-4, "hang": 4e-5}
     factories = [partial(Unlucky, slot, faults) for slot in range(SLOTS)]
-    slots: Any
-    if backend == "serial":
-        slots = SerialBackend(factories)
-    else:
-        slots = ProcessBackend(factories, num_workers=3, timeout=TIMEOUT, start_method="fork")
-    stepper = Stepper(slots, name=f"unlucky ({backend})", check_finite=True, max_restarts=10**9)
-    return GymnasiumEnv(stepper, batched=True)
+    return env_of(factories, backend, num_workers=3, max_restarts=10**9)
 
 
 def held() -> dict[str, float]:

@@ -105,7 +105,7 @@ def test_a_failure_is_told_with_slot_episode_step_and_seed(
     cause = info.value.__cause__
     assert info.value.causes == {1: cause}
     # The env's own traceback is kept.
-    assert ("in _fail" in "".join(format_exception(cause))) == (fault == "raise")
+    assert ("in fail\n" in "".join(format_exception(cause))) == (fault == "raise")
 
 
 def test_the_error_survives_a_pipe() -> None:

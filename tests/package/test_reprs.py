@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import inspect
 from functools import partial
-from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +19,8 @@ from tdcollect.collect import statistics
 from tdcollect.evaluation import Episode
 from tdcollect.suites.results import CellResult
 from tdcollect.suites.run import Validation
+
+from ..zoo.html import Page
 
 HOSTILE = "<script>alert('x')</script> & co"
 PACKAGES = ("", ".collect", ".envs", ".evaluation", ".suites", ".testing", ".trajectories")
@@ -122,33 +123,17 @@ TABLES = ("Summary", "Comparison", "Explanation", "Statistics", "Report")
 TABLES += ("Aggregates", "SuiteResults")
 
 
-class Texts(HTMLParser):
-    """The tags of a page, and its texts."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.text = ""
-
-    def handle_starttag(self, tag: str, attrs: Any) -> None:
-        self.tags.append(tag)
-        assert not {name for name, _ in attrs} & {"src", "href", "onclick"}
-
-    def handle_data(self, data: str) -> None:
-        self.text += data + " "
-
-
 @pytest.mark.parametrize("name", TABLES)
 def test_tables_are_tables_in_a_notebook_and_in_print(name: str, shown: dict[str, Any]) -> None:
     (thing,) = (thing for thing in shown.values() if type(thing).__name__ == name)
-    page = Texts()
-    page.feed(thing._repr_html_())
+    page = Page(thing._repr_html_())
+    assert not {name for _, name, _ in page.attributes} & {"src", "href", "onclick"}
     allowed = {"p", "pre", "table", "thead", "tbody", "tr", "th", "td"}
     assert set(page.tags) <= allowed  # no script from a name
     assert page.tags == ["pre"] or page.tags.count("tr") > 3
     words = [word for line in str(thing).splitlines() for word in line.split()]
     if name != "Report":  # which wraps, and marks its words
-        assert set(words) <= set(page.text.split())
+        assert set(words) <= set(page.words.split())
     assert len(str(thing).splitlines()) > 3
 
 

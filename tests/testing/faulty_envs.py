@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,10 +33,13 @@ class Faulty(CountingEnv):
             the reset that follows; ``""`` for nothing.
         folder: where that file is.
         at: the number of the step, counted from 1 over all of its episodes.
+        rules: of its episodes.
     """
 
-    def __init__(self, slot: int, what: str, folder: Path, at: int = 7):
-        super().__init__(slot, RULES, wrong_action="record")
+    def __init__(
+        self, slot: int, what: str, folder: Path, at: int = 7, rules: CountingRules = RULES
+    ):
+        super().__init__(slot, rules, wrong_action="record")
         self.what, self.at, self.marker = what, at, folder / str(slot)
         self.taken = 0
 
@@ -49,17 +52,18 @@ class Faulty(CountingEnv):
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         result = super().reset(seed=seed, options=options)
         if self.what.endswith(" at reset") and self.taken >= self.at and self._due():
-            return self._fail(self.what.removesuffix(" at reset"), result)
+            return self.fail(self.what.removesuffix(" at reset"), result)
         return result
 
     def step(self, action: Any) -> Any:
         result = super().step(action)
         self.taken += 1
         if self.taken == self.at and not self.what.endswith(" at reset") and self._due():
-            return self._fail(self.what, result)
+            return self.fail(self.what, result)
         return result
 
-    def _fail(self, what: str, result: Any) -> Any:
+    def fail(self, what: str, result: Any) -> Any:
+        """What it returns in place of a result, if it returns."""
         observation, *rest = result
         if what == "raise":
             raise ZeroDivisionError("the pole fell through the cart")
@@ -96,14 +100,19 @@ def faulty_env(
     factories = [
         partial(Faulty, slot, faults.get(slot, ""), folder, at) for slot in range(num_envs)
     ]
-    made: Any
-    if backend == "serial":
-        made = SerialBackend(factories)
-    else:
-        made = ProcessBackend(
-            factories, num_workers=num_workers or num_envs, timeout=0.4, start_method="fork"
-        )
-    stepper = Stepper(
-        made, bookkeeping, name="faulty", check_finite=True, max_restarts=max_restarts
-    )
-    return GymnasiumEnv(stepper, batched=True)
+    return env_of(factories, backend, num_workers or num_envs, max_restarts, bookkeeping)
+
+
+def env_of(
+    factories: Sequence[Any],
+    backend: str,
+    num_workers: int,
+    max_restarts: int | None,
+    bookkeeping: Bookkeeping = Bookkeeping(),
+) -> GymnasiumEnv:
+    """A batch of envs that are checked for finite numbers, and may take 0.4 seconds for a call."""
+    made: Any = SerialBackend(factories)
+    if backend != "serial":
+        made = ProcessBackend(factories, num_workers=num_workers, timeout=0.4, start_method="fork")
+    options: Any = {"name": "faulty", "check_finite": True, "max_restarts": max_restarts}
+    return GymnasiumEnv(Stepper(made, bookkeeping, **options), batched=True)

@@ -15,11 +15,13 @@ class Page(HTMLParser):
         self.open: list[str] = []
         self.attributes: list[tuple[str, str, str | None]] = []
         self.tables: list[list[list[str]]] = []
+        self.tags: list[str] = []
         self.words, self.text = "", text
         self.feed(text)
         assert not self.open
 
     def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
         self.attributes += [(tag, name, value) for name, value in attrs]
         if tag not in self.EMPTY:
             self.open.append(tag)
@@ -29,6 +31,7 @@ class Page(HTMLParser):
             self.tables[-1].append([])
         if tag in ("th", "td"):
             self.tables[-1][-1].append("")
+            self.words += " "
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import multiprocessing
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +15,7 @@ from tqdm import tqdm
 
 from tdcollect.processes.child import Spawned
 
-from .forkserver import forkserver, quick_begin, quick_reap
+from .forkserver import forkserver, quick_begin, quick_reap, starting
 from .simulated_cuda import CUDA, simulated_cuda
 
 # A busy machine takes longer than hypothesis allows an example by default.
@@ -76,13 +75,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def forked_workers() -> Iterator[None]:
     """Let TorchRL start its worker processes from the fork server: spawned, each imports torch."""
-    before = multiprocessing.get_start_method(allow_none=True)
-    multiprocessing.set_start_method(forkserver().get_start_method(), force=True)
-    yield
-    multiprocessing.set_start_method(before, force=True)
+    with starting(forkserver().get_start_method()):
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,8 @@ import os
 import runpy
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing import forkserver as _server
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
@@ -52,6 +53,15 @@ def forkserver() -> ForkServerContext:
     with mock.patch.dict(os.environ, {**_ONE_THREAD, "PYTHONPATH": path}):
         _server.ensure_running()
     return context
+
+
+@contextmanager
+def starting(method: str) -> Iterator[None]:
+    """Have multiprocessing start processes by this method."""
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method(method, force=True)
+    yield
+    multiprocessing.set_start_method(before, force=True)
 
 
 def start(function: Callable[..., Any], *arguments: Any) -> BaseProcess:

@@ -180,7 +180,7 @@ _pinned: list[tuple[int, int]] = []
 
 def is_pinned(tensor: torch.Tensor) -> bool:
     """Tell whether a tensor's memory was pinned, truly or on the simulated device."""
-    if not simulated():
+    if not _current:
         return tensor.is_pinned()
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         at = tensor.data_ptr()
@@ -327,8 +327,8 @@ class _Calls(TorchFunctionMode):
             return _pin(args[0])
         if func is torch.Tensor.is_pinned:
             return is_pinned(args[0])
-        if func in (torch.tensor, torch.as_tensor) and _asks_for_cuda(kwargs.get("device")):
-            target = kwargs["device"]
+        target = kwargs.get("device")
+        if func in (torch.tensor, torch.as_tensor) and str(target).startswith("cuda"):
             return func(*args, **{**kwargs, "device": None}).to(target)
         if func is torch.Tensor.cuda:
             return args[0].to(CUDA)
@@ -343,16 +343,7 @@ def _indexed(argument: Any) -> Any:
     return CUDA if named else argument
 
 
-def _asks_for_cuda(device: Any) -> bool:
-    return device is not None and torch.device(device).type == "cuda"
-
-
 _current: list[_Device] = []
-
-
-def simulated() -> bool:
-    """Tell whether a device is simulated at present."""
-    return bool(_current)
 
 
 @contextmanager

@@ -158,8 +158,7 @@ def test_half_written_files_are_swept_when_they_are_old(tmp_path: Path) -> None:
     write_atomically(tmp_path / "a.csv", b"here")
     assert {entry.name for entry in tmp_path.iterdir()} == {"a.csv", *OTHERS}
 
-
-def test_half_written_files_are_swept_at_once_where_nobody_else_writes(tmp_path: Path) -> None:
+    # At once, where nobody else writes.
     figures = tmp_path / "figures"
     figures.mkdir()
     for name in PARTS:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import multiprocessing
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from torchrl.collectors import Collector as ParentCollector
 from tdcollect import Collector
 
 from ..collect.oracle import UPSTREAM, assert_same, copy_of, random_states, seed_everything
+from ..forkserver import starting
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
@@ -54,10 +54,8 @@ ALIKE = {
 def _light(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)  # MuJoCo writes a log file
     torch.set_num_threads(1)
-    before = multiprocessing.get_start_method(allow_none=True)
-    multiprocessing.set_start_method("fork", force=True)  # spawned, workers import torch
-    yield
-    multiprocessing.set_start_method(before, force=True)
+    with starting("fork"):  # spawned, workers import torch
+        yield
 
 
 def _in_turns() -> Iterator[Any]:

@@ -30,7 +30,9 @@ from tdcollect.envs.adopted import chain
 from tdcollect.keys import TRAJ_IDS
 
 from ..workers.test_process_exit import gone
-from .made import noisy
+from .made import ending, noisy
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # of ends of processes
 
 N, T = 2, 10
 make = partial(make_env, "CartPole-v1", N)
@@ -47,8 +49,6 @@ def free_port() -> int:
         return port
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # of ends of processes
 @pytest.mark.parametrize("kind", KINDS)
 def test_seeds_ids_statistics_and_a_lost_worker(kind: str) -> None:
     """One start of workers takes ten seconds, so one test has all."""
@@ -57,10 +57,8 @@ def test_seeds_ids_statistics_and_a_lost_worker(kind: str) -> None:
     expected = next(iter(whole))
     whole.shutdown()
     frames = N * T if "async" in kind else 2 * N * T
-    collector = KINDS[kind](
-        [make, make], noisy(), frames_per_batch=frames, launcher="mp", tcp_port=free_port()
-    )
-    try:
+    options: Any = {"frames_per_batch": frames, "launcher": "mp", "tcp_port": free_port()}
+    with ending(KINDS[kind]([make, make], noisy(), **options)) as collector:
         collector.set_seed(3)
         batches = iter(collector)
         rows = firsts_of(batches)
@@ -78,32 +76,19 @@ def test_seeds_ids_statistics_and_a_lost_worker(kind: str) -> None:
         assert time.monotonic() - start < 5.0
         assert gone(processes)
         assert collector.lost.frames == N * T
-    finally:
-        collector.shutdown()
         collector.shutdown()
     assert "shut down" in repr(collector)
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
 def test_workers_of_workers_have_time_to_start_and_to_end() -> None:
     """They take longer on a busy machine than the 10 s that TorchRL waits."""
-    collector = DistributedCollector(
-        [make],
-        noisy(),
-        collector_class=MultiAsyncCollector,
-        frames_per_batch=N * T,
-        total_frames=4 * N * T,
-        launcher="mp",
-        tcp_port=free_port(),
-    )
-    try:
+    options: Any = {"collector_class": MultiAsyncCollector, "frames_per_batch": N * T}
+    options |= {"total_frames": 4 * N * T, "launcher": "mp", "tcp_port": free_port()}
+    with ending(DistributedCollector([make], noisy(), **options)) as collector:
         node = collector.jobs[0].pid
         os.kill(node, signal.SIGSTOP)
         threading.Timer(12.0, os.kill, (node, signal.SIGCONT)).start()
         assert sum(batch.numel() for batch in collector) == 4 * N * T
-    finally:
-        collector.shutdown()
 
 
 def firsts_of(batches: Iterator[TensorDictBase]) -> TensorDictBase:
@@ -127,8 +112,6 @@ class Refusing:
         return make()
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
 def test_a_worker_that_cannot_begin_is_named() -> None:
     """It, and not the first, which is ended with it."""
     with pytest.raises(WorkerLostError, match=r"worker 1 .* ended with exit code 1"):
@@ -137,26 +120,19 @@ def test_a_worker_that_cannot_begin_is_named() -> None:
         )
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", KINDS)
 def test_envs_of_torchrl_keep_its_chain_of_seeds(kind: str) -> None:
     frames = T if "async" in kind else 2 * T
     envs = [partial(GymEnv, "CartPole-v1")] * 2
     options: Any = {"frames_per_batch": frames, "launcher": "mp", "tcp_port": free_port()}
-    collector = KINDS[kind](envs, noisy(), **options)
-    try:
+    with ending(KINDS[kind](envs, noisy(), **options)) as collector:
         assert collector.set_seed(7) == chain(7, 3)[-1]
         first = next(iter(collector)).reshape(-1, T)[:, 0]
         worker = int(worker_of(first[TRAJ_IDS][0]))
         expected, _ = gym.make("CartPole-v1").reset(seed=chain(7, 2)[worker])
         assert first["observation"][0].tolist() == expected.tolist()
-    finally:
-        collector.shutdown()
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
 def test_rpc_is_torchrls_collector_with_ours_in_each_worker() -> None:
     collector = Collector(
         [make, make],

@@ -167,24 +167,18 @@ def test_a_parent_that_is_killed_while_idle_and_whose_fork_lives_on(start: Any) 
 # --- programs as users write them --------------------------------------------------------------
 
 UNGUARDED = """
-import gymnasium, numpy
+import gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
 from tdcollect import make_env
 
-class Mine(gymnasium.Env):
-    observation_space = gymnasium.spaces.Box(-1, 1, (2,))
-    action_space = gymnasium.spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        return numpy.zeros(2, numpy.float32), {}
-
-    def step(self, action):
-        return numpy.ones(2, numpy.float32), 1.0, False, False, {}
+class Mine(CartPoleEnv):
+    pass
 
 gymnasium.register("Mine-v0", Mine)
 print("once")
 for env in ("Mine-v0", lambda: Mine()):
     env = make_env(env, 2, backend="process", num_workers=1)
-    assert env.rollout(4)["next", "observation"].eq(1).all()
+    assert env.rollout(4)["next", "reward"].eq(1).all()
     env.close()
 """
 

@@ -18,17 +18,9 @@ from typing import Any, TypeVar
 from urllib.parse import unquote
 
 from tdcollect.display import count_text
+from tdcollect.evaluation import ledger
 from tdcollect.evaluation.curve import CURVE, Best, Point, read_folder, step_name
 from tdcollect.evaluation.curve import PAGE as CURVE_PAGE
-from tdcollect.evaluation.ledger import (
-    MANIFEST,
-    REFUSED,
-    asked_indices,
-    kept_trajectories,
-    manifest_entry,
-    read_directory,
-    read_manifest,
-)
 from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.statistics import Summary, ends, summarize
 from tdcollect.files import replaced, write_atomically
@@ -65,6 +57,7 @@ WHERE = "the folder that was viewed"
 LEFT_OUT = "left out, as its numbers are in no file: tdcollect compare makes it anew"
 T = TypeVar("T")
 Where = str | os.PathLike[str]
+_FOREIGN = ("is something else's", f"which has no {ledger.MANIFEST}")  # of no evaluation
 _MARK = b'<meta name="generator" content="tdcollect">'
 _STEP = re.compile("step-[0-9]{9,}")
 _KINDS = {name.split()[-1]: name for name in ("suite", "evaluation", "learning curve", COMPARISON)}
@@ -176,16 +169,11 @@ class _Pages:
             )
             if COMPARISON_REPORT in files:
                 yield Viewed(self._path(here), COMPARISON, LEFT_OUT)
-            if MANIFEST in files:
+            if ledger.MANIFEST in files:
                 folders.clear()
-                try:
-                    read_manifest(here)
-                except FileNotFoundError:
-                    continue
-                except ValueError as error:
-                    if "is something else's" in str(error):
-                        continue
-                yield self.evaluation(here)
+                one = self.evaluation(here)
+                if not any(text in one.status for text in _FOREIGN):
+                    yield one
             elif is_suite(here):
                 folders.clear()
                 yield self.suite(here)
@@ -198,21 +186,21 @@ class _Pages:
         """Write the page of an evaluation, if it is finished, with a link to another page."""
         path = self._path(here)
         try:
-            _, manifest, episodes, shard, last = read_directory(here)
-            env, request = str(manifest_entry(manifest, "env.id")), _request(here)
-            name = str(manifest_entry(manifest, "policy.class")).rpartition(".")[2]
+            _, manifest, episodes, shard, last = ledger.read_directory(here)
+            env, request = str(ledger.manifest_entry(manifest, "env.id")), _request(here)
+            name = str(ledger.manifest_entry(manifest, "policy.class")).rpartition(".")[2]
             policy = name if request is None else request.policy  # as it was typed
-            count = len(asked_indices(manifest))
+            count = len(ledger.asked_indices(manifest))
             status = "" if shard is None else f"{shard}, not merged"
             if not status and (len(episodes) < count or last is None):
                 status = f"unfinished, {len(episodes)} of {count_text(count, 'episode')}"
             if status:
                 return Viewed(path, "evaluation", status, env=env, policy=policy)
         except (ValueError, OSError) as error:
-            status = "refused" if (here / REFUSED).exists() else "unreadable"
+            status = "refused" if (here / ledger.REFUSED).exists() else "unreadable"
             return Viewed(path, "evaluation", f"{status}: {self._within(error)}")
         summary = summarize(episodes)
-        kept = dict.fromkeys(kept_trajectories(here))
+        kept = dict.fromkeys(ledger.kept_trajectories(here))
         again = calls_of(manifest, path, WHERE)
         if request is not None:
             again = commands_of(request, here, self.root, WHERE)

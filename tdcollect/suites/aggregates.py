@@ -13,7 +13,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import combinations
 from typing import Any, Literal
 
@@ -163,12 +163,7 @@ def aggregate(
         tasks=names,
         runs={policy: len(array) for policy, array in arrays.items()},
         metrics=tuple(metrics),
-        estimates={},
-        improvement={},
         thresholds=tuple(_thresholds(arrays, thresholds).tolist()),
-        profiles={},
-        task_means={},
-        groups={},
         gamma=gamma,
         drawn_runs=drawn_runs,
         confidence=confidence,
@@ -341,7 +336,7 @@ class Profile:
         return one_line(self, count_text(len(self.values), "threshold"), ends, band)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Aggregates:
     """Aggregates of policies over the same tasks; print them to see a table.
 
@@ -362,12 +357,12 @@ class Aggregates:
     tasks: tuple[str, ...]
     runs: Mapping[str, int]
     metrics: tuple[str, ...]
-    estimates: Mapping[str, Mapping[str, Estimate]]
-    improvement: Mapping[str, Mapping[str, Estimate]]
+    estimates: Mapping[str, Mapping[str, Estimate]] = field(default_factory=dict)
+    improvement: Mapping[str, Mapping[str, Estimate]] = field(default_factory=dict)
     thresholds: tuple[float, ...]
-    profiles: Mapping[str, Profile]
-    task_means: Mapping[str, Mapping[str, float]]
-    groups: Mapping[str, Aggregates]
+    profiles: Mapping[str, Profile] = field(default_factory=dict)
+    task_means: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    groups: Mapping[str, Aggregates] = field(default_factory=dict)
     gamma: float
     drawn_runs: DrawnRuns
     confidence: float

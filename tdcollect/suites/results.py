@@ -23,28 +23,9 @@ from tdcollect.display import (
     text_table,
     visible,
 )
-from tdcollect.evaluation.ledger import (
-    SUITE,
-    Episode,
-    asked_indices,
-    differences_text,
-    is_finished,
-    leaf_differences,
-    manifest_entry,
-    mixed_values,
-    read_directory,
-    read_object,
-    refusal_of,
-    sha256,
-)
-from tdcollect.evaluation.statistics import (
-    Interval,
-    check_settings,
-    ends,
-    exact_mean,
-    generator,
-    mean_interval,
-)
+from tdcollect.evaluation import ledger, statistics
+from tdcollect.evaluation.ledger import SUITE, leaf_differences, manifest_entry, read_directory
+from tdcollect.evaluation.statistics import Interval, ends, exact_mean, generator, mean_interval
 from tdcollect.files import check_output, locked, write_json
 from tdcollect.suites.aggregates import Aggregates, aggregate
 from tdcollect.suites.tables import HEAD, RANDOM, REPORT, Policy, Task
@@ -189,7 +170,7 @@ class SuiteResults:
         """The names of the tasks that have a score, in the order of the columns of scores."""
         return [task.name for task in self.tasks if task.score is not None]
 
-    def records(self) -> dict[tuple[str, str, int | str], list[Episode]]:
+    def records(self) -> dict[tuple[str, str, int | str], list[ledger.Episode]]:
         """Read the records of all finished evaluations, by task, policy and run."""
         return {
             (cell.task, cell.policy, cell.run): read_directory(self.directory / cell.path).episodes
@@ -314,13 +295,13 @@ def read_results(suite: Suite, directory: Path) -> SuiteResults:
 def state_of(cell: Cell, directory: Path) -> tuple[str, int]:
     """Return the status of an evaluation, and the number of its episodes so far."""
     root = directory / cell.path
-    if refusal_of(root) is not None:
+    if ledger.refusal_of(root) is not None:
         return FAILED, 0
     try:
         episodes = read_directory(root).episodes
     except FileNotFoundError:
         return MISSING, 0
-    return (FINISHED if is_finished(root) else UNFINISHED), len(episodes)
+    return (FINISHED if ledger.is_finished(root) else UNFINISHED), len(episodes)
 
 
 def _read_cell(
@@ -329,7 +310,7 @@ def _read_cell(
     """Read an evaluation, and put its manifest with the others if it is finished."""
     names = (cell.task.name, cell.policy.name, cell.run, cell.path.as_posix())
     root, reason = directory / cell.path, read_error(directory, cell)
-    if (refused := refusal_of(root)) is not None:
+    if (refused := ledger.refusal_of(root)) is not None:
         return CellResult(*names, FAILED, refused)
     try:
         _, manifest, episodes, *_ = read_directory(root)
@@ -339,14 +320,14 @@ def _read_cell(
         if not reason:
             raise
         return CellResult(*names, FAILED, reason)  # which is most likely the same
-    count, root_seed = len(asked_indices(manifest)), manifest_entry(manifest, "seeds.root")
+    count, root_seed = len(ledger.asked_indices(manifest)), manifest_entry(manifest, "seeds.root")
     if (count, root_seed) != (suite.episodes, suite.seed):
         raise ValueError(
             f"expected {count_text(suite.episodes, 'episode')} of root seed {suite.seed} in "
             f"{root}, got {count} of root seed {root_seed}: it is not of this suite as it is now "
             "(see --episodes and --limit)"
         )
-    done = is_finished(root)
+    done = ledger.is_finished(root)
     if done:
         manifests[cell.name] = manifest
     completed = [episode for episode in episodes if episode.completed]
@@ -354,7 +335,7 @@ def _read_cell(
     finite = len(returns) > 0 and bool(np.isfinite(returns).all())
     said = [episode.success for episode in completed if episode.success is not None]
     confidence, failed = suite.confidence, len(episodes) - len(completed)
-    resamples = check_settings(confidence, None, 0, len(episodes))
+    resamples = statistics.check_settings(confidence, None, 0, len(episodes))
     status = FINISHED if done else FAILED if reason else UNFINISHED
     return CellResult(
         *names,
@@ -429,7 +410,7 @@ def _differing(manifests: Mapping[str, Mapping[str, Any]]) -> list[str]:
         for key in ("versions", "platform", "device"):
             for path, a, b in leaf_differences(key, first.get(key), manifest.get(key)):
                 values.setdefault(path, {next(iter(manifests)): repr(a)})[name] = repr(b)
-        for path, mixed in mixed_values(manifest).items():
+        for path, mixed in ledger.mixed_values(manifest).items():
             values.setdefault(path, {})[name] = listed_text(mixed)
     return [
         f"Not the same for all evaluations: {path}, "
@@ -474,7 +455,7 @@ def read_folder(path: Path) -> dict[str, Any]:
     """Read what decides the episodes of a suite's directory; empty if there is nothing."""
     if not is_suite(path):
         return {}
-    found: dict[str, Any] = read_object(path / SUITE)
+    found: dict[str, Any] = ledger.read_object(path / SUITE)
     parts = [found.get(name) for name in _DESCRIBED]
     if found.get("format") != FORMAT or not all(isinstance(part, dict) for part in parts):
         raise ValueError(
@@ -486,7 +467,7 @@ def read_folder(path: Path) -> dict[str, Any]:
 
 def described_cells(suite: Suite, cells: Sequence[Cell]) -> dict[str, Any]:
     """Return what decides the episodes of some cells; this reads their checkpoints."""
-    digest = cache(sha256)
+    digest = cache(ledger.sha256)
     described: dict[str, Any] = {"format": FORMAT, "tasks": {}, "policies": {}, "files": {}}
     described |= {name: getattr(suite, name) for name in HEAD}
     for cell in cells:
@@ -532,7 +513,7 @@ def check_folder(path: Path, described: Mapping[str, Any]) -> dict[str, Any]:
         for key in sorted(there[name].keys() & described[name].keys()):
             found += leaf_differences(f"{name}.{key}", there[name][key], described[name][key])
     if found:
-        texts = [differences_text([difference]) for difference in found]
+        texts = [ledger.differences_text([difference]) for difference in found]
         raise ValueError(
             f"{path} holds the evaluations of another suite: {listed_text(texts)}. Choose another "
             "directory, give what has changed another name, or remove its evaluations and "
@@ -554,4 +535,4 @@ def write_error(path: Path, cell: Cell, reason: str) -> None:
 def read_error(path: Path, cell: Cell) -> str:
     """Return why a cell could not run; empty if it could, or has not been tried."""
     file = error_file(path, cell)
-    return str(read_object(file).get("reason")) if file.exists() else ""
+    return str(ledger.read_object(file).get("reason")) if file.exists() else ""

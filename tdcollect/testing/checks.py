@@ -369,13 +369,13 @@ class GymnasiumPlayer(Player[Env]):
         actions = deepcopy(env.action_space)
         actions.seed(self.seed if action_seed is None else action_seed)
         given: Any = env.reset(seed=seed)
-        _check_tuple(given, 2, "reset")
+        _check_tuple(given, "(observation, info)", "reset")
         observation = given[0]
         yield gymnasium_row(given)
         for _ in range(self.max_episode_steps):
             action = actions.sample() if self.policy is None else self.policy(observation)
             given = env.step(action)
-            _check_tuple(given, 5, "step")
+            _check_tuple(given, "(observation, reward, terminated, truncated, info)", "step")
             observation = given[0]
             row = gymnasium_row(given)
             yield row
@@ -425,13 +425,9 @@ def _copy_info(info: Any) -> Any:
         return copy(info)
 
 
-def _check_tuple(given: Any, count: int, call: str) -> None:
-    expected = {
-        2: "(observation, info)",
-        5: "(observation, reward, terminated, truncated, info)",
-    }[count]
+def _check_tuple(given: Any, expected: str, call: str) -> None:
     advice = "make it as gymnasium.Env has it"
-    if not isinstance(given, tuple) or len(given) != count:
+    if not isinstance(given, tuple) or len(given) != len(expected.split()):
         got = f"{len(given)} values" if isinstance(given, tuple) else type(given).__name__
         found = f"{call} gave {got}, expected {expected}"
         raise Failed(found, advice=old_api(found) or advice)

@@ -152,7 +152,7 @@ class CountingEnv(gym.Env[np.ndarray[Any, Any], np.int64]):
         self._episode = next_episode(self._episode) if seed is None else first_episode(seed)
         self._count = 0
         self._running = True
-        return self._observation(), self._info()
+        return self._observation(), {WRONG_ACTIONS: self.wrong_actions}
 
     def step(
         self, action: np.int64
@@ -171,13 +171,10 @@ class CountingEnv(gym.Env[np.ndarray[Any, Any], np.int64]):
         terminates = self.rules.terminates(self._episode)
         reward = float(self.rules.reward(self.slot, self._episode, self._count))
         flags = ended and terminates, ended and not terminates
-        return self._observation(), reward, *flags, self._info()
+        return self._observation(), reward, *flags, {WRONG_ACTIONS: self.wrong_actions}
 
     def _observation(self) -> np.ndarray[Any, Any]:
         return np.array([self._count, self._episode, self.slot], np.float32)
-
-    def _info(self) -> dict[str, Any]:
-        return {WRONG_ACTIONS: self.wrong_actions}
 
 
 def first_episode(seed: int) -> int:

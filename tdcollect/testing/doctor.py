@@ -31,15 +31,7 @@ from tdcollect.envs.process.worker import spec_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.randomness import GlobalRandomness
 from tdcollect.testing import checks, rules
-from tdcollect.testing.checks import (
-    Failed,
-    Passed,
-    Report,
-    Skipped,
-    Warned,
-    run_checks,
-    select,
-)
+from tdcollect.testing.checks import Failed, Passed, Skipped, Warned
 from tdcollect.testing.examination import (
     COMPARED_STEPS,
     GLOBAL,
@@ -88,12 +80,9 @@ def _seed(exam: Examination) -> str:
 
 def _why_unrepeatable(exam: Examination, found: Divergence) -> str:
     where = "reset" if found.step == 0 else "step"
-    for names in ([name] for name in GLOBAL):
-        if exam.repeats_with(names):
-            return (
-                f"{GLOBAL[names[0]]}: the runs agree once that global generator starts from the "
-                "same state"
-            )
+    for name, said in GLOBAL.items():
+        if exam.repeats_with([name]):
+            return f"{said}: the runs agree once that global generator starts from the same state"
     if exam.repeats_with(GLOBAL):
         return "several of the global generators of numpy, random and torch"
     return (
@@ -691,7 +680,7 @@ def diagnose(
     seed: int = 0,
     env_kwargs: Mapping[str, Any] | None = None,
     skip: Collection[str] = (),
-) -> Report:
+) -> checks.Report:
     """Check whether an env is fit for collecting and testing.
 
     Each run is bounded: episodes are cut after ``max_episode_steps`` steps or about two seconds.
@@ -719,19 +708,22 @@ def diagnose(
         >>> print(diagnose("CartPole-v1"))
         >>> diagnose(MyEnv).raise_if_failed()
     """
-    chosen = select("runs") | select(GROUP, skip=skip)
+    chosen = checks.select("runs") | checks.select(GROUP, skip=skip)
     _check_arguments(env, backend, max_episode_steps)
     before = GlobalRandomness()
     exam = Examination(env, backend, env_kwargs or {}, max_episode_steps, seed)
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
-            findings = run_checks(chosen.values(), exam, skip)
+            findings = checks.run_checks(chosen.values(), exam, skip)
     finally:
-        _close(exam)
+        try:
+            exam.close()
+        except Exception as error:  # the findings stand
+            warnings.warn(f"closing the env raised {error!r}", stacklevel=2)
         before.restore()
     name = env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
-    return Report(name, findings)
+    return checks.Report(name, findings)
 
 
 @checks.rule("runs", "runs", "the env can be made, reset and stepped")
@@ -764,10 +756,3 @@ def _check_arguments(env: Any, backend: Any, max_episode_steps: int) -> None:
         if module:
             importlib.import_module(module)
         spec_of(name)
-
-
-def _close(exam: Examination) -> None:
-    try:
-        exam.close()
-    except Exception as error:  # the findings stand
-        warnings.warn(f"closing the env raised {error!r}", stacklevel=2)

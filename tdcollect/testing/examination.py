@@ -327,17 +327,15 @@ class Examination(GymnasiumPlayer):
         actions.seed(self.seed)
         for step in range(steps):
             action = None if ended else actions.sample()
-            one, two = (_row(each, action) for each in (env, other))
+            one, two = (
+                gymnasium_row(each.reset() if ended else each.step(deepcopy(action)))
+                for each in (env, other)
+            )
             found = row_mismatch(one, two)
             if found is not None:
                 return f"it comes back, but {step + 1} steps on {found}"
             ended = one.ends
         return None
-
-
-def _row(env: Env, action: Any) -> Row:
-    """Step, or reset if there is no action."""
-    return gymnasium_row(env.reset() if action is None else env.step(deepcopy(action)))
 
 
 def unlike_attributes(first: Any, second: Any) -> list[str]:

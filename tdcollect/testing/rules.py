@@ -23,18 +23,8 @@ from tdcollect import check, keys
 from tdcollect.envs import make_env
 from tdcollect.envs.differences import Row, first_divergence, mismatch, short
 from tdcollect.keys import Key, beside, under_next
-from tdcollect.testing.checks import (
-    Failed,
-    GymnasiumPlayer,
-    Player,
-    Report,
-    Skipped,
-    TorchRLPlayer,
-    ended_slots,
-    rule,
-    run_checks,
-    select,
-)
+from tdcollect.testing import checks
+from tdcollect.testing.checks import Failed, GymnasiumPlayer, Skipped, TorchRLPlayer, rule
 
 GYMNASIUM, TORCHRL = "gymnasium", "torchrl"  # the two groups of rules
 
@@ -48,7 +38,7 @@ def check_env(
     max_episode_steps: int = 1000,
     seed: int = 0,
     skip: Collection[str] = (),
-) -> Report:
+) -> checks.Report:
     """Check that an env keeps the rules that collection relies on.
 
     A gymnasium env is checked by gymnasium's interface, an ``EnvBase`` by TorchRL's; a gymnasium
@@ -79,17 +69,15 @@ def check_env(
     check.positive_int(max_episode_steps=max_episode_steps)
     made, make = _make(env)
     kind: Any = GymnasiumPlayer if isinstance(made, gym.Env) else TorchRLPlayer
-    player: Player[Any] = kind(made, make, policy, max_episode_steps, seed)
+    player: checks.Player[Any] = kind(made, make, policy, max_episode_steps, seed)
     try:
-        checks = select(GYMNASIUM if kind is GymnasiumPlayer else TORCHRL, skip=skip)
-    except ValueError:
+        chosen = checks.select(GYMNASIUM if kind is GymnasiumPlayer else TORCHRL, skip=skip)
+        # The env's draws from torch's global generator must not show outside.
+        with torch.random.fork_rng():
+            findings = checks.run_checks(chosen.values(), player, skip)
+    finally:
         player.close()
-        raise
-    # The env's draws from torch's global generator must not show outside.
-    with torch.random.fork_rng():
-        findings = run_checks(checks.values(), player, skip)
-    player.close()
-    return Report(_name(env, made), findings)
+    return checks.Report(_name(env, made), findings)
 
 
 def _make(env: Any) -> tuple[gym.Env[Any, Any] | EnvBase, Callable[[], Any] | None]:
@@ -127,7 +115,7 @@ OTHER_SEED = "another seed gives another episode"
 FRESH_RESET = "reset(seed) does not depend on what went before"
 
 
-def same_seed(player: Player[Any]) -> str:
+def same_seed(player: checks.Player[Any]) -> str:
     """Play two new envs on one seed."""
     first, second = (player.play_another(player.seed) for _ in range(2))
     check_same(first, second)
@@ -135,7 +123,7 @@ def same_seed(player: Player[Any]) -> str:
     return f"{_steps(first)} steps of {whose}"
 
 
-def other_seed(player: Player[Any]) -> str:
+def other_seed(player: checks.Player[Any]) -> str:
     """Play new envs on three seeds."""
     first, *others = ([player.play_another(player.seed + i)] for i in range(3))
     if not any(first_divergence(player.seed, first, other) for other in others):
@@ -146,7 +134,7 @@ def other_seed(player: Player[Any]) -> str:
     return f"seeds {player.seed} to {player.seed + 2}"
 
 
-def fresh_reset(player: Player[Any]) -> str:
+def fresh_reset(player: checks.Player[Any]) -> str:
     """Play one env twice on one seed, with an unfinished episode in between."""
     with player.another() as env:
         first = player.play(env, player.seed)
@@ -343,11 +331,8 @@ def _why_outside(space: spaces.Space[Any], value: Any) -> str | None:
 def _why_other_dtype(space: spaces.Space[Any], value: Any) -> str | None:
     if isinstance(space, spaces.Discrete):
         is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-        return (
-            None
-            if is_integer
-            else f"expected an integer, got {type(value).__name__} {short(value)}"
-        )
+        got = f"{type(value).__name__} {short(value)}"
+        return None if is_integer else f"expected an integer, got {got}"
     if space.dtype is None or np.dtype(space.dtype).kind not in "biufc":
         return None  # Text, say: no array of numbers, and the space itself knows its values
     if not isinstance(value, (np.ndarray, np.generic)):
@@ -481,7 +466,7 @@ def _ends(player: TorchRLPlayer) -> tuple[dict[Key, torch.Tensor], dict[Key, tor
     firsts: dict[Key, list[torch.Tensor]] = {key: [] for key in finals}
     constant = dict.fromkeys(finals, True)
     for _, row in player.all_rows():
-        ended = ended_slots(env, row)
+        ended = checks.ended_slots(env, row)
         for key in finals:
             final, first = row[under_next(key)], row.extra[key]
             finals[key].append(final[ended.to(final.device)])

@@ -211,11 +211,14 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
         self._progress = progress
         if progress:
             check_tqdm()
-        super().__init__(*args, **kwargs)
+        self._made_env = False
         try:
+            super().__init__(*args, **kwargs)
             self._monitor.attach(self)
         except BaseException:
-            self.shutdown(close_env=self._made_env)
+            self.closed = True  # a user's own env stays open when this object is deleted
+            if self._made_env:
+                self.env.close()
             raise
 
     stats = StatsAttribute()
@@ -226,9 +229,9 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
         return CollectorState(self)
 
     def _init_env(self, create_env_fn: Any, create_env_kwargs: Any) -> EnvBase:
-        self._made_env = not isinstance(create_env_fn, EnvBase)
         env = super()._init_env(create_env_fn, create_env_kwargs)
         check_made(env)
+        self._made_env = not isinstance(create_env_fn, EnvBase)
         take_over(env)
         return env
 
@@ -239,18 +242,14 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
             self._parent.registers_transforms = needs_state(policy)
         return super()._maybe_setup_policy_env_transforms(env, policy)
 
-    def _init_policy(self, policy: Any, policy_factory: Any, *args: Any, **kwargs: Any) -> Any:
-        with refusing(self):
-            return super()._init_policy(policy, policy_factory, *args, **kwargs)
-
     def _setup_policy_and_weights(self, policy: Any) -> None:
-        with refusing(self, partial(explain_wrapping_error, policy, self.env)):
+        with explaining(partial(explain_wrapping_error, policy, self.env)):
             super()._setup_policy_and_weights(policy)
             check_writes_action(self.policy, self.env)
 
     def _maybe_make_final_rollout(self, make_rollout: bool) -> None:
         # Here TorchRL calls the policy for the first time, with some exceptions.
-        with refusing(self, partial(explain_first_call, self)):
+        with explaining(partial(explain_first_call, self)):
             super()._maybe_make_final_rollout(make_rollout)
 
     def _setup_frames_per_batch(self, frames_per_batch: int) -> None:
@@ -260,24 +259,23 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
             if self.by_arrival:  # a batch has as many rows, not a multiple of the slots
                 warnings.filterwarnings("ignore", "frames_per_batch .* is not exactly divisible")
             super()._setup_frames_per_batch(frames_per_batch)
-        with refusing(self):
-            if self._reward_shaping is not None:
-                from tdcollect.collect.shaping import Shaper
+        if self._reward_shaping is not None:
+            from tdcollect.collect.shaping import Shaper
 
-                self._shaper = Shaper(
-                    self._reward_shaping, self.env, self.compact_obs, self.extend_buffer
-                )
-            if self.by_arrival:
-                self._runner.check_by_arrival()
-            # A postproc changes the batch in ways that are not known yet.
-            elif self.replay_buffer is not None and self.postproc is None and not self._splits:
-                check_replay_buffer(
-                    self.replay_buffer,
-                    self.env.batch_size,
-                    self.frames_per_batch,
-                    extends=self.extend_buffer,
-                    trajectories=self.trajs_per_batch is not None,
-                )
+            self._shaper = Shaper(
+                self._reward_shaping, self.env, self.compact_obs, self.extend_buffer
+            )
+        if self.by_arrival:
+            self._runner.check_by_arrival()
+        # A postproc changes the batch in ways that are not known yet.
+        elif self.replay_buffer is not None and self.postproc is None and not self._splits:
+            check_replay_buffer(
+                self.replay_buffer,
+                self.env.batch_size,
+                self.frames_per_batch,
+                extends=self.extend_buffer,
+                trajectories=self.trajs_per_batch is not None,
+            )
 
     def _make_carrier(self) -> None:
         self._runner.first_states = first = FirstStates(self.env)
@@ -574,19 +572,13 @@ SyncDataCollector = Collector
 
 
 @contextmanager
-def refusing(
-    collector: Any, explain: Callable[[Exception], None] = lambda error: None
-) -> Iterator[None]:
-    """Close the env that a collector made if its constructor raises; explain the error."""
+def explaining(explain: Callable[[Exception], None]) -> Iterator[None]:
+    """Let a function raise a better error than the one on its way."""
     try:
         yield
     except Exception as error:
-        try:
-            explain(error)
-            raise
-        finally:
-            if collector._made_env:
-                collector.env.close()
+        explain(error)
+        raise
 
 
 def check_writes_action(policy: Any, env: EnvBase) -> None:

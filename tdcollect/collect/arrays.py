@@ -422,11 +422,7 @@ class ArrayEnv(SteppedEnv):
         return self.inner.allocate(count, pinned, self._exact is not None)
 
     def advance(
-        self,
-        step: StepDict,
-        next_keys: list[Key],
-        buffers: Any,
-        slots: list[int] | None = None,
+        self, step: StepDict, next_keys: list[Key], buffers: Any, slots: list[int] | None = None
     ) -> Stepped:
         given = self._taken = step
         if self.transforms:

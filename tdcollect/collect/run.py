@@ -505,13 +505,12 @@ class Runner:
         )
 
     @property
-    def _random(self) -> Callable[..., Any]:
+    def _random(self) -> Any:
         """Random actions of the env, as its ``rand_action`` draws them."""
         env = self._collector.env
         if draws_from_spec(env):
             return RandomActions(env.input_spec[keys.FULL_ACTION_SPEC])
-        rand_action: Callable[..., Any] = env.rand_action
-        return rand_action
+        return env.rand_action
 
     @property
     def _ignores_masks(self) -> bool:

@@ -412,9 +412,8 @@ class Placement:
 
     moves = False
     pinned = False  # whether buffers should lie in pinned memory
-    storing: torch.device | None = (
-        None  # of the batch; None to leave entries where TorchRL has them
-    )
+    # The device of the batch; None to leave entries where TorchRL has them.
+    storing: torch.device | None = None
 
     def enter(self, step: StepDict, entries: Iterable[Key]) -> None:
         """Move a step of TorchRL's to the loop's devices: these entries to the env's."""

@@ -21,14 +21,7 @@ from tdcollect._upstream import torchrl as upstream
 from tdcollect.collect import transforms as on_steps
 from tdcollect.collect.step_dict import StepDict
 from tdcollect.collect.transforms import Applied, Changed, Island, OwnCode, StepTransform
-from tdcollect.envs.traits import (
-    EnvAction,
-    NotKnown,
-    of_kind,
-    runs_once,
-    traits_of,
-    transforms_of,
-)
+from tdcollect.envs.traits import EnvAction, NotKnown, of_kind, runs_once, traits_of, transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.keys import Key, from_next, is_next
 from tdcollect.states import equal

@@ -37,13 +37,7 @@ from gymnasium.vector import (
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
 from tdcollect._upstream.others import flat_pool
-from tdcollect.envs.process.values import (
-    Array,
-    as_flags,
-    as_rewards,
-    slot_of,
-    write_info,
-)
+from tdcollect.envs.process.values import Array, as_flags, as_rewards, slot_of, write_info
 from tdcollect.envs.process.worker import EnvFactory, EnvSlots, check_spaces
 from tdcollect.envs.slots import Backend, Can, SlotError, Starts, failures
 from tdcollect.envs.spaces import SlotBuffers

@@ -35,16 +35,8 @@ from tdcollect.evaluation.workers.local import Workers, as_workers
 from tdcollect.evaluation.workers.worker import Job
 from tdcollect.files import check_no_links, remove
 from tdcollect.progress import line_above, progress_bar, warn
+from tdcollect.suites import results
 from tdcollect.suites.report import report_on
-from tdcollect.suites.results import (
-    SuiteResults,
-    check_files,
-    check_folder,
-    claim_folder,
-    described_cells,
-    error_file,
-    write_error,
-)
 
 if TYPE_CHECKING:
     from tdcollect.suites.suite import Cell, Suite
@@ -61,15 +53,15 @@ def run_suite(
     shard: tuple[int, int] | None,
     progress: bool,
     **how: bool,
-) -> SuiteResults:
+) -> results.SuiteResults:
     """Run the cells that are not finished, and write the report; see :meth:`Suite.run`."""
     check_report_extras("Suite.run(...)")
     part = None if shard is None else Shard.of(shard)
     chosen = cells if part is None else [cells[n] for n in part.select(range(len(cells)))]
     settings = {cell.name: cell.evaluation_settings() for cell in chosen}  # refused if unsound
-    check_files(chosen)
-    described = described_cells(suite, chosen)
-    check_folder(directory, described)
+    results.check_files(chosen)
+    described = results.described_cells(suite, chosen)
+    results.check_folder(directory, described)
     if how["keep_trajectories"]:
         _check_kept(directory, [cell for cell in chosen if is_finished(directory / cell.path)])
     left = [
@@ -83,7 +75,7 @@ def run_suite(
     ]
     check_no_links(directory, *(cell.path for cell in left))
     crew = as_workers(workers)
-    claim_folder(directory, described)
+    results.claim_folder(directory, described)
     runs = {
         _evaluation(cell, settings[cell.name], directory, crew, len(left), how): cell
         for cell in left
@@ -113,7 +105,7 @@ def run_suite(
                 ended += 1
                 told = _told(what)
                 if isinstance(what, Exception):
-                    write_error(directory, cell, told)
+                    results.write_error(directory, cell, told)
                     told = f"could not run: {told}"
                 say(f"{cell.name}: {told} ({ended} of {len(left)})")
             elif what is None:
@@ -149,7 +141,7 @@ def _evaluation(
             request=cell.request(),
             **how,
         )
-        remove(error_file(directory, cell))
+        remove(results.error_file(directory, cell))
         return recording
 
     return Evaluation(make, record, how["keep_trajectories"])

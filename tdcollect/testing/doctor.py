@@ -32,13 +32,7 @@ from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.randomness import GlobalRandomness
 from tdcollect.testing import checks, rules
 from tdcollect.testing.checks import Failed, Passed, Skipped, Warned
-from tdcollect.testing.examination import (
-    COMPARED_STEPS,
-    GLOBAL,
-    OWN_RANDOM,
-    Examination,
-    Leak,
-)
+from tdcollect.testing.examination import COMPARED_STEPS, GLOBAL, OWN_RANDOM, Examination, Leak
 
 GROUP = "doctor"
 _rule = partial(checks.rule, GROUP)

@@ -28,15 +28,7 @@ from tdcollect.testing import (
 from . import policies, transforms
 from .envs import ENVS, Toy, box
 from .loops import array_loop, on_arrays
-from .oracle import (
-    UPSTREAM,
-    Script,
-    assert_same,
-    assert_same_record,
-    batches,
-    run,
-    seed_everything,
-)
+from .oracle import UPSTREAM, Script, assert_same, assert_same_record, batches, run, seed_everything
 from .test_parent_behaviours import OPTIONS
 
 pytestmark = [pytest.mark.usefixtures("arrays"), pytest.mark.filterwarnings(UPSTREAM)]

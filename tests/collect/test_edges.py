@@ -16,13 +16,7 @@ from tensordict.nn import (
     TensorDictSequential,
 )
 from torch import nn
-from torchrl.envs import (
-    Compose,
-    RewardScaling,
-    RewardSum,
-    TransformedEnv,
-    UnsqueezeTransform,
-)
+from torchrl.envs import Compose, RewardScaling, RewardSum, TransformedEnv, UnsqueezeTransform
 from torchrl.modules import OneHotCategorical, ProbabilisticActor, TanhNormal
 
 import tdcollect

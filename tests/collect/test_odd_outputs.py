@@ -7,13 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import (
-    LazyStackedTensorDict,
-    NonTensorData,
-    TensorDict,
-    TensorDictBase,
-    tensorclass,
-)
+from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, TensorDictBase, tensorclass
 from tensordict.nn import TensorDictModule
 from torch import nn
 from torchrl.data import ListStorage, ReplayBuffer

@@ -18,12 +18,7 @@ from torchrl._utils import _check_for_faulty_process
 from torchrl.data import LazyTensorStorage, ReplayBuffer
 
 from tdcollect import make_env
-from tdcollect.collectors import (
-    MultiAsyncCollector,
-    MultiSyncCollector,
-    WorkerLostError,
-    worker_of,
-)
+from tdcollect.collectors import MultiAsyncCollector, MultiSyncCollector, WorkerLostError, worker_of
 from tdcollect.collectors.asking import LostWorker, LostWorkers, facts_of
 from tdcollect.processes import child
 

@@ -14,10 +14,7 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorWrapper
 from tensordict import TensorDict, TensorDictBase
 from torchrl.collectors import Collector as TorchRLCollector
-from torchrl.envs import (
-    check_env_specs,
-    step_mdp,
-)
+from torchrl.envs import check_env_specs, step_mdp
 
 from tdcollect import GymnasiumEnv, make_env
 from tdcollect.envs.process.backend import ProcessBackend

@@ -15,14 +15,7 @@ import torch
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 from torchrl.data import Composite, Unbounded
-from torchrl.envs import (
-    EnvBase,
-    GymEnv,
-    ParallelEnv,
-    PendulumEnv,
-    SerialEnv,
-    TransformedEnv,
-)
+from torchrl.envs import EnvBase, GymEnv, ParallelEnv, PendulumEnv, SerialEnv, TransformedEnv
 from torchrl.envs import transforms as T
 from torchrl.modules import GRUModule, ProbabilisticActor, TanhNormal
 

@@ -23,14 +23,7 @@ from tdcollect.evaluation.ledger import ledger_digest
 
 from .envs import Failing, Walk, Watched
 from .ledger import RANDOM, digest, records
-from .policies import (
-    Drawing,
-    categorical,
-    epsilon_greedy,
-    gaussian_noise,
-    net,
-    recurrent,
-)
+from .policies import Drawing, categorical, epsilon_greedy, gaussian_noise, net, recurrent
 
 
 def outside(policy: Any = None) -> str:

@@ -8,13 +8,7 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import strategies as st
-from tensordict import (
-    LazyStackedTensorDict,
-    NonTensorData,
-    NonTensorStack,
-    TensorDict,
-    tensorclass,
-)
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, tensorclass
 
 from tdcollect import keys
 from tdcollect.trajectories import (

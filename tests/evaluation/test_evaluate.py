@@ -142,6 +142,8 @@ def test_an_episode_is_that_of_a_plain_loop(name: str) -> None:
         assert data["next", "done"].flatten().tolist() == [False] * (len(data) - 1) + [True]
         assert data.names == ["time"]
         assert data["collector", "traj_ids"].unique().tolist() == [record.index]
+        if name == "cartpole" or most is None:  # else cut off before the env says
+            assert record.success is (None if most else expected.terminated)
         assert record.length == len(expected.rewards) == len(data)
         assert record.episode_return == math.fsum(expected.rewards)
         seeds = (env_seed(3, record.index), policy_seed(3, record.index))
@@ -166,12 +168,6 @@ def test_zero_episodes_give_an_empty_result(tmp_path: Path) -> None:
     with EvaluationCollector(Walk, None, 0) as collector:
         assert len(collector) == 0
         assert list(collector) == []
-
-
-def test_success_is_what_the_last_info_says() -> None:
-    for record in records(Walk, deterministic(), 12):
-        assert record.success is record.terminated
-    assert {record.success for record in records(cartpole, None, 3)} == {None}
 
 
 def test_the_result_holds_what_was_asked_for(tmp_path: Path) -> None:

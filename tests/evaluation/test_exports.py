@@ -60,8 +60,7 @@ def test_arrays_are_those_that_sb3s_callback_writes(tmp_path: Path) -> None:
     found = dict(np.load(written))
     assert found.keys() == expected.keys()
     for name, array in expected.items():
-        assert found[name].dtype == array.dtype
-        np.testing.assert_array_equal(found[name], array)
+        np.testing.assert_array_equal(found[name], array, strict=True)
 
 
 def test_arrays_are_in_order_and_without_successes_that_are_not_all_known(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from .policies import categorical
 SETTINGS = {field.name: field.default for field in fields(EvaluationSettings) if field.init}
 
 
-def test_signatures_and_type_checkers_have_every_setting_with_its_default() -> None:
+def test_signatures_type_checkers_and_commands_have_every_setting_with_its_default() -> None:
     for function in (evaluate, EvaluationCollector):
         shown = inspect.signature(function).parameters
         assert {name: shown[name].default for name in SETTINGS} == SETTINGS
@@ -33,9 +33,6 @@ def test_signatures_and_type_checkers_have_every_setting_with_its_default() -> N
     types = {field.name: field.type for field in fields(EvaluationSettings) if field.init}
     flat = {name: hint.__forward_arg__ for name, hint in SettingsArguments.__annotations__.items()}
     assert flat == {name: types[name] for name in types if name not in ("episodes", "seed")}
-
-
-def test_the_command_line_has_their_defaults() -> None:
     options = {option.name: option.default for option in command.params}
     assert SETTINGS.keys() - options.keys() == {"fresh_envs"}
     same = ("seed", "inference_batch_size", "inference_threads", "eval_mode", "on_env_error")

@@ -21,7 +21,7 @@ from tdcollect.evaluation.directory import Directory
 from tdcollect.evaluation.ledger import Shard, read_last, sha256
 
 from .envs import Failing, Walk
-from .ledgers import GONE, alter, contents, ledger, manifest, unfinished
+from .ledgers import GONE, alter, contents, ledger, manifest, pipe, unfinished
 from .policies import deterministic
 from .test_interrupted import killed, kills
 
@@ -263,6 +263,7 @@ ALTERED: dict[str, tuple[str, Any, str]] = {
     "shard": ("shard.json", "[1, 2]", r"expected .*shard\.json to hold a JSON object"),
     "bounds": ("shard.json", {"shard": [2, 2]}, rf"{WRITES}\[2, 2\] and"),
     "digests": ("shard.json", {"ledger": 3}, rf"{WRITES}\[1, 2\] and digests {{"),
+    "pipe": ("shard.json", pipe, "hold a JSON object, got a thing that is no file"),
     "a digest": ("shard.json", {"manifest": GONE}, rf"{WRITES}\[1, 2\] and digests {{"),
 }
 

@@ -235,10 +235,8 @@ def test_what_is_made_of_it_is_written_through_no_link(finished, sent, here, typ
     (sent / "figures").rename(here / "figures")
     (sent / "figures").symlink_to(here / "mine")
     (sent / "film.mp4").symlink_to(here / "mine.mp4")
-    for command in (
-        "compare sent two --output-dir sent",
-        "replay sent 1 --env CartPole-v1 --policy random --video sent/film.mp4",
-    ):
+    replay = "replay sent 1 --env CartPole-v1 --policy random --video sent/film.mp4"
+    for command in ("compare sent two --output-dir sent", replay):
         status, _, err = typed(command)
         assert status == 1
         assert "to be no link" in err
@@ -317,7 +315,7 @@ def test_another_content_of_a_request_is_refused(sent, typed) -> None:
             assert "name what to run instead, --env ENV --policy MODULE:FACTORY" in err
 
 
-def test_a_request_has_no_absolute_path_in_a_tree(here, typed) -> None:
+def test_a_request_has_no_absolute_path_but_where_no_folder_is_common(here, typed) -> None:
     (file,) = here.glob("policies_*.py")
     written = here / "a" / "b"
     typed(f"evaluate {file}:short --policy {file}:lean --episodes 1 --quiet --output-dir {written}")
@@ -332,12 +330,10 @@ def test_a_request_has_no_absolute_path_in_a_tree(here, typed) -> None:
     (written / "request.json").write_text(json.dumps({**kept, "directory": str(here)}))
     assert Request.read("a/b") == request
     assert typed("replay a/b 0 --trust")[0] == 0
-
-
-def test_a_request_is_absolute_where_no_folder_is_common(tmp_path: Path) -> None:
-    Request("CartPole-v1", "random", checkpoint="/w.pt", directory="/").write(tmp_path)
-    assert Request.read(tmp_path) == Request("CartPole-v1", "random", "/w.pt", directory="/")
-    assert json.loads((tmp_path / "request.json").read_text())["directory"] == "/"
+    request = Request("CartPole-v1", "random", checkpoint="/w.pt", directory="/")
+    request.write(written)
+    assert Request.read(written) == request
+    assert json.loads((written / "request.json").read_text())["directory"] == "/"
 
 
 def test_an_evaluation_by_python_can_be_named(here, typed, monkeypatch) -> None:
@@ -381,13 +377,11 @@ WRITTEN = r"a\x1b]0;title\x07\x9b2J\u202eb\u2066\r\x7f <script>"
 
 
 def test_the_commands_print_nothing_but_visible_text() -> None:
+    """And text that no terminal takes is written out."""
     source = "".join(Path(module.__file__).read_text() for module in (commands, printing))
     printed = re.findall(r"(?:click\.s?echo|print)\(.*", source)
     assert printed
     assert all(call.startswith("click.echo(visible(") for call in printed)
-
-
-def test_text_that_no_terminal_takes_is_written_out() -> None:
     assert visible("a\ud800b\nc\td\u2028") == r"a\ud800b\nc\td\u2028"
     assert visible("a\nc\td", lines=True) == "a\nc\td"
     assert visible("naïve 日本語 👩\u200d🚀 \\x1b") == "naïve 日本語 👩\u200d🚀 \\x1b"

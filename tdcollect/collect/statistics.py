@@ -173,8 +173,10 @@ class Moments:
     high: float = -math.inf
 
     def add(self, values: NDArray[Any]) -> None:
-        """Take in numbers, at least one."""
+        """Take in numbers."""
         count = len(values)
+        if not count:
+            return
         mean = float(np.add.reduce(values)) / count
         deviations = values - mean
         low, high = float(np.minimum.reduce(values)), float(np.maximum.reduce(values))
@@ -250,15 +252,9 @@ class Lifetime(Figures):
         if collection.env_seconds is not None and collection.policy_seconds is not None:
             self.env_seconds = (self.env_seconds or 0.0) + collection.env_seconds
             self.policy_seconds = (self.policy_seconds or 0.0) + collection.policy_seconds
-        if collection.episodes:
-            self.episodes += collection.episodes
-            self._returns.add(collection.returns)
-            self._lengths.add(collection.lengths)
-
-    def add_shaped(self, returns: Floats) -> None:
-        """Count the shaped returns of a collection."""
-        if len(returns):
-            self._shaped.add(returns)
+        self.episodes += collection.episodes
+        self._returns.add(collection.returns)
+        self._lengths.add(collection.lengths)
 
     def __repr__(self) -> str:
         return _line(self, f"{self.collections} collections", f"{self.episodes} episodes")
@@ -349,14 +345,13 @@ class Statistics:
         """Take in a collection."""
         self._latest = collection
         self._lifetime.add(collection)
-        if collection.episodes:
-            self._window.add(collection.returns, collection.lengths)
+        self._window.add(collection.returns, collection.lengths)
 
     def add_shaped(self, returns: Floats) -> None:
         """Take in the shaped returns of the latest collection."""
         assert self._latest is not None
         self._latest = replace(self._latest, shaped_returns=returns)
-        self._lifetime.add_shaped(returns)
+        self._lifetime._shaped.add(returns)
 
     def _check(self) -> None:
         if not self.on:

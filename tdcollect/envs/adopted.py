@@ -286,12 +286,12 @@ class ParallelEnv(TorchRLParallelEnv, metaclass=_Meta):
                 given = kwargs.pop("seed")
                 kwargs["list_of_kwargs"] = [{**kwargs, "seed": seed} for seed in given]
             return super()._reset(tensordict, **kwargs)
-        seeds, options = _reset_arguments(self.num_workers, **kwargs)
+        arguments = _reset_arguments(self.num_workers, **kwargs)
         mask = None if tensordict is None else tensordict.get(keys.RESET, None)
         every = list(range(self.num_workers))
         marked = every if mask is None else _slots_of(mask, self.num_workers)
         with torch.no_grad():
-            for slots, given in _calls(marked, seeds, options):
+            for slots, given in _calls(marked, arguments):
                 reset = upstream.env_reset_of(inner)(self._mark(tensordict, slots), **given)
                 others = [slot for slot in every if slot not in slots]
                 self._show(_with_rows(reset, others, self.shown))
@@ -336,25 +336,23 @@ def _reset_arguments(
     seed: int | Sequence[int] | None = None,
     options: dict[str, Any] | None = None,
     list_of_kwargs: Sequence[Mapping[str, Any]] | None = None,
-) -> tuple[list[int | None], list[dict[str, Any] | None]]:
-    """The seed and the options of each slot."""
-    one = seed is None or isinstance(seed, int)
-    seeds: list[int | None] = [seed] * count if one else list(seed)  # type: ignore
+) -> list[dict[str, Any]]:
+    """The seed and the options of each slot, if there are any."""
+    seeds = [seed] * count if seed is None or isinstance(seed, int) else list(seed)
     if len(seeds) != count:
         raise ValueError(f"expected one seed per slot, {count}, got {len(seeds)}; pass as many")
-    every = [options] * count
-    if list_of_kwargs is not None:
-        if len(list_of_kwargs) != count:
-            raise ValueError(
-                f"expected list_of_kwargs with one dict per slot, {count}, got "
-                f"{len(list_of_kwargs)}; pass as many"
-            )
-        unknown = {name for given in list_of_kwargs for name in given} - {"seed", "options"}
-        if unknown:
-            raise TypeError(f"reset() takes seed and options, got {sorted(unknown)}; leave it out")
-        seeds = [given.get("seed", s) for given, s in zip(list_of_kwargs, seeds, strict=True)]
-        every = [given.get("options", options) for given in list_of_kwargs]
-    return seeds, every
+    further = [{}] * count if list_of_kwargs is None else list_of_kwargs
+    if len(further) != count:
+        raise ValueError(
+            f"expected list_of_kwargs with one dict per slot, {count}, got {len(further)}; pass "
+            "as many"
+        )
+    unknown = {name for given in further for name in given} - {"seed", "options"}
+    if unknown:
+        raise TypeError(f"reset() takes seed and options, got {sorted(unknown)}; leave it out")
+    together = zip(seeds, further, strict=True)
+    every = [{"seed": one, "options": options, **given} for one, given in together]
+    return [{name: v for name, v in given.items() if v is not None} for given in every]
 
 
 def _slots_of(mask: torch.Tensor, count: int) -> list[int]:
@@ -364,20 +362,15 @@ def _slots_of(mask: torch.Tensor, count: int) -> list[int]:
 
 
 def _calls(
-    slots: Sequence[int], seeds: Sequence[int | None], options: Sequence[Any]
+    slots: Sequence[int], arguments: Sequence[Mapping[str, Any]]
 ) -> list[tuple[Sequence[int], dict[str, Any]]]:
     """The slots and the arguments of each reset: of all together, or else of one by one."""
-    alike = all(
-        options[slot] == options[slots[0]] and (seeds[slot] is None) == (seeds[slots[0]] is None)
-        for slot in slots
-    )
+    shared = [{**arguments[slot], "seed": "seed" in arguments[slot]} for slot in slots]
     calls = []
-    for group in [slots] if alike else [[slot] for slot in slots]:
-        given: dict[str, Any] = {}
-        if group and seeds[group[0]] is not None:
-            given["seed"] = [seeds[slot] for slot in group]
-        if group and options[group[0]] is not None:
-            given["options"] = options[group[0]]
+    for group in [slots] if all(one == shared[0] for one in shared) else [[s] for s in slots]:
+        given = dict(arguments[group[0]]) if group else {}
+        if "seed" in given:
+            given["seed"] = [arguments[slot]["seed"] for slot in group]
         calls.append((group, given))
     return calls
 

@@ -371,10 +371,8 @@ class Statistics:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Load the result of :meth:`save_state`."""
         for name, value in state["lifetime"].items():
-            if isinstance(value, Mapping):
-                vars(getattr(self._lifetime, name)).update(value)
-            else:
-                setattr(self._lifetime, name, value)
+            held = Moments(**value) if isinstance(value, Mapping) else value
+            setattr(self._lifetime, name, held)
         self._window.load(*state["window"])
         self._latest = None if state["latest"] is None else Collection(**state["latest"])
 

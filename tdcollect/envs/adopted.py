@@ -579,13 +579,12 @@ def reset_arguments(
     env: EnvBase, seeds: Sequence[int] | None, options: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """The arguments with which the ``reset`` of an env without transforms seeds its slots."""
-    given = {"seed": seeds, "options": options}
-    if seeds is not None and isinstance(env, BatchedEnvBase):
-        rest = {} if options is None else {"options": options}
-        return {"list_of_kwargs": [{"seed": seed, **rest} for seed in seeds]}
-    if seeds is not None and not env.batch_size:
-        given["seed"] = seeds[0]  # type: ignore[assignment]
-    return {name: value for name, value in given.items() if value is not None}
+    given: dict[str, Any] = {} if options is None else {"options": options}
+    if seeds is None:
+        return given
+    if isinstance(env, BatchedEnvBase):
+        return {"list_of_kwargs": [{"seed": seed, **given} for seed in seeds]}
+    return {"seed": seeds if env.batch_size else seeds[0], **given}
 
 
 class _Borrowed(SerialBackend):

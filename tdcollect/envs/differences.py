@@ -131,27 +131,19 @@ def row_mismatch(first: Row, second: Row, exact: bool = False) -> Mismatch | Non
 
 def mismatch(entry: str, first: Any, second: Any, exact: bool = False) -> Mismatch | None:
     """Return the first leaf in which two (nested) values differ, or None."""
-    return next(_mismatches(entry, first, second, exact), None)
-
-
-def _mismatches(entry: str, first: Any, second: Any, exact: bool) -> Iterator[Mismatch]:
     if isinstance(first, dict) and isinstance(second, dict):
         if first.keys() != second.keys():
             a, b = (short(sorted(map(str, value))) for value in (first, second))
-            yield Mismatch(f"the keys of {entry}", a, b, None)
-            return
-        for key in first:
-            yield from _mismatches(f"{entry}[{key!r}]", first[key], second[key], exact)
+            return Mismatch(f"the keys of {entry}", a, b, None)
+        parts = [(key, value, second[key]) for key, value in first.items()]
     elif isinstance(first, (tuple, list)) and isinstance(second, (tuple, list)):
         if len(first) != len(second):
-            yield Mismatch(f"the length of {entry}", len(first), len(second), None)
-            return
-        for i, (a, b) in enumerate(zip(first, second, strict=True)):
-            yield from _mismatches(f"{entry}[{i}]", a, b, exact)
+            return Mismatch(f"the length of {entry}", len(first), len(second), None)
+        parts = list(zip(range(len(first)), first, second, strict=True))
     else:
-        found = _leaf_mismatch(entry, _as_array(first), _as_array(second), exact)
-        if found is not None:
-            yield found
+        return _leaf_mismatch(entry, _as_array(first), _as_array(second), exact)
+    found = (mismatch(f"{entry}[{key!r}]", a, b, exact) for key, a, b in parts)
+    return next((one for one in found if one is not None), None)
 
 
 def _as_array(value: Any) -> Any:

@@ -455,12 +455,10 @@ class Stepper:
         self._unsent: dict[int, Exception] = {}  # failures of slots that could not be sent
 
     def _set_entries(self) -> None:
-        backend, wanted = self.backend, self.bookkeeping
+        backend, wanted, codec = self.backend, self.bookkeeping, self.backend.observation
         self.entries = [
             Entry(path, leaf.shape, leaf.dtype, leaf.spec)
-            for path, leaf in zip(
-                backend.observation.paths, backend.observation.leaves, strict=True
-            )
+            for path, leaf in zip(codec.paths, codec.leaves, strict=True)
         ]
         for key, shape, dtype in backend.info:
             kind = torch.from_numpy(np.empty((), dtype)).dtype

@@ -72,8 +72,8 @@ nitpick_ignore = [
 
 
 def add_contents(app: Any, name: str, source: list[str]) -> None:
-    """Make the site's table of contents of the lists of links in docs/index.md."""
-    if name != root_doc:
+    """Make the site's table of contents of the lists of links in docs/index.md and below it."""
+    if name not in (root_doc, "docs/upstream/index"):
         return
     for caption, text in re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", source[0], re.S | re.M):
         pages = re.findall(r"^- \[(.*?)\]\((.*?)\.md\)", text, re.M)

@@ -283,16 +283,16 @@ def _finished(one: Evaluation, about: Mapping[str, Any]) -> EvaluationResult:
 def _given_up(one: Evaluation, error: Any) -> Any:
     """Leave the directory of an evaluation as it is after an error; return the error."""
     recording, one.recording = one.recording, None
-    if recording is not None:
-        with closing(recording):
-            recording.give_up(error)
+    if recording is not None and recording.directory is not None:
+        with closing(recording.directory) as directory:
+            directory.give_up(error)
     return error
 
 
 class Recording:
     """The episodes of one evaluation as they end, in its directory or in memory.
 
-    Leave it by ``finish`` or ``give_up``, and ``close`` it.
+    ``close`` it after ``finish``, or its directory after an error.
 
     Args:
         manifest: of the evaluation.
@@ -423,11 +423,6 @@ class Recording:
                 part = {} if self._shard is None else {"shard": self._shard}
                 directory.note_run(self._started, len(self.left), {**about, **part})
         return result
-
-    def give_up(self, error: BaseException) -> None:
-        """Leave the directory as it is after an error; see :meth:`Directory.give_up`."""
-        if self.directory is not None:
-            self.directory.give_up(error)
 
     def close(self) -> None:
         """Release the directory."""

@@ -258,11 +258,9 @@ def placed(policy: Any, device: torch.device | str | None) -> Any:
 
 
 def _wants_env(factory: Callable[..., Any]) -> bool:
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return any(
-        parameter.kind in positional
-        and (parameter.default is parameter.empty or parameter.name == "env")
-        for parameter in inspect.signature(factory).parameters.values()
+        one.kind <= one.POSITIONAL_OR_KEYWORD and (one.default is one.empty or one.name == "env")
+        for one in inspect.signature(factory).parameters.values()
     )
 
 
@@ -483,10 +481,8 @@ def _statistics(transform: T.Transform) -> Iterator[tuple[Any, torch.Size | None
 
 def _fits(shape: torch.Size, leaf: torch.Size) -> bool:
     """Tell whether a leaf keeps its shape under statistics of a shape."""
-    try:
-        return torch.broadcast_shapes(shape, leaf) == leaf
-    except RuntimeError:
-        return False
+    sizes = zip(reversed(shape), reversed(leaf), strict=False)
+    return len(shape) <= len(leaf) and all(one in (1, size) for one, size in sizes)
 
 
 @dataclass(frozen=True)

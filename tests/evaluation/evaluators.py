@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,21 +26,6 @@ class Gated(Walk):
         while not os.path.exists(self.gate):
             time.sleep(0.002)
         return super().reset(**kwargs)
-
-
-class Deadly(Walk):
-    """Ends its process at the first reset with one of some seeds, as often as a file has lines."""
-
-    def __init__(self, deaths: str, seeds: tuple[int, ...]):
-        super().__init__()
-        self.deaths, self.seeds = Path(deaths), seeds
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        left = self.deaths.read_text().splitlines()
-        if seed in self.seeds and left:
-            self.deaths.write_text("".join(f"{line}\n" for line in left[1:]))
-            os._exit(3)
-        return super().reset(seed=seed)
 
 
 def normalized() -> EnvBase:

@@ -96,35 +96,28 @@ def test_a_directory_of_something_else_and_missing_packages_are_refused(
 
 
 @pytest.mark.usefixtures("quick_children")
-def test_arguments_of_torchrls_that_change_nothing_are_taken() -> None:
+def test_arguments_of_torchrls_are_taken_and_reward_keys_choose_among_groups() -> None:
+    """The others change nothing."""
+    policy = RandomPolicy(teams().action_spec)
     with Evaluator(
-        Walk,
-        POLICY,
+        teams,
+        policy,
         num_trajectories=2,
         frames_per_batch=100,
         max_steps=0,
         collector_cls="Collector",
         collector_kwargs={},
         weight_sync_schemes={"policy": MultiProcessWeightSyncScheme()},
-        reward_keys=("next", "reward"),
+        reward_keys=[("next", "red", "reward")],
         backend="process",
         num_gpus=0,
         log_prefix="test",
     ) as evaluator:
         result = evaluator.submit().result(60)
         assert "test/reward" in evaluator.evaluate()
-    offline = tdcollect.evaluate(Walk, POLICY, 2, progress=False)
-    assert (result.digest, result.manifest) == (offline.digest, offline.manifest)
-
-
-@pytest.mark.usefixtures("quick_children")
-def test_reward_keys_choose_among_groups() -> None:
-    given, policy = [("next", "red", "reward")], RandomPolicy(teams().action_spec)
-    with Evaluator(teams, policy, num_trajectories=2, reward_keys=given) as evaluator:
-        red = evaluator.submit().result(60)
-    assert red.manifest["returns"]["rewards"] == ["red/reward"]
     offline = tdcollect.evaluate(teams, policy, 2, reward_keys=("red", "reward"), progress=False)
-    assert red.digest == offline.digest
+    assert (result.digest, result.manifest) == (offline.digest, offline.manifest)
+    assert result.manifest["returns"]["rewards"] == ["red/reward"]
 
 
 def filmed(folder: str) -> Any:

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import tdcollect
-from tdcollect import Evaluator, env_seed
+from tdcollect import Evaluator
 from tdcollect.evaluation import background
 from tdcollect.processes.child import Spawned, run_fork
 
@@ -27,8 +27,7 @@ from ..forkserver import start
 from ..workers.test_process_exit import ROOT, gone
 from .crews import descendants
 from .envs import Walk
-from .evaluators import Deadly, Gated
-from .ledgers import contents
+from .evaluators import Gated
 from .policies import categorical
 
 EPISODES = 4
@@ -75,23 +74,6 @@ def test_a_process_that_is_killed_at_work_is_replaced(
     }
     assert said[who] in caplog.text
     assert gone([worker, driver, other])
-
-
-@forked
-def test_an_evaluation_goes_on_from_its_ledger(tmp_path: Path) -> None:
-    """The process ends at a reset of the third episode, twice."""
-    deaths = tmp_path / "deaths"
-    seeds = (env_seed(0, 2),)
-    env, policy = partial(Deadly, str(deaths), seeds), categorical()
-    deaths.write_text("1\n2\n")
-    options: dict[str, Any] = {"num_trajectories": EPISODES, "num_envs": 1}
-    with Evaluator(env, policy, output_dir=tmp_path / "curve", **options) as evaluator:
-        evaluator.evaluate(step=1)
-    assert deaths.read_text() == ""
-    tdcollect.evaluate(
-        env, policy, EPISODES, num_envs=1, output_dir=tmp_path / "one", progress=False
-    )
-    assert contents(tmp_path / "curve" / "step-000000001") == contents(tmp_path / "one")
 
 
 @pytest.mark.slow

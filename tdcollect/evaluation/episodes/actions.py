@@ -135,18 +135,15 @@ def _check_values(key: Any, spec: TensorSpec, values: torch.Tensor) -> None:
 def _fitting(spec: TensorSpec, values: torch.Tensor) -> torch.Tensor | None:
     """Mark the values ``[B, *shape]`` that a discrete spec has; None for other specs."""
     # Subclasses come before their bases.
-    if isinstance(spec, MultiOneHot):
-        blocks = values.split([box.n for box in spec.space], -1)
-        return torch.stack([_one_hot(block) for block in blocks], -1)
-    if isinstance(spec, OneHot):
-        return _one_hot(values)
+    if isinstance(spec, _ONE_HOT):
+        sizes = [box.n for box in spec.space] if isinstance(spec, MultiOneHot) else values.shape[-1]
+        return torch.stack([_one_hot(block) for block in values.split(sizes, -1)], -1)
     if isinstance(spec, Binary):
         return (values == 0) | (values == 1)
     if isinstance(spec, MultiCategorical):
         return (values >= 0) & (values < spec.nvec.to(values.device))
-    if isinstance(spec, Categorical):
-        most = spec.space.n
-        return (values >= 0) & (values < most) if most >= 0 else None
+    if isinstance(spec, Categorical) and spec.space.n >= 0:
+        return (values >= 0) & (values < spec.space.n)
     return None
 
 

@@ -51,16 +51,13 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class Feed:
+class Feed(Iterator[int]):
     """Gives the indices of the episodes to run, here those known from the start."""
 
     seconds = 1.0
 
     def __init__(self, indices: Iterable[int]):
         self._indices = iter(indices)
-
-    def __iter__(self) -> Iterator[int]:
-        return self
 
     def __next__(self) -> int:
         """Return the next index, if there is one; asked at each step while slots are free."""
@@ -131,6 +128,8 @@ class EvaluationCollector:
         ...     print(episode["next", "reward"].sum())
     """
 
+    _in_order = False
+
     @takes_settings
     def __init__(
         self,
@@ -143,7 +142,8 @@ class EvaluationCollector:
         **settings: Unpack[SettingsArguments],
     ):
         check_names(EvaluationCollector.__init__, settings)
-        self._open(env, policy, EvaluationSettings(episodes, seed, **settings), in_order)
+        self._in_order = in_order
+        self._open(env, policy, EvaluationSettings(episodes, seed, **settings))
 
     @classmethod
     def from_settings(
@@ -151,7 +151,6 @@ class EvaluationCollector:
         env: str | Callable[..., Any] | EnvBase,
         policy: Any,
         settings: EvaluationSettings,
-        in_order: bool = False,
         most_slots: int | None = None,
     ) -> EvaluationCollector:
         """Return a collector of the episodes that the settings ask for.
@@ -159,21 +158,15 @@ class EvaluationCollector:
         At most ``most_slots`` slots are made here, where others run episodes too.
         """
         collector = cls.__new__(cls)
-        collector._open(env, policy, settings, in_order, most_slots)
+        collector._open(env, policy, settings, most_slots)
         return collector
 
     def _open(
-        self,
-        env: Any,
-        policy: Any,
-        settings: EvaluationSettings,
-        in_order: bool,
-        most_slots: int | None = None,
+        self, env: Any, policy: Any, settings: EvaluationSettings, most_slots: int | None = None
     ) -> None:
         self.settings = settings
         self.episode_indices = settings.episode_indices
         self.episode_seeds = settings.seed_schedule()
-        self._in_order = in_order
         self.wrappers = env.wrappers if isinstance(env, RequestedEnv) else ()
         self.policy = policy
         self.device = device_of(policy, settings.device)
@@ -210,15 +203,11 @@ class EvaluationCollector:
 
     def _check_fresh_envs(self) -> None:
         if self.settings.fresh_envs and not self.base.can.rebuild:
-            what, advice = (
-                f"the env {self.base.name} that is given",
-                "pass a function that makes it",
-            )
+            what, how = f"the env {self.base.name} that is given", "pass a function that makes it"
             if isinstance(self.base, GymnasiumEnv):
-                what, advice = f"the backend {self.base.backend_name!r}", "use backend='serial'"
+                what, how = f"the backend {self.base.backend_name!r}", "use backend='serial'"
             raise ValueError(
-                f"expected fresh_envs=None or False: {what} cannot build single slots anew; "
-                f"{advice}"
+                f"expected fresh_envs=None or False: {what} cannot build single slots anew; {how}"
             )
 
     def _check_open(self) -> None:
@@ -516,19 +505,19 @@ def in_eval_mode(module: Any) -> Iterator[None]:
     """Run with all parts of a module in eval mode; each returns to its own mode afterwards."""
     modules = module.modules() if isinstance(module, nn.Module) else ()
     before = [(part, part.training) for part in modules]
-    changing = any(training for _, training in before)
+    if not any(training for _, training in before):
+        yield
+        return
     try:
-        if changing:
-            module.eval()
+        module.eval()
         yield
     finally:
-        if changing:
-            # Modules may do more than set the flag; parents come before their children.
-            for part, training in before:
-                if part.training is not training:
-                    part.train(training)
-            for part, training in before:
-                part.training = training
+        # Modules may do more than set the flag; parents come before their children.
+        for part, training in before:
+            if part.training is not training:
+                part.train(training)
+        for part, training in before:
+            part.training = training
 
 
 def mode_of(policy: Any) -> str | None:

@@ -434,15 +434,13 @@ class Inference:
 
     def _lie_well(self, rows: StepDict) -> bool:
         """Tell whether the policy's inputs lie in memory as :meth:`_padded` would place them."""
-        for key in self._program.reads_first:  # type: ignore[union-attr]
-            value = rows.get(key)
-            if value is not None and (
-                value.ndim >= 4  # whose strides say more than that they are contiguous
-                or not value.is_contiguous()
-                or value.data_ptr() % _ALIGNMENT
-            ):
-                return False
-        return True
+        return not any(
+            value.ndim >= 4  # whose strides say more than that they are contiguous
+            or not value.is_contiguous()
+            or value.data_ptr() % _ALIGNMENT
+            for key in self._program.reads_first  # type: ignore[union-attr]
+            if (value := rows.get(key)) is not None
+        )
 
     def _padded(self, given: StepDict, first: int, stop: int) -> StepDict:
         """Return the inputs of a group of slots, the last one repeated up to the fixed size.

@@ -100,15 +100,9 @@ class RayWorkers(Workers):
 
     def __reduce__(self) -> Any:
         """Copy the arguments only; a copy in another process connects to the same cluster."""
-        made = partial(
-            RayWorkers,
-            self.num_workers,
-            num_cpus=self.num_cpus,
-            num_gpus=self.num_gpus,
-            timeout=self.timeout,
-            max_lost=self.max_lost,
-            address=ray_cluster.address() or self.address,
-        )
+        names = ("num_workers", "num_cpus", "num_gpus", "timeout", "max_lost")
+        arguments = {name: getattr(self, name) for name in names}
+        made = partial(RayWorkers, address=ray_cluster.address() or self.address, **arguments)
         return made, (), {"_local": self._local}
 
     def start(self, rank: int) -> Worker:

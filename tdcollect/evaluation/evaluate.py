@@ -108,12 +108,9 @@ def evaluate(
     """
     if request is not None and not isinstance(request, Request):
         raise TypeError(f"expected request to be a Request, got {type(request).__name__}")
-    if request is not None and output_dir is None:
-        raise ValueError("expected an output_dir, in which request is kept, got None; pass one")
-    if retry_lost and output_dir is None:
-        raise ValueError(
-            "expected an output_dir, whose lost episodes run again, got None; pass one"
-        )
+    if output_dir is None and (request is not None or retry_lost):
+        why = "whose lost episodes run again" if request is None else "in which request is kept"
+        raise ValueError(f"expected an output_dir, {why}, got None; pass one")
     if output_dir is not None:
         check_directory(Path(output_dir))
         check_report_extras("evaluate(output_dir=...)")

@@ -448,8 +448,9 @@ def _check_torchrl_only(
             "episodes are collected by tdcollect.EvaluationCollector; leave it out"
         )
     for key in collector_kwargs or ():
-        instead = _INSTEAD.get(key)
-        advice = f"pass {instead}= instead" if instead else "leave it out"
+        instead = _INSTEAD.get(key, key)
+        known = instead in inspect.signature(Evaluator).parameters
+        advice = f"pass {instead}= instead" if known else "leave it out"
         raise ValueError(
             f"expected no collector_kwargs, got {key!r}: test episodes are collected by "
             f"tdcollect.EvaluationCollector; {advice}"
@@ -465,15 +466,11 @@ def _check_torchrl_only(
 _TORCHRL_ONLY = tuple(inspect.signature(_check_torchrl_only).parameters)[:-1]
 
 
-# Keyword arguments of TorchRL's collectors, and what takes their place.
+# Keyword arguments of TorchRL's collectors, and what takes their place; others keep their names.
 _INSTEAD = {
     "max_frames_per_traj": "max_steps",
     "trajs_per_batch": "num_trajectories",
-    "exploration_type": "exploration_type",
-    "device": "device",
     "policy_device": "device",
-    "init_fn": "init_fn",
-    "weight_sync_schemes": "weight_sync_schemes",
 }
 
 

@@ -24,6 +24,7 @@ from torchrl.envs import GymWrapper, SerialEnv
 
 import tdcollect
 from tdcollect import Evaluator
+from tdcollect.evaluation.evaluator import _TORCHRL_ONLY
 from tdcollect.threads import busy_threads
 
 from .. import forkserver
@@ -80,19 +81,13 @@ def offline(policy: Any, **settings: Any) -> tdcollect.EvaluationResult:
     return tdcollect.evaluate(Walk, policy, EPISODES, progress=False, **settings)
 
 
-WITHOUT_EFFECT = (
-    *("frames_per_batch", "collector_cls", "collector_kwargs", "weight_sync_schemes"),
-    "done_keys",
-)
-
-
 # --- the same as TorchRL's -----------------------------------------------------------------------
 
 
 def test_each_parameter_and_each_method_of_torchrls_is_one_of_ours() -> None:
     theirs = dict(inspect.signature(collectors.Evaluator).parameters)
     ours = inspect.signature(Evaluator).parameters
-    for name in WITHOUT_EFFECT:  # test_evaluator_arguments.py passes each
+    for name in _TORCHRL_ONLY:  # test_evaluator_arguments.py passes each
         theirs.pop(name, None)
     assert [*ours][: len(theirs)] == [*theirs]
     differing = {

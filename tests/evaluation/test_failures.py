@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -26,10 +25,8 @@ BROKEN = (1003, 1004, 1017)
 
 
 @pytest.fixture(autouse=True)
-def _unbroken() -> Iterator[None]:
-    Failing.failures.clear()
-    yield
-    Failing.failures.clear()
+def _unbroken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Failing, "failures", {})
 
 
 def by_index(env: Any, slots: int | None, **settings: Any) -> dict[int, Episode]:

@@ -290,26 +290,15 @@ def test_workers_and_the_evaluator_run_it_too(tmp_path: Path) -> None:
         evaluator.evaluate()
 
 
-SUITE = """
-[suite]
-name = "sly"
-version = 1
-episodes = 12
-[defaults]
-num_envs = 2
-[[tasks]]
-name = "walk"
-env = "tests.evaluation.envs:Walk"
-score = { low = 0.0, high = 20.0, source = "made up" }
-[[policies]]
-name = "sly"
-factory = "tests.evaluation.test_kept_state:made_sly"
-"""
-
-
 def test_a_suite_runs_it_for_each_evaluation(tmp_path: Path) -> None:
-    (tmp_path / "sly.toml").write_text(SUITE)
-    suite = Suite.read(tmp_path / "sly.toml")
+    here, score = "tests.evaluation", {"low": 0.0, "high": 20.0, "source": "made up"}
+    tables = {
+        "suite": {"name": "sly", "version": 1, "episodes": 12},
+        "defaults": {"num_envs": 2},
+        "tasks": [{"name": "walk", "env": f"{here}.envs:Walk", "score": score}],
+        "policies": [{"name": "sly", "factory": f"{here}.test_kept_state:made_sly"}],
+    }
+    suite = Suite.of(tables)
     found = suite.run(tmp_path / "out", progress=False)
     assert "is another one when it runs once more" in str(found.failures)
     found = suite.run(tmp_path / "all", progress=False, recheck=False)

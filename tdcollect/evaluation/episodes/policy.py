@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from inspect import getclosurevars
 from itertools import islice
 from types import FunctionType, GeneratorType, ModuleType
@@ -355,6 +356,7 @@ _DRAWING = (AdditiveGaussianModule, EGreedyModule)  # draw a spec's actions, or 
 _ALIGNMENT = 64  # bytes, of the memory that torch gives
 
 
+@dataclass(eq=False)
 class Inference:
     """Runs a policy on rows ``[N]``, in batches of a fixed size.
 
@@ -362,38 +364,30 @@ class Inference:
     and the last group is padded. If an operation of the policy rounds a row differently at another
     place in the batch, each slot is a group of its own, padded with copies.
 
-    Args:
+    Attributes:
         policy: a callable on TensorDicts, as a collector would call it.
         size: the batch size that the policy runs at.
         slots: N.
         batched: True if rows have the dimension N; False for one slot without it.
         device: the device that the policy runs on.
-
-    Attributes:
         left_out: the entries of the last outputs that are no dense tensors.
         streams: the random streams of the episodes in the slots.
     """
 
-    def __init__(
-        self,
-        policy: Callable[..., Any],
-        size: int,
-        slots: int,
-        batched: bool,
-        device: torch.device,
-    ):
-        self._policy = policy
-        self._size = size
-        self._slots = slots
-        self._batched = batched
-        self._device = device
-        self._mode = DrawByRow(size)
-        self.streams: list[torch.Generator | None] = [None] * slots
+    policy: Callable[..., Any]
+    size: int
+    slots: int
+    batched: bool
+    device: torch.device
+
+    def __post_init__(self) -> None:
+        self._mode = DrawByRow(self.size)
+        self.streams: list[torch.Generator | None] = [None] * self.slots
         self._program: Policy | None = None
         self.left_out: list[Key] = []
         # Whether each operation outside samplers draws random numbers, once known.
         self._drawing: dict[Call, bool] = {}
-        self._group = size  # the number of slots that run together
+        self._group = self.size  # the number of slots that run together
         self._on_rows = False  # whether the policy may run on the slots' rows as they are
         self._index: dict[int, torch.Tensor] = {}  # of the slots of a group, by its first one
 
@@ -404,7 +398,7 @@ class Inference:
     def __call__(self, rows: StepDict, active: Sequence[int]) -> None:
         """Run the policy and add its outputs to the rows; only the slots ``active`` matter."""
         streams = self.streams
-        if len(active) < self._slots:  # slots that are in flight draw nothing
+        if len(active) < self.slots:  # slots that are in flight draw nothing
             acting = set(active)
             streams = [s if slot in acting else None for slot, s in enumerate(streams)]
         if self._on_rows and self._lie_well(rows):
@@ -414,19 +408,19 @@ class Inference:
         program = self._program
         needed = rows.keys() if program is None or not program.straight else program.reads_first
         # What the policy needs, on its device: each entry crosses once.
-        given = StepDict((key, sent(rows[key], self._device)) for key in needed if key in rows)
+        given = StepDict((key, sent(rows[key], self.device)) for key in needed if key in rows)
         joined = StepDict()
-        for first in range(0, self._slots, self._group):
-            stop = min(first + self._group, self._slots)
+        for first in range(0, self.slots, self._group):
+            stop = min(first + self._group, self.slots)
             if not any(first <= slot < stop for slot in active):
                 continue
-            drawn = [*streams[first:stop], *[None] * (self._size - stop + first)]
+            drawn = [*streams[first:stop], *[None] * (self.size - stop + first)]
             outputs = self._run(self._padded(given, first, stop), drawn)
             for key, value in outputs.items():
-                value = value[: stop - first] if self._batched else value[0]
-                if stop - first < self._slots:
+                value = value[: stop - first] if self.batched else value[0]
+                if stop - first < self.slots:
                     if key not in joined:
-                        joined[key] = value.new_zeros((self._slots, *value.shape[1:]))
+                        joined[key] = value.new_zeros((self.slots, *value.shape[1:]))
                     joined[key][first:stop] = value
                 else:
                     joined[key] = value
@@ -449,10 +443,10 @@ class Inference:
         """
         index = self._index.get(first)
         if index is None:
-            slots = torch.arange(first, first + self._size).clamp(max=stop - 1)
-            index = self._index[first] = slots.to(self._device)
+            slots = torch.arange(first, first + self.size).clamp(max=stop - 1)
+            index = self._index[first] = slots.to(self.device)
         return StepDict(
-            (key, (value if self._batched else value.unsqueeze(0)).index_select(0, index))
+            (key, (value if self.batched else value.unsqueeze(0)).index_select(0, index))
             for key, value in given.items()
         )
 
@@ -466,10 +460,10 @@ class Inference:
         first = self._program is None
         if self._program is None:
             self._program = Policy(
-                self._policy,
+                self.policy,
                 given,
-                torch.Size([self._size]),
-                self._device,
+                torch.Size([self.size]),
+                self.device,
                 noise=RowNoise(self._mode),
             )
         self._mode.streams = streams
@@ -495,10 +489,10 @@ class Inference:
         for key in self.left_out:
             del written[key]
         for key, value in written.items() if first else ():
-            if value.shape[:1] != (self._size,):
+            if value.shape[:1] != (self.size,):
                 raise ValueError(
                     f"expected the policy's entry {key!r} to have a row for each row that it is "
-                    f"given, {self._size}, got one of shape {list(value.shape)}; return a tensor "
+                    f"given, {self.size}, got one of shape {list(value.shape)}; return a tensor "
                     "with the batch size in front"
                 )
         return written
@@ -516,15 +510,15 @@ class Inference:
 
     def probe(self, rows: StepDict) -> StepDict:
         """Run the policy on rows, and refuse it if an output row depends on other rows."""
-        size, device = self._size, self._device
-        leads = ((k, v[:1] if self._batched else v.unsqueeze(0)) for k, v in rows.items())
+        size, device = self.size, self.device
+        leads = ((k, v[:1] if self.batched else v.unsqueeze(0)) for k, v in rows.items())
         one = StepDict((key, value.to(device)) for key, value in leads)
         batch = StepDict((k, v.expand(size, *v.shape[1:]).clone()) for k, v in one.items())
-        with unchanged_buffers(self._policy):
+        with unchanged_buffers(self.policy):
             first = self._run(batch, [*map(stream, range(size))])
-            before = state_of(self._policy)
+            before = state_of(self.policy)
             again = self._run(batch, [*map(stream, range(size))])
-            after = state_of(self._policy)
+            after = state_of(self.policy)
         check_same(
             first,
             again,
@@ -532,7 +526,7 @@ class Inference:
             "no entry of the TensorDict, or draws random numbers that torch does not know of",
         )
         check_kept(before, after)
-        with unchanged_buffers(self._policy):
+        with unchanged_buffers(self.policy):
             alike = size == 1 or self._rows_are_alike(batch)
         self._group = size if alike else 1
         for place in {0, self._group - 1} if size > 1 else ():
@@ -540,7 +534,7 @@ class Inference:
             for key, value in one.items():
                 others[key][place] = value[0]
             streams = [stream(0 if row == place else size + row) for row in range(size)]
-            with unchanged_buffers(self._policy):
+            with unchanged_buffers(self.policy):
                 alone = self._run(others, streams)
             check_same(
                 StepDict((key, value[0]) for key, value in first.items()),
@@ -553,9 +547,9 @@ class Inference:
         self._on_rows = (
             self._program.straight  # type: ignore[union-attr]
             and not any(self._drawing.values())
-            and self._device.type == "cpu"
-            and self._batched
-            and self._slots == self._size == self._group
+            and self.device.type == "cpu"
+            and self.batched
+            and self.slots == self.size == self._group
         )
         return first
 
@@ -566,9 +560,9 @@ class Inference:
             for key, value in batch.items():
                 row = example(key, value[:1], seed)
                 given[key] = row.expand_as(value).clone()
-            watching = LikeRows(self._size)
+            watching = LikeRows(self.size)
             try:
-                self._run(given, [stream(seed) for _ in range(self._size)], watching)
+                self._run(given, [stream(seed) for _ in range(self.size)], watching)
             except NotReproducibleError:
                 raise
             except Exception:  # it refuses made-up rows: nothing is known of them

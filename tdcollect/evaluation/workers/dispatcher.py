@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import chain
 from typing import Any, Generic, TypeVar
 
-from tdcollect.display import count_text, one_line
+from tdcollect.display import count_text
 from tdcollect.evaluation.episodes.actions import GROUPS
 from tdcollect.evaluation.episodes.data import Finished
 from tdcollect.evaluation.ledger import (
@@ -100,9 +100,6 @@ class Evaluation:
     def about(self) -> dict[str, Any]:
         """The env and what runs it, for the notes on a run."""
         return {"env": self.env, "threads": self.threads}
-
-    def __repr__(self) -> str:
-        return one_line(self, self.env or "not opened")
 
 
 Event = tuple[Evaluation, Finished | Exception | None]
@@ -218,7 +215,7 @@ class Dispatcher:
         self._states.clear()
         while not self._states:
             if not self._schedule.seats_at(work):
-                self._schedule.put(0, work)  # all have been lost since
+                self._schedule.seats[0] = Seat(work)  # all have been lost since
                 self._open(self.workers.crew.get(0) or self.workers.start(0), work)
             ready = [r for r, seat in self._schedule.seats_at(work).items() if seat.opened]
             if ready and self.workers.crew[min(ready)] is not asked:
@@ -468,12 +465,8 @@ class Schedule(Generic[Key]):
         if waiting:
             # In the order in which they were added, unless somebody is at each.
             at = min(waiting, key=lambda n: (staff[n] > 0, -self.queues[n].left / (1 + staff[n])))
-            self.put(rank, at)
+            self.seats[rank] = Seat(at)
         return self.seats.get(rank)
-
-    def put(self, rank: int, evaluation: Key) -> None:
-        """Put a worker at an evaluation, whatever there is to run."""
-        self.seats[rank] = Seat(evaluation)
 
     def hand_out(self, rank: int, slots: int) -> list[int]:
         """Return further episodes for a worker with so many slots; none if it has enough."""

@@ -171,9 +171,6 @@ class Worker(ABC):
     def name(self) -> str:
         return f"worker {self.rank} ({self.where})"
 
-    def __repr__(self) -> str:
-        return one_line(self, self.name)
-
 
 class Workers(ABC):
     """Workers for test episodes, :class:`tdcollect.LocalWorkers` or :class:`tdcollect.RayWorkers`.

@@ -406,9 +406,9 @@ def check_model_ids(ids: Iterable[Any], what: str) -> None:
 
 def snapshot(source: Any, model_id: str) -> bytes:
     """Return the weights of a module or TensorDict as they are now, pickled."""
-    states = extra_states(source) if isinstance(source, nn.Module) else {}
+    states: dict[str, Any] = {}
     if isinstance(source, nn.Module):
-        source = TensorDict.from_module(source)
+        states, source = extra_states(source), TensorDict.from_module(source)
     if not isinstance(source, TensorDictBase):
         raise TypeError(
             f"expected the weights of {model_id!r} to be a module or a TensorDict, got "

@@ -214,14 +214,10 @@ class Answering:
             name = str(evaluation.manifest["env"]["id"])
             self._folder.note(point, name, lambda: dispatcher.policy_state(evaluation))
         custom = {} if self._metrics_fn is None else custom_metrics(self._metrics_fn, data)
-        return Answer(
-            pickle.dumps((result.manifest, result.episodes, result.errors)),
-            result.directory,
-            metrics_of(point, result.returns, pace, custom, self._setup.log_prefix),
-            point,
-            None if self._folder is None else self._folder.best,
-            dispatcher.lost,
-        )
+        metrics = metrics_of(point, result.returns, pace, custom, self._setup.log_prefix)
+        records = pickle.dumps((result.manifest, result.episodes, result.errors))
+        best = None if self._folder is None else self._folder.best
+        return Answer(records, result.directory, metrics, point, best, dispatcher.lost)
 
     def close(self) -> None:
         self._workers.close()

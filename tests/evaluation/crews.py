@@ -77,8 +77,4 @@ def descendants(pid: int) -> list[int]:
 
 def open_files() -> set[str]:
     """The files that this process has open, without those that are opened to look."""
-    return {os.readlink(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd") if _is_open(n)}
-
-
-def _is_open(number: str) -> bool:
-    return os.path.lexists(f"/proc/self/fd/{number}")
+    return {os.readlink(file) for file in Path("/proc/self/fd").iterdir() if os.path.lexists(file)}

@@ -32,7 +32,7 @@ from ..docs.test_docs import blocks_of
 from ..workers.test_process_exit import gone
 from . import envs, policies
 from .ledgers import contents
-from .test_workers import Slow
+from .test_workers import Slow, interrupted_after
 
 ray: Any = pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
 
@@ -49,34 +49,25 @@ drawn = policies.categorical
 run = partial(quiet, envs.Walk, episodes=20)
 
 
+@pytest.mark.usefixtures("small_reports")
 def test_interrupted_and_resumed_the_files_are_those_of_one_process(
     workers: RayWorkers, tmp_path: Path
 ) -> None:
     """With the data of episodes; those that are kept in memory are the same, too."""
-    policy, add = policies.recurrent(LSTMModule), Directory.add
+    policy = policies.recurrent(LSTMModule)
     go_on = partial(run, policy, keep_trajectories=True)
     go_on(output_dir=tmp_path / "one")
-
-    def adds(self: Directory, *arguments: Any) -> None:
-        add(self, *arguments)
-        if lines_of(tmp_path / "ray") == 10:
-            raise KeyboardInterrupt
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Directory, "add", adds)
+        interrupted_after(10, patch)
         with pytest.raises(KeyboardInterrupt):
             go_on(output_dir=tmp_path / "ray", workers=workers)
-    assert lines_of(tmp_path / "ray") == 10
+    assert (tmp_path / "ray" / "episodes.jsonl").read_bytes().count(b"\n") == 10
     go_on(output_dir=tmp_path / "ray", workers=workers)
     assert contents(tmp_path / "ray") == contents(tmp_path / "one")
     assert '"kind": "ray"' in (tmp_path / "ray" / "run.json").read_text()
     here, there = (go_on(episodes=[0, 7], workers=crew).trajectory(7) for crew in (None, workers))
     for key, value in here.items(True, True):
         assert torch.equal(value, there[key]), key
-
-
-def lines_of(path: Path) -> int:
-    return (path / "episodes.jsonl").read_bytes().count(b"\n")
 
 
 def test_workers_run_beside_no_thread_of_ray(workers: RayWorkers) -> None:

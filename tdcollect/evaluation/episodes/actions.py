@@ -331,11 +331,7 @@ def _rows_together(actions: _Actions, env: GymnasiumEnv, seed: int, slots: int) 
     (buffers,) = env.allocate(1)
     raw = buffers.raw
     views = {"/".join(e.path): b for e, b in zip(stepper.entries, buffers.entries, strict=True)}
-    views |= {
-        keys.REWARD: raw.reward,
-        keys.TERMINATED: raw.terminated,
-        keys.TRUNCATED: raw.truncated,
-    }
+    views |= {name: getattr(raw, name) for name in (keys.REWARD, keys.TERMINATED, keys.TRUNCATED)}
     stepper.reset(running, buffers, seeds=[seed + slot for slot in running])
     for step in range(_STEPS):
         ends = bool(buffers.done[0])

@@ -360,14 +360,8 @@ class EvaluationCollector:
             exact = exact_reward_of(self.env)
             env = by_episodes(plan_for(self.env, exact), self.env, exact)
         slots = env.batch_size.numel()
-        inference = Inference(
-            self._policy,
-            self.settings.inference_batch_size,
-            slots,
-            bool(env.batch_size),
-            self.device,
-        )
-        dims = len(env.batch_size)
+        dims, size = len(env.batch_size), self.settings.inference_batch_size
+        inference = Inference(self._policy, size, slots, bool(dims), self.device)
         assembly = Assembly(self.env, dims, self.returns, self.episode_seeds, keep_trajectories)
         actions = ActionCheck(self.env, dims)
         policy = self._policy

@@ -262,28 +262,22 @@ def _lacks_memory(error: Exception) -> bool:
 def _open(
     jobs: dict[str, EvaluationCollector], message: Open, beat: Callable[[], None]
 ) -> Iterator[Answer]:
-    collector = jobs.pop(message.key, None)
+    turn, key = message.turn, message.key
+    collector = jobs.pop(key, None)
     if collector is None:
         assert message.job is not None  # else the driver knows that it is held here
         while len(jobs) >= MOST_HELD:
             jobs.pop(next(iter(jobs))).close()
         collector = unpickled(message.job).open()
-    jobs[message.key] = collector  # the latest last
+    jobs[key] = collector  # the latest last
     if message.weights is not None:
         set_weights(collector, message.weights)
     if message.verdict is None:
-        yield Probing(message.turn, message.key, message.skipped)
+        yield Probing(turn, key, message.skipped)
     verdict = collector.prepare(message.verdict, beat, message.skipped)
     assert verdict is not None
-    yield Opened(
-        message.turn,
-        message.key,
-        subject(collector),
-        verdict,
-        collector.slots,
-        repr(collector.base),
-        torch.get_num_threads(),
-    )
+    env, threads = repr(collector.base), torch.get_num_threads()
+    yield Opened(turn, key, subject(collector), verdict, collector.slots, env, threads)
 
 
 def _state(policy: Any) -> dict[str, Any]:

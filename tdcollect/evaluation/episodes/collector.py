@@ -271,19 +271,16 @@ class EvaluationCollector:
 
     @contextmanager
     def _apart(self) -> Iterator[GlobalRandomness]:
-        settings = self.settings
+        settings, slots = self.settings, self._opened.slots
+        transforms = transforms_of(self.env) if slots is None else slots.transforms
         with (
             evaluating(),
             with_threads(settings.inference_threads),
             in_eval_mode(self.policy if settings.eval_mode else None),
-            isolated(self._transforms(), settings.exploration_type) as randomness,
+            isolated(transforms, settings.exploration_type) as randomness,
             at_batch_size(self.policy, self.env, settings.inference_batch_size),
         ):
             yield randomness
-
-    def _transforms(self) -> list[Transform]:
-        slots = self._opened.slots
-        return transforms_of(self.env) if slots is None else slots.transforms
 
     def prepare_envs(self, prepare: Callable[[EnvBase], None]) -> None:
         """Call a function on each env of ours, and again on each that is built anew."""

@@ -253,10 +253,8 @@ class _Actors:
                 f"for {_ALONE:g} s: those that ran workers have gone. Once there are others, the "
                 "same call goes on with the episodes that have not ended"
             )
-        if now > self._say_at:
+        if waiting and now > self._say_at:
             self._say_at = math.inf
-            if not waiting:
-                return
             free = ray.available_resources()
             warn(
                 f"{count_text(len(waiting), 'worker')} of {len(self._by_rank)} wait for a place in "

@@ -48,7 +48,6 @@ from tdcollect.envs.backends import SerialBackend
 from tdcollect.envs.beside import Parts, SlotSettings, described, make_slot, parts_of_made, repeated
 from tdcollect.envs.process.backend import ProcessBackend
 from tdcollect.envs.slots import Can, Stepper
-from tdcollect.envs.spaces import Bookkeeping
 from tdcollect.envs.traits import NotKnown, base_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.randomness import global_states
@@ -447,8 +446,7 @@ def _env_of_slots(
     try:
         if parts.plan.entries:
             backend.read_info({e.key: np.zeros(e.shape, e.dtype) for e in parts.plan.entries})
-        stepper = Stepper(backend, name=parts.name)
-        env = GymnasiumEnv(stepper, batched=True, device=device)
+        env = GymnasiumEnv(Stepper(backend, name=parts.name), batched=True, device=device)
         count = len(factories)
         env.observation_spec = _on(parts.observation_spec, env.device).expand(count)
         env.full_action_spec = _on(parts.action_spec, env.device).expand(count)
@@ -683,8 +681,7 @@ def _make(env: EnvBase, singles: Sequence[GymWrapper]) -> GymnasiumEnv:
     name = type(backend.envs[0]).__name__ if backend.spec is None else str(backend.spec.id)
 
     def over(batched: bool) -> GymnasiumEnv:
-        stepper = Stepper(backend, Bookkeeping(), name=name)
-        return GymnasiumEnv(stepper, batched=batched, device=env.device)
+        return GymnasiumEnv(Stepper(backend, name=name), batched=batched, device=env.device)
 
     one = over(batched=False)
     for single in singles:

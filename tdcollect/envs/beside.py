@@ -39,7 +39,7 @@ from tdcollect._upstream.torchrl import (
 )
 from tdcollect.envs.process.values import InfoEntry, limits
 from tdcollect.envs.spaces import SpaceCodec, by_name, compose, key_of, observation_name
-from tdcollect.envs.traits import TRAITS, NotKnown, flat_transforms, runs_once, traits_of
+from tdcollect.envs.traits import TRAITS, NotKnown, base_of, runs_once, traits_of, transforms_of
 from tdcollect.randomness import global_states, set_global_states
 
 
@@ -89,10 +89,8 @@ def parts_of_made(
 def _parts_of(env: EnvBase, known: Sequence[type[EnvBase]]) -> Parts:
     """Take an env apart; its transforms are cloned."""
     _ = env.specs  # transforms note their entries when the specs are made
-    base, transforms = env, []
-    if type(env) is TransformedEnv:
-        base, transforms = env.base_env, flat_transforms(env.transform)
-    direct = _check_base(base, known)
+    base, transforms = env.base_env if type(env) is TransformedEnv else env, transforms_of(env)
+    is_plain = _check_base(base, known)
     for transform in transforms:
         trait = traits_of(transform)
         if trait is None or not trait.beside:
@@ -100,17 +98,17 @@ def _parts_of(env: EnvBase, known: Sequence[type[EnvBase]]) -> Parts:
     count = 1 + max((i for i, t in enumerate(transforms) if not runs_once(t)), default=-1)
     beside, lifted = transforms[:count], transforms[count:]
     ends = [t for t in beside if type(t) is T.EndOfLifeTransform]
+    written = [key for end in ends for key in end.out_keys]
     direct = (
-        direct
+        is_plain
         and all(type(t) in (T.NoopResetEnv, T.EndOfLifeTransform) for t in beside)
         and len(ends) <= 1
         and all(end.done_key == keys.DONE for end in ends)
-        and all(isinstance(key, str) for end in ends for key in end.out_keys)
+        and all(isinstance(key, str) for key in written)
+        and _is_read_alike(base, written)
     )
     inner = env if not lifted else _beside_env(base, [t.clone() for t in beside])
     _check_specs(inner, base)
-    written = [key for end in ends for key in end.out_keys]
-    direct = direct and _is_read_alike(base, written)
     boxes: list[InfoEntry] = []
     if direct:
         entries = [_info_entry(key, inner) for key in written]
@@ -290,9 +288,7 @@ class SlotEnv(gym.Wrapper[Any, Any, Any, Any]):
         with self._own_states():
             self._made = create(**kwargs)
             _ = self._made.specs
-        base, transforms = self._made, []
-        if isinstance(base, TransformedEnv):
-            base, transforms = base.base_env, flat_transforms(base.transform)
+        base, transforms = base_of(self._made), transforms_of(self._made)
         self._base: Any = base
         beside, self._lifted = transforms[: plan.beside], transforms[plan.beside :]
         self._inner = self._made
@@ -378,8 +374,8 @@ class _DirectSlot(SlotEnv):
         if any(type(transform) is T.NoopResetEnv for transform in self._beside):
             self._recorder = _Recorder(self.env)
             set_wrapped_env(self._base, self._recorder)
-        ends = [t for t in self._beside if type(t) is T.EndOfLifeTransform]
-        self._end: Any = ends[0] if ends else None
+        ends = (t for t in self._beside if type(t) is T.EndOfLifeTransform)
+        self._end: Any = next(ends, None)
         self._lives: Any = 0
         if self._end is not None:
             self._read_lives = attrgetter(".".join(self._end.eol_attribute))

@@ -156,8 +156,7 @@ def _is_client() -> bool:
 def _gcs_address() -> str:
     import ray
 
-    address: str = ray.get_runtime_context().gcs_address
-    return address
+    return ray.get_runtime_context().gcs_address
 
 
 def _resolved(address: str) -> Any:

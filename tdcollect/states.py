@@ -79,8 +79,7 @@ def _put(tensor: torch.Tensor, tensors: dict[str, torch.Tensor]) -> Any:
 def _get(where: Any, tensors: Mapping[str, Any]) -> torch.Tensor:
     if isinstance(where, list):
         return torch.zeros(where[0], dtype=getattr(torch, where[1]))
-    tensor: torch.Tensor = tensors[str(where)]
-    return tensor.detach().clone()
+    return tensors[str(where)].detach().clone()
 
 
 def _decode(form: Any, tensors: Mapping[str, Any]) -> Any:

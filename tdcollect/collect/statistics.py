@@ -383,6 +383,7 @@ class Statistics:
     def __repr__(self) -> str:
         if not self.on:
             return one_line(self, "off")
+        self._check()
         if self._latest is None:
             return one_line(self, "nothing collected yet")
         return one_line(self, f"latest {self._latest!r}", f"window {self._window!r}")
@@ -391,8 +392,9 @@ class Statistics:
         return html_text(str(self))
 
     def __str__(self) -> str:
+        line = repr(self)
         if self._latest is None:
-            return repr(self)
+            return line
         parts = [("latest collection", _lines(self._latest)), ("lifetime", _lines(self._lifetime))]
         last = [f"returns   {self._window.return_stats}", f"lengths   {self._window.length_stats}"]
         if self._window.episodes:

@@ -134,8 +134,7 @@ def seeded(
     np.random.seed(numpys)  # noqa: NPY002  envs may draw from it
     random.seed(pythons)
     first = envs if env_seed is None else env_seed
-    following: int = collector.set_seed(first, static_seed=static_seed)
-    return following
+    return collector.set_seed(first, static_seed=static_seed)
 
 
 def set_version(collector: Any, version: int) -> None:
@@ -212,18 +211,16 @@ class WorkerMethods:
         threading.Thread(target=answer, name="tdcollect-reports", daemon=True).start()
 
 
+@dataclass(eq=False)
 class InnerCollector:
     """Makes the collector of a worker: given to TorchRL in the place of a class, and pickled.
 
     Each worker has a number that its trajectory ids begin with, and a channel for its reports.
     """
 
-    def __init__(
-        self, cls: type[Collector], numbers: Sequence[int], channels: Sequence[Connection]
-    ):
-        self.cls = cls
-        self.numbers = numbers
-        self.channels = channels
+    cls: type[Collector]
+    numbers: Sequence[int]
+    channels: Sequence[Connection]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """A collector, in a worker."""
@@ -467,14 +464,6 @@ class MergedStatistics(Statistics):
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """TorchRL's counters: frames, batches, workers and so on."""
         return self._progress(*args, **kwargs)
-
-    def __repr__(self) -> str:
-        self._check()
-        return super().__repr__()
-
-    def __str__(self) -> str:
-        self._check()
-        return super().__str__()
 
 
 def merged_states(

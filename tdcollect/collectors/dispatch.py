@@ -107,8 +107,7 @@ def _batch_size(env: Any, env_kwargs: Any) -> torch.Size:
     env_kwargs = env_kwargs or {}
     made = env(**(env_kwargs if isinstance(env_kwargs, Mapping) else env_kwargs[0]))
     made.close()
-    batch_size: torch.Size = made.batch_size
-    return batch_size
+    return made.batch_size
 
 
 def check_on_worker_lost(on_worker_lost: Any, options: Mapping[str, Any]) -> None:

@@ -343,12 +343,12 @@ class DistributedWorkers(Asking):
         jobs = self._local_jobs
         for worker in [] if self._links is None else self._links.lost():
             if not jobs:
-                return self._on_record(worker, "has ended its connection")
+                return self._on_record(worker, "unknown", "has ended its connection")
             jobs[worker].join(1.0)
         for worker, job in enumerate(jobs):
             job.join(patience)
             if not job.is_alive():
-                return self._on_record(worker, ending(job.exitcode))
+                return self._on_record(worker, job.pid, ending(job.exitcode))
         return None
 
     def _any_failed(self) -> bool:
@@ -369,8 +369,7 @@ class DistributedWorkers(Asking):
             data[TRAJ_IDS] = self._torchrl.received[TRAJ_IDS].clone()
         return data
 
-    def _on_record(self, worker: int, how: str) -> LostWorker:
-        pid = self._local_jobs[worker].pid if self._local_jobs else "unknown"
+    def _on_record(self, worker: int, pid: Any, how: str) -> LostWorker:
         return self._lost_worker(worker, pid, how, self._torchrl.frames_per_worker)
 
     def shutdown(self, timeout: float | None = None) -> None:

@@ -290,7 +290,6 @@ class Guard:
         self._since = [time.monotonic()] * len(procs)
         self._in_a_row = [0] * len(procs)
         self._error: WorkerLostError | None = None
-        self._raises_in_main = False
         self._previous: Any = None
         self._handler: Any = None
         self._wake, self._sleep = multiprocessing.Pipe(duplex=False)
@@ -372,9 +371,8 @@ class Guard:
 
         As torch's DataLoader does it: by a handler of SIGCHLD, which calls the one before it.
         """
-        if self._raises_in_main or self._replace is not None or not _can_signal():
+        if self._handler is not None or self._replace is not None or not _can_signal():
             return
-        self._raises_in_main = True
         previous, itself = signal.getsignal(_SIGNAL), weakref.ref(self)
 
         def handler(number: int, frame: Any) -> None:
@@ -395,7 +393,7 @@ class Guard:
                 return False
             with suppress(ValueError):  # of a process that a shutdown closes meanwhile
                 self._look()
-            if self._error is not None and self._raises_in_main:
+            if self._error is not None and self._handler is not None:
                 signal.pthread_kill(threading.main_thread().ident or 0, _SIGNAL)
             return self._error is None
 
@@ -406,7 +404,7 @@ class Guard:
         self.closed = True
         with suppress(OSError):
             self._sleep.close()  # the thread finds its end closed
-        if self._raises_in_main and _can_signal() and signal.getsignal(_SIGNAL) is self._handler:
+        if self._handler and _can_signal() and signal.getsignal(_SIGNAL) is self._handler:
             signal.signal(_SIGNAL, self._previous or signal.SIG_DFL)
 
 

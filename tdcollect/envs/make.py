@@ -338,9 +338,9 @@ def _factories(
         unchecked = partial(factory, **{"disable_env_checker": True, **kwargs})
         factories[1:] = [unchecked] * (slots - 1)
     if resumable:
-        from tdcollect.envs.process.resumable import Resumable
+        from tdcollect.envs.process.resumable import make_resumable
 
-        return [Resumable(make, history=resumable == "history") for make in factories]
+        return [partial(make_resumable, make, resumable == "history") for make in factories]
     return factories
 
 

@@ -109,8 +109,7 @@ class Connection:
 
 def packed(value: Any) -> bytes:
     """A value to be sent, classes of the main program included."""
-    pickled: bytes = cloudpickle.dumps(value)
-    return pickled
+    return cloudpickle.dumps(value)
 
 
 _LENGTH = struct.Struct("<Q")

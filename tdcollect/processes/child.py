@@ -348,8 +348,7 @@ class Template:
         if not answer:
             return None
         self._is_up = True
-        value: int = _MESSAGE.unpack(answer)[1]
-        return value
+        return _MESSAGE.unpack(answer)[1]
 
 
 class FromTemplate(Child):

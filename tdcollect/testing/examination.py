@@ -28,7 +28,7 @@ from tdcollect.envs.differences import (
     row_mismatch,
     shown,
 )
-from tdcollect.envs.process.resumable import Resumable
+from tdcollect.envs.process.resumable import make_resumable
 from tdcollect.envs.process.worker import old_api
 from tdcollect.envs.spaces import SpaceCodec
 from tdcollect.randomness import GlobalRandomness
@@ -312,7 +312,7 @@ class Examination(GymnasiumPlayer):
 
     def why_not_resumed(self, history: bool) -> str | None:
         """Return the reason that a new env cannot take over from a used one; None if it can."""
-        make = Resumable(self.make, history)
+        make = partial(make_resumable, self.make, history)
         with closing(make()) as env, closing(make()) as other:
             steps = min(COMPARED_STEPS, self.affordable_steps())
             first = list(islice(self.rows(env, self.seed), steps))

@@ -13,7 +13,7 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
 from tdcollect import make_env
-from tdcollect.envs.process.resumable import Resumable, ResumableEnv, digest
+from tdcollect.envs.process.resumable import ResumableEnv, digest, make_resumable
 from tdcollect.states import pack, unpack
 
 pytestmark = pytest.mark.behaviour(29)
@@ -53,7 +53,7 @@ def brought(
     make: Callable[[], gym.Env[Any, Any]], steps: int, history: bool = False, **start: Any
 ) -> tuple[str | None, Any, Any]:
     """The reason why a state was not restored, if any, and the next data of both envs."""
-    env, other = Resumable(make, history)(), Resumable(make, history)()
+    env, other = make_resumable(make, history), make_resumable(make, history)
     env.action_space.seed(0)
     env.reset(**start)
     outcomes = [env.step(env.action_space.sample()) for _ in range(steps)]
@@ -98,7 +98,7 @@ class Leaky(Any_):
 
 
 def test_what_depends_on_episodes_before_is_found_out() -> None:
-    env, other = (Resumable(partial(Leaky, Discrete(2)))() for _ in range(2))
+    env, other = (make_resumable(partial(Leaky, Discrete(2))) for _ in range(2))
     for _ in range(3):
         env.reset()
     other.reset()
@@ -110,7 +110,7 @@ def test_what_depends_on_episodes_before_is_found_out() -> None:
 
 
 def test_history_brings_back_what_depends_on_episodes_before() -> None:
-    env, other = (Resumable(partial(Leaky, Discrete(2)), history=True)() for _ in range(2))
+    env, other = (make_resumable(partial(Leaky, Discrete(2)), history=True) for _ in range(2))
     other.reset()
     for length in (2, 0, 3):
         env.reset()
@@ -119,16 +119,16 @@ def test_history_brings_back_what_depends_on_episodes_before() -> None:
     assert other.load_state(unpack(pack(env.save_state()))) is None
     assert digest(env.step(0)[0]) == digest(other.step(0)[0])
     # And from there on to a third, with the history of both.
-    third = Resumable(partial(Leaky, Discrete(2)), history=True)()
+    third = make_resumable(partial(Leaky, Discrete(2)), history=True)
     third.reset()
     assert third.load_state(other.save_state()) is None
     assert digest(third.reset()[0]) == digest(other.reset()[0])
 
 
 def test_history_needs_a_new_env_and_a_reset() -> None:
-    env = Resumable(partial(Leaky, Discrete(2)), history=True)()
+    env = make_resumable(partial(Leaky, Discrete(2)), history=True)
     one = Leaky(Discrete(2))
-    other = Resumable(lambda: one, history=True)()
+    other = make_resumable(lambda: one, history=True)
     assert other.load_state(env.save_state()) == "it was not reset, or its reset failed"
     env.reset()
     other.reset()

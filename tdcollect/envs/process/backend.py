@@ -229,8 +229,7 @@ class ProcessBackend(Backend):
         if slot not in self._stepped:
             return {}
         holder = [process for process in self._pool.processes if slot in process.slots]
-        info: Mapping[str, Any] = self._pool.call("latest_info", slot, processes=holder)[0]
-        return info
+        return self._pool.call("latest_info", slot, processes=holder)[0]
 
     def rebuild(self, slots: Sequence[int]) -> list[int]:
         """Make envs anew; all those of a worker that was lost come back together."""
@@ -278,10 +277,7 @@ class ProcessBackend(Backend):
         return found
 
     def sample_info(self) -> Mapping[str, Any]:
-        info: Mapping[str, Any] = self._pool.call(
-            "sample_info", processes=self._pool.processes[:1]
-        )[0]
-        return info
+        return self._pool.call("sample_info", processes=self._pool.processes[:1])[0]
 
     def attributes(self, name: str) -> list[Any]:
         found = self._found("look_up", None, name)

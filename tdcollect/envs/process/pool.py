@@ -185,14 +185,13 @@ class WorkerPool:
         if self.method == "fork":
             return None
         try:
-            pickled: bytes = cloudpickle.dumps(self._factories[slots.start : slots.stop])
+            return cloudpickle.dumps(self._factories[slots.start : slots.stop])
         except Exception as error:
             raise TypeError(
                 "expected an env that can be sent to a worker process, got one that cannot be "
                 f"pickled ({error}); make inside the callable what it needs, or use "
                 "start_method='fork'"
             ) from error
-        return pickled
 
     def _launch(self, index: int, slots: range, pickled: bytes | None) -> Asked:
         """Start a worker, in the place of another if there is one, and have it make its envs."""

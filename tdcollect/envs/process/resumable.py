@@ -192,23 +192,19 @@ class _Episode(NamedTuple):
     actions: Any
 
 
-class Resumable:
-    """Makes envs of a factory whose state can be saved, with or without all of their episodes."""
+def make_resumable(factory: Callable[[], Any], history: bool = False) -> Any:
+    """A factory's env, whose state can be saved, with or without all of its episodes.
 
-    def __init__(self, factory: Callable[[], Any], history: bool = False):
-        self._factory = factory
-        self._history = history
-
-    def __call__(self) -> Any:
-        """A new env; any other object of the factory is passed on, for its caller to refuse."""
-        env = self._factory()
-        if not isinstance(env, gym.Env):
-            return env
-        made = getattr(env, _MARK, None)  # the same again, for its caller to see
-        if made is None:
-            made = ResumableEnv(env, self._factory if self._history else None)
-            setattr(env, _MARK, made)
-        return made
+    Any other object of the factory is passed on, for the caller to refuse.
+    """
+    env = factory()
+    if not isinstance(env, gym.Env):
+        return env
+    made = getattr(env, _MARK, None)  # the same again, for the caller to see
+    if made is None:
+        made = ResumableEnv(env, factory if history else None)
+        setattr(env, _MARK, made)
+    return made
 
 
 def _generator_state(env: gym.Env[Any, Any]) -> Mapping[str, Any] | None:

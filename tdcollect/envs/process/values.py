@@ -57,8 +57,7 @@ def unstack(value: Any, count: int) -> Sequence[Any]:
         return [{name: part[i] for name, part in parts.items()} for i in range(count)]
     if isinstance(value, tuple):
         return list(zip(*(unstack(part, count) for part in value), strict=True))
-    unstacked: Sequence[Any] = value
-    return unstacked
+    return value
 
 
 # --- numbers -----------------------------------------------------------------------------------

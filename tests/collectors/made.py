@@ -50,16 +50,6 @@ def noisy(noise: float = 0.0) -> TensorDictModule:
     return TensorDictModule(Noisy(noise), ["observation"], ["action"])
 
 
-class Leaning(nn.Module):
-    """A policy without weights whose rows do not depend on each other."""
-
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Push where the pole leans."""
-        left = tensordict["observation"][..., 2] < 0
-        tensordict["action"] = torch.stack([left, ~left], -1).long()
-        return tensordict
-
-
 def batches(collector: Any, count: int) -> list[TensorDictBase]:
     """So many batches of a collector that goes on."""
     stream = iter(collector)

@@ -32,7 +32,7 @@ from tdcollect.envs.adopted import chain
 
 from ..collect.mocks import ENVS
 from ..collect.oracle import UPSTREAM
-from .made import Leaning, assert_same, batches, cartpole, drawing, ending, two_slots
+from .made import assert_same, batches, cartpole, drawing, ending, noisy, two_slots
 
 pytestmark = pytest.mark.filterwarnings(UPSTREAM)
 
@@ -89,7 +89,7 @@ def test_one_worker_is_one_collector() -> None:
 
 def test_envs_of_torchrl_keep_its_chain_of_seeds() -> None:
     env = partial(GymEnv, "CartPole-v1")
-    with ending(MultiSyncCollector([env] * 2, Leaning(), frames_per_batch=8)) as collector:
+    with ending(MultiSyncCollector([env] * 2, noisy(), frames_per_batch=8)) as collector:
         assert collector.set_seed(7) == chain(7, 3)[-1]
         (batch,) = batches(collector, 1)
         expected = [first_observations(range(seed, seed + 1))[0] for seed in chain(7, 2)]
@@ -203,20 +203,20 @@ def test_refused_before_a_worker_starts(
     cls: Any, envs: Any, options: dict[str, Any], error: type[Exception], text: str
 ) -> None:
     with pytest.raises(error, match=text):
-        cls(envs, Leaning(), **{"frames_per_batch": 8, **options})
+        cls(envs, noisy(), **{"frames_per_batch": 8, **options})
 
 
 def test_a_shared_buffer_of_one_dimension_is_refused() -> None:
     buffer = ReplayBuffer(storage=LazyTensorStorage(100), shared=True)
     text = r"got ndim=1; make it LazyTensorStorage\(max_size, ndim=2"
     with pytest.raises(ValueError, match=text):
-        MultiSyncCollector([two_slots], Leaning(), frames_per_batch=8, replay_buffer=buffer)
+        MultiSyncCollector([two_slots], noisy(), frames_per_batch=8, replay_buffer=buffer)
 
 
 def test_single_is_ours_and_arguments_are_given_once() -> None:
     def made(**options: Any) -> Any:
         both = {"num_collectors": 1, "sync": True, "backend_options": options}
-        return Collector(two_slots, Leaning(), frames_per_batch=8, **both)
+        return Collector(two_slots, noisy(), frames_per_batch=8, **both)
 
     with ending(made(collector_class="single")) as collector:
         assert type(collector) is MultiSyncCollector
@@ -285,7 +285,7 @@ def test_async_batched_collector_takes_single_envs() -> None:
         assert next(iter(collector)).shape == (16,)
         assert repr(collector) == "AsyncBatchedCollector(2 envs, frames_per_batch=16)"
     with pytest.raises(ValueError, match=r"got one of 2 slots; leave num_envs out of make_env"):
-        AsyncBatchedCollector([two_slots] * 2, policy=Leaning(), frames_per_batch=16)
+        AsyncBatchedCollector([two_slots] * 2, policy=noisy(), frames_per_batch=16)
 
 
 def test_signatures_show_the_arguments_by_name() -> None:

@@ -8,12 +8,11 @@ import pickle
 import subprocess
 import sys
 import time
+from functools import partial
 from typing import Any
 
-import gymnasium as gym
 import pytest
 import torch
-from tensordict import TensorDictBase
 from torchrl._utils import _check_for_faulty_process
 from torchrl.data import LazyTensorStorage, ReplayBuffer
 
@@ -23,7 +22,8 @@ from tdcollect.collectors.asking import LostWorker, LostWorkers, facts_of
 from tdcollect.processes import child
 
 from ..collect.oracle import UPSTREAM
-from .made import Leaning, batches, drawing, ending, kill, two_slots, wait_until
+from ..zoo.process_envs import Odd
+from .made import batches, drawing, ending, kill, two_slots, wait_until
 
 pytestmark = pytest.mark.filterwarnings(UPSTREAM)
 
@@ -36,6 +36,11 @@ def made(cls: Any, **options: Any) -> Any:
 
 def shared() -> ReplayBuffer:
     return ReplayBuffer(storage=LazyTensorStorage(2_000, ndim=2), shared=True)
+
+
+def odd(what: str) -> Any:
+    """Makes two envs that misbehave at their second step."""
+    return partial(make_env, partial(Odd, what), 2)
 
 
 def assert_names(error: WorkerLostError, worker: int, pid: int) -> None:
@@ -103,19 +108,9 @@ def test_a_death_at_the_start_is_named() -> None:
         MultiSyncCollector([two_slots, dies], drawing(), frames_per_batch=64)
 
 
-class Fails(Leaning):
-    """Fails at its ninth call."""
-
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        self.calls = getattr(self, "calls", 0) + 1
-        if self.calls > 8:
-            raise ZeroDivisionError("by nothing")
-        return super().forward(tensordict)
-
-
 def test_the_error_of_a_worker_is_in_the_message() -> None:
-    collector = MultiSyncCollector([two_slots], Fails(), frames_per_batch=64)
-    text = r"worker 0 .* ended with exit code 1 after ZeroDivisionError: by nothing; the other"
+    collector = MultiSyncCollector([odd("raise_")], None, frames_per_batch=64)
+    text = r"worker 0 .* exit code 1 after SlotError: the env failed in .* the cart; the other"
     with pytest.raises(WorkerLostError, match=text):
         batches(collector, 2)
     assert collector.closed
@@ -124,26 +119,10 @@ def test_the_error_of_a_worker_is_in_the_message() -> None:
 # ---------------------------------------------------------------------------------------- restart
 
 
-class Crashes(gym.Wrapper[Any, Any, Any, Any]):
-    """Ends its process at the third step."""
-
-    steps = 0
-
-    def step(self, action: Any) -> Any:
-        self.steps += 1
-        if self.steps > 2:
-            os._exit(7)
-        return super().step(action)
-
-
-def crashing() -> Any:
-    return make_env(lambda: Crashes(gym.make("CartPole-v1")), 2)
-
-
 def test_a_worker_that_is_lost_again_and_again_ends_the_collection() -> None:
     text = r"worker 0 \(pid \d+, slots 0 to 1\) ended with exit code 7; .* as 4 in a row ended so"
     options: Any = {"frames_per_batch": 64, "on_worker_lost": "restart"}
-    collector = MultiAsyncCollector([crashing], drawing(), **options)
+    collector = MultiAsyncCollector([odd("leave")], None, **options)
     with pytest.raises(WorkerLostError, match=text):
         list(collector)
     assert [lost.replaced for lost in collector.lost] == [True, True, True, False]

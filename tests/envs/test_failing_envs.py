@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from traceback import format_exception
 from typing import Any
@@ -27,6 +28,7 @@ from tdcollect.seeding import restart_seed
 from tdcollect.testing import StatelessCountingPolicy, check_counting_batch
 
 from ..testing.faulty_envs import IN_STEP, IN_WORKERS, RULES, faulty_env
+from ..zoo.process_envs import Odd
 
 FAULTS = [
     *(("serial", what) for what in IN_STEP),
@@ -263,14 +265,9 @@ def test_an_env_that_cannot_be_built_at_first_is_tried_again(tmp_path: Path) -> 
 
 
 def test_an_env_that_always_fails_ends_in_an_error() -> None:
-    def never() -> gym.Env[Any, Any]:
-        env = gym.make("CartPole-v1")
-        env.reset = None  # type: ignore[method-assign, assignment]  # it cannot be called
-        return env
-
-    told = "not callable; 100 envs were built anew already"
-    with pytest.raises(RestartsExhausted, match=told):
-        make_env(never, 2, on_env_error="restart").reset()
+    env = make_env(partial(Odd, "raise at reset"), 2, on_env_error="restart")
+    with pytest.raises(RestartsExhausted, match="today; 100 envs were built anew already"):
+        env.reset()
 
 
 # ------------------------------------------------------------------------------------- what follows

@@ -30,8 +30,6 @@ from tdcollect.envs.spaces import SlotBuffers
 from ..workers.test_process_exit import runs
 from ..zoo.process_envs import Drawn, Odd
 
-every_method = pytest.mark.parametrize("method", ["spawn", "fork"])
-
 
 @pytest.fixture
 def make() -> Iterator[Callable[..., ProcessBackend]]:
@@ -408,7 +406,7 @@ def test_a_step_that_is_interrupted_leaves_the_env_usable(make: Any) -> None:
     assert (out.observation[0] == 1).all()
 
 
-@every_method
+@pytest.mark.parametrize("method", ["spawn", "fork"])
 def test_closing_closes_each_env_ends_each_worker_and_leaves_no_descriptor(
     method: str, tmp_path: Any
 ) -> None:

@@ -35,11 +35,6 @@ def run(command: list[str | Path], folder: Path) -> str:
     return done.stdout
 
 
-def files_of(wheel: Path) -> set[str]:
-    with zipfile.ZipFile(wheel) as archive:
-        return set(archive.namelist())
-
-
 def test_the_wheel_holds_the_package_and_nothing_else(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     there = (path for path in (ROOT / "tdcollect").rglob("*") if path.is_file())
@@ -47,7 +42,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(built: Path) -> None:
     info = wheel.name.removesuffix("-py3-none-any.whl") + ".dist-info"
     names = ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE")
     expected = {*files, *(f"{info}/{name}" for name in names)}
-    assert files_of(wheel) == expected
+    assert {*zipfile.ZipFile(wheel).namelist()} == expected
 
 
 def test_the_source_archive_gives_the_same_wheel(built: Path, tmp_path: Path) -> None:

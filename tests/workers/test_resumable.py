@@ -41,14 +41,6 @@ class Any_(gym.Env[Any, Any]):
         return np.array([self._given, *self.np_random.random(2)])
 
 
-SPACES = {
-    "discrete": Discrete(3, start=-1),
-    "box": Box(-1, 1, (2, 3), np.float32),
-    "nested": Dict({"a": Tuple([Discrete(2), Box(0, 1, (2,))]), "b": MultiDiscrete([2, 3])}),
-    "binary": MultiBinary(4),
-}
-
-
 def brought(
     make: Callable[[], gym.Env[Any, Any]], steps: int, history: bool = False, **start: Any
 ) -> tuple[str | None, Any, Any]:
@@ -72,14 +64,18 @@ def brought(
 @pytest.mark.parametrize(
     ("space", "steps", "start"),
     [
-        ("discrete", 0, {}),
-        ("box", 6, {"seed": 3}),
-        ("nested", 6, {"options": {"start": 7}}),
-        ("binary", 6, {"seed": 3, "options": {"start": 7}}),
+        (Discrete(3, start=-1), 0, {}),
+        (Box(-1, 1, (2, 3)), 6, {"seed": 3}),
+        (
+            Dict(a=Tuple([Discrete(2), Box(0, 1, (2,))]), b=MultiDiscrete([2, 3])),
+            6,
+            {"options": {"start": 7}},
+        ),
+        (MultiBinary(4), 6, {"seed": 3, "options": {"start": 7}}),
     ],
 )
-def test_another_env_is_brought_there(space: str, steps: int, start: dict[str, Any]) -> None:
-    why, there, here = brought(partial(Any_, SPACES[space]), steps, **start)
+def test_another_env_is_brought_there(space: Any, steps: int, start: dict[str, Any]) -> None:
+    why, there, here = brought(partial(Any_, space), steps, **start)
     assert why is None
     assert digest(there) == digest(here)
 

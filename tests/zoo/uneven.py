@@ -89,15 +89,7 @@ class Pace(NamedTuple):
 
     def ready(self, make: MakeEnv, **options: Any) -> GymnasiumEnv:
         """An env whose calls take unlike times, of slots that go on as they are ready."""
-        _, num_workers, wait_num, wait_timeout = self
-        return ready_env(
-            lambda: Naps(make()),
-            self.num_envs,
-            num_workers=num_workers,
-            wait_num=wait_num,
-            wait_timeout=wait_timeout,
-            **options,
-        )
+        return ready_env(lambda: Naps(make()), **self._asdict(), **options)
 
     def in_step(self, make: MakeEnv, **options: Any) -> GymnasiumEnv:
         """An env with the same data, in step."""

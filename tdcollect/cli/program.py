@@ -126,11 +126,10 @@ def say_result(
             say(f"report {report}")
     if summary.failed:
         say(f"tdcollect: {summary.failed} of {summary.episodes} episodes failed", err=True)
-    if result.errors:
-        for index, error in sorted(result.errors.items())[:_MOST_ERRORS]:
-            say(f"tdcollect: episode {index}: {' '.join(error.split())}", err=True)
-        if len(result.errors) > _MOST_ERRORS:
-            say(f"tdcollect: and {len(result.errors) - _MOST_ERRORS} more", err=True)
+    for index, error in sorted(result.errors.items())[:_MOST_ERRORS]:
+        say(f"tdcollect: episode {index}: {' '.join(error.split())}", err=True)
+    if len(result.errors) > _MOST_ERRORS:
+        say(f"tdcollect: and {len(result.errors) - _MOST_ERRORS} more", err=True)
     return status_of(summary.failed, summary.lost)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -257,10 +258,9 @@ def _back(page_path: str, target: str = INDEX, text: str = "All evaluations") ->
 
 
 def _request(here: Path) -> Request | None:
-    try:
+    with suppress(ValueError, OSError):
         return Request.read(here)
-    except (ValueError, OSError):
-        return None
+    return None
 
 
 def index_page(name: str, found: Sequence[Viewed]) -> Page:

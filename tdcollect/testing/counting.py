@@ -486,10 +486,9 @@ def check_counting_batch(
         AssertionError: with the broken rule, the slot, the step of the batch, the entry, the
             expected value and the value found. Step -1 is the last step of ``previous``.
     """
-    rows = _Rows(batch, rules, num_envs, slots, max_episode_steps)
-    before = None
-    if previous is not None:
-        before = _Rows(previous, rules, num_envs, slots, max_episode_steps)
+    about = (rules, num_envs, slots, max_episode_steps)
+    rows = _Rows(batch, *about)
+    before = None if previous is None else _Rows(previous, *about)
     _check_entries(rows, require)
     _check_observations(rows, before)
     _check_outcomes(rows)

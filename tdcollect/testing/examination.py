@@ -106,6 +106,7 @@ class Examination(GymnasiumPlayer):
             # gymnasium's own checks warn and raise at first steps; the doctor's go further.
             make = partial(gym.make, given, disable_env_checker=True, **kwargs)
         super().__init__(None, make, None, max_episode_steps, seed)  # type: ignore[arg-type]
+        self.is_closed = True  # until it is made
         self.step_seconds = self.reset_seconds = 0.0
         self.lifetime = 2 * max_episode_steps
         self.changed: Divergence | None = None
@@ -119,7 +120,7 @@ class Examination(GymnasiumPlayer):
         if not isinstance(env, gym.Env):
             advice = old_api(str(type(env).__mro__)) or advice
             raise Failed(f"expected a gymnasium.Env, got {type(env).__name__}", advice=advice)
-        self.env = env
+        self.env, self.is_closed = env, False
         another = self.make()
         if another is env:
             raise Failed(
@@ -127,11 +128,6 @@ class Examination(GymnasiumPlayer):
                 advice=advice,
             )
         another.close()
-
-    def close(self) -> None:
-        """Close the env, if it was made."""
-        if self.env is not None:
-            super().close()
 
     def require(self, *checks: str) -> None:
         """Raise ``Skipped`` if a fault that was found would show again.

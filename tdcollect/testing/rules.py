@@ -165,11 +165,9 @@ def episodes_run(player: GymnasiumPlayer) -> str:
 
 @rule(GYMNASIUM, "observations lie in the space")
 def in_space(player: GymnasiumPlayer) -> str:
-    count = 0
     for where, row in player.all_rows():
         _check_leaves(player.env.observation_space, row[keys.OBSERVATION], where, _why_outside)
-        count += 1
-    return f"{count} observations"
+    return f"{len([*player.all_rows()])} observations"
 
 
 @rule(GYMNASIUM, "the dtype is the space's")

@@ -25,6 +25,7 @@ from torchrl.envs import GymWrapper, SerialEnv
 import tdcollect
 from tdcollect import Evaluator
 from tdcollect.evaluation.evaluator import _TORCHRL_ONLY
+from tdcollect.randomness import GlobalRandomness
 from tdcollect.threads import busy_threads
 
 from .. import forkserver
@@ -265,7 +266,9 @@ def test_a_factory_makes_the_policy_from_an_env_and_keeps_the_latest_weights(
         trained = evaluator.submit(expected).result(60)
         assert trained.digest == offline(expected).digest != own
         assert evaluator.submit().result(60).digest == trained.digest
+        before = GlobalRandomness()
         assert trained.replay(3)["next", "done"][-1]
+        assert before.moved() == []  # though the factory is called here
 
 
 def test_weights_of_another_model_are_refused_and_change_nothing(

@@ -92,8 +92,6 @@ def test_global_random_states_stay_as_they_are() -> None:
         Evaluator.extract_weights(policy)
         assert before.moved() == []
         evaluator.submit().result(60).replay(1)
-    with Evaluator(Walk, policy_factory=lambda: categorical(), num_trajectories=2) as evaluator:
-        evaluator.submit().result(60).replay(1)
     assert before.moved() == []
 
 

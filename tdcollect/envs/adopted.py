@@ -262,7 +262,7 @@ class ParallelEnv(TorchRLParallelEnv, metaclass=_Meta):
         with torch.no_grad():
             following = upstream.env_step_of(inner)(tensordict)
             if mask is not None and not mask.all():
-                waiting = _slots_of(~mask, self.num_workers)
+                waiting = (~mask).flatten().nonzero().flatten().tolist()
                 following = _with_rows(following, waiting, tensordict)
             if not upstream.uses_buffers(self):
                 self._show(following)
@@ -288,7 +288,7 @@ class ParallelEnv(TorchRLParallelEnv, metaclass=_Meta):
         arguments = _reset_arguments(self.num_workers, **kwargs)
         mask = None if tensordict is None else tensordict.get(keys.RESET, None)
         every = list(range(self.num_workers))
-        marked = every if mask is None else _slots_of(mask, self.num_workers)
+        marked = every if mask is None else mask.flatten().nonzero().flatten().tolist()
         with torch.no_grad():
             for slots, given in _calls(marked, arguments):
                 reset = upstream.env_reset_of(inner)(self._mark(tensordict, slots), **given)
@@ -352,12 +352,6 @@ def _reset_arguments(
     together = zip(seeds, further, strict=True)
     every = [{"seed": one, "options": options, **given} for one, given in together]
     return [{name: v for name, v in given.items() if v is not None} for given in every]
-
-
-def _slots_of(mask: torch.Tensor, count: int) -> list[int]:
-    """The slots that a mask marks."""
-    marked: list[int] = mask.reshape(count, -1).any(-1).nonzero().flatten().tolist()
-    return marked
 
 
 def _calls(

@@ -386,10 +386,9 @@ class WaitingSeeds:
 
     def drop(self, slots: Iterable[int]) -> None:
         """Forget the seeds of ``slots``, which have been reset."""
-        if self._seeds:
-            for slot in slots:
-                self._seeds.pop(slot, None)
-                self._derived.discard(slot)
+        for slot in slots if self._seeds else ():
+            self._seeds.pop(slot, None)
+            self._derived.discard(slot)
 
     def save_state(self) -> dict[str, Any]:
         return {"seeds": dict(self._seeds), "derived": sorted(self._derived)}

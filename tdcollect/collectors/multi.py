@@ -99,7 +99,7 @@ class MultiCollector(Asking, upstream.MultiCollector, metaclass=_BySync):
         **kwargs: Any,
     ):
         self.closed = True
-        self._guard: Guard | None = None
+        self._guard: Any = None
         several = isinstance(create_env_fn, (list, tuple))
         count = len(create_env_fn) if several else kwargs.get("num_workers")
         workers: Any = 1 if isinstance(self, upstream.AsyncCollector) else count
@@ -173,7 +173,6 @@ class MultiCollector(Asking, upstream.MultiCollector, metaclass=_BySync):
         :class:`WorkerLostError` is raised in the main thread wherever that is, if this method was
         called there; otherwise by the next call of the collector.
         """
-        assert self._guard is not None
         self._guard.raise_in_main_thread()
         super().start()
 

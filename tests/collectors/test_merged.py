@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -120,8 +121,6 @@ def test_seeds_of_generators(seed: int, worker: int) -> None:
 
 
 def test_generators_are_seeded() -> None:
-    import random
-
     env = SimpleNamespace(set_seed=lambda seed, static_seed: seed)
 
     def drawn() -> tuple[Any, ...]:

@@ -77,9 +77,6 @@ def test_names_that_are_imported_when_they_are_asked_for_are_listed() -> None:
     assert {*EXPORTED["tdcollect"], "trajectories"} <= {*dir(tdcollect)}
     with pytest.raises(AttributeError, match="module 'tdcollect' has no attribute 'nothing'"):
         tdcollect.nothing  # noqa: B018
-
-
-def test_sync_data_collector_is_the_collector() -> None:
     assert tdcollect.SyncDataCollector is tdcollect.Collector
 
 

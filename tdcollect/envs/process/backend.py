@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector.utils import create_empty_array
 
+from tdcollect.display import one_line
 from tdcollect.envs.process.pool import Commands, WorkerPool, WorkerProcess, usable_cores
 from tdcollect.envs.process.values import (
     Array,
@@ -314,10 +315,8 @@ class ProcessBackend(Backend):
         self._pool.close()
 
     def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}({self.num_envs} slots in {len(self._pool.processes)} workers, "
-            f"{self._pool.method})"
-        )
+        slots = f"{self.num_envs} slots in {len(self._pool.processes)} workers"
+        return one_line(self, slots, self._pool.method)
 
 
 def _check_alike(process: WorkerProcess, given: Any, expected: tuple[Any, Any]) -> None:

@@ -44,18 +44,7 @@ POLICY_VERSION = "policy_version"
 LOG_PROB = "log_prob"  # after the name of a sample, and an underscore
 
 RESERVED = frozenset(
-    {
-        ACTION,
-        REWARD,
-        EXACT_REWARD,
-        DONE,
-        TERMINATED,
-        TRUNCATED,
-        NEXT,
-        COLLECTOR,
-        RESET,
-        STEP,
-    }
+    {ACTION, REWARD, EXACT_REWARD, DONE, TERMINATED, TRUNCATED, NEXT, COLLECTOR, RESET, STEP}
 )
 """Names that an observation or info entry cannot take, since the batch uses them already."""
 

@@ -295,11 +295,7 @@ class Watch:
             self.call("episodes_ended", which, returns, lengths)
 
     def step_taken(
-        self,
-        step: StepDict,
-        following: StepDict,
-        ended: list[int],
-        slots: list[int] | None = None,
+        self, step: StepDict, following: StepDict, ended: list[int], slots: list[int] | None = None
     ) -> None:
         """As :meth:`stepped`, on StepDicts: a step, and the entries that it led to."""
 

@@ -26,11 +26,7 @@ if TYPE_CHECKING:
 
 
 def torchrl_rollout(
-    collector: Any,
-    log: CollectionLog,
-    lower: Lower | None,
-    has_acted: bool,
-    **settings: Any,
+    collector: Any, log: CollectionLog, lower: Lower | None, has_acted: bool, **settings: Any
 ) -> TensorDictBase | None:
     """Run the rollout of a collector's parent; None where each step goes to the replay buffer.
 
@@ -50,11 +46,7 @@ def torchrl_rollout(
         call = _PolicyOnSteps(policy, lower, parent)
     call = log.timed("policy_seconds", call)
     wrapped = {} if call is policy else {"policy_call": call}
-    with (
-        changed(collector, **settings),
-        changed(parent, **wrapped),
-        _watched_env(collector, log),
-    ):
+    with changed(collector, **settings), changed(parent, **wrapped), _watched_env(collector, log):
         if torch.is_grad_enabled():
             return rollout_with_gradients(collector)
         return TorchRLCollector.rollout(collector)

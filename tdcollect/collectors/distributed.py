@@ -12,13 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from multiprocessing.connection import (
-    Client,
-    Connection,
-    answer_challenge,
-    deliver_challenge,
-    wait,
-)
+from multiprocessing.connection import Client, Connection, answer_challenge, deliver_challenge, wait
 from typing import Any, NamedTuple
 
 import torch

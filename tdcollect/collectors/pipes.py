@@ -16,10 +16,7 @@ from queue import Empty
 from typing import Any
 
 from tdcollect._upstream.collectors import WorkersState, readers
-from tdcollect.collectors.asking import (
-    WorkerLostError,
-    WorkerReport,
-)
+from tdcollect.collectors.asking import WorkerLostError, WorkerReport
 from tdcollect.processes.child import ending
 
 COLLECT = ("continue", "continue_random")
@@ -276,12 +273,7 @@ class Guard:
     returns its process; None is to raise.
     """
 
-    def __init__(
-        self,
-        collector: Any,
-        procs: list[Any],
-        replace: Callable[[int, int], Any] | None,
-    ):
+    def __init__(self, collector: Any, procs: list[Any], replace: Callable[[int, int], Any] | None):
         self.procs = procs
         self.closed = False
         self.lock = threading.RLock()

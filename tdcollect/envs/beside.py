@@ -172,10 +172,7 @@ def _is_read_alike(base: Any, others: Sequence[str]) -> bool:
     space = wrapped_env(base).observation_space
     try:
         codec = SpaceCodec(
-            space,
-            observation_name(space),
-            categorical=is_categorical(base),
-            rename_state=True,
+            space, observation_name(space), categorical=is_categorical(base), rename_state=True
         )
     except TypeError:
         return False

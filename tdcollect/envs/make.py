@@ -158,11 +158,7 @@ def make_env(
             if info_keys:
                 made.read_info(info_keys)
             stepper = Stepper(
-                made,
-                bookkeeping,
-                name=_name(env),
-                check_finite=check_finite,
-                max_restarts=restarts,
+                made, bookkeeping, name=_name(env), check_finite=check_finite, max_restarts=restarts
             )
             if seeds is not None:
                 stepper.set_seeds(seeds)

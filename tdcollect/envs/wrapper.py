@@ -176,9 +176,7 @@ class GymnasiumEnv(EnvBase):
         return list(vars(self).get("_readers", ()))
 
     def set_info_dict_reader(
-        self,
-        info_dict_reader: BaseInfoDictReader | None = None,
-        ignore_private: bool = True,
+        self, info_dict_reader: BaseInfoDictReader | None = None, ignore_private: bool = True
     ) -> GymnasiumEnv:
         """Store infos with the observations, as ``info_keys`` of ``make_env`` does.
 

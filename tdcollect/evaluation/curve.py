@@ -279,11 +279,7 @@ def _written(curve: Sequence[Point], best: Best | None, name: str, by: str) -> d
     """Return the files of a curve that nothing reads to go on, by their names."""
     page = curve_page(curve, best, name, by, lambda step: f"{step_name(step)}/{REPORT}")
     drawn = page.figures()
-    return {
-        CURVE: to_csv(curve),
-        **({FIGURE: drawn[0].file()} if drawn else {}),
-        PAGE: page.html(),
-    }
+    return {CURVE: to_csv(curve), **({FIGURE: drawn[0].file()} if drawn else {}), PAGE: page.html()}
 
 
 def check_folder(path: Path) -> None:

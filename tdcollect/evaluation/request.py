@@ -24,13 +24,7 @@ from torchrl.envs import transforms as T
 from tdcollect._upstream.torchrl import VecNormSums, VecNormV2Statistics
 from tdcollect.display import one_line
 from tdcollect.envs.make import make_env
-from tdcollect.envs.traits import (
-    all_transforms_of,
-    flat_transforms,
-    innermost,
-    of_kind,
-    runs_once,
-)
+from tdcollect.envs.traits import all_transforms_of, flat_transforms, innermost, of_kind, runs_once
 from tdcollect.evaluation.episodes.policy import known_device
 from tdcollect.evaluation.imports import called, has_module, is_named, load_named, with_file
 from tdcollect.files import write_json

@@ -203,10 +203,7 @@ def _check_wrong_action(wrong_action: str) -> bool:
 
 
 def make_counting_envs(
-    num_envs: int,
-    rules: CountingRules = CountingRules(),
-    *,
-    wrong_action: WrongAction = "raise",
+    num_envs: int, rules: CountingRules = CountingRules(), *, wrong_action: WrongAction = "raise"
 ) -> list[Callable[[], CountingEnv]]:
     """Return one factory per slot, for ``SyncVectorEnv`` or ``AsyncVectorEnv``.
 

@@ -157,10 +157,7 @@ def rows_of(batch: TensorDictBase, index: TrajectoryIndex) -> TensorDict:
 
 
 def flat_rows(
-    batch: TensorDictBase,
-    time_dim: int,
-    rows: torch.Tensor | None = None,
-    name: str | None = None,
+    batch: TensorDictBase, time_dim: int, rows: torch.Tensor | None = None, name: str | None = None
 ) -> TensorDict:
     """The steps of a batch, slot by slot, or the rows of these that are asked for."""
 
@@ -432,10 +429,7 @@ def lengths(batch: TensorDictBase, index: TrajectoryIndex | None = None) -> torc
 
 
 def returns(
-    batch: TensorDictBase,
-    index: TrajectoryIndex | None = None,
-    *,
-    key: Key = _NEXT_REWARD,
+    batch: TensorDictBase, index: TrajectoryIndex | None = None, *, key: Key = _NEXT_REWARD
 ) -> torch.Tensor:
     """Sum of rewards of each trajectory, ``[B, 1]`` for TorchRL's rewards ``[*N, T, 1]``.
 

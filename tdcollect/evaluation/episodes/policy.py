@@ -460,11 +460,7 @@ class Inference:
         first = self._program is None
         if self._program is None:
             self._program = Policy(
-                self.policy,
-                given,
-                torch.Size([self.size]),
-                self.device,
-                noise=RowNoise(self._mode),
+                self.policy, given, torch.Size([self.size]), self.device, noise=RowNoise(self._mode)
             )
         self._mode.streams = streams
         rows = StepDict(given)

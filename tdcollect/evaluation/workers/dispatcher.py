@@ -154,11 +154,7 @@ class Dispatcher:
 
     def about(self, work: Evaluation) -> dict[str, Any]:
         """Return its env and the workers, for the notes on a run."""
-        workers = {
-            "kind": self.workers.kind,
-            "number": self.workers.num_workers,
-            "lost": self.lost,
-        }
+        workers = {"kind": self.workers.kind, "number": self.workers.num_workers, "lost": self.lost}
         return {**work.about, "workers": workers}
 
     def left(self, work: Evaluation) -> int:

@@ -116,6 +116,30 @@ def test_an_example_trains(name: str, flags: dict[str, int], tmp_path: Path) -> 
         assert "mean return of the last 50 episodes" in done.stdout
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "needs", "flags"),
+    [
+        ("sac.py", "mujoco", "--frames 512 --episodes 2"),
+        ("ppo_atari.py", "ale_py", "--frames 1024 --episodes 2 --max-steps 50"),
+        ("multi_agent.py", "vmas", "--frames 6000 --episodes 2"),
+        ("stable_baselines.py", "stable_baselines3", "--frames 256 --episodes 2"),
+        ("cleanrl_agent.py", "gymnasium", "--frames 2048 --episodes 2"),
+    ],
+)
+def test_an_example_compares_two_policies(
+    name: str, needs: str, flags: str, tmp_path: Path
+) -> None:
+    pytest.importorskip(needs)
+    code = (EXAMPLES / name).read_text()
+    if name == "ppo_atari.py":  # the import stands in for torchvision where that is missing
+        code = code.replace("import torch\n", "import benchmarks.torchrl_scripts\nimport torch\n")
+    (tmp_path / name).write_text(code)
+    done = run_script(tmp_path / name, *flags.split(), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r" minus .* on the same 2 episodes\n", done.stdout)
+
+
 @pytest.mark.parametrize("block", range(len(README_BLOCKS)))
 def test_readme_code_runs(block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -7,7 +7,7 @@ PARALLEL := -n auto --dist worksteal
 # One process a core; torch takes one thread in each, so that they do not fight over cores.
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo suite docs test test-slow test-versions test-oldest test-newest soak lint bench gpu clean
+.PHONY: demo suite docs test test-slow test-versions test-oldest test-newest test-torch package soak lint bench gpu clean
 
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -55,6 +55,25 @@ test-newest:
 	.venv-newest/bin/python $(INSTALL) --upgrade --upgrade-strategy eager -e '.[dev]'
 	.venv-newest/bin/python -m pytest $(PARALLEL)
 
+# The tests with another torch, which pyproject.toml may not allow (yet): make test-torch TORCH=2.11
+test-torch:
+	$(PYTHON) -m venv .venv-torch
+	.venv-torch/bin/python $(INSTALL) -e '.[dev]'
+	.venv-torch/bin/python $(INSTALL) 'torch==$(TORCH).*'
+	.venv-torch/bin/python -m pytest $(PARALLEL)
+
+# The wheel and the source archive, in dist/: built from what is committed, checked, installed into a
+# venv of its own, and tested there. REPOSITORY, its address, goes into their links.
+REPOSITORY ?=
+package: .venv/installed
+	$(BIN)/python $(INSTALL) -c constraints.txt build twine
+	rm -rf build/package dist
+	git clone --quiet . build/package
+	$(if $(REPOSITORY),$(BIN)/python .ci/place.py $(REPOSITORY) build/package)
+	$(BIN)/python -m build --no-isolation --outdir dist build/package
+	$(BIN)/python -m twine check --strict dist/*
+	TDCOLLECT_DIST=dist $(BIN)/python -m pytest -m slow tests/package/test_wheel.py
+
 # Envs that fail at random, for MINUTES.
 MINUTES ?= 10
 soak: .venv/installed
@@ -71,4 +90,4 @@ gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),.venv/installed)
 	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(GPU_PYTHON) benchmarks/gpu.py
 
 clean:
-	rm -rf .venv .venv-oldest .venv-newest runs site .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest .venv-newest .venv-torch runs site build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -5,8 +5,10 @@ The sources are the pages as they are in the repository, so that one relative li
 
 from __future__ import annotations
 
+import posixpath
 import re
-from importlib.metadata import version as version_of
+from importlib.metadata import metadata
+from pathlib import Path
 from typing import Any
 
 from pygments.lexers.special import TextLexer
@@ -14,13 +16,13 @@ from sphinx.util.inspect import signature as signature_of
 from sphinx.util.inspect import stringify_signature
 
 project = "tdcollect"
-version = release = version_of("tdcollect")
+version = release = metadata("tdcollect")["Version"]
 copyright = "the authors of tdcollect. MIT licence"
 html_title = f"tdcollect {version}"
 
 root_doc = "docs/index"
-include_patterns = ["*.md", "docs/**", "benchmarks/README.md"]
-exclude_patterns = [".*", "runs", "site", "tdcollect", "tests", "examples", "build", "dist"]
+include_patterns = ["*.md", "docs/**", "benchmarks/README.md", "examples/README.md"]
+exclude_patterns = [".*", "runs", "site", "tdcollect", "tests", "build", "dist"]
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 
 html_theme = "furo"
@@ -83,6 +85,21 @@ def add_contents(app: Any, name: str, source: list[str]) -> None:
             source[0] += "\n".join([*head, *lines, "```", ""])
 
 
+def write_llms(app: Any, error: Exception | None) -> None:
+    """Write llms.txt beside the site: the list of pages, as docs/index.md has it."""
+    if error is not None or app.builder.name != "html":
+        return
+    root, out = Path(app.srcdir), Path(app.outdir)
+    lines = [f"# {project} {version}", "", f"> {metadata(project)['Summary']}"]
+    for line in (root / "docs" / "index.md").read_text().splitlines():
+        if line.startswith("## "):
+            lines += ["", line, ""]
+        elif link := re.match(r"- \[(.*?)\]\((.*?)\.md\)(.*)", line):
+            page = posixpath.normpath(f"docs/{link[2]}")
+            lines.append(f"- [{link[1]}]({page}.html){link[3]}")
+    (out / "llms.txt").write_text("\n".join(lines) + "\n")
+
+
 def show_arguments(
     app: Any, what: str, name: str, obj: Any, options: Any, signature: str | None, returns: str
 ) -> tuple[str | None, str] | None:
@@ -112,6 +129,7 @@ def drop_builtin_docs(
 
 def setup(app: Any) -> None:
     app.connect("source-read", add_contents)
+    app.connect("build-finished", write_llms)
     app.connect("autodoc-process-docstring", drop_builtin_docs)
     app.connect("autodoc-process-signature", show_arguments)
     app.connect("autodoc-skip-member", skip_fields)

@@ -1,6 +1,6 @@
 """Train PPO on Pong from pixels, with TorchRL's transforms, and test it on whole games.
 
-    pip install ale-py
+    pip install ale-py torchvision
     python examples/ppo_atari.py --frames 8192
 
 Training ends an episode with each life and clips rewards to their sign. Test episodes are whole

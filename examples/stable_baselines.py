@@ -30,6 +30,7 @@ def main(argv=None):
     parser.add_argument("--seed", type=int, default=0, help="training seed")
     args = parser.parse_args(argv)
 
+    args.output_dir.mkdir(parents=True, exist_ok=True)
     env = tdcollect.make_env(ENV, num_envs=16)
     results = {}
     for algorithm in (A2C, PPO):

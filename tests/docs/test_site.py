@@ -56,6 +56,9 @@ def test_the_site_is_whole_and_loads_nothing_from_elsewhere(tmp_path: Path) -> N
     )  # after four lines of heading
     found = re.findall(r"^(\S+) py:", zlib.decompress(packed).decode(), re.M)
     assert public_names() - {*found} == set()
+    listed = re.findall(r"^- \[.*?\]\((.*?)\)", (tmp_path / "llms.txt").read_text(), re.M)
+    assert len(listed) == len(re.findall(r"^- \[.*?\]\(", (DOCS / "index.md").read_text(), re.M))
+    assert all((tmp_path / page).is_file() for page in listed)
     loads = r"""<(?:script|img|iframe|source)\b[^>]*\bsrc=["']?(?:https?:)?//|<link\b[^>]*//"""
     pages = [*tmp_path.rglob("*.html")]
     assert len(pages) > 25

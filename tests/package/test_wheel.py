@@ -1,9 +1,13 @@
-"""The wheel and the source archive: what they hold, and that the wheel runs alone."""
+"""The wheel and the source archive: what they hold, and that the wheel runs alone.
+
+``make package`` runs these tests on the files that it has built: TDCOLLECT_DIST names their folder.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -18,20 +22,34 @@ pytestmark = pytest.mark.slow
 pytest.importorskip("hatchling", reason="hatchling is not installed; the dev extra brings it")
 
 ROOT = Path(__file__).parents[2]
+END_TO_END = ("tests/test_promises.py", "tests/cli", "tests/suites/test_suite_cli.py")
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the wheel and the source archive."""
+    if "TDCOLLECT_DIST" in os.environ:
+        return ROOT / os.environ["TDCOLLECT_DIST"]
     out = tmp_path_factory.mktemp("dist")
     run([sys.executable, "-m", "hatchling", "build", "-d", out], ROOT)
     return out
 
 
+@pytest.fixture(scope="module")
+def python(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of a new venv that has the wheel."""
+    (wheel,) = built.glob("*.whl")
+    folder = tmp_path_factory.mktemp("venv")
+    python = fresh_python(folder)
+    pip = [sys.executable, "-m", "pip", "--python", python]
+    run([*pip, "install", "--quiet", "--no-deps", "--no-index", wheel], folder)
+    return python
+
+
 def run(command: list[str | Path], folder: Path) -> str:
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
@@ -60,12 +78,7 @@ def test_the_source_archive_gives_the_same_wheel(built: Path, tmp_path: Path) ->
     assert again.read_bytes() == wheel.read_bytes()
 
 
-def test_the_wheel_runs_the_first_example_of_the_readme(built: Path, tmp_path: Path) -> None:
-    (wheel,) = built.glob("*.whl")
-    python = fresh_python(tmp_path / "venv")
-    pip = [sys.executable, "-m", "pip", "--python", python]
-    run([*pip, "install", "--quiet", "--no-deps", "--no-index", wheel], tmp_path)
-
+def test_the_wheel_runs_the_first_example_of_the_readme(python: Path, tmp_path: Path) -> None:
     example = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert example is not None
     (tmp_path / "example.py").write_text(f"{example[1]}\nprint(tdcollect.__file__)\n")
@@ -73,10 +86,29 @@ def test_the_wheel_runs_the_first_example_of_the_readme(built: Path, tmp_path: P
     assert len(printed) == 4
     assert all(re.fullmatch(r"\d+ episodes, mean return \d+\.\d", line) for line in printed)
     assert re.fullmatch(r"mean return \d+\.\d, digest [0-9a-f]{8}", evaluated)
-    assert Path(file).is_relative_to(tmp_path / "venv")
+    assert Path(file).is_relative_to(python.parents[1])
 
     script = python.parent / "tdcollect"
     assert run([script, "--version"], tmp_path).startswith("tdcollect, version ")
+
+
+@pytest.mark.timeout(1200)
+def test_the_wheel_passes_the_end_to_end_tests(python: Path, tmp_path: Path) -> None:
+    """From a folder that has no package beside the tests."""
+    for name in ("tests", "docs", "examples"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    run([python, "-m", "pytest", "-q", *END_TO_END], tmp_path)
+
+
+@pytest.mark.timeout(1200)
+def test_the_file_of_a_user_passes_mypy_in_strict_mode(python: Path, tmp_path: Path) -> None:
+    pytest.importorskip("mypy")
+    (tmp_path / "mypy.ini").write_text(
+        "[mypy]\nstrict = True\n[mypy-torchrl.*,tensordict.*]\nignore_missing_imports = True\n"
+    )
+    shutil.copy(ROOT / "tests" / "package" / "user.py", tmp_path)
+    run([sys.executable, "-m", "mypy", "--python-executable", python, "user.py"], tmp_path)
 
 
 def fresh_python(folder: Path) -> Path:

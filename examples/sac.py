@@ -1,7 +1,7 @@
 """Train SAC on HalfCheetah-v5, and compare it with random actions on numbered test episodes.
 
     pip install 'gymnasium[mujoco]'
-    python examples/sac.py --frames 12800
+    python examples/sac.py --frames 25600
 
 The collector fills the replay buffer; there is one update for each frame.
 """

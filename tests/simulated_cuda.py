@@ -178,9 +178,14 @@ def on_gpu(value: Any) -> bool:
 _pinned: list[tuple[int, int]] = []
 
 
+def simulated() -> bool:
+    """Tell whether a device is simulated at present."""
+    return bool(_current)
+
+
 def is_pinned(tensor: torch.Tensor) -> bool:
     """Tell whether a tensor's memory was pinned, truly or on the simulated device."""
-    if not _current:
+    if not simulated():
         return tensor.is_pinned()
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         at = tensor.data_ptr()

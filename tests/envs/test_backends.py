@@ -203,13 +203,14 @@ class Counting(CountingEnv):
     def reset(self, **given: Any) -> Any:
         self.last = -1
         observation, info = super().reset(**given)
-        return observation, {**info, "at_reset": True, "nested": {"a": 1}}
+        return observation, {**info, **self.facts(), "at_reset": True, "nested": {"a": 1}}
 
     def step(self, action: Any) -> Any:
         self.last = int(action)
-        return super().step(action)
+        *given, info = super().step(action)
+        return *given, {**info, **self.facts()}
 
-    def _info(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         step, *pair = self._observation()
         return {"time": int(step), "pair": np.array(pair, np.float32), "last": self.last}
 

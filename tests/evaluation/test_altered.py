@@ -473,10 +473,10 @@ def test_a_disk_that_is_full_at_a_line_names_the_ledger(tmp_path: Path, monkeypa
     def full(self: Any, *given: Any) -> None:
         make(self, *given)
         self._journal.close()
-        self._journal = Path("/dev/full").open("wb")  # noqa: SIM115
+        self._journal = journal
 
     make = files.Directory.__init__
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, open("/dev/full", "wb", buffering=0) as journal:
         patch.setattr(files.Directory, "__init__", full)
         with pytest.raises(OSError, match=FREE) as error:
             again(tmp_path)

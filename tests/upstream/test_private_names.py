@@ -36,7 +36,7 @@ STRINGS = {
 }
 """Strings that look like private names of other packages, and are none."""
 
-SHARED = {"_monitor", "_runner", "_child", "_lost_worker"}
+SHARED = {"_shaped", "_monitor", "_runner", "_child", "_lost_worker"}
 """Private attributes of tdcollect's classes that other modules use."""
 
 

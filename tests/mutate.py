@@ -130,17 +130,16 @@ class Calls:
         self.tests: dict[str, Any] = {}
         self.called: set[str] = set()
 
-    def pytest_configure(self) -> None:
-        prefix = f"{PACKAGE}{os.sep}"
+    def note(self, frame: Any, event: str, argument: Any) -> None:
+        """Note a call."""
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(f"{PACKAGE}{os.sep}"):
+            name = code.co_qualname.replace(".<locals>", "")
+            self.called.add(f"{Path(code.co_filename).relative_to(ROOT).as_posix()}:{name}")
 
-        def note(frame: Any, event: str, argument: Any) -> None:
-            code = frame.f_code
-            if event == "call" and code.co_filename.startswith(prefix):
-                name = code.co_qualname.replace(".<locals>", "")
-                self.called.add(f"{Path(code.co_filename).relative_to(ROOT).as_posix()}:{name}")
-
-        sys.setprofile(note)
-        threading.setprofile(note)
+    def pytest_runtest_setup(self) -> None:
+        sys.setprofile(self.note)  # a test before may have set its own
+        threading.setprofile(self.note)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         test = self.tests.setdefault(report.nodeid, {"seconds": 0.0, "calls": []})

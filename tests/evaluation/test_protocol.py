@@ -1,0 +1,105 @@
+"""docs/protocol.md: its schemas and vectors are those of tdcollect, as its example follows them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from subprocess import run
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
+
+import tdcollect
+from tdcollect.cli import main
+from tdcollect.evaluation import Episode
+from tdcollect.evaluation.episodes.data import disagreements
+from tdcollect.evaluation.ledger import ledger_digest
+from tdcollect.seeding import global_seeds
+
+ROOT = Path(__file__).parents[2]
+VECTORS = json.loads((ROOT / "docs/protocol/vectors.json").read_text())
+RECORDS = [*map(Episode.from_json, VECTORS["ledger"]["lines"])]
+EXAMPLE = ROOT / "examples" / "other_producer.py"
+
+
+@pytest.fixture(scope="module")
+def produced(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory that the example wrote, where importing torch or its kin fails."""
+    folder = tmp_path_factory.mktemp("produced")
+    program = (
+        "import sys; sys.modules.update(dict.fromkeys(['torch', 'torchrl', 'tensordict', "
+        "'tdcollect'])); import runpy; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
+    )
+    command = [sys.executable, "-c", program, str(EXAMPLE), str(folder / "other"), "--episodes=6"]
+    run(command, check=True)
+    return folder / "other"
+
+
+def check(name: str, value: Any) -> None:
+    jsonschema.validate(value, json.loads((ROOT / f"docs/protocol/{name}.schema.json").read_text()))
+
+
+def check_files(path: Path) -> None:
+    for name in ("manifest", "shard", "results"):
+        if (file := path / f"{name}.json").exists():
+            check(name, json.loads(file.read_text()))
+    for line in (path / "episodes.jsonl").read_text().splitlines():
+        check("record", json.loads(line))
+
+
+def test_seeds_are_those_of_the_vectors() -> None:
+    for vector in VECTORS["seeds"]:
+        root, episode = vector["root"], vector["episode"]
+        assert tdcollect.env_seed(root, episode) == vector["env_seed"]
+        assert tdcollect.policy_seed(root, episode) == vector["policy_seed"]
+        assert list(global_seeds(vector["env_seed"])) == vector["global_seeds"]
+
+
+def test_digests_are_those_of_the_vectors() -> None:
+    data = TensorDict({}, [2])
+    for entry in VECTORS["episode"]["entries"]:
+        rows = torch.from_numpy(np.array(entry["rows"], entry["dtype"]))
+        data[tuple(entry["name"].split("/"))] = rows
+        if (last := entry["after_the_last_step"]) is not None:
+            last = torch.from_numpy(np.array([last], entry["dtype"]))
+            data["next", entry["name"]] = torch.cat([rows[1:], last])
+    entries = {"observation": ["observation"], "action": ["action"]}
+    assert disagreements(RECORDS[0], data, entries) == []
+    assert [record.to_json() for record in RECORDS] == VECTORS["ledger"]["lines"]
+    assert ledger_digest(RECORDS) == VECTORS["ledger"]["digest"]
+    for line in VECTORS["ledger"]["lines"]:
+        check("record", json.loads(line))
+
+
+def test_the_example_gives_our_episodes_and_passes(
+    produced: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check_files(produced)
+    assert main(["verify", str(produced)]) == 0
+    weights = torch.tensor([0.0, 0.0, 1.0, 0.0])
+    policy = TensorDictModule(
+        lambda seen: torch.nn.functional.one_hot((seen @ weights > 0).long(), 2),
+        in_keys=["observation"],
+        out_keys=["action"],
+    )
+    ours = tdcollect.evaluate("CartPole-v1", policy, 6, output_dir=tmp_path / "ours")
+    merged = tdcollect.merge([produced], tmp_path / "merged")
+    assert merged.digest == ours.digest
+    assert merged.manifest["env"] == ours.manifest["env"]
+    assert tdcollect.verify(tmp_path / "merged").passed
+    for path in (tmp_path / "ours", tmp_path / "merged"):
+        check_files(path)
+
+
+def test_verify_finds_what_is_wrong_in_it(produced: Path) -> None:
+    file = produced / "episodes.jsonl"
+    sound = file.read_text()
+    file.write_text(sound.replace('"restarts": 0', '"restarts": 1', 1))
+    assert "was altered" in str(tdcollect.verify(produced))
+    file.write_text(sound)

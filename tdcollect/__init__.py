@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tdcollect.packages import check_versions, lazy, own_version
+from tdcollect.packages import lazy, own_version
 
 if TYPE_CHECKING:
     from tdcollect.collect import Collector as Collector
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from tdcollect.suites.suite import Suite as Suite
     from tdcollect.trajectories import split_trajectories as split_trajectories
 
-check_versions()
 __version__ = own_version()
 
 __getattr__, __dir__, __all__ = lazy(

@@ -12,26 +12,33 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-# From the first, and below the second; pyproject.toml has the same ranges. tdcollect leans on
-# private names of both, which change with their minor versions.
-SUPPORTED = {"torchrl": ("0.14.1", "0.15"), "tensordict": ("0.14.3", "0.15")}
+KNOWN = {"torchrl": ("0.14.1", "0.15"), "tensordict": ("0.14.3", "0.16")}
+"""The versions that were tested: from the first on, and below the second."""
 _EXTRAS = {"envpool": "envpool", "imageio_ffmpeg": "video", "ray": "ray"}  # of the others, evaluate
 _PACKAGES = {"pandas": "pandas", "stable_baselines3": "stable-baselines3"}  # of no extra
 
 
-def check_versions() -> None:
-    """Check the installed versions by their metadata, without importing the packages.
-
-    Raises:
-        ImportError: if a package is missing or its version is outside the range.
-    """
-    for name, (oldest, end) in SUPPORTED.items():
-        version = _installed(name)
-        if version is None or not _release(oldest) <= _release(version) < _release(end):
-            needed = f"{name}>={oldest},<{end}"
-            raise ImportError(
-                f"expected {needed}, got {version or 'none'}; do: pip install '{needed}'", name=name
+def unmet() -> str:
+    """Return what is missing or too old of what collecting needs; empty if nothing is."""
+    found = {name: _installed(name) for name in ("torch", *KNOWN)}
+    for name, version in found.items():
+        oldest, _ = KNOWN.get(name, ("0", ""))
+        if version is None or _release(version) < _release(oldest):
+            return (
+                f"expected {name} from {oldest} on, got {version or 'none'}; do: pip install "
+                "'torchrl>=0.14.1' (ledgers and reports are read without it)"
             )
+    return ""
+
+
+def untested() -> str:
+    """Return the packages whose version is newer than all that were tested; empty if none is."""
+    found = {name: _installed(name) or "0" for name in KNOWN}
+    return " and ".join(
+        f"{name} {version}"
+        for name, version in found.items()
+        if _release(version) >= _release(KNOWN[name][1])
+    )
 
 
 def own_version() -> str:
@@ -108,7 +115,12 @@ def lazy(
     def get(name: str) -> Any:
         if name not in shown:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        module = importlib.import_module(places.get(name, f"{package}.{name}"))
+        try:
+            module = importlib.import_module(places.get(name, f"{package}.{name}"))
+        except ImportError as error:
+            if why := unmet():
+                raise ImportError(f"{package}.{name}: {why}", name=error.name) from error
+            raise
         found = getattr(module, name) if name in places else module
         setattr(sys.modules[package], name, found)
         return found

@@ -11,23 +11,27 @@ from typing import Any
 
 import torch
 from tensordict import TensorDictBase
-from torchrl._comm.backends import _get_service_backend as service_backend
-from torchrl._comm.backends import normalize_service_backend as backend_of_alias
 from torchrl.collectors import Collector, MultiCollector
 
 from tdcollect._upstream import Alias, View
+from tdcollect._upstream.names import private
 
 __all__ = ["CollectorMeta", "MultiCollectorMeta", "backend_of_alias", "service_backend"]
 
 CollectorMeta: Any = type(Collector)
 MultiCollectorMeta: Any = type(MultiCollector)
 
-normalize_env_functions = CollectorMeta._normalize_direct_env_fn
+_META = "torchrl.collectors:Collector.__class__."
+service_backend = private("torchrl._comm.backends:_get_service_backend")
+backend_of_alias = private("torchrl._comm.backends:normalize_service_backend")
+normalize_env_functions = private(_META + "_normalize_direct_env_fn")
 
-one_env_each = CollectorMeta._normalize_env_fns
+one_env_each = private(_META + "_normalize_env_fns")
 """``(args, kwargs, num_collectors)`` of several collectors: a list of one env per collector."""
 
-drop_generic_defaults = CollectorMeta._drop_inapplicable_defaults
+drop_generic_defaults = private(
+    "torchrl.collectors:Collector.__class__._drop_inapplicable_defaults"
+)
 """Takes those of ``Collector``'s defaults out of kwargs that a class has others for."""
 
 rollout_with_gradients = inspect.unwrap(Collector.rollout)

@@ -11,13 +11,11 @@ import gymnasium as gym
 import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictModule, TensorDictSequential
-from tensordict.utils import _encode_key_for_filesystem as encode_key_for_filesystem
 from torch import nn
 from torch.distributions import Distribution
 from torch.nn.modules import module as _module
 from torch.utils._python_dispatch import TorchDispatchMode
 from torchrl import _utils
-from torchrl._utils import _append_last, _get_default_mp_start_method
 from torchrl._utils import seed_generator as next_seed
 from torchrl.envs import (
     EnvBase,
@@ -29,15 +27,9 @@ from torchrl.envs import (
     SerialEnv,
 )
 from torchrl.envs import transforms as T
-from torchrl.envs.batched_envs import _recursively_strip_locks_from_state_dict as without_locks
-from torchrl.envs.libs.gym import _gym_to_torchrl_spec_transform as gym_space_to_spec
-from torchrl.envs.utils import _make_compatible_policy as make_compatible_policy
-from torchrl.modules.tensordict_module.common import _forward_hook_safe_action as project_outputs
-from torchrl.modules.utils.utils import (
-    _maybe_append_env_transforms_from_module as append_policy_transforms,
-)
 
 from tdcollect._upstream import Alias, View
+from tdcollect._upstream.names import private, warn_if_untested
 from tdcollect.keys import Key
 
 __all__ = [
@@ -52,6 +44,18 @@ __all__ = [
 ]
 
 Method = Callable[..., Any]
+
+warn_if_untested()
+_append_last = private("torchrl._utils:_append_last")
+_get_default_mp_start_method = private("torchrl._utils:_get_default_mp_start_method")
+append_policy_transforms = private(
+    "torchrl.modules.utils.utils:_maybe_append_env_transforms_from_module"
+)
+encode_key_for_filesystem = private("tensordict.utils:_encode_key_for_filesystem")
+gym_space_to_spec = private("torchrl.envs.libs.gym:_gym_to_torchrl_spec_transform")
+make_compatible_policy = private("torchrl.envs.utils:_make_compatible_policy")
+project_outputs = private("torchrl.modules.tensordict_module.common:_forward_hook_safe_action")
+without_locks = private("torchrl.envs.batched_envs:_recursively_strip_locks_from_state_dict")
 
 # ---------------------------------------------------------------------------------------- any env
 

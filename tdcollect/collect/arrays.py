@@ -19,6 +19,7 @@ from torchrl.data.utils import contains_lazy_spec
 from torchrl.envs import EnvBase, ParallelEnv, TransformedEnv
 
 from tdcollect import keys
+from tdcollect._upstream.names import missing
 from tdcollect._upstream.torchrl import (
     arguments_of_resets,
     carried_entries,
@@ -635,6 +636,7 @@ def plan_for(env: EnvBase, exact: Exact | None = None, reasons: Sequence[str] = 
     """Decide how an env, with its transforms, is stepped; ``reasons`` are those against arrays."""
     base = env.base_env if type(env) is TransformedEnv else env
     reasons = [*reasons, *([] if RUN_ON_ARRAYS else ["TDCOLLECT_ARRAYS=0"])]
+    reasons += missing()
     replaced = {*replaced_methods(env), *replaced_methods(base)}
     reasons += [f"the env has a {name} of its own" for name in sorted(replaced)]
     if len(env.done_keys_groups) > 1 or not set(keys.FLAGS).issuperset(env.done_keys):

@@ -37,6 +37,7 @@ from torchrl.modules.tensordict_module import SafeProbabilisticModule, SafeSeque
 from torchrl.modules.tensordict_module.probabilistic import SafeProbabilisticTensorDictSequential
 
 from tdcollect._upstream import torchrl as upstream
+from tdcollect._upstream.names import missing
 from tdcollect.collect.arguments import missing_entries, no_tensordict
 from tdcollect.collect.samplers import CompositeDraw, Draw, GlobalNoise, Noise, Sampler, sampler
 from tdcollect.collect.step_dict import StepDict, is_plain, not_taken_apart
@@ -292,6 +293,8 @@ def unknown_class(module: Any) -> str | None:
 
 def _check_known(module: Any) -> None:
     """Raise NotKnown for a module that must be called as it is."""
+    if gone := missing():
+        raise NotKnown(*gone)
     own_code = type(module) in _OWN_CODE
     if isinstance(module, TensorDictModuleBase) and skip_existing():
         raise NotKnown("runs under set_skip_existing")

@@ -16,6 +16,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from tdcollect.packages import check_posix
+
 LOCK = ".lock"
 
 # Process ids say nothing about a process of another machine, or of another container.
@@ -204,7 +206,8 @@ def _lock(path: Path) -> ExitStack | None:
     (``flock``). With the threads of a process it is the other way round, so both are taken: the
     directory first, as a process that closes any descriptor of the file loses its lock of it.
     """
-    import fcntl  # not on Windows, where nothing but this needs it
+    check_posix("an output_dir, which one process writes to at a time, needs", "leave it out")
+    import fcntl
 
     while True:
         with suppress(FileExistsError):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
 import re
 import sys
 import tomllib
 from collections.abc import Callable
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,19 @@ def untested() -> str:
         for name, version in found.items()
         if _release(version) >= _release(KNOWN[name][1])
     )
+
+
+def check_posix(what: str, instead: str) -> None:
+    """Raise NotImplementedError where the system lacks forks and locks of files, as Windows does.
+
+    Args:
+        what: what needs them, as the first words of the error.
+        instead: what to do there.
+    """
+    if not hasattr(os, "fork") or find_spec("fcntl") is None:
+        raise NotImplementedError(
+            f"{what} a POSIX system such as Linux, got {sys.platform}; {instead}"
+        )
 
 
 def own_version() -> str:

@@ -20,13 +20,10 @@ import cloudpickle
 _HEADER = struct.Struct("<BBHQ")  # kind, sequence number, a mark, bytes that follow
 _MARK = 0x7DC0
 _AT_ONCE = 2**15  # bytes that the kernel takes in one go: no interrupt tears them apart
-_INTERRUPTS = {
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGALRM,
-    signal.SIGHUP,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
+_INTERRUPTS = {  # Windows lacks most of them
+    getattr(signal, name)
+    for name in ("SIGINT", "SIGTERM", "SIGALRM", "SIGHUP", "SIGUSR1", "SIGUSR2")
+    if hasattr(signal, name)
 }
 _let_others_run = getattr(os, "sched_yield", lambda: None)
 

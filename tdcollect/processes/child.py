@@ -31,7 +31,10 @@ from typing import Any, NoReturn
 import numpy as np
 
 import tdcollect
+from tdcollect.packages import check_posix
 
+POSIX = ("worker processes need", "use backend='serial', and no workers")
+"""The arguments of :func:`check_posix`."""
 GRACE = 5.0
 """Seconds that a child has for closing its envs."""
 
@@ -83,6 +86,7 @@ class Child(ABC):
     pid: int
 
     def __init__(self, descriptors: Sequence[int] = ()):
+        check_posix(*POSIX)
         self.code: int | None = None
         self.pidfd: int | None = None
         self._how: str | None = None

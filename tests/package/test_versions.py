@@ -117,6 +117,42 @@ def test_the_version_of_a_checkout_that_is_not_installed(
     assert packages.own_version() == "unknown"
 
 
+def test_all_is_imported_where_forks_and_locks_are_missing() -> None:
+    """As on Windows; what needs them says so when it is used."""
+    code = """
+import importlib, multiprocessing.forkserver, os, pkgutil, select, signal, sys
+import torchrl.collectors.distributed, torchrl.envs.libs.gym, torchrl.modules
+for module, names in {
+    os: "fork pidfd_open memfd_create register_at_fork sched_getaffinity O_ASYNC",
+    signal: "SIGUSR1 SIGUSR2 SIGCHLD SIGHUP SIGALRM SIGIO pthread_sigmask",
+    select: "poll POLLIN epoll",
+}.items():
+    for name in names.split():
+        delattr(module, name)
+sys.modules["fcntl"] = None
+import tdcollect
+for module in pkgutil.walk_packages(tdcollect.__path__, "tdcollect."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+env = tdcollect.make_env("CartPole-v1", 2)
+print(len(list(tdcollect.Collector(env, None, frames_per_batch=8, total_frames=16))))
+for settings in ({"workers": 2}, {"output_dir": "runs"}):
+    try:
+        tdcollect.evaluate("CartPole-v1", None, 2, **settings)
+    except NotImplementedError as error:
+        print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    batches, *refused = done.stdout.splitlines()
+    assert batches == "2"
+    assert [
+        re.split(" needs? a POSIX system such as Linux, got ", line)[0] for line in refused
+    ] == [
+        "worker processes",
+        "an output_dir, which one process writes to at a time,",
+    ]
+
+
 def ranges(lines: list[str]) -> dict[str, str]:
     """The ranges of versions of requirements, by name."""
     return {re.split(r"[<>=\[]", line)[0]: line for line in lines}

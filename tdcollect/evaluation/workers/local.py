@@ -14,7 +14,6 @@ import mmap
 import os
 import pickle
 import select
-import signal
 import time
 import weakref
 from abc import ABC, abstractmethod
@@ -26,9 +25,11 @@ import cloudpickle
 
 from tdcollect import check
 from tdcollect.display import count_text, one_line
+from tdcollect.packages import check_posix
 from tdcollect.processes.channel import Channel, Described, InterruptsHeld
 from tdcollect.processes.child import (
     GRACE,
+    POSIX,
     Child,
     Forked,
     FromTemplate,
@@ -263,7 +264,8 @@ _Start = Callable[[tuple[int]], Child]
 EXIT_SECONDS = 2.0
 """Seconds between the end of a process's connection and its own."""
 _STARTS = 4  # of templates, one after the other
-_FROM_OUTSIDE = (-signal.SIGTERM, -signal.SIGHUP)  # as a scheduler or a user ends a process
+# SIGTERM and SIGHUP (which Windows lacks): a scheduler or a user ends a process so.
+_FROM_OUTSIDE = (-15, -1)
 
 
 class LocalWorkers(Workers):
@@ -302,6 +304,7 @@ class LocalWorkers(Workers):
         *,
         init_fn: Callable[[], Any] | None = None,
     ):
+        check_posix(*POSIX)
         super().__init__(num_workers, timeout, max_lost)
         check.callables(init_fn=init_fn)
         self.crew: dict[int, LocalWorker] = {}  # type: ignore[assignment]

@@ -13,21 +13,21 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from importlib.util import find_spec
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from tensordict import TensorDict
+import numpy as np
 
 from tdcollect import keys
-from tdcollect._upstream.torchrl import MEMMAP_TYPE, encode_key_for_filesystem
 from tdcollect.display import without_process_ids
 from tdcollect.evaluation import ledger
 from tdcollect.evaluation.episodes.data import disagreements
@@ -41,7 +41,9 @@ from tdcollect.files import (
     write_atomically,
     write_json,
 )
-from tdcollect.randomness import NotReproducibleError
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
 
 
 class Directory:
@@ -91,7 +93,7 @@ class Directory:
             data = ledger.kept_trajectories(self.path) if self.kept is None else frozenset()
             for episode in self.episodes:
                 if episode.index in data:  # of a run that was interrupted: a digest is to come
-                    read_data(self.path, episode, self.manifest, None)
+                    check_data(self.path, episode, self.manifest, None)
             if retry_lost and any(episode.lost for episode in self.episodes):
                 self._forget_lost()
             # From here on it is known to be this evaluation's.
@@ -245,6 +247,8 @@ class Directory:
         A refused evaluation is not taken for an unfinished one, and the directory is free again
         once env or policy are corrected.
         """
+        from tdcollect.randomness import NotReproducibleError  # which needs torch; reading does not
+
         if not self._journal.tell() and not (self.path / ledger.RUN).exists():
             self._sweep(data=True)
             remove(self.path / ledger.SHARD)
@@ -281,7 +285,9 @@ def read_runs(path: Path) -> list[Any]:
 
 
 _META = "meta.json"
-_NOT_ENTRIES = ("shape", "device", MEMMAP_TYPE)  # in meta.json, beside the entries
+_TYPE, _TENSORDICT = "_type", "<class 'tensordict._td.TensorDict'>"
+_NOT_ENTRIES = ("shape", "device", _TYPE)  # in meta.json, beside the entries
+_ENCODED = re.compile(r'[/<>:"|?*\\ %\0-\x1f\x7f]')  # in the names of files, as tensordict has it
 _MOST_DIMS = 64  # torch's own limit
 _ROOM = 1 << 13  # bytes of a file's blocks besides its contents
 _MOST_BYTES = 1 << 20  # of a meta.json
@@ -321,17 +327,57 @@ def link_trajectory(source: Path, path: Path) -> None:
             shutil.copyfile(file, path / file.name, follow_symlinks=False)
 
 
-def read_trajectory(path: Path) -> TensorDict:
+def read_trajectory(path: Path) -> Any:
     """Read the data ``[L]`` of an episode that :func:`write_trajectory` wrote.
 
-    Tensors are mapped from their files when they are used; writes to them stay in memory and never
+    They are mapped from their files when they are used; writes to them stay in memory and never
     reach a file. No code is run, whatever the files hold.
+
+    Returns:
+        A TensorDict; where it is not installed, what :func:`read_arrays` returns.
     """
+    if find_spec("tensordict") is None or find_spec("torch") is None:
+        return read_arrays(path)
+    import torch
+    from tensordict import TensorDict
+
+    def mapped(file: Path, name: str, shape: list[int]) -> torch.Tensor:
+        dtype, size = getattr(torch, name), prod(shape)
+        if not size:  # has no file
+            return torch.empty(shape, dtype=dtype)
+        return torch.from_file(str(file), shared=False, size=size, dtype=dtype).view(shape)
+
+    def made(entries: dict[str, Any], shape: list[int]) -> TensorDict:
+        return TensorDict(entries, shape, device="cpu")
+
+    with _reading(path):
+        return _read(path, mapped, made).refine_names(keys.TIME)
+
+
+def read_arrays(path: Path) -> dict[str, Any]:
+    """Read the data of an episode as :func:`read_trajectory`, into NumPy arrays in nested dicts.
+
+    ``bfloat16``, which NumPy lacks, is read as the ``uint16`` of the same bits.
+    """
+
+    def mapped(file: Path, name: str, shape: list[int]) -> np.ndarray[Any, Any]:
+        if not prod(shape):
+            return np.empty(shape, _dtype(name))
+        return np.memmap(file, _dtype(name), "c", shape=tuple(shape)).view(np.ndarray)
+
+    with _reading(path):
+        found: dict[str, Any] = _read(path, mapped, lambda entries, shape: entries)
+        return found
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    return np.dtype({"bfloat16": "uint16"}.get(name, name))
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
     try:
-        data = _read(path)
-        if data.ndim != 1:
-            raise ValueError(f"its shape is {list(data.shape)}, and not [L]")
-        return data.refine_names(keys.TIME)
+        yield
     except (OSError, ValueError, TypeError, RuntimeError, RecursionError) as error:
         raise ValueError(
             f"{path} does not hold the data of an episode as an evaluation keeps them: {error}; "
@@ -357,32 +403,51 @@ def _files(folder: Path) -> list[Path]:
     return sorted(file for file in folder.iterdir() if not file.name.startswith("."))
 
 
-def _read(folder: Path) -> TensorDict:
+def _read(
+    folder: Path,
+    mapped: Callable[[Path, str, list[int]], Any],
+    made: Callable[[dict[str, Any], list[int]], Any],
+    within: Sequence[int] | None = None,
+) -> Any:
+    """Read a folder of entries, whose shapes begin with its own, and that with the one around."""
     _check_kind(folder, stat.S_ISDIR, "a folder")
     meta = _meta(folder / _META)
+    shape = _shape(meta.get("shape"))
+    if within is None and len(shape) != 1:
+        raise ValueError(f"its shape is {shape}, and not [L]")
+    _check_shape(folder, shape, within or ())
     found: dict[str, Any] = {}
     files = {_META}
     for key, entry in meta.items():
         if key in _NOT_ENTRIES:
             continue
-        name: str = encode_key_for_filesystem(key)
-        if Path(name).name != name:
-            raise ValueError(f"{key!r} names no file")
+        name = _file_name(key)
         if not isinstance(entry, dict):
             raise ValueError(f"{folder / _META} says {entry!r} of {key!r}")  # noqa: TRY004
         if "type" in entry:
             if entry != {"type": "TensorDict"}:
                 raise ValueError(f"{key!r} is of {entry['type']!r}, which is no tensor")
-            found[key] = _read(folder / name)
+            found[key] = _read(folder / name, mapped, made, shape)
         else:
             name += ".memmap"
-            found[key] = _tensor(folder / name, entry)
+            dtype, size = _checked(folder / name, entry)
+            _check_shape(folder / name, size, shape)
+            found[key] = mapped(folder / name, dtype, size)
         files.add(name)
     # Other files are not read, but a file that may belong to the data is not ignored.
     for file in _files(folder):
         if file.name not in files:
             raise ValueError(f"{file.name} is there, which {_META} does not name")
-    return TensorDict(found, _shape(meta.get("shape")), device="cpu")
+    return made(found, shape)
+
+
+def _file_name(key: str) -> str:
+    """Return the name of an entry's file or folder, as tensordict encodes it."""
+    name = _ENCODED.sub(lambda match: f"%{ord(match[0]):02X}", key)
+    name = {"": "%", ".": "%2E", "..": "%2E%2E"}.get(name, name)
+    if Path(name).name != name:
+        raise ValueError(f"{key!r} names no file")
+    return name
 
 
 def _meta(file: Path) -> Mapping[str, Any]:
@@ -390,25 +455,31 @@ def _meta(file: Path) -> Mapping[str, Any]:
     if size > _MOST_BYTES:
         raise ValueError(f"{file.name} has {size} bytes")
     meta = json.loads(file.read_bytes())
-    if not isinstance(meta, dict) or meta.get(MEMMAP_TYPE) != str(TensorDict):
+    if not isinstance(meta, dict) or meta.get(_TYPE) != _TENSORDICT:
         raise ValueError(f"{file} describes no TensorDict")
     return meta
 
 
-def _tensor(file: Path, entry: Mapping[str, Any]) -> torch.Tensor:
-    dtype = getattr(torch, str(entry.get("dtype")).removeprefix("torch."), None)
-    shape = _shape(entry.get("shape"))
-    if not isinstance(dtype, torch.dtype) or entry.get("is_nested", False) is not False:
+def _checked(file: Path, entry: Mapping[str, Any]) -> tuple[str, list[int]]:
+    """Return the dtype and the shape of a tensor, once its file is known to fit them."""
+    name, shape = str(entry.get("dtype")).removeprefix("torch."), _shape(entry.get("shape"))
+    try:
+        item = _dtype(name).itemsize
+    except TypeError:
+        item = 0
+    if not item or entry.get("is_nested", False) is not False:
         raise ValueError(f"{file.name} is no plain tensor: {dict(entry)!r}")
-    count = prod(shape)
-    if not count:  # has no file
-        return torch.empty(shape, dtype=dtype)
-    size = _check_kind(file, stat.S_ISREG, "a file").st_size
-    if size != count * dtype.itemsize:
+    size = _check_kind(file, stat.S_ISREG, "a file").st_size if prod(shape) else 0
+    if size != prod(shape) * item:
         raise ValueError(
             f"{file.name} has {size} bytes, not those of shape {shape} and dtype {entry['dtype']}"
         )
-    return torch.from_file(str(file), shared=False, size=count, dtype=dtype).view(shape)
+    return name, shape
+
+
+def _check_shape(path: Path, shape: Sequence[int], within: Sequence[int]) -> None:
+    if list(shape[: len(within)]) != list(within):
+        raise ValueError(f"the shape of {path.name} is {shape}, within {within}")
 
 
 def _shape(value: Any) -> list[int]:
@@ -429,16 +500,16 @@ def _check_kind(path: Path, kind: Any, called: str) -> Any:
     return found
 
 
-def read_data(
+def check_data(
     root: Path, record: Episode, manifest: Mapping[str, Any], listed: Mapping[str, str] | None
-) -> TensorDict:
-    """Read the data ``[L]`` that were kept of an episode, and check them against its record."""
+) -> None:
+    """Check the data ``[L]`` that were kept of an episode against its record."""
     path = ledger.trajectory_path(root, record.index)
-    data = read_trajectory(path)
+    data = dict(_flat(read_arrays(path)))
     try:
         counted = (manifest.get("returns") or {}).get("rewards")
         found = disagreements(record, data, manifest["entries"], counted)
-    except (TypeError, RuntimeError) as error:  # of a dtype or a shape that no episode has
+    except (TypeError, ValueError) as error:  # of a dtype or a shape that no episode has
         found = [str(error)]
     if listed is not None and (now := trajectory_digest(path)) != listed.get(path.name):
         then = listed.get(path.name, "none")
@@ -450,4 +521,11 @@ def read_data(
             f"the data kept of episode {record.index} are not those of its record: "
             f"{'; '.join(found)}. Run the episode again instead: replay({record.index})"
         )
-    return data
+
+
+def _flat(entries: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    for name, entry in entries.items():
+        if isinstance(entry, dict):
+            yield from _flat(entry, (*path, name))
+        else:
+            yield keys.entry_path((*path, name)), entry

@@ -13,8 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torchrl.envs.utils import ExplorationType
-
 from tdcollect.check import is_count
 from tdcollect.display import count_text, one_line, visible
 from tdcollect.seeding import env_seed, policy_seed
@@ -298,7 +296,7 @@ RECHECK = "recheck"
 """The entry of the last file, false, of a run that ran no episode once more; else it is absent."""
 _KEPT = re.compile("[0-9]{6}|[1-9][0-9]{6,17}")  # as trajectory_name() names a folder
 _MOST_EPISODES = 10**9
-_EXPLORATIONS = [name.lower() for name in ExplorationType.__members__]
+_EXPLORATIONS = ("mode", "median", "mean", "random", "deterministic")  # TorchRL's
 
 
 class Problem(NamedTuple):

@@ -16,7 +16,7 @@ from typing import Any
 
 from tdcollect.display import count_text, listed_text
 from tdcollect.evaluation import ledger
-from tdcollect.evaluation.directory import Directory, check_directory, read_data, read_runs
+from tdcollect.evaluation.directory import Directory, check_data, check_directory, read_runs
 from tdcollect.evaluation.evaluate import check_report_extras, finish
 from tdcollect.evaluation.ledger import Episode, Files
 from tdcollect.evaluation.request import Request
@@ -213,7 +213,7 @@ def _kept_data(parts: Sequence[Files]) -> dict[int, Path]:
         for episode in (episode for episode in part.episodes if episode.completed):
             data = ledger.trajectory_path(part.root, episode.index)
             if data.exists():
-                read_data(part.root, episode, part.manifest, part.kept)
+                check_data(part.root, episode, part.manifest, part.kept)
                 found.setdefault(episode.index, data)
                 having.append(part.root)
             else:
@@ -262,4 +262,4 @@ def _unlike(
         elif episode.index in data:
             if not ledger.trajectory_path(directory.path, episode.index).exists():
                 yield f"it lacks the data of episode {episode.index}"
-            read_data(directory.path, episode, manifest, directory.kept)
+            check_data(directory.path, episode, manifest, directory.kept)

@@ -23,7 +23,7 @@ from torchrl.envs import EnvBase
 
 from tdcollect import check
 from tdcollect.display import listed_text, one_line
-from tdcollect.evaluation.directory import read_data
+from tdcollect.evaluation.directory import check_data, read_trajectory
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
 from tdcollect.evaluation.ledger import (
     KEYS,
@@ -217,7 +217,8 @@ class EvaluationResult:
                 f"the data of episode {index} were not kept: evaluate with keep_trajectories=True, "
                 "or run it again with replay()"
             )
-        return read_data(self.directory, record, self.manifest, self._listed)
+        check_data(self.directory, record, self.manifest, self._listed)
+        return read_trajectory(trajectory_path(self.directory, index))
 
     def replay(self, index: int, video: str | os.PathLike[str] | None = None) -> TensorDict:
         """Run an episode again, and check it against its record, to the bit.

@@ -14,7 +14,7 @@ from typing import Any
 from tdcollect.display import count_text, listed_text, one_line, visible
 from tdcollect.evaluation import statistics
 from tdcollect.evaluation.curve import check_curve, steps_of
-from tdcollect.evaluation.directory import read_data
+from tdcollect.evaluation.directory import check_data
 from tdcollect.evaluation.ledger import (
     EPISODES,
     MANIFEST,
@@ -217,7 +217,7 @@ def _kept(found: Files) -> tuple[int, list[Problem]]:
         if name in records:
             kept += 1
             try:
-                read_data(found.root, records[name], found.manifest, found.kept)
+                check_data(found.root, records[name], found.manifest, found.kept)
             except ValueError as error:
                 problems.append(Problem(folder / name, str(error)))
         elif not name.endswith(".part") and not name.startswith("."):

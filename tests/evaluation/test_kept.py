@@ -178,7 +178,7 @@ def pipe(name: str) -> Callable[[Path], None]:
         (pipe("pipe.memmap"), "pipe.memmap is not a file"),
         (pipe("meta.json"), "meta.json is not a file"),
         (sizes(2**62, 2**62), "has 48 bytes, not those of"),
-        (sizes(0, 2**62, 2**62), "overflow"),
+        (sizes(3, 0, 2**62, 2**62), "overflow"),
         (sizes(3, -2), "is no shape"),
         (sizes(3, True), "is no shape"),
         (sizes(*[1] * 65), "is no shape"),

@@ -6,18 +6,20 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
-from tensordict import TensorDict
-from torchrl.envs import EnvBase
 
 from tdcollect import keys
-from tdcollect.collect.episodes import Block, Piece
-from tdcollect.envs.spaces import nested
 from tdcollect.evaluation.ledger import COMPLETED, FAILED, Episode
-from tdcollect.keys import Key, entry_path, from_next, under_next
+from tdcollect.keys import Key, entry_path, under_next
+
+if TYPE_CHECKING:  # what is kept is read and checked without them
+    import torch
+    from tensordict import TensorDict
+    from torchrl.envs import EnvBase
+
+    from tdcollect.collect.episodes import Block, Piece
 
 COMBINED = "mean over the agents of a group, then over groups"
 """The rule by which several rewards of a step make one return, as the manifest says it."""
@@ -180,6 +182,10 @@ class Assembly:
         return Finished(Episode(index, env_seed, policy_seed, FAILED, restarts), None)
 
     def _data(self, parts: Sequence[Mapping[Key, torch.Tensor]]) -> TensorDict:
+        import torch
+
+        from tdcollect.envs.spaces import nested
+
         entries = {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
         data = nested(entries.items(), [len(entries[keys.NEXT_DONE])])
         data.refine_names(keys.TIME)
@@ -202,7 +208,7 @@ def digested_entries(env: EnvBase, returns: Returns) -> dict[str, list[str]]:
 
 def disagreements(
     record: Episode,
-    data: TensorDict,
+    data: Mapping[str, np.ndarray[Any, Any]],
     entries: Mapping[str, Sequence[str]],
     counted: Sequence[str] | None = None,
 ) -> list[str]:
@@ -212,42 +218,34 @@ def disagreements(
 
     Args:
         record: the episode's line in the ledger.
-        data: its steps.
+        data: its entries ``[L, ...]`` by path, such as ``"next/observation"``.
         entries: as :func:`digested_entries` named them.
         counted: the reward entries that the return is made of; None for all.
 
     Returns:
         The differences, one phrase each; empty if the data are those of the record.
     """
-    of = {entry_path(key): key for key in data.keys(True, True)}
     observed, acted = entries["observation"], entries["action"]
     rewarded = entries.get("reward", [keys.REWARD])
     following = [f"{keys.NEXT}/{name}" for name in (*observed, *rewarded)]
     wanted = [*observed, *following, *acted, *_FLAG_PATHS]
-    missing = [name for name in wanted if name not in of]
-    if missing or not len(data):
+    missing = [name for name in wanted if name not in data]
+    if missing or not len(data[_FLAG_PATHS[0]]):
         return [f"the data lack {', '.join(missing) or 'steps'}"]
-    digested = _digested(
-        [of[name] for name in observed],
-        [of[name] for name in acted],
-        [from_next(of[f"{keys.NEXT}/{name}"]) for name in rewarded],
-    )
-    rewards = {
-        name: _by_step(_array(data[of[f"{keys.NEXT}/{name}"]])) for name in counted or rewarded
-    }
+    rewards = {name: _by_step(data[f"{keys.NEXT}/{name}"]) for name in counted or rewarded}
     hashes = []  # as Assembly computes them from pieces
-    for key, on in digested:
-        rows = _array(data[key])
+    for key, on in _digested(observed, acted, rewarded):
+        rows = data[entry_path(key)]
         hashes.append(_hash(key, rows))
         hashes[-1].update(np.ascontiguousarray(rows))
         if on:
-            hashes[-1].update(np.ascontiguousarray(_array(data[under_next(key)])[-1]))
-    terminated, truncated = (bool(data[flag][-1]) for flag in _FLAGS)
+            hashes[-1].update(np.ascontiguousarray(data[entry_path(under_next(key))][-1]))
+    terminated, truncated = (bool(data[flag][-1]) for flag in _FLAG_PATHS)
     total, groups = combined(rewards)
     rounding = 1e-6 * sum(float(np.abs(values).sum()) for values in rewards.values())
     recorded = record.episode_return
     found: list[tuple[str, Any, Any]] = [
-        ("length", record.length, len(data)),
+        ("length", record.length, len(data[_FLAG_PATHS[0]])),
         ("terminated", record.terminated, terminated),
         ("truncated", record.truncated, truncated),
         ("digest", record.digest, _joined(hashes)),
@@ -258,10 +256,9 @@ def disagreements(
         if name not in groups or abs(value - groups[name]) > rounding:
             found.append((f"return of {name}", value, groups.get(name)))
     texts = [f"{name} {b!r}, in the ledger {a!r}" for name, a, b in found if a != b]
-    for key in (of[name] for name in observed):  # each row leads to the one after it
-        here, after = _array(data[key])[1:], _array(data[under_next(key)])[:-1]
-        if here.tobytes() != after.tobytes():
-            texts.append(f"{entry_path(key)} is not the one that the row before led to")
+    for name in observed:  # each row leads to the one after it
+        if data[name][1:].tobytes() != data[f"{keys.NEXT}/{name}"][:-1].tobytes():
+            texts.append(f"{name} is not the one that the row before led to")
     return texts
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import pkgutil
+import platform
 import re
 import sys
 import tomllib
@@ -16,6 +18,10 @@ from typing import Any
 
 KNOWN = {"torchrl": ("0.14.1", "0.15"), "tensordict": ("0.14.3", "0.16")}
 """The versions that were tested: from the first on, and below the second."""
+_DECIDING = (
+    *("tdcollect", "torch", "tensordict", "torchrl", "gymnasium", "numpy"),
+    *("ale-py", "box2d", "dm-control", "envpool", "mujoco", "pettingzoo", "vmas"),  # if installed
+)
 _EXTRAS = {"envpool": "envpool", "imageio_ffmpeg": "video", "ray": "ray"}  # of the others, evaluate
 _PACKAGES = {"pandas": "pandas", "stable_baselines3": "stable-baselines3"}  # of no extra
 
@@ -63,6 +69,13 @@ def own_version() -> str:
     if version is None and project.is_file():
         version = str(tomllib.loads(project.read_text())["project"]["version"])
     return version or "unknown"
+
+
+@functools.cache  # reading them takes longer than a short episode
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that may change an episode."""
+    found = {"python": platform.python_version()} | {n: _installed(n) for n in _DECIDING}
+    return {name: version for name, version in found.items() if version is not None}
 
 
 def _installed(name: str) -> str | None:

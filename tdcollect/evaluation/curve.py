@@ -13,15 +13,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from tdcollect.evaluation import ledger
 from tdcollect.evaluation.comparison import SAME
 from tdcollect.evaluation.ledger import Problem
-from tdcollect.evaluation.manifest import versions
 from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.evaluation.statistics import Summary, alike, ends
 from tdcollect.files import check_no_links, check_output, locked, write_atomically, write_json
+from tdcollect.packages import versions
 from tdcollect.pages.build import REPORT
 from tdcollect.pages.evaluation import curve_page
 
@@ -179,6 +177,8 @@ class Folder:
             path, state = self.path / WEIGHTS, policy_state()
             entries = {"step": point.step, "by": self._by, "value": value, "weights": None}
             if state:
+                import torch
+
                 write_atomically(path, lambda file: torch.save(state, file))
                 entries |= {"weights": WEIGHTS, "digest": ledger.sha256(path)}
             else:

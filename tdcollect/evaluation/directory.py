@@ -41,9 +41,13 @@ from tdcollect.files import (
     write_atomically,
     write_json,
 )
+from tdcollect.packages import extra_module
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
+
+    from tdcollect.evaluation.request import Request
+    from tdcollect.evaluation.result import EvaluationResult
 
 
 class Directory:
@@ -266,6 +270,43 @@ class Directory:
         """Release the directory."""
         with naming(self.path / ledger.EPISODES):  # of which a full disk left a part to write
             self._opened.close()
+
+
+def check_report_extras(what: str) -> None:
+    """Raise for packages that the report lacks, before anything runs.
+
+    Args:
+        what: the call that writes the report, as the first words of the error.
+    """
+    for name in ("scipy", "matplotlib"):
+        extra_module(name, what)
+
+
+def finish(
+    directory: Directory, result: EvaluationResult, request: Request | None, recheck: bool = True
+) -> None:
+    """Sort the ledger, and write all that follows from it; the last file marks it as finished.
+
+    The same result gives the same bytes, whoever ran its episodes.
+
+    Args:
+        directory: the directory of the evaluation; data that are kept are there.
+        result: all episodes of the directory.
+        request: env and policy by name, if they are kept.
+        recheck: False if no episode ran once more, which the last file then says.
+    """
+    note = {} if recheck else {ledger.RECHECK: False}
+    directory.finish(result.episodes)
+    if request is not None:
+        request.write(directory.path)
+    if directory.shard is not None:
+        directory.finish_shard(**note)
+        return
+    from tdcollect.pages.evaluation import write_report
+
+    summary = result.summary()
+    files = write_report(directory.path, directory.manifest, result.episodes, summary, request)
+    directory.write_results({**note, **summary.to_dict()}, files)
 
 
 def check_directory(path: Path) -> None:

@@ -16,13 +16,14 @@ import torch
 from tensordict import TensorDict
 from torchrl.envs import EnvBase
 
-from tdcollect.evaluation.directory import Directory, check_directory
+from tdcollect.evaluation.directory import Directory, check_directory, check_report_extras, finish
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
 from tdcollect.evaluation.episodes.data import Finished
-from tdcollect.evaluation.ledger import MIXED, RECHECK, Episode, Shard
+from tdcollect.evaluation.ledger import MIXED, Episode, Shard
 from tdcollect.evaluation.manifest import describe
+from tdcollect.evaluation.replay import Replay, replayer
 from tdcollect.evaluation.request import Request
-from tdcollect.evaluation.result import EvaluationResult, Replay, replayer
+from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.evaluation.settings import (
     EvaluationSettings,
     SettingsArguments,
@@ -32,7 +33,6 @@ from tdcollect.evaluation.settings import (
 from tdcollect.evaluation.workers.dispatcher import Dispatcher, Evaluation
 from tdcollect.evaluation.workers.local import Workers, as_workers
 from tdcollect.evaluation.workers.worker import Job
-from tdcollect.packages import extra_module
 from tdcollect.progress import line_above, progress_bar, warn
 from tdcollect.randomness import NotReproducibleError
 
@@ -425,43 +425,6 @@ class Recording:
         """Release the directory."""
         if self.directory is not None:
             self.directory.close()
-
-
-def check_report_extras(what: str) -> None:
-    """Raise for packages that the report lacks, before anything runs.
-
-    Args:
-        what: the call that writes the report, as the first words of the error.
-    """
-    for name in ("scipy", "matplotlib"):
-        extra_module(name, what)
-
-
-def finish(
-    directory: Directory, result: EvaluationResult, request: Request | None, recheck: bool = True
-) -> None:
-    """Sort the ledger, and write all that follows from it; the last file marks it as finished.
-
-    The same result gives the same bytes, whoever ran its episodes.
-
-    Args:
-        directory: the directory of the evaluation; data that are kept are there.
-        result: all episodes of the directory.
-        request: env and policy by name, if they are kept.
-        recheck: False if no episode ran once more, which the last file then says.
-    """
-    note = {} if recheck else {RECHECK: False}
-    directory.finish(result.episodes)
-    if request is not None:
-        request.write(directory.path)
-    if directory.shard is not None:
-        directory.finish_shard(**note)
-        return
-    from tdcollect.pages.evaluation import write_report
-
-    summary = result.summary()
-    files = write_report(directory.path, directory.manifest, result.episodes, summary, request)
-    directory.write_results({**note, **summary.to_dict()}, files)
 
 
 @contextmanager

@@ -32,7 +32,8 @@ from tdcollect.display import count_text, one_line
 from tdcollect.evaluation.background import Answer, Failure, Request, Setup
 from tdcollect.evaluation.curve import BEST_BY, Best, Point, read_folder, value_of, with_point
 from tdcollect.evaluation.episodes.opening import check_env
-from tdcollect.evaluation.result import EvaluationResult, Replay, Replayed, replayer
+from tdcollect.evaluation.replay import Replay, Replayed, replayer
+from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.evaluation.settings import EvaluationSettings, check_names
 from tdcollect.evaluation.workers.local import LocalWorkers, Workers, as_workers, pickled_part
 from tdcollect.evaluation.workers.worker import (

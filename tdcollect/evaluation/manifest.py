@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import os
 import platform
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
@@ -21,15 +18,14 @@ from tensordict import TensorDictBase
 from torch import nn
 from torchrl.data import Composite
 from torchrl.envs import EnvBase
-from torchrl.envs.utils import ExplorationType
 
 from tdcollect._upstream.torchrl import wrapped_env
 from tdcollect.envs.traits import all_transforms_of, innermost, of_kind
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.data import digested_entries
-from tdcollect.evaluation.ledger import FORMAT, RANDOM, Episode, manifest_entry
-from tdcollect.evaluation.settings import EvaluationSettings
+from tdcollect.evaluation.ledger import FORMAT, RANDOM
 from tdcollect.keys import entry_path
+from tdcollect.packages import versions
 from tdcollect.seeding import EVALUATION_PROTOCOL
 
 if TYPE_CHECKING:
@@ -37,10 +33,6 @@ if TYPE_CHECKING:
 
 STREAMS = "from a stream of each episode, started from its env seed"
 """The origin of draws from the global generators in envs; without the entry, there are none."""
-_PACKAGES = (
-    *("tdcollect", "torch", "tensordict", "torchrl", "gymnasium", "numpy"),
-    *("ale-py", "box2d", "dm-control", "envpool", "mujoco", "pettingzoo", "vmas"),  # if installed
-)
 
 
 def describe(collector: EvaluationCollector) -> dict[str, Any]:
@@ -98,22 +90,6 @@ def subject(collector: EvaluationCollector) -> dict[str, Any]:
     }
     plain: dict[str, Any] = json.loads(json.dumps(found, default=int))  # NumPy's ints, too
     return plain
-
-
-def settings_of(manifest: Mapping[str, Any], episode: Episode, **how: Any) -> EvaluationSettings:
-    """Return the settings that run one episode of an evaluation again."""
-    return EvaluationSettings(
-        [episode.index],
-        manifest["seeds"]["root"],
-        env_seeds={episode.index: episode.env_seed},
-        exploration_type=ExplorationType[manifest["policy"]["exploration"].upper()],
-        max_episode_steps=manifest["max_episode_steps"],
-        reward_keys=manifest_entry(manifest, "returns.rewards"),
-        inference_batch_size=manifest["inference_batch_size"],
-        inference_threads=manifest["inference_threads"],
-        eval_mode=manifest["policy"].get("mode") == "eval",
-        **how,
-    )
 
 
 def weights_digest(policy: Any) -> str | None:
@@ -221,16 +197,6 @@ def _transform(transform: Any) -> str:
     digest = None if isinstance(transform, of_kind("holds_episode")) else weights_digest(transform)
     name = type(transform).__name__
     return name if digest is None else f"{name}({digest[:16]})"
-
-
-@functools.cache  # reading them takes longer than a short episode
-def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that may change an episode."""
-    versions = {"python": platform.python_version()}
-    for name in _PACKAGES:
-        with suppress(metadata.PackageNotFoundError):
-            versions[name] = metadata.version(name)
-    return versions
 
 
 def _gpu(device: torch.device) -> dict[str, Any]:

@@ -16,8 +16,14 @@ from typing import Any
 
 from tdcollect.display import count_text, listed_text
 from tdcollect.evaluation import ledger
-from tdcollect.evaluation.directory import Directory, check_data, check_directory, read_runs
-from tdcollect.evaluation.evaluate import check_report_extras, finish
+from tdcollect.evaluation.directory import (
+    Directory,
+    check_data,
+    check_directory,
+    check_report_extras,
+    finish,
+    read_runs,
+)
 from tdcollect.evaluation.ledger import Episode, Files
 from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.result import EvaluationResult

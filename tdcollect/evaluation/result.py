@@ -6,25 +6,17 @@ import io
 import os
 import warnings
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
-from functools import cached_property, partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
-import gymnasium as gym
 import numpy as np
-import torch
-from gymnasium.wrappers import RenderCollection
-from tensordict import TensorDict
-from torchrl.envs import EnvBase
 
 from tdcollect import check
 from tdcollect.display import listed_text, one_line
 from tdcollect.evaluation.directory import check_data, read_trajectory
-from tdcollect.evaluation.episodes.collector import EvaluationCollector
 from tdcollect.evaluation.ledger import (
     KEYS,
     TRAJECTORIES,
@@ -39,15 +31,17 @@ from tdcollect.evaluation.ledger import (
     trajectory_name,
     trajectory_path,
 )
-from tdcollect.evaluation.manifest import describe, settings_of
-from tdcollect.evaluation.request import RequestedEnv
-from tdcollect.evaluation.settings import EvaluationSettings
 from tdcollect.evaluation.statistics import Summary, in_order, summarize
-from tdcollect.files import check_no_links, write_atomically
+from tdcollect.files import write_atomically
 from tdcollect.packages import extra_module
 
 if TYPE_CHECKING:
+    import torch
+    from tensordict import TensorDict
+    from torchrl.envs import EnvBase
+
     from tdcollect.evaluation.comparison import Comparison
+    from tdcollect.evaluation.replay import Replay, Replayed
 
 # Entries of a manifest that may change an episode. The first differs if it is filmed.
 _MATTERS = (
@@ -130,6 +124,8 @@ class EvaluationResult:
             text = f"folders of data of {directory} are missing, {min(gone)} first: use replay()"
             warnings.warn(f"{len(gone)} {text}", stacklevel=2)
         if env is not None:
+            from tdcollect.evaluation.replay import replayer, settings_of
+
             how = {"env_kwargs": env_kwargs, "backend": backend, "device": device}
             result._replay = replayer(
                 env, policy, lambda index: settings_of(found.manifest, result.record(index), **how)
@@ -272,109 +268,6 @@ class EvaluationResult:
         counts = [f"{len(self.episodes)} episodes", failed, *[f"{lost} lost"] * bool(lost)]
         more = (f"mean return {mean}", f"digest {self.digest[:16]}")
         return one_line(self, self.manifest["env"]["id"], *counts, *more)
-
-
-class Replayed(NamedTuple):
-    """An episode that ran again.
-
-    Attributes:
-        record: the record of this run.
-        data: its steps ``[L]``.
-        manifest: the manifest of this run.
-    """
-
-    record: Episode
-    data: TensorDict
-    manifest: dict[str, Any]
-
-
-Replay = Callable[[int, "str | os.PathLike[str] | None"], Replayed]
-
-
-def replayer(
-    env: str | Callable[..., Any] | EnvBase,
-    policy: Any,
-    settings_of: Callable[[int], EvaluationSettings],
-    set_up: Callable[[EvaluationCollector], None] = lambda again: None,
-) -> Replay:
-    """Return a function that runs an episode again, given its index and where its video goes."""
-
-    def replay(index: int, video: str | os.PathLike[str] | None) -> Replayed:
-        settings = settings_of(index)
-        with (
-            filmed(env, settings.env_kwargs, video) as filmed_env,
-            EvaluationCollector.from_settings(filmed_env, policy, settings) as again,
-        ):
-            set_up(again)
-            manifest = describe(again)
-            (finished,) = again.run(keep_trajectories=True)
-        if finished.data is None:
-            raise RuntimeError(
-                f"the env raised in episode {index} again, at every try: "
-                f"{type(again.error).__name__}: {again.error}"
-            ) from again.error
-        return Replayed(finished.record, finished.data, manifest)
-
-    return replay
-
-
-_VIDEOS = (".mp4", ".mkv", ".mov")
-
-
-def _rendered(env: str | Callable[..., Any], **kwargs: Any) -> Any:
-    """Make an env, which renders to arrays if it is one of an id."""
-    if isinstance(env, str):
-        return gym.make(env, **{"render_mode": "rgb_array", **kwargs})
-    return env(**kwargs)
-
-
-@contextmanager
-def filmed(
-    env: Any, env_kwargs: dict[str, Any] | None, video: str | os.PathLike[str] | None
-) -> Iterator[Any]:
-    """Yield a callable that makes an env whose last episode is written as a video on exit."""
-    if video is None:
-        yield env
-        return
-    path = Path(video)
-    if path.suffix.lower() not in _VIDEOS or path.is_dir():
-        raise ValueError(f"expected a video file, {' or '.join(_VIDEOS)}, got {path}")
-    path = path.absolute()
-    check_no_links(path.parent, path.name)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    writing = extra_module("imageio_ffmpeg", "a video")
-    if not isinstance(env, str) and not callable(env):
-        raise TypeError(
-            f"expected a gymnasium id or a callable to make an env to film, got {env}; it is made "
-            "already"
-        )
-    films: list[RenderCollection[Any, Any]] = []
-
-    def film(made: Any) -> gym.Env[Any, Any]:
-        if not isinstance(made, gym.Env) or made.render_mode != "rgb_array":
-            made.close()
-            raise ValueError(
-                f"expected an env with render_mode='rgb_array' to film, got {made}; have it made "
-                "so (env_kwargs)"
-            )
-        films.append(RenderCollection(made))
-        return films[-1]
-
-    if isinstance(env, RequestedEnv):
-        yield replace(env, env=partial(_rendered, env.env), outermost=film)
-    else:
-        yield lambda **kwargs: film(_rendered(env, **kwargs))
-    last = films[-1]
-    pictures = [np.ascontiguousarray(picture, dtype=np.uint8) for picture in last.frame_list]
-    height, width = pictures[0].shape[:2]
-    rate = float(last.metadata.get("render_fps", 30))
-    # Video players need even heights and widths.
-    writer = writing.write_frames(
-        str(path), (width, height), fps=rate, macro_block_size=2, ffmpeg_log_level="error"
-    )
-    for picture in (None, *pictures):
-        writer.send(picture)
-    writer.close()
 
 
 Evaluations = Mapping[int, Sequence[Episode]]

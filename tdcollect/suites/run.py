@@ -19,14 +19,9 @@ from tdcollect.display import (
     without_process_ids,
 )
 from tdcollect.envs.make import make_env
+from tdcollect.evaluation.directory import check_report_extras
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
-from tdcollect.evaluation.evaluate import (
-    Recording,
-    check_report_extras,
-    exits_refused,
-    resumable,
-    run,
-)
+from tdcollect.evaluation.evaluate import Recording, exits_refused, resumable, run
 from tdcollect.evaluation.ledger import TRAJECTORIES, Shard, is_finished, read_directory
 from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.evaluation.settings import EvaluationSettings

@@ -36,7 +36,7 @@ from tdcollect.evaluation.episodes.policy import (
     with_masks,
 )
 from tdcollect.evaluation.ledger import Episode
-from tdcollect.evaluation.request import RequestedEnv
+from tdcollect.evaluation.requested import RequestedEnv
 from tdcollect.evaluation.settings import (
     EvaluationSettings,
     SettingsArguments,

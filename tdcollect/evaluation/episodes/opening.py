@@ -30,7 +30,7 @@ from tdcollect.envs.traits import (
 )
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.data import SUCCESS
-from tdcollect.evaluation.request import RequestedEnv, closed_on_error, freeze, is_unstarted
+from tdcollect.evaluation.requested import RequestedEnv, closed_on_error, freeze, is_unstarted
 from tdcollect.evaluation.settings import EvaluationSettings
 from tdcollect.keys import Key, from_next
 from tdcollect.randomness import GlobalStream, NotReproducibleError, Outside, WithStreams

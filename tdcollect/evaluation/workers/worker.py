@@ -30,7 +30,7 @@ from torchrl.weight_update import WeightStrategy
 from tdcollect.envs.traits import all_transforms_of
 from tdcollect.evaluation.episodes.collector import EvaluationCollector, Feed
 from tdcollect.evaluation.manifest import subject
-from tdcollect.evaluation.request import RequestedEnv, placed, policy_from
+from tdcollect.evaluation.requested import RequestedEnv, placed, policy_from
 from tdcollect.evaluation.settings import EvaluationSettings
 from tdcollect.evaluation.workers.local import (
     MOST_HELD,

@@ -28,9 +28,8 @@ _PACKAGES = {"pandas": "pandas", "stable_baselines3": "stable-baselines3"}  # of
 
 def unmet() -> str:
     """Return what is missing or too old of what collecting needs; empty if nothing is."""
-    found = {name: _installed(name) for name in ("torch", *KNOWN)}
-    for name, version in found.items():
-        oldest, _ = KNOWN.get(name, ("0", ""))
+    for name, (oldest, _) in {"torch": ("2.8", ""), **KNOWN}.items():
+        version = _installed(name) if find_spec(name) else None
         if version is None or _release(version) < _release(oldest):
             return (
                 f"expected {name} from {oldest} on, got {version or 'none'}; do: pip install "

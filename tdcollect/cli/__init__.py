@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tdcollect.display import visible
-from tdcollect.packages import install_text
+from tdcollect.packages import install_text, unmet
 
 INTERRUPTED = 130  # as shells have it for SIGINT
 
@@ -61,7 +61,7 @@ def _line(error: Exception) -> str:
     elif isinstance(error, KeyError) and error.args:
         said = str(error.args[0])
     else:
-        said = str(error)
+        said = (isinstance(error, ImportError) and unmet()) or str(error)
     text = " ".join(said.replace(f"{os.getcwd()}{os.sep}", "").split())  # as it was typed
     if not text:
         text = type(error).__name__

@@ -60,10 +60,11 @@ def test_an_import_never_refuses_and_what_needs_torchrl_says_what_to_do() -> Non
     code = """
 import sys
 from importlib import metadata
-sys.modules["torchrl"] = None
-metadata.version = lambda name: "0.13.1"
+versions = metadata.version
+metadata.version = lambda name: "0.13.1" if name == "torchrl" else versions(name)
 import tdcollect.evaluation
 tdcollect.env_seed(0, 0)
+sys.modules["torchrl.collectors"] = None
 try:
     tdcollect.Collector
 except ImportError as error:

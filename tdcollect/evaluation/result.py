@@ -112,7 +112,8 @@ class EvaluationResult:
 
         Raises:
             FileNotFoundError: if the directory holds no evaluation.
-            ValueError: for files that were altered, with the file and the line.
+            ValueError: for files that were altered, with the file and the line; for an env to
+                replay the episodes of another program.
 
         Warns:
             UserWarning: if data that were kept are missing.
@@ -124,6 +125,11 @@ class EvaluationResult:
             text = f"folders of data of {directory} are missing, {min(gone)} first: use replay()"
             warnings.warn(f"{len(gone)} {text}", stacklevel=2)
         if env is not None:
+            if "tdcollect" not in found.manifest["versions"]:
+                raise ValueError(
+                    f"expected an evaluation that tdcollect ran, got {directory}, which another "
+                    "program wrote: that program alone can run its episodes again"
+                )
             from tdcollect.evaluation.replay import replayer, settings_of
 
             how = {"env_kwargs": env_kwargs, "backend": backend, "device": device}

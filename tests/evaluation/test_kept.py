@@ -14,7 +14,7 @@ import torch
 from tensordict import NonTensorData, TensorDict
 
 import tdcollect
-from tdcollect.evaluation.directory import read_trajectory, write_trajectory
+from tdcollect.evaluation.directory import read_arrays, read_trajectory, write_trajectory
 
 from .ledgers import alter
 
@@ -56,6 +56,17 @@ def test_what_was_written_is_read(path: Path) -> None:
     assert read.names == ["time"]
     assert read.device == expected.device
     assert {file: file.read_bytes() for file in path.rglob("*.memmap")} == before
+
+
+def test_arrays_are_the_same_bits(path: Path) -> None:
+    """As they are read where torch is not installed."""
+    arrays, tensors = read_arrays(path), read_trajectory(path)
+    assert {*arrays} == {*tensors.keys()}
+    found = {**arrays, "deep": arrays["next"]["deep"]["done"]}
+    for name in ["a/b", "..", "", "none", *map(str, DTYPES), "deep"]:
+        tensor = tensors["next", "deep", "done"] if name == "deep" else tensors[name]
+        assert found[name].shape == tensor.shape
+        assert found[name].tobytes() == tensor.contiguous().view(torch.uint8).numpy().tobytes()
 
 
 @pytest.mark.parametrize("name", ["shape", "device", "_type"])

@@ -94,6 +94,12 @@ def test_the_example_gives_our_episodes_and_passes(
         check_files(path)
 
 
+def test_replay_refuses_what_another_program_ran(produced: Path) -> None:
+    with pytest.raises(ValueError, match="other, which another program wrote: that program"):
+        tdcollect.EvaluationResult.load(produced, "CartPole-v1")
+    assert main(["replay", str(produced), "0", "--env", "CartPole-v1", "--policy", "random"]) == 1
+
+
 def test_verify_finds_what_is_wrong_in_it(produced: Path) -> None:
     file = produced / "episodes.jsonl"
     sound = file.read_text()

@@ -7,7 +7,7 @@ PARALLEL := -n auto --dist worksteal
 # One process a core; torch takes one thread in each, so that they do not fight over cores.
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo suite docs test test-slow test-versions test-oldest test-newest test-torch package soak lint bench gpu clean
+.PHONY: demo suite docs test test-slow test-versions test-oldest test-newest test-torch test-next package soak lint bench gpu clean
 
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -15,9 +15,16 @@ export OMP_NUM_THREADS := 1
 	$(BIN)/python $(INSTALL) -c constraints.txt -e '.[dev]'
 	touch $@
 
-demo: .venv/installed
+# The demo needs less than the tests do, and says what it installs.
+.venv-demo/installed: pyproject.toml constraints.txt
+	test -x .venv-demo/bin/python || $(PYTHON) -m venv .venv-demo
+	.venv-demo/bin/python -m pip install --disable-pip-version-check -c constraints.txt torch
+	.venv-demo/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[examples]'
+	touch $@
+
+demo: .venv-demo/installed
 	rm -rf runs/demo
-	$(BIN)/python examples/ppo.py --output-dir runs/demo
+	.venv-demo/bin/python examples/ppo.py --output-dir runs/demo
 
 # A suite of three tasks and three policies, one of which is trained first: two minutes in all.
 suite: .venv/installed
@@ -62,6 +69,15 @@ test-torch:
 	.venv-torch/bin/python $(INSTALL) 'torch==$(TORCH).*'
 	.venv-torch/bin/python -m pytest $(PARALLEL)
 
+# The tests with the newest torch, tensordict and TorchRL, whatever they pin, and a table of what
+# breaks; make test-next TORCHRL=../rl takes a checkout.
+TORCHRL ?= torchrl
+test-next:
+	$(PYTHON) -m venv .venv-next
+	.venv-next/bin/python $(INSTALL) --upgrade -e '.[dev]' torch
+	.venv-next/bin/python $(INSTALL) --upgrade --no-deps tensordict $(TORCHRL)
+	.venv-next/bin/python -m pytest $(PARALLEL) --tb=no -rfE
+
 # The wheel and the source archive, in dist/: built from what is committed, checked, installed into a
 # venv of its own, and tested there. REPOSITORY, its address, goes into their links.
 REPOSITORY ?=
@@ -90,4 +106,4 @@ gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),.venv/installed)
 	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(GPU_PYTHON) benchmarks/gpu.py
 
 clean:
-	rm -rf .venv .venv-oldest .venv-newest .venv-torch runs site build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest .venv-newest .venv-torch .venv-next .venv-demo runs site build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

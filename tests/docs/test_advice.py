@@ -98,7 +98,7 @@ def test_commands_and_their_options_are_there() -> None:
         assert isinstance(command, click.Command), f"{said} advises tdcollect {name}"
         for option in re.findall(r"(?<!\S)--[a-z-]+", rest):
             assert option in known(command), f"{said} advises tdcollect {name} {option}"
-    for page in ("README", "docs/reproducibility", "docs/safe-to-open", "docs/doctor"):
+    for page in ("docs/overview", "docs/reproducibility", "docs/safe-to-open", "docs/doctor"):
         alone = listed(f"{page}.md", r"`(--[a-z-]+)")
         assert alone
         assert alone <= known(program), page

@@ -23,7 +23,8 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 README = (ROOT / "README.md").read_text()
 README_BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-README_COMMANDS = re.findall(r"^tdcollect (.*)$", README, re.MULTILINE)
+OVERVIEW = (ROOT / "docs" / "overview.md").read_text()
+README_COMMANDS = re.findall(r"^tdcollect (evaluate|compare|replay)( .*)$", README + OVERVIEW, re.M)
 
 
 def run(name: str, out: Path, **flags: int) -> Ended:
@@ -163,7 +164,7 @@ def test_readme_commands_run_as_they_are_typed(
     torch.save(weights, tmp_path / "runs" / "demo" / "policy.pt")
     assert len(README_COMMANDS) >= 5
     for command in README_COMMANDS:
-        assert cli.main(shlex.split(command)) == 0, capsys.readouterr().err
+        assert cli.main(shlex.split("".join(command))) == 0, capsys.readouterr().err
     for page in ("lean/report.html", "random/report.html", "comparison/comparison.html"):
         assert (tmp_path / "runs" / page).is_file()
     lean = tdcollect.EvaluationResult.load("runs/lean")

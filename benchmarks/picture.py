@@ -1,6 +1,6 @@
 """Draw the speed table of README.md, beside this file, as a picture: docs/_static/speed.svg.
 
-    python benchmarks/picture.py
+python benchmarks/picture.py
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ COLOURS = ("#a9c5e8", "#1f5fa8", "#c9ccd1", "#8a9099")
 def ratios() -> dict[str, list[float]]:
     """The medians of each program by workload, from the first table of the page."""
     lines = (HERE / "README.md").read_text().splitlines()
-    rows = [[c.strip(" *") for c in line.strip("|").split("|")] for line in lines if line[:1] == "|"]
+    rows = [
+        [c.strip(" *") for c in line.strip("|").split("|")] for line in lines if line[:1] == "|"
+    ]
     header = rows[0]
     found = {}
     for workload in WORKLOADS:

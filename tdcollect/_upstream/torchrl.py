@@ -35,7 +35,6 @@ from tdcollect.keys import Key
 __all__ = [
     "TorchDispatchMode",
     "append_policy_transforms",
-    "encode_key_for_filesystem",
     "gym_space_to_spec",
     "make_compatible_policy",
     "next_seed",
@@ -51,7 +50,6 @@ _get_default_mp_start_method = private("torchrl._utils:_get_default_mp_start_met
 append_policy_transforms = private(
     "torchrl.modules.utils.utils:_maybe_append_env_transforms_from_module"
 )
-encode_key_for_filesystem = private("tensordict.utils:_encode_key_for_filesystem")
 gym_space_to_spec = private("torchrl.envs.libs.gym:_gym_to_torchrl_spec_transform")
 make_compatible_policy = private("torchrl.envs.utils:_make_compatible_policy")
 project_outputs = private("torchrl.modules.tensordict_module.common:_forward_hook_safe_action")
@@ -354,9 +352,6 @@ SEQUENTIAL_METHODS = (
 PROBABILISTIC_METHODS = ("forward", "get_dist", "_dist_sample", "__call__")
 MODULE_METHODS = ("forward", "_call_module", "_write_to_tensordict", "__call__")
 """The methods that decide what a call of a ``TensorDictModule`` does; likewise the two before."""
-
-MEMMAP_TYPE = "_type"
-"""The key of ``meta.json`` that names the class of a TensorDict that is saved as memory maps."""
 
 _HOOKS = ("forward", "forward_pre", "backward", "backward_pre")
 

@@ -26,6 +26,7 @@ def data() -> TensorDict:
     entries = {
         "a/b": torch.arange(6).view(3, 2),
         "..": torch.ones(3),
+        ' %?\n\x7f:"é': torch.ones(3),
         "": torch.ones(3, 1),
         "none": torch.zeros(3, 0),
         "next": {"deep": {"done": torch.tensor([[False], [False], [True]])}},

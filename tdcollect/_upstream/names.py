@@ -64,7 +64,7 @@ def warn_if_untested() -> None:
     if (newer := untested()) and parent_process() is None:
         tested = " and ".join(f"{name} below {end}" for name, (_, end) in KNOWN.items())
         warnings.warn(
-            f"tdcollect was tested with {tested}, got {newer}; collector.explain() tells if "
+            f"{newer} is newer than what was tested, {tested}; collector.explain() tells if "
             "something is slower for it",
             stacklevel=2,
         )

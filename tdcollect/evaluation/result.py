@@ -201,7 +201,8 @@ class EvaluationResult:
         """Return the data ``[L]`` that were kept of an episode.
 
         Data in a directory are mapped from its files. No code in them runs, whoever wrote them;
-        writes to the tensors stay in memory.
+        writes to the tensors stay in memory. Where tensordict is not installed, they are NumPy
+        arrays in nested dicts.
 
         Raises:
             KeyError: if they were not kept.

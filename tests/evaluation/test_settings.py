@@ -13,7 +13,8 @@ from torchrl.envs import ExplorationType
 from tdcollect import EvaluationCollector, EvaluationResult, evaluate
 from tdcollect.cli.commands import evaluate as command
 from tdcollect.evaluation import EvaluationSettings
-from tdcollect.evaluation.manifest import describe, settings_of
+from tdcollect.evaluation.manifest import describe
+from tdcollect.evaluation.replay import settings_of
 from tdcollect.evaluation.settings import SettingsArguments
 
 from .envs import Walk

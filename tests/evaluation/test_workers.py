@@ -368,7 +368,7 @@ def test_workers_end_as_they_are_closed_and_with_the_last_reference(quick_childr
     del workers
     gc.collect()
     assert gone(started)
-    assert open_files() == files
+    assert open_files() <= files  # what other tests left may have been closed since
 
 
 def test_an_evaluation_ends_the_workers_of_its_own(quick_children: None) -> None:
@@ -378,7 +378,7 @@ def test_an_evaluation_ends_the_workers_of_its_own(quick_children: None) -> None
     with pytest.raises(ZeroDivisionError):
         quiet(fails, None, 9, workers=2)
     assert not {*descendants(os.getpid())} - {*before}
-    assert open_files() == files
+    assert open_files() <= files  # what other tests left may have been closed since
 
 
 def test_a_fork_leaves_the_workers_alone(quick_children: None) -> None:

@@ -80,7 +80,7 @@ def play(env: gym.Env, root: int, index: int) -> dict:
 
 
 def manifest(env: gym.Env, episodes: int, root: int) -> dict:
-    """What decides the episodes."""
+    """The manifest: all that decides the episodes."""
     return {
         "format": 2,
         "protocol": 2,

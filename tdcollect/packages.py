@@ -16,8 +16,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-KNOWN = {"torchrl": ("0.14.1", "0.15"), "tensordict": ("0.14.3", "0.15")}
-"""The versions that were tested: from the first on, and below the second."""
+KNOWN = {"torch": ("2.8", ""), "torchrl": ("0.14.1", "0.15"), "tensordict": ("0.14.3", "0.15")}
+"""The versions that were tested: from the first on, and below the second, if there is one."""
 _DECIDING = (
     *("tdcollect", "torch", "tensordict", "torchrl", "gymnasium", "numpy"),
     *("ale-py", "box2d", "dm-control", "envpool", "mujoco", "pettingzoo", "vmas"),  # if installed
@@ -28,12 +28,13 @@ _PACKAGES = {"pandas": "pandas", "stable_baselines3": "stable-baselines3"}  # of
 
 def unmet() -> str:
     """Return what is missing or too old of what collecting needs; empty if nothing is."""
-    for name, (oldest, _) in {"torch": ("2.8", ""), **KNOWN}.items():
+    for name, (oldest, _) in KNOWN.items():
         version = _installed(name) if find_spec(name) else None
         if version is None or _release(version) < _release(oldest):
             return (
                 f"expected {name} from {oldest} on, got {version or 'none'}; do: pip install "
-                "'torchrl>=0.14.1' (ledgers and reports are read without it)"
+                + " ".join(f"'{name}>={oldest}'" for name, (oldest, _) in KNOWN.items())
+                + " (ledgers and reports are read without them)"
             )
     return ""
 
@@ -44,7 +45,7 @@ def untested() -> str:
     return " and ".join(
         f"{name} {version}"
         for name, version in found.items()
-        if _release(version) >= _release(KNOWN[name][1])
+        if (end := KNOWN[name][1]) and _release(version) >= _release(end)
     )
 
 

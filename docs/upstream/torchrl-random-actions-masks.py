@@ -8,7 +8,7 @@ from torchrl.envs import TicTacToeEnv
 
 
 def illegal(batch) -> int:
-    """How many moves go to squares that are taken."""
+    """The number of moves to squares that are taken."""
     return int((~batch["mask"].gather(-1, batch["action"].unsqueeze(-1))).sum())
 
 

@@ -29,9 +29,7 @@ normalize_env_functions = private(_META + "_normalize_direct_env_fn")
 one_env_each = private(_META + "_normalize_env_fns")
 """``(args, kwargs, num_collectors)`` of several collectors: a list of one env per collector."""
 
-drop_generic_defaults = private(
-    "torchrl.collectors:Collector.__class__._drop_inapplicable_defaults"
-)
+drop_generic_defaults = private(_META + "_drop_inapplicable_defaults")
 """Takes those of ``Collector``'s defaults out of kwargs that a class has others for."""
 
 rollout_with_gradients = inspect.unwrap(Collector.rollout)

@@ -14,6 +14,16 @@ from typing import Any
 
 from tdcollect.packages import KNOWN, untested
 
+STEPPING_METHODS = "_step _reset step reset step_and_maybe_reset maybe_reset"
+READING_METHODS = (
+    "read_action read_done read_obs read_reward _output_transform _reset_output_transform"
+)
+SEQUENTIAL_METHODS = (
+    "forward _run_module _module_iter get_dist_params det_part _last_module __call__"
+)
+PROBABILISTIC_METHODS = "forward get_dist _dist_sample __call__"
+MODULE_METHODS = "forward _call_module _write_to_tensordict __call__"
+
 NAMES = {
     "torchrl.collectors:Collector": "_auto_register_policy_transforms _carrier "
     "_cast_to_policy_device _compact_next_keys _final_rollout _frames _ignore_rb "
@@ -21,11 +31,9 @@ NAMES = {
     "_should_use_random_frames _start_new_trajectories _traj_pool _use_buffers _wrapped_policy "
     "_wrapped_policy_maybe_compiled _wrapped_policy_uncompiled",
     "torchrl.envs:EnvBase": "_complete_done _observation_keys_step_mdp _reset _set_seed "
-    "_skip_tensordict _state_keys_step_mdp _step _step_proc_data _supports_set_state step reset "
-    "step_and_maybe_reset maybe_reset",
+    f"_skip_tensordict _state_keys_step_mdp _step_proc_data _supports_set_state {STEPPING_METHODS}",
     "torchrl.envs:GymWrapper": "_categorical_action_encoding _convert_actions_to_numpy _env "
-    "_is_batched _output_transform _reset_output_transform read_action read_done read_obs "
-    "read_reward",
+    f"_is_batched {READING_METHODS}",
     "torchrl.envs:PettingZooWrapper": "_env",
     "torchrl.envs.batched_envs:BatchedEnvBase": "_env_obs_keys _owns_workers _share_memory "
     "_memmap _use_buffers",
@@ -42,13 +50,11 @@ NAMES = {
     "torchrl.modules:MLP": "_reshape_out",
     "torchrl.modules:SafeModule": "_spec",
     "torchrl.modules:EGreedyModule": "_spec",
-    "tensordict.nn:TensorDictModule": "_get_kwargs _kwargs forward _call_module "
-    "_write_to_tensordict __call__",
+    "tensordict.nn:TensorDictModule": f"_get_kwargs _kwargs {MODULE_METHODS}",
     "tensordict.nn:TensorDictSequential": "_select_before_return _run_module _module_iter",
-    "tensordict.nn:ProbabilisticTensorDictSequential": "_requires_sample forward _run_module "
-    "_module_iter get_dist_params det_part _last_module __call__",
-    "tensordict.nn:ProbabilisticTensorDictModule": "_generator _generator_key forward get_dist "
-    "_dist_sample __call__",
+    "tensordict.nn:ProbabilisticTensorDictSequential": f"_requires_sample {SEQUENTIAL_METHODS}",
+    "tensordict.nn:ProbabilisticTensorDictModule": "_generator _generator_key "
+    f"{PROBABILISTIC_METHODS}",
     "tensordict:TensorDict": "_fast_apply _new_unsafe",
     "torch.nn:Module": "_backward_hooks _backward_pre_hooks _compiled_call_impl _forward_hooks "
     "_forward_hooks_with_kwargs _forward_pre_hooks _parameters",
@@ -62,7 +68,7 @@ _gone: list[str] = []
 def warn_if_untested() -> None:
     """Warn of newer versions than those that were tested; in the main process alone."""
     if (newer := untested()) and parent_process() is None:
-        tested = " and ".join(f"{name} below {end}" for name, (_, end) in KNOWN.items())
+        tested = " and ".join(f"{name} below {end}" for name, (_, end) in KNOWN.items() if end)
         warnings.warn(
             f"{newer} is newer than what was tested, {tested}; collector.explain() tells if "
             "something is slower for it",
@@ -77,13 +83,13 @@ def private(path: str) -> Any:
     except (ImportError, AttributeError):
         _gone.append(path)
 
-    def missing(*args: Any, **kwargs: Any) -> Any:
+    def gone(*args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(
             f"{path} is gone from {untested() or 'what is installed'}; install a TorchRL that "
-            "this tdcollect knows: pip install 'torchrl<0.15'"
+            f"this tdcollect knows: pip install 'torchrl<{KNOWN['torchrl'][1]}'"
         )
 
-    return missing
+    return gone
 
 
 @functools.cache

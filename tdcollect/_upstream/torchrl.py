@@ -28,7 +28,7 @@ from torchrl.envs import (
 )
 from torchrl.envs import transforms as T
 
-from tdcollect._upstream import Alias, View
+from tdcollect._upstream import Alias, View, names
 from tdcollect._upstream.names import private, warn_if_untested
 from tdcollect.keys import Key
 
@@ -62,16 +62,8 @@ env_step_of: Callable[[EnvBase], Method] = attrgetter("_step")
 env_reset_of: Callable[[EnvBase], Method] = attrgetter("_reset")
 """The method in which an env's class starts episodes."""
 
-STEPPING_METHODS = ("_step", "_reset", "step", "reset", "step_and_maybe_reset", "maybe_reset")
-
-READING_METHODS = (
-    "read_action",
-    "read_done",
-    "read_obs",
-    "read_reward",
-    "_output_transform",
-    "_reset_output_transform",
-)
+STEPPING_METHODS = names.STEPPING_METHODS.split()
+READING_METHODS = names.READING_METHODS.split()
 """The methods with which a ``GymWrapper`` reads its env's answers, and writes its actions."""
 
 
@@ -340,17 +332,9 @@ get_options: Callable[[Any], dict[str, Any]] = attrgetter("_get_kwargs")
 keyword_names: Callable[[Any], list[str] | None] = attrgetter("_kwargs")
 """The keywords under which a ``TensorDictModule`` passes its inputs on; None if by position."""
 
-SEQUENTIAL_METHODS = (
-    "forward",
-    "_run_module",
-    "_module_iter",
-    "get_dist_params",
-    "det_part",
-    "_last_module",
-    "__call__",
-)
-PROBABILISTIC_METHODS = ("forward", "get_dist", "_dist_sample", "__call__")
-MODULE_METHODS = ("forward", "_call_module", "_write_to_tensordict", "__call__")
+SEQUENTIAL_METHODS = names.SEQUENTIAL_METHODS.split()
+PROBABILISTIC_METHODS = names.PROBABILISTIC_METHODS.split()
+MODULE_METHODS = names.MODULE_METHODS.split()
 """The methods that decide what a call of a ``TensorDictModule`` does; likewise the two before."""
 
 _HOOKS = ("forward", "forward_pre", "backward", "backward_pre")

@@ -261,7 +261,7 @@ _OWN_CODE: dict[type, Callable[[Any, StepDict], Any]] = {
 }
 """Modules whose own ``forward`` runs on StepDicts."""
 
-_KNOWN: list[tuple[tuple[str, ...], tuple[type, ...]]] = [
+_KNOWN: list[tuple[list[str], tuple[type, ...]]] = [
     (
         upstream.SEQUENTIAL_METHODS,
         (

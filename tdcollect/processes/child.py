@@ -33,8 +33,6 @@ import numpy as np
 import tdcollect
 from tdcollect.packages import check_posix
 
-POSIX = ("worker processes need", "use backend='serial', and no workers")
-"""The arguments of :func:`check_posix`."""
 GRACE = 5.0
 """Seconds that a child has for closing its envs."""
 
@@ -53,6 +51,11 @@ _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 _disowned: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def check_can_start() -> None:
+    """Raise NotImplementedError where the system has no forks."""
+    check_posix("worker processes need", "use backend='serial', and no workers")
 
 
 def disown_in_forks(owner: Any) -> None:
@@ -86,7 +89,7 @@ class Child(ABC):
     pid: int
 
     def __init__(self, descriptors: Sequence[int] = ()):
-        check_posix(*POSIX)
+        check_can_start()
         self.code: int | None = None
         self.pidfd: int | None = None
         self._how: str | None = None

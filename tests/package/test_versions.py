@@ -137,9 +137,13 @@ for module in pkgutil.walk_packages(tdcollect.__path__, "tdcollect."):
         importlib.import_module(module.name)
 env = tdcollect.make_env("CartPole-v1", 2)
 print(len(list(tdcollect.Collector(env, None, frames_per_batch=8, total_frames=16))))
-for settings in ({"workers": 2}, {"output_dir": "runs"}):
+for refused in (
+    lambda: tdcollect.evaluate("CartPole-v1", None, 2, workers=2),
+    lambda: tdcollect.evaluate("CartPole-v1", None, 2, output_dir="runs"),
+    lambda: tdcollect.make_env("CartPole-v1", 2, backend="process"),
+):
     try:
-        tdcollect.evaluate("CartPole-v1", None, 2, **settings)
+        refused()
     except NotImplementedError as error:
         print(error)
 """
@@ -151,6 +155,7 @@ for settings in ({"workers": 2}, {"output_dir": "runs"}):
     ] == [
         "worker processes",
         "an output_dir, which one process writes to at a time,",
+        "worker processes",
     ]
 
 

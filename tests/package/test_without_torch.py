@@ -1,4 +1,4 @@
-"""What reads evaluations runs where neither torch nor TorchRL is installed, and loads little."""
+"""Commands that read evaluations run without torch and TorchRL, and load little."""
 
 from __future__ import annotations
 
@@ -125,4 +125,4 @@ main(["evaluate", "CartPole-v1", "--policy", "random"])
 """
     command = [sys.executable, "-c", HIDE + program]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "expected torch from 2.8 on, got none; do: pip install 'torchrl>=0.14.1'" in done.stderr
+    assert "expected torch from 2.8 on, got none; do: pip install 'torch>=2.8' " in done.stderr

@@ -63,7 +63,7 @@ class Faulty(CountingEnv):
         return result
 
     def fail(self, what: str, result: Any) -> Any:
-        """What it returns in place of a result, if it returns."""
+        """Return something in place of a result, or raise."""
         observation, *rest = result
         if what == "raise":
             raise ZeroDivisionError("the pole fell through the cart")

@@ -9,7 +9,6 @@ same.
 
 from __future__ import annotations
 
-import os
 import pickle
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -34,7 +33,7 @@ from tdcollect.envs.process.worker import RESET, STEP, EnvFactory, check_spaces
 from tdcollect.envs.slots import Backend, Came, Can, SlotError, Starts, failures
 from tdcollect.envs.spaces import SlotBuffers
 from tdcollect.processes.channel import packed
-from tdcollect.processes.child import GRACE
+from tdcollect.processes.child import GRACE, check_can_start
 
 
 class ProcessBackend(Backend):
@@ -61,10 +60,7 @@ class ProcessBackend(Backend):
         wait_num: int | None = None,
         wait_timeout: float | None = None,
     ):
-        if os.name != "posix":
-            raise RuntimeError(
-                "backend='process' needs a POSIX system (Linux, macOS); use backend='serial'"
-            )
+        check_can_start()
         self.num_envs = len(factories)
         self._stepped: Sequence[int] = ()
         self.can = self.can._replace(wait_num=wait_num)

@@ -25,16 +25,15 @@ import cloudpickle
 
 from tdcollect import check
 from tdcollect.display import count_text, one_line
-from tdcollect.packages import check_posix
 from tdcollect.processes.channel import Channel, Described, InterruptsHeld
 from tdcollect.processes.child import (
     GRACE,
-    POSIX,
     Child,
     Forked,
     FromTemplate,
     Spawned,
     Template,
+    check_can_start,
     disown_in_forks,
     shared_file,
 )
@@ -304,7 +303,7 @@ class LocalWorkers(Workers):
         *,
         init_fn: Callable[[], Any] | None = None,
     ):
-        check_posix(*POSIX)
+        check_can_start()
         super().__init__(num_workers, timeout, max_lost)
         check.callables(init_fn=init_fn)
         self.crew: dict[int, LocalWorker] = {}  # type: ignore[assignment]

@@ -60,7 +60,13 @@ if TYPE_CHECKING:
 @options.shown(
     "--exploration-type", type=click.Choice(options.EXPLORATION), default="deterministic"
 )
-@click.option("--max-episode-steps", type=int, help="Truncate episodes at this length.")
+@click.option(
+    "--max-episode-steps",
+    callback=options.step_limit,
+    metavar="INT",
+    help="Truncate episodes at this length. Without it, one of a million steps is an error; with "
+    "inf it is not.",
+)
 @click.option(
     "--reward-keys",
     callback=options.names,

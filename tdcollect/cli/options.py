@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from contextlib import ExitStack
 from functools import partial, reduce
@@ -43,6 +44,15 @@ def int_list(context: Any, parameter: Any, text: str | None) -> list[int] | None
         return [int(part) for part in text.split(",")]
     except ValueError as error:
         raise click.BadParameter(f"expected ints with commas between, got {text!r}") from error
+
+
+def step_limit(context: Any, parameter: Any, text: str | None) -> float | None:
+    if text is None or text == "inf":
+        return None if text is None else math.inf
+    try:
+        return int(text)
+    except ValueError as error:
+        raise click.BadParameter(f"expected a number of steps, or inf, got {text!r}") from error
 
 
 def shard_of(context: Any, parameter: Any, text: str | None) -> Any:

@@ -71,7 +71,7 @@ class Evaluator:
             with an env, after ``torch.manual_seed(0)``. Without weights, an evaluation uses the
             latest ones given, else those that it was made with.
         num_trajectories: the number of episodes of each evaluation.
-        max_steps: truncate episodes at this length.
+        max_steps: truncate episodes at this length; ``math.inf`` for any length.
         log_prefix: the first part of the metrics' names.
         reward_keys: the reward entries that count, with or without ``"next"``; None for all.
         device: the device that the policy runs on; None for that of its parameters.
@@ -125,7 +125,7 @@ class Evaluator:
         *,
         policy_factory: Callable[..., Any] | None = None,
         num_trajectories: int = 10,
-        max_steps: int | None = None,
+        max_steps: float | None = None,
         log_prefix: str = "eval",
         reward_keys: NestedKey | list[NestedKey] | None = None,
         device: torch.device | str | None = None,

@@ -69,7 +69,7 @@ def subject(collector: EvaluationCollector) -> dict[str, Any]:
         **({} if returns.is_plain else {"returns": returns.described()}),
         "episodes": len(indices) if indices == list(range(len(indices))) else indices,
         "seeds": seeds,
-        "max_episode_steps": settings.max_episode_steps,
+        "max_episode_steps": settings.step_limit,
         "policy": {
             "class": _class(collector.policy),
             "structure": structure_digest(collector.policy),

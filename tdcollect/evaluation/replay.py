@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -33,7 +34,7 @@ def settings_of(manifest: Mapping[str, Any], episode: Episode, **how: Any) -> Ev
         manifest["seeds"]["root"],
         env_seeds={episode.index: episode.env_seed},
         exploration_type=ExplorationType[manifest["policy"]["exploration"].upper()],
-        max_episode_steps=manifest["max_episode_steps"],
+        max_episode_steps=manifest["max_episode_steps"] or math.inf,  # as it did end
         reward_keys=manifest_entry(manifest, "returns.rewards"),
         inference_batch_size=manifest["inference_batch_size"],
         inference_threads=manifest["inference_threads"],

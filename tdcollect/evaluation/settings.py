@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -26,12 +27,16 @@ Seeds = Sequence[int] | Mapping[int, int] | Callable[[int], int]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+ENDLESS = 1_000_000
+"""The steps after which an episode without a limit is taken for one that never ends."""
+
+
 class SettingsArguments(TypedDict, total=False):
     """The keyword arguments of :class:`EvaluationSettings`, as type checkers read them."""
 
     env_seeds: Seeds | None
     exploration_type: ExplorationType
-    max_episode_steps: int | None
+    max_episode_steps: float | None
     reward_keys: NestedKey | Sequence[NestedKey] | None
     inference_batch_size: int
     inference_threads: int
@@ -57,7 +62,8 @@ class EvaluationSettings:
         env_seeds: the envs' seeds, in place of those that follow from the root seed: one per
             episode, a mapping from its index, or a function of its index. Kept as a mapping.
         exploration_type: of the policy; by default its most likely action.
-        max_episode_steps: truncate episodes at this length.
+        max_episode_steps: truncate episodes at this length. None to leave their end to the env: one
+            that takes a million steps without an end is an error, unless this is ``math.inf``.
         reward_keys: the reward entries that the return is made of, for an env with several or with
             several agents; None for all. A key is a name, a tuple of names for a nested entry, or
             its path (``"agents/reward"``); several are a list. Kept as a list of paths.
@@ -89,7 +95,7 @@ class EvaluationSettings:
     _: KW_ONLY
     env_seeds: Seeds | None = None
     exploration_type: ExplorationType = ExplorationType.DETERMINISTIC
-    max_episode_steps: int | None = None
+    max_episode_steps: float | None = None
     reward_keys: NestedKey | Sequence[NestedKey] | None = None
     inference_batch_size: int = 16
     inference_threads: int = 1
@@ -110,7 +116,9 @@ class EvaluationSettings:
             raise ValueError(
                 f"expected a root seed that is an int and not negative, got {self.seed!r}"
             )
-        check.positive_int_or_none(max_episode_steps=self.max_episode_steps, num_envs=self.num_envs)
+        check.positive_int_or_none(num_envs=self.num_envs)
+        if self.max_episode_steps != math.inf:
+            check.positive_int_or_none(max_episode_steps=self.max_episode_steps)
         check.positive_int(
             inference_batch_size=self.inference_batch_size, inference_threads=self.inference_threads
         )
@@ -136,6 +144,17 @@ class EvaluationSettings:
     def restarts(self) -> int | None:
         """The number of restarts allowed per episode; None if an env's error is raised."""
         return self.max_restarts if self.on_env_error == "restart" else None
+
+    @property
+    def step_limit(self) -> int | None:
+        """The length at which episodes are truncated; None for no limit."""
+        limit = self.max_episode_steps
+        return None if limit is None or limit == math.inf else int(limit)
+
+    @property
+    def step_bound(self) -> float:
+        """The most steps of an episode that nothing here truncates."""
+        return ENDLESS if self.max_episode_steps is None else math.inf
 
     def seed_schedule(self) -> Callable[[int], tuple[int, int]]:
         """Return a function from an episode's index to the seeds of its env and its policy."""

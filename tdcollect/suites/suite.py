@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -146,7 +147,11 @@ class Cell:
 
 
 def _deciding(entry: Task | Policy, names: Sequence[str]) -> dict[str, Any]:
-    settings = {name: value for name, value in entry.settings.items() if name not in HOW}
+    settings = {
+        name: value
+        for name, value in entry.settings.items()
+        if name not in HOW and value != math.inf  # which only takes a bound off
+    }
     return {**{name: getattr(entry, name) for name in names}, "settings": settings}
 
 

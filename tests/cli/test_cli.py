@@ -71,6 +71,15 @@ def test_each_option_reaches_the_evaluation(typed) -> None:
     assert "episode 1 is not what the ledger says" in err
 
 
+def test_the_bound_of_endless_episodes_is_taken_off_by_inf(typed) -> None:
+    command = "evaluate @:short --policy random --episodes 1 --quiet --output-dir run"
+    assert typed(f"{command} --max-episode-steps inf")[0] == 0
+    assert tdcollect.EvaluationResult.load("run").manifest["max_episode_steps"] is None
+    status, _, err = typed(f"{command} --max-episode-steps many")
+    assert status == 2
+    assert "expected a number of steps, or inf, got 'many'" in err
+
+
 def test_json_is_all_that_is_printed_and_the_same_command_changes_nothing(typed, here) -> None:
     def state() -> dict[Path, tuple[bytes, int]]:
         files = (path for path in (here / "run").rglob("*") if path.is_file())

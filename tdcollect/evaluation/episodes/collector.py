@@ -359,7 +359,14 @@ class EvaluationCollector:
         slots = env.batch_size.numel()
         dims, size = len(env.batch_size), self.settings.inference_batch_size
         inference = Inference(self._policy, size, slots, bool(dims), self.device)
-        assembly = Assembly(self.env, dims, self.returns, self.episode_seeds, keep_trajectories)
+        assembly = Assembly(
+            self.env,
+            dims,
+            self.returns,
+            self.episode_seeds,
+            keep_trajectories,
+            self.settings.step_bound,
+        )
         actions = ActionCheck(self.env, dims)
         policy = self._policy
         legal = LegalActions(env, policy.spec) if isinstance(policy, RandomActions) else None
@@ -407,7 +414,7 @@ class EvaluationCollector:
             placement(env, self.device, torch.device("cpu")),
             steps=max(_STEPS // 8, min(_STEPS, _BLOCK_BYTES // max(1, env.step_bytes))),
             seconds=feed.seconds,
-            max_episode_steps=self.settings.max_episode_steps,
+            max_episode_steps=self.settings.step_limit,
             rebuild=fresh_envs,
             on_start=start,
             on_error=None if max_restarts is None else failed,

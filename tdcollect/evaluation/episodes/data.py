@@ -91,6 +91,7 @@ class _Unfinished:
     hashes: list[Any]
     rewards: list[Sequence[np.ndarray[Any, Any]]] = field(default_factory=list)
     parts: list[dict[Key, torch.Tensor]] = field(default_factory=list)
+    steps: int = 0
 
 
 def rows_of(piece: Piece, entry: Any, dims: int) -> Any:
@@ -100,13 +101,22 @@ def rows_of(piece: Piece, entry: Any, dims: int) -> Any:
 
 
 class Assembly:
-    """Joins the pieces of episodes."""
+    """Joins the pieces of episodes; one that takes more than ``bound`` steps is an error."""
 
-    def __init__(self, env: EnvBase, dims: int, returns: Returns, seeds: Any, keep: bool):
+    def __init__(
+        self,
+        env: EnvBase,
+        dims: int,
+        returns: Returns,
+        seeds: Any,
+        keep: bool,
+        bound: float = math.inf,
+    ):
         self._dims = dims
         self._returns = returns
         self._seeds = seeds
         self._keep = keep
+        self._bound = bound
         self._digested = _digested(
             sorted(env.observation_spec.keys(True, True), key=entry_path),
             sorted(env.action_keys, key=entry_path),
@@ -134,6 +144,9 @@ class Assembly:
                 held = self._held[piece.start.index] = _Unfinished(
                     [_hash(key, self._of(array, piece)) for key, array in arrays.items()]
                 )
+            held.steps += piece.stop - piece.begin
+            if held.steps + (not piece.ended) > self._bound:  # whatever steps a block has
+                self._refuse_endless(piece.start.index)
             for digest, array in zip(held.hashes, arrays.values(), strict=True):
                 digest.update(np.ascontiguousarray(self._of(array, piece)))
             held.rewards.append([_by_step(self._of(array, piece)) for array in rewards])
@@ -146,6 +159,14 @@ class Assembly:
                     if on:
                         digest.update(np.ascontiguousarray(self._of(last[key], piece)[-1]))
                 yield self._finish(piece, arrays)
+
+    def _refuse_endless(self, index: int) -> None:
+        raise RuntimeError(
+            f"expected episodes that end, but episode {index} (seed {self._seeds(index)[0]}) has "
+            f"taken {self._bound:,} steps: pass max_episode_steps=1000, say, to truncate episodes "
+            "at a length, or max_episode_steps=math.inf (--max-episode-steps inf) for episodes of "
+            "any length"
+        )
 
     def _of(self, entry: Any, piece: Piece) -> Any:
         return rows_of(piece, entry, self._dims)
@@ -166,7 +187,7 @@ class Assembly:
             restarts=self.restarts.get(index, 0),
             episode_return=total,
             group_returns=None if self._returns.is_plain else groups,
-            length=sum(len(parts[0]) for parts in held.rewards),
+            length=held.steps,
             terminated=terminated,
             truncated=truncated,
             success=_success(piece.info, index, env_seed),

@@ -79,10 +79,12 @@ def versions() -> dict[str, str]:
 
 
 def _installed(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
+    for title in (name, f"{name}-nightly"):  # builds of TorchRL's main have packages of their own
+        try:
+            return metadata.version(title)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
 
 
 def _release(version: str) -> tuple[int, ...]:

@@ -54,6 +54,8 @@ def test_versions_are_tested_newer_or_too_old(installed: dict[str, str]) -> None
         if version is None:
             del installed["torchrl"]
         assert f"expected torchrl from 0.14.1 on, got {version or 'none'}; do:" in packages.unmet()
+    installed["torchrl-nightly"] = "2026.10.27"
+    assert (packages.unmet(), packages.untested()) == ("", "torchrl 2026.10.27")
 
 
 def test_an_import_never_refuses_and_what_needs_torchrl_says_what_to_do() -> None:

@@ -23,6 +23,7 @@ from tdcollect.evaluation.statistics import (
     interquartile_mean,
     interquartile_mean_interval,
     mean_interval,
+    paired_rates_interval,
 )
 
 CONFIDENCE = 0.95
@@ -145,6 +146,36 @@ def rates(sizes: Sequence[int]) -> str:
     return markdown(["success rate", *(f"E = {size}" for size in sizes)], rows)
 
 
+def paired_rates(sizes: Sequence[int]) -> str:
+    """Exact coverage of the difference of two rates: summed over all counts that differ.
+
+    The last rows are of equal rates: how often one is shown to be worse, which is an error.
+    """
+    cases = [(0.5, 0.5, 0.5), (0.5, 0.4, 0.3), (0.8, 0.8, 0.1), (0.9, 0.8, 0.2)]
+    cases += [(0.95, 0.95, 0.04), (0.99, 0.95, 0.05), (0.99, 0.99, 0.02)]
+    shares: dict[tuple[str, str, str], list[str]] = {}
+    for size in sizes:
+        counts = [(g, lost) for g in range(size + 1) for lost in range(size + 1 - g)]
+        found = [paired_rates_interval(g, lost, size, CONFIDENCE) for g, lost in counts]
+        low, high = np.array([(one.low, one.high) for one in found]).T
+        gained, lost = np.array(counts).T
+        for baseline, rate, differing in cases:
+            chances = [(differing + rate - baseline) / 2, (differing - rate + baseline) / 2]
+            cells = np.stack([gained, lost, size - gained - lost], -1)
+            weights = stats.multinomial.pmf(cells, size, [*chances, 1 - sum(chances)])
+            named = (f"{baseline:g}, {rate:g}", f"{differing:g}")
+            inside = (low <= rate - baseline + 1e-12) & (rate - baseline - 1e-12 <= high)
+            shares.setdefault((*named, "the truth in the interval"), []).append(
+                percent(weights[inside].sum())
+            )
+            if rate == baseline:
+                wrong = percent(weights[high < 0].sum())
+                shares.setdefault((*named, "wrongly shown to be worse"), []).append(wrong)
+    rows = sorted(([*names, *values] for names, values in shares.items()), key=lambda row: row[2])
+    header = ["success rates", "episodes that differ", "", *(f"E = {size}" for size in sizes)]
+    return markdown(header, rows)
+
+
 def pairing(evaluations: int) -> str:
     """Power with and without pairing: 50 episodes; starts have deviation 80, the remainder 7."""
     rows = []
@@ -180,6 +211,7 @@ def main() -> None:
     print(methods(20, arguments.evaluations), end="\n\n")
     print(blocks(400, arguments.evaluations), end="\n\n")
     print(rates(arguments.sizes), end="\n\n")
+    print(paired_rates(arguments.sizes), end="\n\n")
     print(pairing(arguments.evaluations))
 
 

@@ -23,8 +23,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit status: 0 for success; 1 if the command was refused or failed, with the reason on
-        one line; 2 if it was not understood; 3 if episodes were lost with their workers; 130 if it
-        was interrupted; 141 if the reader of its output went away.
+        one line; 2 if it was not understood; 3 if episodes were lost with their workers, or if a
+        policy is worse than a comparison was to allow; 130 if it was interrupted; 141 if the
+        reader of its output went away.
     """
     try:
         import click

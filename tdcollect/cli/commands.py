@@ -16,6 +16,7 @@ import click
 
 from tdcollect.cli import options
 from tdcollect.cli.program import (
+    WORSE,
     Program,
     distinct_names,
     print_json,
@@ -26,9 +27,10 @@ from tdcollect.cli.program import (
     status_of,
     tell,
 )
-from tdcollect.display import count_text, visible
+from tdcollect.display import count_text, number_text, visible
 
 if TYPE_CHECKING:
+    from tdcollect.evaluation.comparison import Difference
     from tdcollect.evaluation.request import Request
 
 
@@ -195,15 +197,44 @@ def merge(
     return say_result(result, output_dir, as_json, quiet)
 
 
-@program.command()
+@program.command(cls=options.MarginCommand)
 @click.argument("directories", nargs=-1, required=True, type=options.FOLDER, metavar="DIR DIR...")
 @click.option("--output-dir", type=options.FOLDER, help="Directory for a report of the comparison.")
+@options.shown("--confidence", type=float, default=0.95, help="Of every interval.")
+@click.option(
+    options.FAIL_IF_WORSE,
+    type=float,
+    metavar="[MARGIN]",
+    help="End with status 3 if a policy is shown to be worse by more than MARGIN, 0 by default.",
+)
+@click.option(
+    "--require-not-worse",
+    type=float,
+    metavar="MARGIN",
+    help="End with status 3 unless each is shown to be worse by less than MARGIN, if at all.",
+)
+@click.option(
+    "--on",
+    type=click.Choice(["return", "success"]),
+    help="What these two are about: the mean return or the success rate.  [default: return]",
+)
 @options.as_json
-def compare(directories: tuple[Path, ...], output_dir: Path | None, as_json: bool) -> None:
+def compare(
+    directories: tuple[Path, ...],
+    output_dir: Path | None,
+    confidence: float,
+    on: str | None,
+    as_json: bool,
+    **margins: float | None,
+) -> int:
     """Compare evaluations with the first one, episode by episode.
 
-    All must be of the same episodes.
+    All must be of the same episodes. What the interval of a difference excludes is shown not to be
+    so. The exit status is 3 if --fail-if-worse or --require-not-worse says so.
     """
+    asked = {name: margin for name, margin in margins.items() if margin is not None}
+    if on is not None and not asked:
+        raise click.UsageError("--on goes with --fail-if-worse or --require-not-worse MARGIN")
     if len(directories) < 2:
         raise click.UsageError("expected two directories or more")
     if len({directory.resolve() for directory in directories}) < len(directories):
@@ -228,10 +259,36 @@ def compare(directories: tuple[Path, ...], output_dir: Path | None, as_json: boo
                 "resumes it"
             )
         results.append(result)
-    found = tdcollect.compare(*results, names=distinct_names(directories))
+    found = tdcollect.compare(*results, names=distinct_names(directories), confidence=confidence)
+    tests = [
+        _tested(difference, name, margin, on or "return")
+        for name, margin in asked.items()
+        for difference in found.differences
+    ]
     report = None if output_dir is None else write_comparison_report(output_dir, found)[-1]
     more = "" if report is None else f"\n\nreport {report}"
-    tell(as_json, f"{found}{more}", report=report, **found.to_dict())
+    told = {"tests": tests} if tests else {}
+    tell(as_json, f"{found}{more}", report=report, **found.to_dict(), **told)
+    reasons = [test["reason"] for test in tests if not test["passed"]]
+    for reason in reasons:
+        say(f"tdcollect: {reason}", err=True)
+    return WORSE if reasons else 0
+
+
+def _tested(d: Difference, name: str, margin: float, on: str) -> dict[str, Any]:
+    """Return whether a difference passes ``--fail-if-worse`` or ``--require-not-worse``."""
+    than = f"worse than {d.baseline} by"
+    if name == "fail_if_worse":
+        passed, verdict = not d.is_worse(margin, on), f"shown to be {than} more than {margin:g}"
+    else:
+        passed = d.is_not_worse(margin, on)
+        verdict = f"not shown to be {than} less than {margin:g}, if at all"
+    value, interval = d.measured(on)
+    rate = "success rates" if on == "success" else "mean returns"
+    found = f"difference of {rate} {number_text(value)} {interval or 'without an interval'}"
+    text = f"{d.name} is {verdict}: {found}"
+    test = {"policy": d.name, "test": name, "margin": margin, "on": on, "passed": passed}
+    return test if passed else test | {"reason": text}
 
 
 @program.command()

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 PIPE_CLOSED = 141  # as shells have it for SIGPIPE
 LOST = 3
 """Episodes were lost with their workers: the same command with --retry-lost runs them again."""
+WORSE = 3
+"""A comparison was asked for a verdict, and a policy is worse, or may be."""
 
 _MOST_ERRORS = 10  # printed of the errors of failed episodes
 

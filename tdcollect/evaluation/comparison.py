@@ -20,13 +20,14 @@ from tdcollect.evaluation.ledger import (
     manifest_entry,
     mixed_values,
 )
-from tdcollect.evaluation.statistics import Quantity, mean_text
+from tdcollect.evaluation.statistics import Interval, Quantity, SuccessDifference, mean_text
 from tdcollect.packages import extra_module
 
 SAME = ("protocol", "env", "max_episode_steps", "returns")
 REMARKED = ("inference_batch_size", "inference_threads", "device", "platform", "versions")
 TRANSFORMS = "env.transforms"  # those of one policy may normalise its observations, say
 OF_POLICY = ("policy.exploration", "policy.mode")
+RETURN, SUCCESS = "return", "success"  # what a policy may be better in
 
 
 class Evaluation(Protocol):
@@ -120,6 +121,11 @@ class Difference:
         adjusted_p_value: the same by Holm's correction over all policies compared.
         exact: True if all sign flips were tried, rather than ``resamples`` random ones.
         confidence: of the intervals; the significance is one minus it.
+        differing: the number of episodes, failed ones too, whose digests are not the same in both;
+            None if a record has no digest.
+        differing_outcomes: the number of them that end otherwise: with another return or success,
+            or not at all.
+        success: the difference of the success rates; None if the env does not report success.
     """
 
     name: str
@@ -141,6 +147,9 @@ class Difference:
     adjusted_p_value: float | None
     exact: bool
     confidence: float
+    differing: int | None
+    differing_outcomes: int
+    success: SuccessDifference | None
 
     def __repr__(self) -> str:
         names = f"{self.name} minus {self.baseline}"
@@ -157,6 +166,42 @@ class Difference:
         if not self.values or self.difference.not_finite:
             return None
         return (self.won + self.tied / 2) / len(self.values)
+
+    def is_worse(self, margin: float = 0.0, on: str = RETURN) -> bool:
+        """Tell whether the policy is shown to be worse than the baseline by more than ``margin``.
+
+        It is if the whole interval of the difference lies below ``-margin``. Without an interval
+        nothing is shown.
+
+        Args:
+            margin: in units of ``on``, finite and not negative.
+            on: ``"return"`` for the mean return, ``"success"`` for the success rate.
+
+        Raises:
+            ValueError: for another margin, or if the env does not report success.
+        """
+        interval = self.measured(on)[1]
+        return interval is not None and interval.high < -_margin(margin)
+
+    def is_not_worse(self, margin: float, on: str = RETURN) -> bool:
+        """Tell whether the policy is shown to be worse by less than ``margin``, if at all.
+
+        It is if the whole interval of the difference lies above ``-margin``; see :meth:`is_worse`.
+        """
+        interval = self.measured(on)[1]
+        return interval is not None and interval.low > -_margin(margin)
+
+    def measured(self, on: str) -> tuple[float | None, Interval | None]:
+        """Return the difference in ``on``, with its interval; see :meth:`is_worse`."""
+        check.one_of([RETURN, SUCCESS], on=on)
+        if on == RETURN:
+            return self.difference.mean, self.difference.mean_interval
+        if self.success is None:
+            raise ValueError(
+                f"expected an env that reports success, to compare {self.name} with "
+                f"{self.baseline} on it, got one that does not; compare returns"
+            )
+        return self.success.difference, self.success.interval
 
     def episodes_needed(self, difference: float, power: float = 0.8) -> int:
         """Return the number of episodes that would show a mean difference this large.
@@ -214,7 +259,7 @@ class Comparison:
         single = {"episodes", "values", "returns", "baseline_returns"}
         differences = [
             {name: value for name, value in vars(d).items() if name not in single}
-            | {"difference": asdict(d.difference)}
+            | {"difference": asdict(d.difference), "success": d.success and asdict(d.success)}
             | {"detectable": d.detectable(), "improvement": d.improvement}
             for d in self.differences
         ]
@@ -255,12 +300,18 @@ class Comparison:
             row(f"  {percent} interval", lambda d: statistics.ends(d.difference.mean_interval)),
             row("standard deviation", lambda d: d.difference.std),
             row("won, tied, lost", lambda d: f"{d.won}, {d.tied}, {d.lost}"),
+            row("differ in data, in outcome", _differing_text),
             row("probability of improvement", lambda d: display.number_text(d.improvement)),
             row("p-value", lambda d: _p_text(d.p_value)),
         ]
         if len(self.differences) > 1:
             rows.append(row("  Holm's correction", lambda d: _p_text(d.adjusted_p_value)))
         rows.append(row("detectable difference", lambda d: d.detectable()))
+        if any(d.success for d in self.differences):
+            labels = _success_labels(self.names[0], percent, len(self.differences) > 1)
+            columns = [_success_texts(d.success) for d in self.differences]
+            cells = zip(*columns, strict=True)
+            rows += [[label, *texts] for label, texts in zip(labels, cells, strict=False)]
         if any(map(_failed_text, self.differences)):
             rows.append(row("failed, no difference", lambda d: _failed_text(d) or "0"))
         return display.number_columns(rows)
@@ -272,7 +323,17 @@ class Comparison:
             "p-value: sign-flip permutation test of the mean difference, two-sided. Detectable: "
             f"with power 80% at significance {display.number_text(alpha)}."
         ]
+        if any(d.success for d in self.differences):
+            notes.append(
+                "Success: score interval; p-value of McNemar's exact test, two-sided. An episode "
+                "that did not complete counts as no success."
+            )
         for d in self.differences:
+            if d.success and d.success.unknown:
+                notes.append(
+                    f"{d.name}: of {display.count_text(d.success.unknown, 'episode')} the env did "
+                    "not say whether they were a success: these are not in the rates."
+                )
             if failed := _failed_text(d):
                 notes.append(
                     f"{d.name}: of {display.count_text(self.episodes, 'episode')}, {failed} "
@@ -282,6 +343,11 @@ class Comparison:
                 notes.append(
                     f"{d.name}: {d.difference.not_finite} differences are NaN or infinite: no "
                     "statistics."
+                )
+            if 2 <= len(d.values) < statistics.FEW:
+                notes.append(
+                    f"{d.name}: intervals of fewer than {statistics.FEW} episodes hold the truth "
+                    "less often than they say."
                 )
             smallest = 2 * 0.5 ** len(d.values)
             if d.p_value is not None and smallest > alpha:
@@ -336,7 +402,7 @@ def compare(
         names=tuple(called),
         env=str(manifest_entry(first.manifest, "env.id") or "env"),
         episodes=len(first.episodes),
-        differences=_holm(differences),
+        differences=_adjusted(differences),
         remarks=tuple(text for pair, other in others for text in remarks(first, other, pair)),
         confidence=confidence,
         resamples=resamples,
@@ -386,7 +452,9 @@ def _difference(
     seed: tuple[int, int],
 ) -> Difference:
     records = (statistics.in_order(one.episodes) for one in (first, second))
-    pairs = [*zip(*records, strict=True)]
+    pairs: list[tuple[Episode, Episode]] = [*zip(*records, strict=True)]
+    digests = [(a.digest, b.digest) for a, b in pairs]
+    unknown = any(e.completed and e.digest is None for pair in pairs for e in pair)
     both = [(a, b) for a, b in pairs if a.completed and b.completed]
     returns_a = np.array([a.episode_return for a, _ in both], np.float64)
     returns_b = np.array([b.episode_return for _, b in both], np.float64)
@@ -414,16 +482,37 @@ def _difference(
         adjusted_p_value=None,
         exact=statistics.flips_are_exact(len(both), resamples),
         confidence=confidence,
+        differing=None if unknown else sum(one != other for one, other in digests),
+        differing_outcomes=sum(_outcome(a) != _outcome(b) for a, b in pairs),
+        success=statistics.success_difference(pairs, confidence),
     )
 
 
-def _holm(differences: Sequence[Difference]) -> tuple[Difference, ...]:
-    """Add the adjusted p-values of Holm, Scandinavian Journal of Statistics 6, 1979."""
-    tested = sorted((d.p_value, d.name) for d in differences if d.p_value is not None)
+def _outcome(episode: Episode) -> tuple[str, str, bool | None]:
+    # As text, NaN is equal to itself; -0.0 is 0.0.
+    return episode.status, repr(episode.episode_return or 0.0), episode.success
+
+
+def _adjusted(differences: Sequence[Difference]) -> tuple[Difference, ...]:
+    """Add the p-values by Holm's correction, those of returns and those of success apart."""
+    of_returns = holm({d.name: d.p_value for d in differences if d.p_value is not None})
+    of_success = holm({d.name: d.success.p_value for d in differences if d.success})
+    return tuple(
+        replace(
+            d,
+            adjusted_p_value=of_returns.get(d.name),
+            success=d.success and replace(d.success, adjusted_p_value=of_success[d.name]),
+        )
+        for d in differences
+    )
+
+
+def holm(p_values: Mapping[str, float]) -> dict[str, float]:
+    """Return the adjusted p-values of Holm, Scandinavian Journal of Statistics 6, 1979."""
+    tested = sorted((value, name) for name, value in p_values.items())
     weighted = [(len(tested) - rank) * value for rank, (value, _) in enumerate(tested)]
     running = accumulate(weighted, max)
-    adjusted = {name: min(1.0, value) for (_, name), value in zip(tested, running, strict=True)}
-    return tuple(replace(d, adjusted_p_value=adjusted.get(d.name)) for d in differences)
+    return {name: min(1.0, value) for (_, name), value in zip(tested, running, strict=True)}
 
 
 def _names(evaluations: Sequence[Evaluation], names: Sequence[str] | None) -> list[str]:
@@ -437,6 +526,32 @@ def _names(evaluations: Sequence[Evaluation], names: Sequence[str] | None) -> li
             f"expected {len(evaluations)} distinct names, one per evaluation, got {list(names)}"
         )
     return list(names)
+
+
+def _margin(value: float) -> float:
+    if not (check.is_number(value) and 0 <= value < math.inf):
+        raise ValueError(f"expected a margin that is finite and not negative, got {value!r}")
+    return value
+
+
+def _differing_text(d: Difference) -> str:
+    return f"{'-' if d.differing is None else d.differing}, {d.differing_outcomes}"
+
+
+def _success_labels(baseline: str, percent: str, several: bool) -> list[str]:
+    labels = ["success rate", f"success rate of {baseline}", "difference of success rates"]
+    labels += [f"  {percent} interval", "  gained, lost", "  p-value"]
+    return [*labels, "    Holm's correction"] if several else labels
+
+
+def _success_texts(s: SuccessDifference | None) -> list[str]:
+    """Return the cells of :func:`_success_labels`."""
+    if s is None:
+        return ["-"] * 7
+    ends = (s.interval.low, s.interval.high)
+    shown = display.column_texts([s.rate, s.baseline_rate, s.difference, ends])
+    p_texts = [_p_text(s.p_value), _p_text(s.adjusted_p_value)]
+    return [*shown, f"{s.gained}, {s.lost}", *p_texts]
 
 
 def _p_text(value: float | None) -> str:

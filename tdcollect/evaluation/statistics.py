@@ -373,6 +373,40 @@ class Success:
 
 
 @dataclass(frozen=True)
+class SuccessDifference:
+    """The success rate of one policy minus that of a baseline, on the same episodes.
+
+    Attributes:
+        count: the number of episodes that the rates are over: those of which the env said in both
+            whether they were a success. One that did not complete counts as no success.
+        unknown: the number of the other episodes.
+        rate: the policy's success rate over them.
+        baseline_rate: the baseline's.
+        gained: the number of episodes with a success of the policy alone.
+        lost: the number of episodes with a success of the baseline alone.
+        difference: ``(gained - lost) / count``.
+        interval: Tango's score interval of it.
+        p_value: of McNemar's exact test that neither is better, two-sided.
+        adjusted_p_value: the same by Holm's correction over all policies compared.
+    """
+
+    count: int
+    unknown: int
+    rate: float
+    baseline_rate: float
+    gained: int
+    lost: int
+    difference: float
+    interval: Interval
+    p_value: float
+    adjusted_p_value: float | None = None
+
+    def __repr__(self) -> str:
+        counts = f"{self.gained} gained, {self.lost} lost of {self.count}"
+        return one_line(self, counts, f"difference {number_text(self.difference)} {self.interval}")
+
+
+@dataclass(frozen=True)
 class Summary:
     """The statistics of an evaluation; print it to see a table.
 
@@ -610,6 +644,75 @@ def _success(records: Sequence[Episode], confidence: float) -> Success | None:
         rate=successes / count,
         interval=Interval(float(found.low), float(found.high)),
     )
+
+
+def _succeeded(episode: Episode) -> bool | None:
+    return episode.success if episode.completed else False
+
+
+def success_difference(
+    pairs: Sequence[tuple[Episode, Episode]], confidence: float
+) -> SuccessDifference | None:
+    """Return the difference of two success rates, of pairs of a baseline's record and another.
+
+    None if no record of either says whether its episode was a success.
+    """
+    if all(e.success is None for pair in pairs for e in pair):
+        return None
+    said = [(_succeeded(a), _succeeded(b)) for a, b in pairs]
+    known = [pair for pair in said if None not in pair]
+    if not known:
+        return None
+    count, gained, lost = len(known), known.count((False, True)), known.count((True, False))
+    stats = extra_module("scipy.stats", "the exact test of success rates")
+    return SuccessDifference(
+        count=count,
+        unknown=len(pairs) - count,
+        rate=sum(bool(b) for _, b in known) / count,
+        baseline_rate=sum(bool(a) for a, _ in known) / count,
+        gained=gained,
+        lost=lost,
+        difference=(gained - lost) / count,
+        interval=paired_rates_interval(gained, lost, count, confidence),
+        # McNemar, Psychometrika 12, 1947: of the pairs that differ, each way is as likely.
+        p_value=float(stats.binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0,
+    )
+
+
+def paired_rates_interval(gained: int, lost: int, count: int, confidence: float) -> Interval:
+    """Return the score interval of the difference of two rates on the same ``count`` episodes.
+
+    The differences that a score test does not reject: Tango, Equivalence Test and Confidence
+    Interval for the Difference in Proportions for the Paired-Sample Design, Statistics in Medicine
+    17, 1998, equations 8 to 11.
+
+    Args:
+        gained: the number of episodes with a success of the first alone.
+        lost: the number of episodes with a success of the second alone.
+        count: the number of all episodes.
+        confidence: between 0 and 1.
+    """
+    special = extra_module("scipy.special", "the interval of a difference of success rates")
+    z = float(special.ndtri(0.5 + confidence / 2))
+
+    def rejected(difference: float) -> bool:
+        # The most likely probability of a loss, if this is the true difference.
+        linear = (2 * count - gained + lost) * difference - gained - lost
+        constant = -lost * difference * (1 - difference)
+        root = math.sqrt(max(0.0, linear**2 - 8 * count * constant))
+        variance = (root - linear) / (2 * count) + difference * (1 - difference)
+        return (gained - lost - count * difference) ** 2 > z**2 * count * max(0.0, variance)
+
+    def end(outside: float) -> float:
+        inside = (gained - lost) / count
+        if inside == outside:
+            return outside
+        for _ in range(60):  # halves the distance each time, down to the last bit
+            middle = (inside + outside) / 2
+            inside, outside = (inside, middle) if rejected(middle) else (middle, outside)
+        return inside
+
+    return Interval(end(-1.0), end(1.0))
 
 
 def lost_words(lost: int) -> str:

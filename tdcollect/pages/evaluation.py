@@ -451,8 +451,13 @@ def _comparison_headline(d: Difference) -> list[Card]:
     mean = number_and_interval(d.difference.mean, d.difference.mean_interval, d.confidence)
     p_value = "-" if d.p_value is None else f"{d.p_value:.2g}"
     won_and_tied = "share of episodes won, and half of those tied"
+    cards: list[Card] = []
+    if (s := d.success) is not None:
+        rates = number_and_interval(s.difference, s.interval, d.confidence, percents)
+        cards.append(("Difference of success rates", *rates))
     return [
         ("Mean difference", *mean),
+        *cards,
         ("Probability of improvement", number_text(d.improvement), won_and_tied),
         ("Won, tied, lost", f"{d.won}, {d.tied}, {d.lost}", f"of {len(d.values)} episodes"),
         ("p-value", p_value, "of no mean difference, by sign flips"),

@@ -248,6 +248,7 @@ def test_what_is_refused_is_told_on_one_line(typed, command: str, reason: str) -
         ("evaluate CartPole-v1 --policy random --retry-lost", "--retry-lost needs the directory"),
         ("evaluate CartPole-v1 --policy random --exploration-type mad", "'mad' is not one of"),
         ("compare one", "expected two directories or more"),
+        ("compare one two --on success", "--on goes with --fail-if-worse or --require-not-worse"),
         ("replay one -- -1", "-1 is not in the range"),
         ("dance", "No such command 'dance'"),
     ],
@@ -311,6 +312,41 @@ def test_compare_prints_the_comparison(typed, here) -> None:
     status, _, err = typed("compare runs/random runs/lean")
     assert status == 1
     assert "runs/lean is unfinished: it lacks 6 of its episodes" in err
+
+
+def test_compare_ends_with_status_3_where_a_policy_is_shown_to_be_worse(typed) -> None:
+    for name, policy in [("lean", "@:lean"), ("random", "random")]:
+        typed(
+            f"evaluate CartPole-v1 --policy {policy} --episodes 8 --output-dir runs/{name} --quiet"
+        )
+    for options, status in [
+        ("--fail-if-worse runs/lean runs/random", 3),
+        ("runs/lean runs/random --fail-if-worse", 3),
+        ("--fail-if-worse 1000 runs/lean runs/random", 0),
+        ("--fail-if-worse=1000 runs/lean runs/random", 0),
+        ("--fail-if-worse runs/random runs/lean", 0),
+        ("--require-not-worse 1000 runs/lean runs/random", 0),
+        ("--require-not-worse 1 runs/lean runs/random", 3),
+        ("--require-not-worse 1 --fail-if-worse 1000 runs/lean runs/random", 3),
+        ("--fail-if-worse runs/random runs/lean runs/random/../random", 2),
+    ]:
+        assert typed(f"compare {options}")[0] == status
+    said = typed("compare runs/lean runs/random --fail-if-worse")[2]
+    difference = r"difference of mean returns -\d+\.\d+ \[-\d+\.\d+, -\d+\.\d+\]"
+    told = "tdcollect: random is shown to be worse than lean by more than 0: " + difference
+    assert re.fullmatch(told, said.strip())
+    said = typed("compare runs/lean runs/random --require-not-worse 1")[2]
+    told = "tdcollect: random is not shown to be worse than lean by less than 1, if at all: "
+    assert re.fullmatch(told + difference, said.strip())
+    status, out, _ = typed("compare runs/lean runs/random --fail-if-worse 1000 --json")
+    test = {"policy": "random", "test": "fail_if_worse", "margin": 1000.0, "on": "return"}
+    assert (status, json.loads(out)["tests"]) == (0, [test | {"passed": True}])
+    status, _, err = typed("compare runs/lean runs/random --fail-if-worse --on success")
+    assert status == 1
+    assert "expected an env that reports success, to compare random with lean on it" in err
+    status, _, err = typed("compare runs/lean runs/random --fail-if-worse nan")
+    assert status == 1
+    assert "expected a margin that is finite and not negative, got nan" in err
 
 
 # replay

@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import re
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from scipy import stats
+from scipy.optimize import minimize_scalar
+from scipy.special import xlogy
 
 from tdcollect import env_seed
-from tdcollect.evaluation.comparison import Comparison, compare, episodes_needed
-from tdcollect.evaluation.statistics import Interval
+from tdcollect.evaluation.comparison import Comparison, Difference, compare, episodes_needed
+from tdcollect.evaluation.statistics import Interval, paired_rates_interval
 
-from .ledgers import ENV, run
+from .ledgers import ENV, ledger, run
 
 RNG = np.random.default_rng(0)
 EASE = RNG.normal(300, 80, size=100)  # how good an episode's start is, for any policy
@@ -77,6 +80,125 @@ def test_seeds_alone_decide_the_bits_and_not_the_order_of_records() -> None:
     expected = text_of(compare(first, second, names="ab"))
     second.episodes.reverse()
     assert text_of(compare(first, second, names="ab")) == expected
+
+
+# Success, what differs, and verdicts
+
+
+def successes(first: str, second: str, **options: Any) -> Difference:
+    """The difference of two runs, with a letter for each episode: y, n, or ? for no report."""
+    runs = [
+        run([1.0] * len(said), success={i: c == "y" for i, c in enumerate(said) if c != "?"})
+        for said in (first, second)
+    ]
+    for at in options.get("failed", ()):
+        runs[1].episodes[at] = ledger([0.0] * (at + 1), failed=[at])[at]
+    (found,) = compare(*runs, names=["old", "new"]).differences
+    return found
+
+
+def test_success_is_compared_episode_by_episode() -> None:
+    """Bentur et al. (2009) as in Fagerland, Lydersen and Laake, Statistics in Medicine 33, 2014."""
+    d = successes("y" * 8 + "n" * 13, "y" + "n" * 7 + "y" + "n" * 12)
+    s = d.success
+    assert (s.count, s.unknown, s.gained, s.lost) == (21, 0, 1, 7)
+    assert (s.rate, s.baseline_rate, s.difference) == (2 / 21, 8 / 21, -6 / 21)
+    assert (s.interval.low, s.interval.high) == pytest.approx((-0.517, -0.026), abs=5e-4)
+    assert s.p_value == s.adjusted_p_value == pytest.approx(0.0703, abs=5e-5)
+    assert (d.differing, d.differing_outcomes) == (0, 8)
+
+
+def test_a_failed_episode_is_no_success_and_one_without_a_report_is_left_out() -> None:
+    s = successes("yy?yn", "y?yyy", failed=[0]).success
+    assert (s.count, s.unknown, s.gained, s.lost) == (3, 2, 1, 1)
+    assert s.p_value == 1.0
+    assert successes("??", "??").success is None
+    assert successes("y?", "?y").success is None
+
+
+@pytest.mark.parametrize(("gained", "lost", "count"), [(3, 9, 30), (0, 2, 15), (6, 0, 40)])
+def test_ends_of_the_score_interval_are_where_the_score_test_rejects(gained, lost, count) -> None:
+    """The statistic with the most likely probabilities, found here by a numerical search."""
+    interval = paired_rates_interval(gained, lost, count, 0.9)
+    for end, expected in ((interval.low, 1.6449), (interval.high, -1.6449)):
+
+        def unlikely(loss: float, end: float = end) -> float:
+            chances = np.array([loss + end, loss, 1 - 2 * loss - end])
+            return -float(xlogy([gained, lost, count - gained - lost], chances).sum())
+
+        edges = (max(0.0, -end), (1 - end) / 2)
+        loss = minimize_scalar(unlikely, bounds=edges, method="bounded", options={"xatol": 1e-10}).x
+        variance = count * (2 * loss + end - end**2)
+        assert (gained - lost - count * end) / variance**0.5 == pytest.approx(expected, abs=1e-3)
+
+
+def test_score_intervals_at_the_edges() -> None:
+    assert paired_rates_interval(0, 0, 20, 0.95).high == pytest.approx(
+        1.96**2 / (20 + 1.96**2), 1e-4
+    )
+    assert paired_rates_interval(20, 0, 20, 0.95).high == 1.0
+    one, other = paired_rates_interval(3, 8, 20, 0.95), paired_rates_interval(8, 3, 20, 0.95)
+    assert (one.low, one.high) == pytest.approx((-other.high, -other.low))
+
+
+def test_holms_correction_of_success_is_over_its_own_p_values() -> None:
+    runs = [run(EASE[:40], success={i: i < 40 - lost for i in range(40)}) for lost in (0, 4, 8, 12)]
+    found = compare(*runs, names="abcd")
+    raw = [d.success.p_value for d in found.differences]
+    assert raw == sorted(raw, reverse=True)
+    expected = np.minimum(1, np.maximum.accumulate(np.array(raw[::-1]) * [3, 2, 1]))[::-1]
+    assert [d.success.adjusted_p_value for d in found.differences] == expected.tolist()
+    assert str(found).count("Holm's correction") == 2
+
+
+def test_episodes_that_differ_are_counted_by_digest_and_by_outcome() -> None:
+    first, second = run([1.0, 2.0, 0.0, 4.0]), run([1.0, 3.0, -0.0, 4.0], failed=[3])
+    second.episodes[0] = replace(second.episodes[0], digest="f" * 64)
+    (d,) = compare(first, second, names="ab").differences
+    # Another digest; another return; the same; one that failed.
+    assert (d.differing, d.differing_outcomes) == (2, 2)
+    assert "differ in data, in outcome" in str(compare(first, second, names="ab"))
+    nan = run([float("nan")])
+    assert compare(nan, nan, names="ab").differences[0].differing_outcomes == 0
+    second.episodes[1] = replace(second.episodes[1], digest=None)
+    found = compare(first, second, names="ab")
+    assert found.differences[0].differing is None
+    assert re.search("in outcome +-, 2", str(found))
+
+
+def test_worse_is_what_the_whole_interval_shows() -> None:
+    worse = run(EASE - 10 + RNG.normal(0, 5, size=100))
+    (d,) = compare(run(EASE), worse, names="ab").differences
+    low, high = d.difference.mean_interval.low, d.difference.mean_interval.high
+    assert low < -10 < high < 0
+    assert d.is_worse()
+    assert d.is_worse(-high - 0.01)
+    assert not d.is_worse(-high)
+    assert d.is_not_worse(-low + 0.01)
+    assert not d.is_not_worse(-low)
+    (same,) = compare(run(EASE), run(EASE), names="ab").differences
+    assert not same.is_worse()
+    assert same.is_not_worse(0.01)
+    assert not same.is_not_worse(0)
+    (one,) = compare(run([1.0]), run([0.0]), names="ab").differences
+    assert not one.is_worse()
+    assert not one.is_not_worse(100)  # without an interval nothing is shown
+
+
+def test_verdicts_on_success_and_what_they_refuse() -> None:
+    d = successes("y" * 40, "y" * 30 + "n" * 10)
+    assert d.is_worse(0.1, on="success")
+    assert not d.is_worse(0.2, on="success")
+    assert not d.is_worse()  # returns are equal
+    assert d.is_not_worse(0.5, on="success")
+    assert not d.is_not_worse(0.3, on="success")
+    with pytest.raises(ValueError, match="reports success, to compare new with old on it, got one"):
+        successes("?", "?").is_worse(on="success")
+    with pytest.raises(ValueError, match="expected on to be 'return' or 'success', got 'cost'"):
+        d.is_worse(on="cost")
+    for margin in (-1, float("nan"), float("inf"), True):
+        with pytest.raises(ValueError, match="a margin that is finite and not negative, got"):
+            d.is_not_worse(margin)
 
 
 # How many episodes

@@ -18,7 +18,7 @@ from tdcollect.evaluation import summarize
 from tdcollect.evaluation.ledger import RANDOM
 from tdcollect.evaluation.statistics import mean_and_deviation
 from tdcollect.pages import evaluation
-from tdcollect.pages.evaluation import write_comparison_report, write_report
+from tdcollect.pages.evaluation import percents, write_comparison_report, write_report
 from tdcollect.pages.plots import bin_edges
 
 from ..forkserver import run as in_fork
@@ -309,6 +309,20 @@ def test_a_comparison_of_two_says_how_many_episodes_were_won(tmp_path: Path) -> 
     assert said in page.words
     again = write_comparison_report(tmp_path / "b", found)
     assert [path.read_bytes() for path in again] == [path.read_bytes() for path in written]
+
+
+def test_a_comparison_shows_success_where_the_env_reports_it(tmp_path: Path) -> None:
+    runs = [run([1.0] * 20, success={i: i < most for i in range(20)}) for most in (8, 14)]
+    found, _, page = compared(tmp_path, *runs, names=["old", "new"])
+    labels = [row[0] for row in page.tables[0]]
+    assert "difference of success rates" in labels
+    assert page.tables[0][labels.index("gained, lost")][1] == "6, 0"
+    assert "McNemar's exact test" in page.words
+    low, high = percents(
+        [found.differences[0].success.interval.low, found.differences[0].success.interval.high]
+    )
+    words = page.words.replace("\n", "")
+    assert f"Difference of success rates30%95% interval {low} to {high}" in words
 
 
 def test_a_comparison_lists_each_episode_or_those_that_differ_most(tmp_path, monkeypatch) -> None:

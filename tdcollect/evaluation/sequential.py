@@ -20,10 +20,11 @@ from tdcollect.evaluation.statistics import Values, exact_mean
 if TYPE_CHECKING:
     from tdcollect.evaluation.ledger import Episode
 
-BETS = np.geomspace(0.02, 0.98, 40)
-"""The shares of the capital that are bet, each on a part of the capital of its own."""
-LOG_WEIGHTS = np.full(len(BETS), -math.log(len(BETS)))
-TOLERANCE = 1e-9  # of an interval's ends, in units of the range
+BETS = np.append(np.geomspace(0.04, 0.9, 30), 0.95)
+"""The shares of the capital that are bet, each with a part of the capital of its own."""
+LOG_WEIGHTS = np.log(np.append(np.full(30, 0.7 / 30), 0.3))
+"""The logs of these parts: large bets are the ones for returns that vary little."""
+TOLERANCE = 1e-6  # of an interval's ends, in units of the largest difference
 
 QUESTIONS = {
     "return": "is the mean return higher?",
@@ -382,14 +383,16 @@ class Standing:
         expected = [episode.index for episode in block[self.playing[0]]]
         for name in self.playing:
             indices = [episode.index for episode in block[name]]
-            if indices != expected or indices != sorted({self._last, *indices} - {self._last}):
+            ascending = indices == sorted(set(indices)) and self._last < min(indices, default=-1)
+            if not ascending or indices != expected:
                 raise ValueError(
-                    f"expected the same episodes of each policy, by index, after {self._last}, "
-                    f"got {indices} of {name!r} and {expected} of {self.playing[0]!r}"
+                    f"expected the same episodes of each policy, in the order of index and after "
+                    f"{self._last}, got {indices} of {name!r} and {expected} of "
+                    f"{self.playing[0]!r}"
                 )
         values = {name: [self.rule.value(name, e) for e in block[name]] for name in self.playing}
         self.episodes += len(expected)
-        self._last = max(expected, default=self._last)
+        self._last = expected[-1]
         for first, second in combinations(self.playing, 2):
             self._pairs[first, second].add(values[first], values[second])
         self._look()

@@ -2,29 +2,448 @@
 
 from __future__ import annotations
 
+import json
+import math
+from itertools import chain, combinations, pairwise, product
+from typing import Any
+
 import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tdcollect.evaluation.ledger import Episode
-from tdcollect.evaluation.sequential import Rule, Standing
+from tdcollect.evaluation.ledger import FAILED, LOST, Episode
+from tdcollect.evaluation.sequential import (
+    BETS,
+    LOG_WEIGHTS,
+    TOLERANCE,
+    Differences,
+    Rule,
+    Standing,
+    e_holm,
+)
+
+DIFFERENCES = st.lists(st.floats(-1, 1), min_size=1, max_size=12)
+LIMIT = math.log(20)
 
 
-def successes(values: list[bool], first: int = 0) -> list[Episode]:
-    return [Episode(first + i, 0, 0, success=value) for i, value in enumerate(values)]
+def records(values: list[Any], first: int = 0, on: str = "return") -> list[Episode]:
+    """One record per value, completed; of None, one that failed."""
+    key = "episode_return" if on == "return" else "success"
+    return [
+        Episode(first + at, 0, 0, status=FAILED)
+        if value is None
+        else Episode(first + at, 0, 0, **{key: value})
+        for at, value in enumerate(values)
+    ]
 
 
-def test_a_race_ends_when_the_better_policy_is_known() -> None:
-    rng = np.random.default_rng(0)
-    standing = Standing(Rule(("old", "new"), on="success"))
-    while not standing.ended:
-        chances = {"old": 0.3, "new": 0.7}
+def race(rule: Rule, values: dict[str, list[Any]], block: int = 10) -> Standing:
+    """Race over values of the policies, until it ends or the values do."""
+    standing = Standing(rule)
+    longest = len(next(iter(values.values())))
+    for first in range(0, longest, block):
+        if standing.ended:
+            break
         standing.add(
             {
-                name: successes((rng.random(10) < chances[name]).tolist(), standing.episodes)
+                name: records(values[name][first : first + block], first, rule.on)
                 for name in standing.playing
             }
         )
-    assert standing.playing == ("new",)
-    assert standing.out == {"old": {"by": ["new"], "episodes": standing.episodes}}
+    return standing
+
+
+def draws(chances: dict[str, float], count: int, seed: int = 0) -> dict[str, list[bool]]:
+    rng = np.random.default_rng(seed)
+    return {name: (rng.random(count) < chance).tolist() for name, chance in chances.items()}
+
+
+# The capital
+
+
+def test_the_parts_of_the_capital_sum_to_one() -> None:
+    assert np.exp(LOG_WEIGHTS).sum() == pytest.approx(1, rel=1e-12)
+    assert ((BETS > 0) & (BETS < 1)).all()
+
+
+@given(
+    st.lists(st.tuples(st.floats(-1, 1), st.floats(0.05, 1)), min_size=1, max_size=3),
+    st.integers(1, 4),
+)
+@settings(max_examples=60, deadline=None)
+def test_the_capital_is_a_martingale_at_the_true_mean(
+    outcomes: list[tuple[float, float]], episodes: int
+) -> None:
+    total = sum(weight for _, weight in outcomes)
+    mean = sum(value * weight / total for value, weight in outcomes)
+    if not -0.99 < mean < 0.99:
+        return
+    expected = 0.0
+    for drawn in product(outcomes, repeat=episodes):
+        chance = math.prod(weight / total for _, weight in drawn)
+        found = Differences.of([value for value, _ in drawn], 1.0)
+        expected += chance * math.exp(found.log_capital(mean))
+    assert expected == pytest.approx(1, rel=1e-9)
+
+
+@given(DIFFERENCES, st.floats(-0.99, 0.99), st.floats(-0.99, 0.99))
+@settings(max_examples=100, deadline=None)
+def test_the_capital_falls_as_the_mean_rises(values: list[float], a: float, b: float) -> None:
+    found = Differences.of(values, 1.0)
+    low, high = sorted([a, b])
+    assert found.log_capital(low) >= found.log_capital(high) - 1e-9
+
+
+def test_the_capital_is_that_of_the_formula() -> None:
+    values, reach, mean = [3.0, -1.5, 3.0, 0.0], 5.0, 0.7
+    expected = sum(
+        weight * math.prod(1 - bet + bet * (d + reach) / (mean + reach) for d in values)
+        for bet, weight in zip(BETS, np.exp(LOG_WEIGHTS), strict=True)
+    )
+    found = math.exp(Differences.of(values, reach).log_capital(mean))
+    assert found == pytest.approx(expected, rel=1e-12)
+
+
+def test_ties_of_success_do_not_move_the_capital() -> None:
+    some = Differences.of([1.0, -1.0, 1.0], 1.0)
+    more = Differences.of([1.0, -1.0, 1.0, *[0.0] * 500], 1.0)
+    assert some.log_capital(0.0) == pytest.approx(more.log_capital(0.0), rel=1e-12)
+
+
+def test_the_scale_of_returns_does_not_matter() -> None:
+    values = np.random.default_rng(0).uniform(-1, 1, 50)
+    one = Differences.of(values.tolist(), 1.0).log_capital(0.1)
+    other = Differences.of((values * 512).tolist(), 512.0).log_capital(51.2)
+    assert one == pytest.approx(other, rel=1e-12)
+
+
+# The interval
+
+
+@given(DIFFERENCES, st.integers(1, 40))
+@settings(max_examples=40, deadline=None)
+def test_the_lower_end_is_the_one_of_a_search_over_all_means(
+    values: list[float], times: int
+) -> None:
+    found = Differences.of(values * times, 1.0)
+    end = found.lower_end(-1.0, LIMIT, [0.0])
+    mean = float(np.mean(values))
+    below = [m for m in np.linspace(-0.999, 0.999, 400) if m < mean]
+    excluded = [m for m in below if found.log_evidence(float(m)) >= LIMIT]
+    assert all(m <= end + 1e-9 for m in excluded)
+    assert all(m > end for m in below if m not in excluded)
+    assert end <= max(mean, -1.0) + 1e-9
+
+
+def test_evidence_is_convex_in_the_mean_and_none_at_the_mean_of_the_sample() -> None:
+    values = np.random.default_rng(1).uniform(-1, 0.6, 40)
+    found = Differences.of(values.tolist(), 1.0)
+    grid = np.linspace(-0.9, 0.9, 61)
+    logs = np.array([found.log_evidence(float(m)) for m in grid])
+    assert (np.diff(logs, 2) > -1e-9).all()
+    assert found.log_evidence(float(values.mean())) <= 1e-12
+
+
+def test_the_ends_never_widen_and_hold_the_difference() -> None:
+    rng = np.random.default_rng(2)
+    values = {name: rng.uniform(0, 10, 300).tolist() for name in "ab"}
+    looks = race(Rule(("a", "b"), value_range=(0, 10)), values).history["a", "b"]
+    assert len(looks) == 30
+    for before, after in pairwise(looks):
+        assert before.low <= after.low <= after.high <= before.high
+    assert looks[-1].low < looks[-1].difference < looks[-1].high
+    assert looks[-1].high - looks[-1].low < 5
+    assert looks[-1].difference == pytest.approx(np.mean(values["a"]) - np.mean(values["b"]))
+
+
+def test_an_end_is_exact_to_the_tolerance() -> None:
+    found = Differences.of([0.3, -0.1, 0.5] * 60, 1.0)
+    end = found.lower_end(-1.0, LIMIT, [])
+    assert found.log_evidence(end) >= LIMIT > found.log_evidence(end + 2 * TOLERANCE)
+
+
+# The same input gives the same bits, and names do not matter
+
+
+@pytest.mark.parametrize("block", [1, 7])
+def test_the_same_records_give_the_same_bits(block: int) -> None:
+    rng = np.random.default_rng(3)
+    values = {name: rng.normal(size=140).tolist() for name in "abc"}
+    rule = Rule(tuple("abc"), value_range=(-6, 6), margin=2)
+    once, again = (race(rule, values, block) for _ in range(2))
+    assert json.dumps(once.outcome) == json.dumps(again.outcome)
+    assert once.history == again.history
+
+
+@given(st.integers(0, 100))
+@settings(max_examples=20, deadline=None)
+def test_exchanged_names_exchange_the_result(seed: int) -> None:
+    values = draws({"a": 0.45, "b": 0.7}, 200, seed)
+    one = race(Rule(("a", "b"), "success", margin=0.3), values).outcome
+    other = race(Rule(("b", "a"), "success", margin=0.3), values).outcome
+    (first,), (second,) = one["pairs"], other["pairs"]
+    swap = {"better": "worse", "worse": "better"}
+    assert first["decisions"] == [swap.get(word, word) for word in second["decisions"]]
+    assert first["interval"] == [-end for end in reversed(second["interval"])]
+    assert first["difference"] == -second["difference"]
+    found, same = first["log_evidence"], second["log_evidence"]
+    assert (found["better"], found["below margin"]) == (same["worse"], same["above -margin"])
+    assert (one["out"], one["episodes"]) == (other["out"], other["episodes"])
+
+
+def test_values_after_the_last_block_change_nothing() -> None:
+    values = draws({"a": 0.2, "b": 0.9}, 400)
+    ended = race(Rule(("a", "b"), "success"), values)
+    assert ended.ended
+    changed = {name: [*v[: ended.episodes], *v[::-1]] for name, v in values.items()}
+    assert race(Rule(("a", "b"), "success"), changed).outcome == ended.outcome
+
+
+# The ends of a race
+
+
+@pytest.mark.parametrize(("chance", "word"), [(0.3, "worse"), (0.9, "better")])
+def test_a_race_ends_when_the_better_policy_is_known(chance: float, word: str) -> None:
+    standing = race(Rule(("a", "b"), "success"), draws({"a": chance, "b": 0.6}, 2000))
     (pair,) = standing.outcome["pairs"]
-    assert pair["decisions"] == ["worse"]
-    assert pair["interval"][1] < 0
+    loser = "a" if word == "worse" else "b"
+    assert pair["decisions"] == [word]
+    assert standing.out == {loser: {"by": [*{"a", "b"} - {loser}], "episodes": standing.episodes}}
+    assert loser not in standing.playing
+    assert 0 < standing.episodes < 400
+
+
+@given(st.integers(0, 1000))
+@settings(max_examples=30, deadline=None)
+def test_of_two_policies_one_is_out_when_the_interval_excludes_zero(seed: int) -> None:
+    values = draws({"a": 0.5, "b": 0.65}, 150, seed)
+    standing = race(Rule(("a", "b"), "success"), values, block=1)
+    *before, last = standing.history["a", "b"]
+    assert all(look.low < 0 < look.high for look in before)
+    assert standing.ended == (not last.low < 0 < last.high)
+
+
+def test_a_race_ends_when_no_difference_is_larger_than_the_margin() -> None:
+    values = draws({"a": 0.9, "b": 0.9}, 3000)
+    standing = race(Rule(("a", "b"), "success", margin=0.1), values)
+    (pair,) = standing.outcome["pairs"]
+    assert standing.ended
+    assert standing.playing == ("a", "b")
+    assert pair["decisions"] == ["no difference larger than margin"]
+    assert -0.1 <= pair["interval"][0] < pair["interval"][1] <= 0.1
+
+
+def test_both_are_said_of_a_difference_that_is_sure_and_small() -> None:
+    values = {"a": [True] * 2000, "b": [True, True, True, True, False] * 400}
+    standing = race(Rule(("a", "b"), "success", margin=0.4), values, block=2000)
+    (pair,) = standing.outcome["pairs"]
+    assert pair["decisions"] == ["better", "no difference larger than margin"]
+
+
+def test_a_race_that_is_not_decided_says_so() -> None:
+    standing = race(Rule(("a", "b"), "success", margin=0.1), draws({"a": 0.5, "b": 0.5}, 50))
+    assert not standing.ended
+    assert standing.outcome["pairs"][0]["decisions"] == ["undecided"]
+    assert standing.playing == ("a", "b")
+
+
+def test_a_race_before_its_first_block() -> None:
+    outcome = Standing(Rule(("a", "b"), value_range=(0, 500))).outcome
+    assert (outcome["ended"], outcome["episodes"]) == (False, 0)
+    (pair,) = outcome["pairs"]
+    assert (pair["difference"], pair["interval"]) == (None, [-500.0, 500.0])
+    assert pair["decisions"] == ["undecided"]
+
+
+def test_without_a_range_signs_count_and_the_result_says_so() -> None:
+    # Mostly a little higher, rarely much lower: higher on more episodes, with the lower mean.
+    values = {"a": [1.0, 1.0, 1.0, -1000.0] * 50, "b": [0.0] * 200}
+    signs = race(Rule(("a", "b")), values)
+    assert signs.playing == ("a",)
+    assert "higher on more episodes" in signs.outcome["question"]
+    look = signs.history["a", "b"][-1]
+    assert look.difference == pytest.approx(0.5, abs=0.05)
+    means = race(Rule(("a", "b"), value_range=(-1000, 1)), values)
+    assert means.playing != ("a",)
+    assert means.outcome["question"] == "is the mean return higher?"
+
+
+# Several policies
+
+
+def test_policies_that_are_out_play_no_more() -> None:
+    chances = {"a": 0.05, "b": 0.4, "c": 0.9, "d": 0.9}
+    standing = race(Rule(tuple("abcd"), "success"), draws(chances, 1000))
+    assert [*standing.out] == ["a", "b"]
+    assert standing.playing == ("c", "d")
+    played = {name: found["episodes"] for name, found in standing.out.items()}
+    assert 0 < played["a"] < played["b"] < standing.episodes
+    for names, looks in standing.history.items():
+        assert looks[-1].episodes == min(played.get(name, 1000) for name in names)
+
+
+def test_several_policies_end_when_those_left_are_within_the_margin() -> None:
+    chances = {"a": 0.9, "b": 0.9, "c": 0.1}
+    standing = race(Rule(tuple("abc"), "success", margin=0.15), draws(chances, 3000))
+    assert standing.ended
+    assert standing.playing == ("a", "b")
+    assert standing.out.keys() == {"c"}
+    words = {tuple(p["policies"]): p["decisions"] for p in standing.outcome["pairs"]}
+    assert words["a", "b"] == ["no difference larger than margin"]
+    assert words["a", "c"] == words["b", "c"] == ["better"]
+
+
+def test_a_policy_is_out_by_each_that_it_is_shown_to_be_worse_than() -> None:
+    standing = race(Rule(tuple("abc"), "success"), draws({"a": 0.0, "b": 0.9, "c": 0.9}, 40), 40)
+    assert standing.out["a"]["by"] == ["b", "c"] or standing.out["a"]["by"] == ["c", "b"]
+
+
+def test_signs_that_go_round_in_a_circle_leave_one_policy() -> None:
+    values = {"a": [1.0, 2.0, 3.0] * 200, "b": [2.0, 3.0, 1.0] * 200, "c": [3.0, 1.0, 2.0] * 200}
+    standing = race(Rule(tuple("abc")), values, block=600)
+    assert len(standing.playing) == 1
+    assert standing.ended
+    decided = [pair["decisions"] for pair in standing.outcome["pairs"]]
+    assert decided == [["worse"], ["better"], ["worse"]]
+
+
+@given(st.lists(st.floats(-5, 8), min_size=3, max_size=3), st.floats(0.01, 0.3))
+@settings(max_examples=200, deadline=None)
+def test_e_holm_is_the_closed_test_with_averages(logs: list[float], alpha: float) -> None:
+    evidence = dict(enumerate(logs))
+    sets = list(chain.from_iterable(combinations(evidence, size) for size in (1, 2, 3)))
+    rejected = {
+        key
+        for key in evidence
+        if all(
+            np.mean([math.exp(evidence[other]) for other in group]) >= 1 / alpha
+            for group in sets
+            if key in group
+        )
+    }
+    assert set(e_holm(evidence, alpha)) == rejected
+
+
+def test_e_holm_gives_the_strongest_first() -> None:
+    assert e_holm({"x": 5.0, "y": 900.0, "z": -9.0, "w": 7.0}, 0.05) == ["y", "w", "x"]
+    assert e_holm({"x": 4.0, "y": -9.0, "z": -9.0}, 0.05) == []
+
+
+# Failed and lost episodes
+
+
+@pytest.mark.parametrize("status", [FAILED, LOST])
+def test_failed_episodes_count_as_the_worst_value_or_not_at_all(status: str) -> None:
+    gone = Episode(0, 0, 0, status=status)
+    names = ("a", "b")
+    assert Rule(names, value_range=(-5, 5)).value("a", gone) == -5
+    assert Rule(names, "success").value("a", gone) == 0
+    for rule in (Rule(names), Rule(names, "success", failed="leave out")):
+        assert rule.failed == "leave out"
+        assert rule.value("a", gone) is None
+
+
+def test_pairs_with_a_failed_episode_are_left_out() -> None:
+    values = {"a": [1.0, None, 3.0, None], "b": [0.0, 0.0, None, None]}
+    standing = race(Rule(("a", "b"), value_range=(0, 5), failed="leave out"), values)
+    (look,) = standing.history["a", "b"]
+    assert (look.episodes, look.pairs, look.difference) == (4, 1, 1.0)
+    assert standing.outcome["failed"] == "leave out"
+    (worst,) = race(Rule(("a", "b"), value_range=(0, 5)), values).history["a", "b"]
+    assert (worst.pairs, worst.difference) == (4, 1.0)
+
+
+def test_a_pair_without_values_stays_open() -> None:
+    standing = race(Rule(("a", "b")), {"a": [None] * 20, "b": [1.0] * 20})
+    look = standing.history["a", "b"][-1]
+    assert look == (20, 0, None, -1.0, 1.0)
+
+
+# Settings, and what is refused
+
+
+def test_a_rule_goes_through_json() -> None:
+    rule = Rule(["a", "b"], value_range=[0, 500], margin=10)
+    assert Rule(**json.loads(json.dumps(rule.to_dict()))) == rule
+    assert rule.failed == "worst"
+    json.dumps(race(rule, {"a": [1.0] * 20, "b": [2.0] * 20}).outcome, allow_nan=False)
+
+
+TWO = ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"names": ("a",)}, r"two or more policies that differ, got \['a'\]; to run one policy"),
+        ({"names": ("a", "a")}, "policies that differ"),
+        ({"names": "ab"}, "expected names to be the names of policies, got 'ab'"),
+        ({"names": ("a", "")}, "names of policies"),
+        ({"on": "cost"}, "expected on to be 'return' or 'success', got 'cost'"),
+        ({"alpha": 1}, "expected alpha to be between 0 and 1, got 1"),
+        ({"failed": "skip"}, "expected failed to be 'worst' or 'leave out', got 'skip'"),
+        ({"failed": "worst"}, "a range of returns with failed='worst', got none; give the range"),
+        ({"margin": 1}, "a range of returns with a margin, got margin=1 alone; give the range"),
+        ({"margin": 0, "on": "success"}, "margin to be above 0 and below 1, the largest"),
+        ({"margin": 500, "value_range": (0, 500)}, "above 0 and below 500.*got 500"),
+        ({"margin": "x", "on": "success"}, "got 'x'"),
+        ({"value_range": (0, 1), "on": "success"}, "no range with on='success', got .0, 1.; leave"),
+        ({"value_range": (1, 0)}, "from a finite number to a higher one, got .1, 0."),
+        ({"value_range": (0, math.inf)}, "from a finite number to a higher one"),
+        ({"value_range": (0, math.nan)}, "from a finite number to a higher one"),
+        ({"value_range": 5}, "expected a range to be two numbers, got 5"),
+        ({"value_range": (0, 1, 2)}, "expected a range to be two numbers"),
+        ({"value_range": "ab"}, "expected a range to be two numbers"),
+    ],
+)
+def test_settings_that_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Rule(**{"names": TWO} | given)
+
+
+@pytest.mark.parametrize("value", [500.5, -1.0])
+def test_a_return_outside_the_range_names_policy_and_episode(value: float) -> None:
+    standing = Standing(Rule(TWO, value_range=(0, 500)))
+    standing.add({name: records([1.0]) for name in TWO})
+    message = rf"from 0 to 500, got {value} in episode 2 of policy 'b'; give a range.*never clipped"
+    with pytest.raises(ValueError, match=message):
+        standing.add({"a": records([1.0, 2.0], 1), "b": records([3.0, value], 1)})
+    assert standing.episodes == 1  # the block is not added
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_return_that_is_not_finite_is_refused(value: float) -> None:
+    with pytest.raises(ValueError, match=f"a finite return, got {value} in episode 0 of policy"):
+        race(Rule(TWO), {"a": [value], "b": [0.0]})
+
+
+def test_an_episode_without_success_is_refused() -> None:
+    with pytest.raises(ValueError, match="to report success, got none in episode 0 of policy 'a'"):
+        Rule(TWO, "success").value("a", Episode(0, 0, 0, episode_return=1.0))
+
+
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        ({"a": records([1.0], 2)}, r"policies that play, \['a', 'b'\], got those of \['a'\]"),
+        ({n: records([1.0], 2) for n in "abc"}, "policies that play"),
+        ({"a": records([1.0], 2), "b": records([1.0], 3)}, "the same episodes"),
+        ({n: records([1.0], 1) for n in TWO}, r"after 1, got \[1\] of 'a'"),
+        ({n: records([1.0], 2) * 2 for n in TWO}, "the same episodes"),
+        ({n: records([1.0, 2.0], 2)[::-1] for n in TWO}, "in the order of index"),
+        ({n: [] for n in TWO}, "the same episodes"),
+    ],
+)
+def test_blocks_that_are_refused(block: dict[str, list[Episode]], message: str) -> None:
+    standing = Standing(Rule(TWO))
+    standing.add({name: records([1.0, 2.0]) for name in TWO})
+    with pytest.raises(ValueError, match=message):
+        standing.add(block)
+
+
+def test_a_decided_race_takes_no_further_block() -> None:
+    standing = race(Rule(TWO), {"a": [1.0] * 100, "b": [0.0] * 100})
+    assert standing.ended
+    with pytest.raises(ValueError, match="no further block, since the race is decided; stop here"):
+        standing.add({"a": records([1.0], 100)})

@@ -287,6 +287,21 @@ class Comparison:
 
     def rows(self) -> list[list[str]]:
         """Return the table's rows: a label, then a cell per difference."""
+        return [*self.return_rows(), *self.success_rows()]
+
+    def success_rows(self) -> list[list[str]]:
+        """Return the rows that are about success; none if no env reports it."""
+        if not any(d.success for d in self.differences):
+            return []
+        percent = display.percent_text(self.confidence)
+        labels = ["success rate", f"success rate of {self.names[0]}", "difference of success rates"]
+        labels += [f"  {percent} interval", "  gained, lost", "  p-value"]
+        labels += ["    Holm's correction"] * (len(self.differences) > 1)
+        cells = zip(*(_success_texts(d.success) for d in self.differences), strict=True)
+        return [[label, *texts] for label, texts in zip(labels, cells, strict=False)]
+
+    def return_rows(self) -> list[list[str]]:
+        """Return the rows that are about returns, and the episodes that differ."""
         percent = display.percent_text(self.confidence)
 
         def row(label: str, cell: Any) -> list[str]:
@@ -307,11 +322,6 @@ class Comparison:
         if len(self.differences) > 1:
             rows.append(row("  Holm's correction", lambda d: _p_text(d.adjusted_p_value)))
         rows.append(row("detectable difference", lambda d: d.detectable()))
-        if any(d.success for d in self.differences):
-            labels = _success_labels(self.names[0], percent, len(self.differences) > 1)
-            columns = [_success_texts(d.success) for d in self.differences]
-            cells = zip(*columns, strict=True)
-            rows += [[label, *texts] for label, texts in zip(labels, cells, strict=False)]
         if any(map(_failed_text, self.differences)):
             rows.append(row("failed, no difference", lambda d: _failed_text(d) or "0"))
         return display.number_columns(rows)
@@ -538,14 +548,8 @@ def _differing_text(d: Difference) -> str:
     return f"{'-' if d.differing is None else d.differing}, {d.differing_outcomes}"
 
 
-def _success_labels(baseline: str, percent: str, several: bool) -> list[str]:
-    labels = ["success rate", f"success rate of {baseline}", "difference of success rates"]
-    labels += [f"  {percent} interval", "  gained, lost", "  p-value"]
-    return [*labels, "    Holm's correction"] if several else labels
-
-
 def _success_texts(s: SuccessDifference | None) -> list[str]:
-    """Return the cells of :func:`_success_labels`."""
+    """Return the cells of :meth:`Comparison.success_rows`, that of the correction last."""
     if s is None:
         return ["-"] * 7
     ends = (s.interval.low, s.interval.high)

@@ -429,9 +429,13 @@ def comparison_page(comparison: Comparison) -> Page:
     for place, difference in enumerate(differences, 1):
         if difference.values:
             drawn += _difference_figures(difference, place)
-    labels, *cells = zip(*comparison.rows(), strict=True)
-    columns = [Column(name, texts, "n") for name, texts in zip(others, cells, strict=True)]
-    table = Table([Column("", labels), *columns], sort=False, name="Differences")
+
+    def table(name: str, rows: Sequence[Sequence[str]]) -> Table:
+        labels, *cells = zip(*rows, strict=True)
+        columns = [Column(name, texts, "n") for name, texts in zip(others, cells, strict=True)]
+        return Table([Column("", labels), *columns], sort=False, name=name)
+
+    success = comparison.success_rows()
     paired = any(d.values for d in differences)
     return Page(
         f"{comparison.env}: comparison",
@@ -440,7 +444,11 @@ def comparison_page(comparison: Comparison) -> Page:
         "Comparison",
         [
             ("Figures", [Figures(drawn)] if drawn else ["No episode was completed by both."]),
-            ("Differences", [table, *comparison.notes(), IMPROVEMENT]),
+            (
+                "Differences",
+                [table("Differences", comparison.return_rows()), *comparison.notes(), IMPROVEMENT],
+            ),
+            ("Success", [table("Success", success)] if success else []),
             ("Episodes", [*_paired_episodes(comparison)] if paired else []),
         ],
         _comparison_headline(differences[0]) if len(differences) == 1 else [],

@@ -6,7 +6,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -32,6 +32,8 @@ from tdcollect.display import count_text, number_text, visible
 if TYPE_CHECKING:
     from tdcollect.evaluation.comparison import Difference
     from tdcollect.evaluation.request import Request
+    from tdcollect.evaluation.result import EvaluationResult
+    from tdcollect.evaluation.tails import Tails
 
 
 @program.command()
@@ -289,6 +291,55 @@ def _tested(d: Difference, name: str, margin: float, on: str) -> dict[str, Any]:
     text = f"{d.name} is {verdict}: {found}"
     test = {"policy": d.name, "test": name, "margin": margin, "on": on, "passed": passed}
     return test if passed else test | {"reason": text}
+
+
+@program.command()
+@click.argument("directory", type=options.FOLDER, metavar="DIR")
+@options.flag("--tails", help="Show what the mean hides: quantiles, failures, worst episodes.")
+@click.option("--below", type=float, help="Count a return below this as a failure, in --tails.")
+@options.shown("--worst", type=click.IntRange(min=0), default=5, help="Worst episodes, in --tails.")
+@options.shown("--confidence", type=float, default=0.95, help="Of every interval.")
+@options.as_json
+def summary(
+    directory: Path, tails: bool, below: float | None, worst: int, confidence: float, as_json: bool
+) -> None:
+    """Print the statistics of an evaluation again, or those of its bad end.
+
+    Nothing is run. The evaluation may be unfinished.
+    """
+    if below is not None and not tails:
+        raise click.UsageError("--below goes with --tails")
+    import tdcollect
+
+    result = tdcollect.EvaluationResult.load(directory)
+    found = result.summary(confidence=confidence)
+    fields: dict[str, Any] = {"missing": result.missing, **found.to_dict()}
+    text = str(found)
+    if tails:
+        told = result.tails(below=below, worst=worst, confidence=confidence)
+        text = "\n".join([str(told), *_worst_lines(directory, result, told)])
+        fields["tails"] = told.to_dict()
+    head = f"{result.manifest['env']['id']}, {result.manifest['policy']['class']}"
+    tell(as_json, f"{head}\n\n{text}\n\nledger {result.digest}", ledger=result.digest, **fields)
+    if result.missing:
+        count = count_text(len(result.missing), "episode")
+        say(f"tdcollect: {directory} is unfinished: it lacks {count}", err=True)
+
+
+def _worst_lines(directory: Path, result: EvaluationResult, found: Tails) -> Iterator[str]:
+    """Yield the worst episodes, each with what runs it again."""
+    from tdcollect.evaluation.request import Request
+    from tdcollect.pages.evaluation import calls_of, commands_of
+
+    again = calls_of(result.manifest, os.fspath(directory), "this directory")
+    if (request := Request.read(directory)) is not None:
+        again = commands_of(request, directory, Path.cwd(), "this directory")
+    for place, episode in enumerate(found.worst):
+        if not place:
+            yield f"\nWorst episodes. {again.how}\n"
+        outcome = f"return {number_text(episode.episode_return)}, {episode.length} steps"
+        yield f"episode {episode.index}: {outcome if episode.completed else episode.status}"
+        yield f"  {again.of_row(str(episode.index))}"
 
 
 @program.command()

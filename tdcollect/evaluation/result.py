@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from tdcollect.evaluation.comparison import Comparison
     from tdcollect.evaluation.replay import Replay, Replayed
+    from tdcollect.evaluation.tails import Tails
 
 # Entries of a manifest that may change an episode. The first differs if it is filmed.
 _MATTERS = (
@@ -179,6 +180,12 @@ class EvaluationResult:
     def summary(self, **settings: Any) -> Summary:
         """Statistics of the ledger; see :func:`tdcollect.evaluation.summarize`."""
         return summarize(self.episodes, **settings)
+
+    def tails(self, **settings: Any) -> Tails:
+        """The bad end of the ledger; see :func:`tdcollect.evaluation.tails.tails`."""
+        from tdcollect.evaluation.tails import tails
+
+        return tails(self.episodes, **settings)
 
     def record(self, index: int) -> Episode:
         """Return the record of an episode.

@@ -328,6 +328,7 @@ def read_runs(path: Path) -> list[Any]:
 _META = "meta.json"
 _TYPE, _TENSORDICT = "_type", "<class 'tensordict._td.TensorDict'>"
 _NOT_ENTRIES = ("shape", "device", _TYPE)  # in meta.json, beside the entries
+_FORMAT = {"_format_version": 1, "_class": "tensordict:TensorDict"}  # there since tensordict 0.15
 _ENCODED = re.compile(r'[/<>:"|?*\\ %\0-\x1f\x7f]')  # in the names of files, as tensordict has it
 _MOST_DIMS = 64  # torch's own limit
 _ROOM = 1 << 13  # bytes of a file's blocks besides its contents
@@ -460,7 +461,8 @@ def _read(
     found: dict[str, Any] = {}
     files = {_META}
     for key, entry in meta.items():
-        if key in _NOT_ENTRIES:
+        named = key == "_names" and isinstance(entry, list)  # of dimensions, since tensordict 0.15
+        if key in _NOT_ENTRIES or (key, entry) in _FORMAT.items() or named:
             continue
         name = _file_name(key)
         if not isinstance(entry, dict):

@@ -19,6 +19,7 @@ from tdcollect.evaluation.directory import read_arrays, read_trajectory, write_t
 from .ledgers import alter
 
 DTYPES = [torch.bool, torch.uint16, torch.int64, torch.bfloat16, torch.complex64]
+SINCE_0_15 = {"_format_version": 1, "_class": "tensordict:TensorDict", "_names": ["time"]}
 
 
 def data() -> TensorDict:
@@ -37,6 +38,7 @@ def data() -> TensorDict:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     data().memmap(tmp_path / "data")
+    change(tmp_path / "data" / "next", **SINCE_0_15)
     return tmp_path / "data"
 
 
@@ -199,6 +201,7 @@ def pipe(name: str) -> Callable[[Path], None]:
         (sizes(3, 2, dtype=["torch.int64"]), "is no plain tensor"),
         (sizes(2, 3), "does not hold the data"),  # another length than the episode's
         (lambda folder: change(folder, none=3), "says 3 of 'none'"),
+        (lambda folder: change(folder, _format_version=2), "says 2 of '_format_version'"),
         (lambda folder: change(folder, shape=[4]), "does not hold the data"),
         (lambda folder: change(folder, shape={}), "is no shape"),
         (meta("[1]"), "describes no TensorDict"),

@@ -7,11 +7,14 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from multiprocessing.sharedctypes import SynchronizedBase
+from multiprocessing.synchronize import Lock, RLock
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 from torchrl.collectors import Collector, MultiCollector
+from torchrl.data import ReplayBuffer
 
 from tdcollect._upstream import Alias, View
 from tdcollect._upstream.names import private
@@ -137,6 +140,22 @@ class DistributedState(View):
 def readers(queues: Iterable[Any]) -> list[Any]:
     """The ends of multiprocessing's queues that can be waited for."""
     return [queue._reader for queue in queues]
+
+
+def locks_between(buffer: Any, queue: Any) -> list[Any]:
+    """The locks that processes share in order to write to a replay buffer, and to a queue."""
+    parts = [buffer, buffer.writer, buffer.storage] if isinstance(buffer, ReplayBuffer) else []
+    values = [value for part in (*parts, queue) for value in vars(part).values()]
+    locks = [v.get_lock() if isinstance(v, SynchronizedBase) else v for v in values]
+    return [lock for lock in locks if isinstance(lock, (Lock, RLock))]
+
+
+def kept_by_others(lock: Any, seconds: float) -> bool:
+    """Tell whether a lock is still held after so many seconds, and not by this process."""
+    if lock.acquire(timeout=seconds):
+        lock.release()
+        return False
+    return not lock._semlock._count()
 
 
 @contextmanager

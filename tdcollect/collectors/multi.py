@@ -77,7 +77,8 @@ class MultiCollector(Asking, upstream.MultiCollector, metaclass=_BySync):
         on_worker_lost: what to do when a worker dies. ``"raise"`` ends the others and raises
             :class:`WorkerLostError`; ``"restart"`` has another take its place, with the newest
             weights, new trajectory ids, and seeds that follow from :meth:`set_seed`; a worker
-            that is lost four times in a row, each within a minute and without a batch, raises.
+            that is lost four times in a row, each within a minute and without a batch, raises, and
+            so does one that is killed as it writes to the replay buffer, with the lock of all.
         collector_class: of the collectors in the workers; None or ``"single"`` for
             :class:`tdcollect.Collector`.
         **kwargs: as TorchRL has them.
@@ -169,9 +170,9 @@ class MultiCollector(Asking, upstream.MultiCollector, metaclass=_BySync):
     def start(self) -> None:
         """Have the workers write to the replay buffer by themselves; see the parent's method.
 
-        A worker that dies is noticed at once. For ``on_worker_lost="raise"``,
-        :class:`WorkerLostError` is raised in the main thread wherever that is, if this method was
-        called there; otherwise by the next call of the collector.
+        A worker that dies is noticed at once. A :class:`WorkerLostError` is raised in the main
+        thread wherever that is, if this method was called there; otherwise by the next call of the
+        collector.
         """
         self._guard.raise_in_main_thread()
         super().start()

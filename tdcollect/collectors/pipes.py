@@ -12,10 +12,11 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing import connection
+from multiprocessing.synchronize import Lock
 from queue import Empty
 from typing import Any
 
-from tdcollect._upstream.collectors import WorkersState, readers
+from tdcollect._upstream.collectors import WorkersState, kept_by_others, locks_between, readers
 from tdcollect.collectors.asking import WorkerLostError, WorkerReport
 from tdcollect.processes.child import ending
 
@@ -183,6 +184,10 @@ class WorkerQueue:
         """Tell whether the first workers' queue is full."""
         return bool(self._queues[0][0].full())
 
+    def locks(self, buffer: Any) -> list[Any]:
+        """The locks that workers share in order to write to the replay buffer, and to give word."""
+        return locks_between(buffer, self._queues[0][0])
+
     def close(self) -> None:
         """Close all queues."""
         for queue, _ in self._queues:
@@ -248,6 +253,8 @@ _MAX_LOST = 3
 """A worker that is lost so often is not replaced again, unless a batch came, or time passed."""
 _LONG = 60.0
 """Seconds after which a worker has proved itself, as one that gives a batch."""
+_WRITES = 5.0
+"""Seconds in which a live worker gives back a lock: it writes one batch, or a message."""
 
 
 class _Watched:
@@ -337,10 +344,14 @@ class Guard:
         how = ending(proc.exitcode) + f" after {cause}" * bool(cause)
         frames = collector.frames_per_batch_worker(worker_idx=worker)
         replaced = self._replace is not None and self._in_a_row[worker] <= _MAX_LOST
+        why = f"as {_MAX_LOST + 1} in a row ended so without a batch; mend what ends them"
+        locks = collector.queue_out.locks(collector.replay_buffer)
+        if replaced and any(kept_by_others(lock, _WRITES) for lock in locks):
+            replaced = False
+            why = "as it held a lock that they wait for; make a new collector"
         lost = collector._lost_worker(worker, proc.pid, how, frames, replaced)
         WorkersState(collector).release_update(worker)
-        why = f"as {_MAX_LOST + 1} in a row ended so without a batch; mend what ends them"
-        if self._replace is not None and lost.replaced:
+        if self._replace is not None and replaced:
             _log.warning("%s; another takes its place", lost)
             try:
                 places = sum(one.worker == worker for one in collector.lost if one.replaced)
@@ -355,6 +366,9 @@ class Guard:
         for other in self.procs:
             if other is not proc:
                 other.terminate()
+        for other in self.procs:
+            other.join(_PATIENCE)
+        _give_back(locks)
 
     # ------------------------------------------------------------------------- while it runs free
 
@@ -363,7 +377,7 @@ class Guard:
 
         As torch's DataLoader does it: by a handler of SIGCHLD, which calls the one before it.
         """
-        if self._handler is not None or self._replace is not None or not _can_signal():
+        if self._handler is not None or not _can_signal():
             return
         previous, itself = signal.getsignal(_SIGNAL), weakref.ref(self)
 
@@ -398,6 +412,17 @@ class Guard:
             self._sleep.close()  # the thread finds its end closed
         if self._handler and _can_signal() and signal.getsignal(_SIGNAL) is self._handler:
             signal.signal(_SIGNAL, self._previous or signal.SIG_DFL)
+
+
+def _give_back(locks: Sequence[Any]) -> None:
+    """Give back the locks that workers, all of which have ended, held as they ended.
+
+    Otherwise whoever uses the replay buffer after them would wait for ever.
+    """
+    for lock in locks:
+        if isinstance(lock, Lock) and kept_by_others(lock, _PATIENCE):
+            lock.release()
+            _log.warning("a worker ended as it wrote: rows of the replay buffer may be incomplete")
 
 
 def _can_signal() -> bool:

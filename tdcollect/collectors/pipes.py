@@ -117,6 +117,8 @@ class WorkerQueue:
     """
 
     def __init__(self, queue: Any, pipes: list[WorkerPipe], guard: Guard):
+        self.first = queue
+        """That of the first workers, which share it."""
         self._queues: list[tuple[Any, int | None]] = [(queue, None)]
         self._pipes = pipes
         self._guard = guard
@@ -182,11 +184,7 @@ class WorkerQueue:
 
     def full(self) -> bool:
         """Tell whether the first workers' queue is full."""
-        return bool(self._queues[0][0].full())
-
-    def locks(self, buffer: Any) -> list[Any]:
-        """The locks that workers share in order to write to the replay buffer, and to give word."""
-        return locks_between(buffer, self._queues[0][0])
+        return bool(self.first.full())
 
     def close(self) -> None:
         """Close all queues."""
@@ -345,7 +343,7 @@ class Guard:
         frames = collector.frames_per_batch_worker(worker_idx=worker)
         replaced = self._replace is not None and self._in_a_row[worker] <= _MAX_LOST
         why = f"as {_MAX_LOST + 1} in a row ended so without a batch; mend what ends them"
-        locks = collector.queue_out.locks(collector.replay_buffer)
+        locks = locks_between(collector.replay_buffer, collector.queue_out.first)
         if replaced and any(kept_by_others(lock, _WRITES) for lock in locks):
             replaced = False
             why = "as it held a lock that they wait for; make a new collector"

@@ -57,6 +57,7 @@ ELSEWHERE = {
     "_global_node": "of Ray",
     "_actor_id": "of Ray",
     "_reader": "of multiprocessing's queues",
+    "_semlock": "of multiprocessing's locks",
     "_schema": "of torch's operators",
     "_recv": "of EnvPool",
     "_state_keys": "of EnvPool",

@@ -77,6 +77,15 @@ if TYPE_CHECKING:
     metavar="KEY,...",
     help="Reward entries that the return is made of, such as agents/reward.  [default: all]",
 )
+@click.option(
+    "--metric",
+    "metrics",
+    callback=options.by_name,
+    multiple=True,
+    metavar="NAME=METRIC",
+    help="A number of each episode: info:NAME for the sum of an info over its steps, "
+    "info:NAME:last, info:NAME:max, or MODULE:FUNCTION of its data. Repeatable.",
+)
 @options.shown(
     "--inference-batch-size", default=16, help="Batch size that the policy always runs at."
 )
@@ -147,6 +156,7 @@ def evaluate(
         import tdcollect
         from tdcollect.evaluation.directory import check_directory
         from tdcollect.evaluation.request import Request
+        from tdcollect.evaluation.settings import named_metrics
 
         if output_dir is not None:
             check_directory(output_dir)  # before an env is made for the policy
@@ -159,6 +169,7 @@ def evaluate(
         if episodes is None:
             episodes = 100 if given["env_seeds"] is None else len(given["env_seeds"])
         given["env_kwargs"] = given["env_kwargs"] or None
+        given["metrics"] = given["metrics"] and named_metrics(given["metrics"], Path.cwd())
         result = tdcollect.evaluate(
             made_env,
             made_policy,

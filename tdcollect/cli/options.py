@@ -46,6 +46,17 @@ def int_list(context: Any, parameter: Any, text: str | None) -> list[int] | None
         raise click.BadParameter(f"expected ints with commas between, got {text!r}") from error
 
 
+def by_name(context: Any, parameter: Any, texts: tuple[str, ...]) -> dict[str, str] | None:
+    """Return the values of NAME=VALUE by name; None if there are none."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        if not value or name in found:
+            raise click.BadParameter(f"expected NAME=VALUE, each name once, got {text!r}")
+        found[name] = value
+    return found or None
+
+
 def step_limit(context: Any, parameter: Any, text: str | None) -> float | None:
     if text is None or text == "inf":
         return None if text is None else math.inf

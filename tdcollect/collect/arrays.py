@@ -87,6 +87,11 @@ class SteppedEnv:
         """The info of a slot's latest step; empty where the env is not tdcollect's."""
         return {} if self.base is None else self.base.latest_info(slot)
 
+    def latest_infos(self, slots: Sequence[int], names: Sequence[str]) -> Mapping[int, Any]:
+        """The infos of these names, of the latest step of each slot."""
+        assert self.base is not None
+        return self.base.stepper.backend.latest_infos(slots, names)
+
     def rebuild_slots(self, slots: list[int]) -> None:
         """Build the envs of ``slots`` anew."""
         assert self.base is not None

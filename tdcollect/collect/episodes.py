@@ -77,6 +77,7 @@ class Episodes:
         options: gymnasium's reset options.
         rebuild: build a slot's env anew for each episode.
         on_start: called with the slot and the episode of each start.
+        on_step: called after each step with the episodes that took it, by slot.
         on_error: is given an episode whose env raised, and the error; returns the episode to run in
             its place, or None for none. Without it, errors are raised.
         watch: called with steps, and with episodes that start.
@@ -99,6 +100,7 @@ class Episodes:
     options: Options = None
     rebuild: bool = False
     on_start: Callable[[int, Start], None] | None = None
+    on_step: Callable[[Mapping[int, Start]], None] | None = None
     on_error: Callable[[Start, Exception], Start | None] | None = None
     watch: Watch | None = None
 
@@ -237,6 +239,8 @@ class Episodes:
         moved = stepped if env.can.asynchronous else slice(None)
         self._at[moved] += 1
         self._taken[moved] += 1
+        if self.on_step is not None:
+            self.on_step({slot: running[slot] for slot in stepped})
         for slot in ended:
             self._cut(slot, running.pop(slot), True, None, env.latest_info(slot))
         if env.can.asynchronous:

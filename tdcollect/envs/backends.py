@@ -530,11 +530,22 @@ class EnvPoolBackend(Backend):
             ids = np.asarray(slots, dtype=np.int32)
             action = slot_of(action, ids)
         self._pool.send(action, ids)
-        state, rows = self._receive(out)
+        state, rows = self._latest = self._receive(out)
         truncated = state[self._at["trunc"]]
         out.reward[rows] = state[self._at["reward"]]
         out.terminated[rows] = state[self._at["done"]] & ~truncated
         out.truncated[rows] = truncated
+
+    def latest_infos(
+        self, slots: Sequence[int], names: Sequence[str]
+    ) -> Mapping[int, Mapping[str, Any]]:
+        state, rows = self._latest
+        at = range(self.num_envs) if isinstance(rows, slice) else rows.tolist()
+        places = {name: self._at.get(name, self._at.get(f"info:{name}")) for name in names}
+        known = {name: state[place] for name, place in places.items() if place is not None}
+        return {
+            slot: {name: array[at.index(slot)] for name, array in known.items()} for slot in slots
+        }
 
     def _receive(self, out: SlotBuffers) -> tuple[list[Array], Any]:
         """Write the pool's next observations and infos; returns all arrays, and their slots."""

@@ -235,6 +235,12 @@ class Backend(abc.ABC):
         """The infos of a slot's latest step; empty if they are not kept."""
         return {}
 
+    def latest_infos(
+        self, slots: Sequence[int], names: Sequence[str]
+    ) -> Mapping[int, Mapping[str, Any]]:
+        """The infos of these names, of the latest step of each slot; other names may be there."""
+        return {slot: self.latest_info(slot) for slot in slots}
+
     def rebuild(self, slots: Sequence[int]) -> list[int]:
         """Make the envs of ``slots``, and of those lost together with them, anew; returns all."""
         raise NotImplementedError(f"the backend {self.name!r} cannot build single slots anew")

@@ -93,6 +93,7 @@ def metrics_of(
         "episode_length": point.length,
         "fps": frames_per_second,
         "step": point.step,
+        **{f"metrics/{metric.name}": metric.mean for metric in point.metrics},
     }
     known = {name: math.nan if value is None else value for name, value in found.items()}
     return {f"{prefix}/{name}": value for name, value in {**known, **custom}.items()}

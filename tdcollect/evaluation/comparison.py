@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate
 from typing import Any, Protocol
 
@@ -13,6 +13,7 @@ import numpy as np
 from tdcollect import check, display
 from tdcollect.evaluation import statistics
 from tdcollect.evaluation.ledger import (
+    METRICS,
     RANDOM,
     Episode,
     differences_text,
@@ -20,11 +21,17 @@ from tdcollect.evaluation.ledger import (
     manifest_entry,
     mixed_values,
 )
-from tdcollect.evaluation.statistics import Interval, Quantity, SuccessDifference, mean_text
+from tdcollect.evaluation.statistics import (
+    Interval,
+    MetricDifference,
+    Quantity,
+    SuccessDifference,
+    mean_text,
+)
 from tdcollect.packages import extra_module
 
 SAME = ("protocol", "env", "max_episode_steps", "returns")
-REMARKED = ("inference_batch_size", "inference_threads", "device", "platform", "versions")
+REMARKED = (METRICS, "inference_batch_size", "inference_threads", "device", "platform", "versions")
 TRANSFORMS = "env.transforms"  # those of one policy may normalise its observations, say
 OF_POLICY = ("policy.exploration", "policy.mode")
 RETURN, SUCCESS = "return", "success"  # what a policy may be better in
@@ -126,6 +133,7 @@ class Difference:
         differing_outcomes: the number of them that end otherwise: with another return or success,
             or not at all.
         success: the difference of the success rates; None if the env does not report success.
+        metrics: the difference of each metric that both evaluations have, by name.
     """
 
     name: str
@@ -150,6 +158,7 @@ class Difference:
     differing: int | None
     differing_outcomes: int
     success: SuccessDifference | None
+    metrics: Mapping[str, MetricDifference] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         names = f"{self.name} minus {self.baseline}"
@@ -256,11 +265,12 @@ class Comparison:
 
         The differences of single episodes are left out: the ledgers hold the returns.
         """
-        single = {"episodes", "values", "returns", "baseline_returns"}
+        single = {"episodes", "values", "returns", "baseline_returns", METRICS}
         differences = [
             {name: value for name, value in vars(d).items() if name not in single}
             | {"difference": asdict(d.difference), "success": d.success and asdict(d.success)}
             | {"detectable": d.detectable(), "improvement": d.improvement}
+            | ({METRICS: {k: asdict(m) for k, m in d.metrics.items()}} if d.metrics else {})
             for d in self.differences
         ]
         lists = {"names": [*self.names], "differences": differences, "remarks": [*self.remarks]}
@@ -322,9 +332,19 @@ class Comparison:
         if len(self.differences) > 1:
             rows.append(row("  Holm's correction", lambda d: _p_text(d.adjusted_p_value)))
         rows.append(row("detectable difference", lambda d: d.detectable()))
+        rows += [*self._metric_rows(percent)]
         if any(map(_failed_text, self.differences)):
             rows.append(row("failed, no difference", lambda d: _failed_text(d) or "0"))
         return display.number_columns(rows)
+
+    def _metric_rows(self, percent: str) -> Iterator[list[Any]]:
+        """Yield the rows of each metric, its numbers apart from those of returns."""
+        for name in _metric_names(self.differences):
+            labels = [f"mean {name}", f"mean {name} of {self.names[0]}", f"difference of {name}"]
+            labels += [f"  {percent} interval", "  p-value"]
+            labels += ["    Holm's correction"] * (len(self.differences) > 1)
+            columns = [_metric_texts(d.metrics.get(name)) for d in self.differences]
+            yield from map(list, zip(labels, *(c[: len(labels)] for c in columns), strict=True))
 
     def notes(self) -> list[str]:
         """Return the notes to the table, one sentence each."""
@@ -495,7 +515,24 @@ def _difference(
         differing=None if unknown else sum(one != other for one, other in digests),
         differing_outcomes=sum(_outcome(a) != _outcome(b) for a, b in pairs),
         success=statistics.success_difference(pairs, confidence),
+        metrics={
+            name: statistics.metric_difference(
+                [((a.metrics or {}).get(name), (b.metrics or {}).get(name)) for a, b in both],
+                confidence,
+                resamples,
+                [statistics.generator(*seed, 3 + 3 * place + stream) for stream in range(3)],
+            )
+            for place, name in enumerate(_metrics_of_both(first, second))
+        },
     )
+
+
+def _metrics_of_both(first: Evaluation, second: Evaluation) -> Iterator[str]:
+    """Yield the metrics that are defined alike in both evaluations."""
+    there = second.manifest.get(METRICS) or {}
+    for name, how in (first.manifest.get(METRICS) or {}).items():
+        if there.get(name) == how:
+            yield name
 
 
 def _outcome(episode: Episode) -> tuple[str, str, bool | None]:
@@ -504,17 +541,31 @@ def _outcome(episode: Episode) -> tuple[str, str, bool | None]:
 
 
 def _adjusted(differences: Sequence[Difference]) -> tuple[Difference, ...]:
-    """Add the p-values by Holm's correction, those of returns and those of success apart."""
+    """Add the p-values by Holm's correction, those of returns, success and metrics apart."""
     of_returns = holm({d.name: d.p_value for d in differences if d.p_value is not None})
     of_success = holm({d.name: d.success.p_value for d in differences if d.success})
+    of_metrics = {
+        name: holm(
+            {d.name: m.p_value for d in differences if (m := d.metrics.get(name)) and m.p_value}
+        )
+        for name in _metric_names(differences)
+    }
     return tuple(
         replace(
             d,
             adjusted_p_value=of_returns.get(d.name),
             success=d.success and replace(d.success, adjusted_p_value=of_success[d.name]),
+            metrics={
+                name: replace(metric, adjusted_p_value=of_metrics[name].get(d.name))
+                for name, metric in d.metrics.items()
+            },
         )
         for d in differences
     )
+
+
+def _metric_names(differences: Sequence[Difference]) -> list[str]:
+    return [*dict.fromkeys(name for d in differences for name in d.metrics)]
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
@@ -556,6 +607,16 @@ def _success_texts(s: SuccessDifference | None) -> list[str]:
     shown = display.column_texts([s.rate, s.baseline_rate, s.difference, ends])
     p_texts = [_p_text(s.p_value), _p_text(s.adjusted_p_value)]
     return [*shown, f"{s.gained}, {s.lost}", *p_texts]
+
+
+def _metric_texts(metric: MetricDifference | None) -> list[str]:
+    """Return the cells of a metric, its numbers with the same decimals."""
+    if metric is None:
+        return ["-"] * 6
+    interval = statistics.ends(metric.difference.mean_interval)
+    numbers = [metric.mean, metric.baseline_mean, metric.difference.mean, interval]
+    p_texts = [_p_text(metric.p_value), _p_text(metric.adjusted_p_value)]
+    return [*display.column_texts(numbers), *p_texts]
 
 
 def _p_text(value: float | None) -> str:

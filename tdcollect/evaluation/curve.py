@@ -26,6 +26,15 @@ from tdcollect.pages.evaluation import curve_page
 BEST_BY = ("mean", "iqm")
 
 
+class MetricPoint(NamedTuple):
+    """A metric of one evaluation: its name, its mean, and the ends of the 95% interval."""
+
+    name: str
+    mean: float | None
+    low: float | None
+    high: float | None
+
+
 class Point(NamedTuple):
     """One evaluation of a learning curve. Statistics are None without a finite return.
 
@@ -40,6 +49,7 @@ class Point(NamedTuple):
         iqm: the interquartile mean of the returns.
         length: the mean length, in steps.
         digest: SHA-256 of the ledger.
+        metrics: the metrics that were asked for, by their order.
     """
 
     step: int
@@ -52,10 +62,11 @@ class Point(NamedTuple):
     iqm: float | None
     length: float | None
     digest: str
+    metrics: tuple[MetricPoint, ...] = ()
 
 
-COLUMNS = tuple(Point.__annotations__)
-"""The columns of ``curve.csv``."""
+COLUMNS = tuple(Point.__annotations__)[:-1]
+"""The columns of ``curve.csv``; those of metrics follow."""
 
 
 class Best(NamedTuple):
@@ -88,6 +99,10 @@ def point_of(step: int, summary: Summary, digest: str) -> Point:
         returns.interquartile_mean,
         summary.lengths.mean,
         digest,
+        tuple(
+            MetricPoint(name, metric.mean, *(ends(metric.mean_interval) or (None, None)))
+            for name, metric in summary.metrics.items()
+        ),
     )
 
 
@@ -102,12 +117,19 @@ def with_point(curve: Sequence[Point], point: Point) -> list[Point]:
     return sorted([*(other for other in curve if other.step != point.step), point])
 
 
+_ENDS = ("", ".low", ".high")  # of the columns of a metric
+
+
 def to_csv(curve: Iterable[Point]) -> bytes:
     """Return a curve as CSV; floats read back to the same bits."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    writer.writerows(["" if value is None else value for value in point] for point in curve)
+    rows = [*curve]
+    named = [f"metrics.{metric.name}" for metric in rows[0].metrics] if rows else []
+    writer.writerow([*COLUMNS, *(f"{name}{end}" for name in named for end in _ENDS)])
+    for point in rows:
+        values = [*point[:-1], *(value for metric in point.metrics for value in metric[1:])]
+        writer.writerow(["" if value is None else value for value in values])
     return text.getvalue().encode()
 
 
@@ -115,9 +137,11 @@ def read_csv(file: Path) -> list[Point]:
     """Read a curve that :func:`to_csv` wrote."""
     try:
         header, *lines = csv.reader(io.StringIO(file.read_bytes().decode()))
-        if tuple(header) != COLUMNS:
+        names = [name.removeprefix("metrics.") for name in header[len(COLUMNS) :: len(_ENDS)]]
+        metrics = [f"metrics.{name}{end}" for name in names for end in _ENDS]
+        if header != [*COLUMNS, *metrics] or not all(map(ledger.is_metric_name, names)):
             raise ValueError(f"its columns are {', '.join(header)}")
-        curve = [_point(line) for line in lines]
+        curve = [_point(line, names) for line in lines]
         if [point.step for point in curve] != sorted({point.step for point in curve}):
             raise ValueError("its steps do not rise")
     except ValueError as error:
@@ -128,12 +152,21 @@ def read_csv(file: Path) -> list[Point]:
     return curve
 
 
-def _point(line: Sequence[str]) -> Point:
-    if len(line) != len(COLUMNS) or not ledger.is_digest(line[-1]):
+def _point(line: Sequence[str], names: Sequence[str]) -> Point:
+    own, count = line[: len(COLUMNS)], len(_ENDS)
+    if len(line) != len(COLUMNS) + count * len(names) or not ledger.is_digest(own[-1]):
         raise ValueError(f"a line is {line}")
-    step, episodes, failed = map(int, line[:3])
-    mean, low, high, std, iqm, length = (float(text) if text else None for text in line[3:-1])
-    return Point(step, episodes, failed, mean, low, high, std, iqm, length, line[-1])
+    step, episodes, failed = map(int, own[:3])
+    mean, low, high, std, iqm, length = map(_number, own[3:-1])
+    values = [*map(_number, line[len(COLUMNS) :])]
+    metrics = tuple(
+        MetricPoint(name, *values[count * at : count * at + count]) for at, name in enumerate(names)
+    )
+    return Point(step, episodes, failed, mean, low, high, std, iqm, length, own[-1], metrics)
+
+
+def _number(text: str) -> float | None:
+    return float(text) if text else None
 
 
 CURVE, PAGE, FIGURE = "curve.csv", "curve.html", "curve.svg"
@@ -296,7 +329,10 @@ def steps_of(path: Path) -> dict[int, Path]:
 
 def _episodes_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entries of a manifest that decide which episodes are run."""
-    entries = {key: ledger.manifest_entry(manifest, key) for key in (*SAME, "episodes", "seeds")}
+    entries = {
+        key: ledger.manifest_entry(manifest, key)
+        for key in (*SAME, "episodes", "seeds", ledger.METRICS)
+    }
     env = dict(entries["env"] or {})
     # Not the digests of running statistics, which training moves.
     env["transforms"] = [str(name).partition("(")[0] for name in env.get("transforms", [])]

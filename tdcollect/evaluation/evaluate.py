@@ -378,8 +378,16 @@ class Recording:
         """
         if self.again:
             before = self.again.get(record.index)  # None: it comes late, from a lost worker
-            if before is None or record.digest == before.digest:
+            if before is None:
                 return
+            if record.digest == before.digest:
+                if repr(record.metrics) == repr(before.metrics):  # NaN is not equal to itself
+                    return
+                raise NotReproducibleError(
+                    f"the metrics of episode {record.index} are {before.metrics}, and "
+                    f"{record.metrics} when it runs once more, though its data are the same to the "
+                    "bit: an info or a function of theirs depends on something else, such as time"
+                )
             if self._for_data:
                 raise NotReproducibleError(
                     f"episode {record.index} is not what the ledger says, now that it runs again "

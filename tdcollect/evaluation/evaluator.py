@@ -34,7 +34,7 @@ from tdcollect.evaluation.curve import BEST_BY, Best, Point, read_folder, value_
 from tdcollect.evaluation.episodes.opening import check_env
 from tdcollect.evaluation.replay import Replay, Replayed, replayer
 from tdcollect.evaluation.result import EvaluationResult
-from tdcollect.evaluation.settings import EvaluationSettings, check_names
+from tdcollect.evaluation.settings import EvaluationSettings, Metrics, check_names
 from tdcollect.evaluation.workers.local import LocalWorkers, Workers, as_workers, pickled_part
 from tdcollect.evaluation.workers.worker import (
     Job,
@@ -100,7 +100,7 @@ class Evaluator:
             process. They are started by the process that evaluates, and stay.
         best: choose the best evaluation by ``"mean"`` or by ``"iqm"``, the interquartile mean.
         recheck: as for :func:`tdcollect.evaluate`, in each evaluation.
-        num_envs, inference_batch_size, env_kwargs, on_env_error, max_restarts: see
+        num_envs, inference_batch_size, env_kwargs, on_env_error, max_restarts, metrics: see
             :class:`tdcollect.evaluation.EvaluationSettings`.
         torchrl_only: arguments of TorchRL's evaluator that are checked and have no effect here:
             ``frames_per_batch``, ``collector_cls`` (None or ``"Collector"``), ``collector_kwargs``
@@ -149,6 +149,7 @@ class Evaluator:
         env_kwargs: dict[str, Any] | None = None,
         on_env_error: str = "restart",
         max_restarts: int = 2,
+        metrics: Metrics | None = None,
         **torchrl_only: Any,
     ):
         _check_subject(env, policy, policy_factory)
@@ -172,6 +173,7 @@ class Evaluator:
             num_envs=num_envs,
             on_env_error=on_env_error,
             max_restarts=max_restarts,
+            metrics=metrics,
         )
         if isinstance(env, EnvBase) and dump_video:
             check_recorders(env)
@@ -212,7 +214,7 @@ class Evaluator:
             Numbers by name, each after the prefix. ``reward`` is the mean return, ``reward_low``
             and ``reward_high`` its 95% interval; the others are ``reward_std``, ``num_episodes``
             that completed, ``failed``, ``episode_length``, their mean length in steps, ``fps``,
-            ``step``, and those of ``metrics_fn``.
+            ``step``, the mean of each metric (``metrics/cost``), and those of ``metrics_fn``.
 
         Raises:
             TypeError, ValueError: for weights of another model.

@@ -22,6 +22,8 @@ FAILED = "failed"
 LOST = "lost"
 GROUPS = "group_returns"
 """The key of the returns of reward entries, in records that have several."""
+METRICS = "metrics"
+"""The key of the user's own numbers of an episode, in records of an evaluation that has some."""
 FORMAT = 2
 """Version of the files of an evaluation."""
 
@@ -47,6 +49,8 @@ class Episode:
             in float32).
         group_returns: the return of each reward entry (``"agents/reward"``), of which
             ``episode_return`` is the mean; None if the only one is ``"reward"``.
+        metrics: the metrics that were asked for, by name; None for one that this episode has no
+            value of. None if there are none.
     """
 
     index: int
@@ -61,6 +65,7 @@ class Episode:
     success: bool | None = None
     digest: str | None = None
     group_returns: dict[str, float] | None = field(default=None, hash=False)
+    metrics: dict[str, float | None] | None = field(default=None, hash=False)
 
     @property
     def completed(self) -> bool:
@@ -86,8 +91,8 @@ class Episode:
     def to_json(self) -> str:
         """Return the record as one line, keys in a fixed order; floats keep their bits."""
         values = {key: getattr(self, name) for name, key in KEYS.items()}
-        if self.group_returns is not None:
-            values[GROUPS] = self.group_returns
+        more = {GROUPS: self.group_returns, METRICS: self.metrics}
+        values |= {key: given for key, given in more.items() if given is not None}
         return json.dumps(values)
 
     @classmethod
@@ -101,18 +106,26 @@ class Episode:
             found = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"expected the record of an episode, got no JSON ({error})") from error
-        groups = found.pop(GROUPS, None) if isinstance(found, dict) else None
+        groups, metrics = (
+            found.pop(key, None) if isinstance(found, dict) else None for key in (GROUPS, METRICS)
+        )
         if not isinstance(found, dict) or found.keys() != set(KEYS.values()):
             raise ValueError(
                 f"expected the record of an episode, with the keys {', '.join(KEYS.values())}, "
                 f"got {_shortened(line)}"
             )
-        record = cls(**{name: found[key] for name, key in KEYS.items()}, group_returns=groups)
+        own = {name: found[key] for name, key in KEYS.items()}
+        record = cls(**own, group_returns=groups, metrics=metrics)
         plain = isinstance(groups, dict) and {*map(type, groups.values())} == {float}
         if groups is not None and not (record.completed and plain):
             raise ValueError(
                 f"expected {GROUPS} to be one float per reward entry, in an episode that "
                 f"completed, got {_shortened(groups)}"
+            )
+        if metrics is not None and not (record.completed and _are_metrics(metrics)):
+            raise ValueError(
+                f"expected {METRICS} to be a float or null by name, in an episode that completed, "
+                f"got {_shortened(metrics)}"
             )
         for name, (accepts, expected) in _CHECKS[record.status in (FAILED, LOST)].items():
             value = getattr(record, name)
@@ -129,9 +142,27 @@ def ledger_digest(episodes: Iterable[Episode]) -> str:
     return digest.hexdigest()
 
 
-KEYS = {entry.name: entry.name for entry in fields(Episode) if entry.name != GROUPS}
+KEYS = {entry.name: entry.name for entry in fields(Episode) if entry.name not in (GROUPS, METRICS)}
 KEYS["episode_return"] = "return"  # a keyword of Python's
 """The key of each attribute of an :class:`Episode` in a ledger's lines."""
+
+
+_METRIC = re.compile("[A-Za-z_][A-Za-z0-9_-]{0,99}")
+
+
+def is_metric_name(name: Any) -> bool:
+    """Tell whether a metric may be called so: in tables and logs, and beside a record's keys."""
+    fits = isinstance(name, str) and _METRIC.fullmatch(name) is not None
+    return fits and name not in KEYS.values()
+
+
+def _are_metrics(found: Any) -> bool:
+    return (
+        isinstance(found, dict)
+        and bool(found)
+        and all(map(is_metric_name, found))
+        and {*map(type, found.values())} <= {float, type(None)}
+    )
 
 
 def is_digest(value: Any) -> bool:
@@ -557,6 +588,7 @@ def _record_check(
     there = asked if isinstance(asked, range) else frozenset(asked)
     given = manifest["seeds"].get("env")
     own = {} if given is None else dict(zip(asked, given, strict=True))
+    named = (manifest.get(METRICS) or {}).keys()
 
     def check(record: Episode) -> None:
         index = record.index
@@ -564,6 +596,11 @@ def _record_check(
             raise ValueError(f"the manifest asks for no episode {index}")
         if index in episodes:
             raise ValueError(f"episode {index} has a record already")
+        if record.completed and (record.metrics or {}).keys() != named:
+            raise ValueError(
+                f"expected the metrics {sorted(named)} of episode {index}, as the manifest says, "
+                f"got {sorted(record.metrics or {})}"
+            )
         seeds = env_seed(root, index) if given is None else own[index], policy_seed(root, index)
         if seeds != (record.env_seed, record.policy_seed):
             raise ValueError(
@@ -627,5 +664,6 @@ _MANIFEST: dict[str, Accepts] = {
     "entries.reward": _or_none(_is_names),
     "returns": _or_none(_is_object),
     "returns.rewards": _or_none(_is_names),
+    METRICS: lambda value: value is None or (_is_object(value) and all(map(is_metric_name, value))),
 }
 DIGESTED = {"ledger": EPISODES, "manifest": MANIFEST}

@@ -8,6 +8,8 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterator, Mapping
+from functools import partial
+from types import CodeType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
@@ -23,7 +25,7 @@ from tdcollect._upstream.torchrl import wrapped_env
 from tdcollect.envs.traits import all_transforms_of, innermost, of_kind
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.data import digested_entries
-from tdcollect.evaluation.ledger import FORMAT, RANDOM
+from tdcollect.evaluation.ledger import FORMAT, METRICS, RANDOM
 from tdcollect.keys import entry_path
 from tdcollect.packages import versions
 from tdcollect.seeding import EVALUATION_PROTOCOL
@@ -67,6 +69,7 @@ def subject(collector: EvaluationCollector) -> dict[str, Any]:
         "entries": digested_entries(collector.env, returns),
         **({"global_random_numbers": STREAMS} if collector.has_streams else {}),
         **({} if returns.is_plain else {"returns": returns.described()}),
+        **({METRICS: _metrics(settings.metrics)} if settings.metrics else {}),
         "episodes": len(indices) if indices == list(range(len(indices))) else indices,
         "seeds": seeds,
         "max_episode_steps": settings.step_limit,
@@ -130,6 +133,58 @@ def structure_digest(policy: Any) -> str | None:
         of = "" if called is None else _class(called)
         digest.update(f"{name} {_class(module)} {settings} {of}\n".encode())
     return digest.hexdigest()
+
+
+def _metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entry of metrics: those of infos as text, functions by name and their code."""
+    return {
+        name: {"function": _class(metric), "code": code_digest(metric)}
+        if callable(metric)
+        else metric
+        for name, metric in metrics.items()
+    }
+
+
+def code_digest(function: Any) -> str | None:
+    """Return the SHA-256 of a function's compiled code, of functions in it and of its values.
+
+    Comments and line numbers do not count, nor does the process that it was sent to. None for an
+    object whose code is not Python's.
+    """
+    digest = hashlib.sha256()
+    while isinstance(function, partial):
+        digest.update(_code_values((*function.args, *sorted(function.keywords.items()))))
+        function = function.func
+    if not isinstance(function, (FunctionType, MethodType)):
+        function = getattr(type(function), "__call__", None)  # noqa: B004
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return None
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    digest.update(_code_values((function.__defaults__, function.__kwdefaults__, *cells)))
+    digest.update(_code(code))
+    return digest.hexdigest()
+
+
+def _code(code: CodeType) -> bytes:
+    names = (code.co_names, code.co_varnames, code.co_freevars)
+    return code.co_code + repr(names).encode() + _code_values(code.co_consts)
+
+
+def _code_values(values: Any) -> bytes:
+    """Return values as bytes that are the same in another process."""
+    if isinstance(values, CodeType):
+        return _code(values)
+    if isinstance(values, FunctionType):
+        return _code(values.__code__)
+    if isinstance(values, Mapping):
+        values = tuple(values.items())
+    if isinstance(values, (set, frozenset)):
+        return b"{%b}" % b",".join(sorted(map(_code_values, values)))
+    if isinstance(values, (tuple, list)):
+        return b"(%b)" % b",".join(map(_code_values, values))
+    plain = _is_plain(values) or isinstance(values, (bytes, complex, slice))
+    return (repr(values) if plain else _class(values)).encode()
 
 
 def _class(policy: Any) -> str:

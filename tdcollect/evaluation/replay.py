@@ -19,7 +19,7 @@ from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType
 
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
-from tdcollect.evaluation.ledger import Episode, manifest_entry
+from tdcollect.evaluation.ledger import METRICS, Episode, manifest_entry
 from tdcollect.evaluation.manifest import describe
 from tdcollect.evaluation.requested import RequestedEnv
 from tdcollect.evaluation.settings import EvaluationSettings
@@ -28,7 +28,12 @@ from tdcollect.packages import extra_module
 
 
 def settings_of(manifest: Mapping[str, Any], episode: Episode, **how: Any) -> EvaluationSettings:
-    """Return the settings that run one episode of an evaluation again."""
+    """Return the settings that run one episode of an evaluation again.
+
+    Of metrics, those of infos: a function is not in the manifest.
+    """
+    named = (manifest.get(METRICS) or {}).items()
+    metrics = {name: text for name, text in named if isinstance(text, str)}
     return EvaluationSettings(
         [episode.index],
         manifest["seeds"]["root"],
@@ -36,6 +41,7 @@ def settings_of(manifest: Mapping[str, Any], episode: Episode, **how: Any) -> Ev
         exploration_type=ExplorationType[manifest["policy"]["exploration"].upper()],
         max_episode_steps=manifest["max_episode_steps"] or math.inf,  # as it did end
         reward_keys=manifest_entry(manifest, "returns.rewards"),
+        metrics=metrics or None,
         inference_batch_size=manifest["inference_batch_size"],
         inference_threads=manifest["inference_threads"],
         eval_mode=manifest["policy"].get("mode") == "eval",

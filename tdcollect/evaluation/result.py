@@ -7,6 +7,7 @@ import os
 import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from numbers import Integral
 from pathlib import Path
@@ -31,7 +32,7 @@ from tdcollect.evaluation.ledger import (
     trajectory_name,
     trajectory_path,
 )
-from tdcollect.evaluation.statistics import Summary, in_order, summarize
+from tdcollect.evaluation.statistics import Summary, in_order, metrics_of, summarize
 from tdcollect.files import write_atomically
 from tdcollect.packages import extra_module
 
@@ -173,6 +174,12 @@ class EvaluationResult:
         return {name: np.array([e[name] for e in completed], np.float64) for name in names}
 
     @property
+    def metrics(self) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:
+        """The values of each metric, as :attr:`returns`; NaN for an episode without one."""
+        found = metrics_of([episode for episode in self.episodes if episode.completed])
+        return {name: np.array(values, np.float64) for name, values in found.items()}
+
+    @property
     def lengths(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         """The lengths of the episodes that completed, int64, by index."""
         return np.array([e.length for e in self.episodes if e.completed], np.int64)
@@ -256,6 +263,9 @@ class EvaluationResult:
                 "EvaluationResult.load(directory, env, policy)"
             )
         again = self._replay(index, video)
+        if recorded.metrics is not None:  # a result that was loaded has no functions
+            there = {name: recorded.metrics.get(name) for name in again.record.metrics or ()}
+            recorded = replace(recorded, metrics=there or None)
         if not recorded.lost and record_differences(recorded, again.record):
             raise RuntimeError(self._unequal(recorded, again, filmed=video is not None))
         return again
@@ -351,8 +361,9 @@ def export(
 def to_pandas(episodes: Sequence[Episode]) -> Any:
     """Return the ledger as a ``pandas.DataFrame``, one row per episode, by index.
 
-    Columns are the ledger's keys. The values that a failed episode lacks are missing (``NaN``,
-    ``<NA>``); integers and flags keep their kind, in pandas' nullable dtypes.
+    Columns are the ledger's keys, and ``metrics.NAME`` for each metric. The values that a failed
+    episode lacks are missing (``NaN``, ``<NA>``); integers and flags keep their kind, in pandas'
+    nullable dtypes.
 
     Raises:
         ModuleNotFoundError: without pandas.
@@ -365,6 +376,10 @@ def to_pandas(episodes: Sequence[Episode]) -> Any:
         if name.endswith("seed"):  # Python's ints are unbounded, and an env may be given any
             dtype = "object" if any(value >= 2**64 for value in values) else "UInt64"
         columns[key] = pandas.Series(values, dtype=dtype)
+    for name in next((e.metrics for e in records if e.metrics), {}):
+        columns[f"metrics.{name}"] = pandas.Series(
+            [(e.metrics or {}).get(name) for e in records], dtype="float64"
+        )
     return pandas.DataFrame(columns).set_index("index")
 
 

@@ -10,20 +10,25 @@ from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, fields
 from difflib import get_close_matches
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, TypedDict, TypeVar, cast
 
 import numpy as np
 import torch
-from tensordict import NestedKey
+from tensordict import NestedKey, TensorDict
 from torchrl.envs.utils import ExplorationType
 
 from tdcollect import check
 from tdcollect.check import is_count
 from tdcollect.display import count_text, one_line
 from tdcollect.envs.make import BACKENDS
+from tdcollect.evaluation.episodes.data import INFO, info_and_rule
+from tdcollect.evaluation.imports import is_named, load_named
+from tdcollect.evaluation.ledger import is_metric_name
 from tdcollect.seeding import env_seed, policy_seed
 
 Seeds = Sequence[int] | Mapping[int, int] | Callable[[int], int]
+Metrics = Mapping[str, str | Callable[[TensorDict], Any]]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -35,6 +40,7 @@ class SettingsArguments(TypedDict, total=False):
     """The keyword arguments of :class:`EvaluationSettings`, as type checkers read them."""
 
     env_seeds: Seeds | None
+    metrics: Metrics | None
     exploration_type: ExplorationType
     max_episode_steps: float | None
     reward_keys: NestedKey | Sequence[NestedKey] | None
@@ -61,6 +67,10 @@ class EvaluationSettings:
         seed: the root seed.
         env_seeds: the envs' seeds, in place of those that follow from the root seed: one per
             episode, a mapping from its index, or a function of its index. Kept as a mapping.
+        metrics: numbers of an episode for its record, by name. ``"info:cost"`` is the sum over its
+            steps of an info of the env, ``"info:cost:max"`` the largest and ``"info:cost:last"``
+            the last one. Or a function, given the episode's data ``[L]`` as this yields them: it
+            returns a number, or None for an episode without one. Kept in the order of names.
         exploration_type: of the policy; by default its most likely action.
         max_episode_steps: truncate episodes at this length. None to leave their end to the env: one
             that takes a million steps without an end is an error, unless this is ``math.inf``.
@@ -94,6 +104,7 @@ class EvaluationSettings:
     seed: int = 0
     _: KW_ONLY
     env_seeds: Seeds | None = None
+    metrics: Metrics | None = None
     exploration_type: ExplorationType = ExplorationType.DETERMINISTIC
     max_episode_steps: float | None = None
     reward_keys: NestedKey | Sequence[NestedKey] | None = None
@@ -136,6 +147,8 @@ class EvaluationSettings:
             object.__setattr__(self, "env_seeds", _seed_by_index(self.env_seeds, indices))
         if self.reward_keys is not None:
             object.__setattr__(self, "reward_keys", _paths(self.reward_keys))
+        if self.metrics is not None:
+            object.__setattr__(self, "metrics", _checked_metrics(self.metrics))
         check.one_of((*BACKENDS, None), backend=self.backend)
         if self.device is not None:
             object.__setattr__(self, "device", _device(self.device))
@@ -166,7 +179,9 @@ class EvaluationSettings:
 
     def __repr__(self) -> str:
         given = [
-            "env_seeds given" if entry.name == "env_seeds" else f"{entry.name}={value!r}"
+            f"{entry.name} given"
+            if entry.name in ("env_seeds", "metrics")
+            else f"{entry.name}={value!r}"
             for entry in fields(self)
             if entry.init and (value := getattr(self, entry.name)) != entry.default
             if entry.name not in ("episodes", "seed")
@@ -203,6 +218,36 @@ def check_names(
         called = function.__qualname__.removesuffix(".__init__")
         close = get_close_matches(name, known, 1) or [f"one of those in help({called})"]
         raise TypeError(f"expected arguments of {called}(), got {name}; did you mean {close[0]}?")
+
+
+def named_metrics(given: Any, directory: Path) -> Any:
+    """Return metrics with their functions loaded, which are named ``module:name``."""
+    if not isinstance(given, Mapping):
+        return given  # which is refused as it is
+    return {
+        name: load_named(text, directory)
+        if isinstance(text, str) and is_named(text) and not text.startswith(INFO)
+        else text
+        for name, text in given.items()
+    }
+
+
+def _checked_metrics(given: Any) -> Metrics | None:
+    """Return the metrics in the order of their names; None for none."""
+    if not isinstance(given, Mapping):
+        raise TypeError(
+            "expected metrics to be a mapping from names, such as {'cost': 'info:cost'}, got "
+            f"{given!r}"
+        )
+    for name, metric in given.items():
+        if not is_metric_name(name):
+            raise ValueError(
+                "expected the name of a metric to be letters, digits, '_' and '-', and no key of a "
+                f"record, got {name!r}"
+            )
+        if not callable(metric):
+            info_and_rule(metric)
+    return {name: given[name] for name in sorted(given)} or None
 
 
 def _device(given: Any) -> torch.device:

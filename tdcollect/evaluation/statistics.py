@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -306,7 +306,6 @@ def mean_and_deviation(values: Values) -> tuple[Values, Values]:
     return mean, np.sqrt(np.maximum(squares, 0.0) / np.maximum(count - 1, 1))
 
 
-_HEADER = ["", "return", "length (steps)"]
 FEW = 20  # below it, intervals are too narrow: docs/statistics.md has the measurement
 
 
@@ -407,6 +406,30 @@ class SuccessDifference:
 
 
 @dataclass(frozen=True)
+class MetricDifference:
+    """A metric of one policy minus that of a baseline, on the episodes where both have a value.
+
+    Attributes:
+        mean: the policy's mean over these episodes; None if there are none.
+        baseline_mean: the baseline's.
+        difference: the statistics of the differences, with their intervals.
+        p_value: of the sign-flip permutation test of a mean difference of zero, two-sided.
+        adjusted_p_value: the same by Holm's correction over all policies compared.
+    """
+
+    mean: float | None
+    baseline_mean: float | None
+    difference: Quantity
+    p_value: float | None
+    adjusted_p_value: float | None = None
+
+    def __repr__(self) -> str:
+        return one_line(
+            self, count_text(self.difference.count, "episode"), mean_text(self.difference)
+        )
+
+
+@dataclass(frozen=True)
 class Summary:
     """The statistics of an evaluation; print it to see a table.
 
@@ -423,6 +446,7 @@ class Summary:
         resamples: the number of bootstrap resamples.
         seed: the seed of the bootstrap's generators.
         lost: the number that were given up because their workers ended.
+        metrics: the statistics of each metric, by name, over the completed episodes that have it.
     """
 
     episodes: int
@@ -437,24 +461,26 @@ class Summary:
     resamples: int
     seed: int
     lost: int = 0
+    metrics: dict[str, Quantity] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the summary as plain dicts, numbers and None, for JSON; ``lost`` if there are."""
+        """Return the summary as plain dicts, numbers and None, for JSON.
+
+        ``lost`` and ``metrics`` are there if there are any.
+        """
         found = asdict(self)
-        if not self.lost:
-            del found["lost"]
-        return found
+        return {key: found[key] for key in found if found[key] or key not in ("lost", "metrics")}
 
     def __repr__(self) -> str:
         return one_line(self, self._counts(), f"{mean_text(self.returns)} of returns")
 
     def __str__(self) -> str:
-        lines = [self._counts(), "", text_table(self.rows(), header=_HEADER)]
+        lines = [self._counts(), "", text_table(self.rows(), self.header())]
         notes = self.notes()
         return "\n".join([*lines, "", *notes] if notes else lines)
 
     def _repr_html_(self) -> str:
-        return html_table(_HEADER, self.rows(), before=[self._counts()], after=self.notes())
+        return html_table(self.header(), self.rows(), before=[self._counts()], after=self.notes())
 
     def _counts(self) -> str:
         return (
@@ -462,14 +488,18 @@ class Summary:
             f"{self.failed} failed, {lost_words(self.lost)}{self.restarted} restarted"
         )
 
+    def header(self) -> list[str]:
+        """Return the heads of the table's columns."""
+        return ["", "return", "length (steps)", *self.metrics]
+
     def rows(self) -> list[list[str]]:
-        """Return the table's rows: a label, then a cell for returns and one for lengths.
+        """Return the table's rows: a label, then a cell for returns, for lengths and each metric.
 
         The numbers of a column have the same decimals.
         """
         over = f"mean over {self.completed} completed of {self.episodes}"
         percent = percent_text(self.confidence)
-        quantities = (self.returns, self.lengths)
+        quantities = (self.returns, self.lengths, *self.metrics.values())
         rows = [
             (over, "mean"),
             (f"  {percent} interval", "mean_interval"),
@@ -510,6 +540,17 @@ class Summary:
             notes.append(
                 f"{self.returns.not_finite} returns are NaN or infinite: no statistics of returns."
             )
+        for name, metric in self.metrics.items():
+            if metric.count < self.completed:
+                of = count_text(self.completed, "completed episode")
+                notes.append(
+                    f"{name}: {self.completed - metric.count} of {of} without a value; its "
+                    "statistics are over the others."
+                )
+            if metric.not_finite:
+                notes.append(
+                    f"{name}: {metric.not_finite} values are NaN or infinite: no statistics."
+                )
         if self.distinct < self.completed:
             others = self.completed - self.distinct
             notes.append(
@@ -572,7 +613,38 @@ def summarize(
         resamples=resamples,
         seed=seed,
         lost=lost,
+        metrics={
+            name: describe(
+                np.array([value for value in values if value is not None], np.float64),
+                confidence,
+                resamples,
+                [generator(seed, stream) for stream in (4 + 2 * place, 5 + 2 * place)],
+            )
+            for place, (name, values) in enumerate(metrics_of(completed).items())
+        },
     )
+
+
+def metrics_of(completed: Sequence[Episode]) -> dict[str, list[float | None]]:
+    """Return the values of each metric in records of completed episodes, by name."""
+    found = [episode.metrics or {} for episode in completed]
+    return {name: [one.get(name) for one in found] for name in (found[0] if found else ())}
+
+
+def metric_difference(
+    pairs: Sequence[tuple[float | None, float | None]],
+    confidence: float,
+    resamples: int,
+    rngs: Sequence[np.random.Generator],
+) -> MetricDifference:
+    """Return the difference of a metric, of pairs of a baseline's value and another's."""
+    both = [pair for pair in pairs if None not in pair]
+    baseline, own = np.array(both, np.float64).reshape(-1, 2).T
+    found = describe(own - baseline, confidence, resamples, rngs[:2])
+    if found.mean is None:
+        return MetricDifference(None, None, found, None)
+    p_value = sign_flip_p_value(own - baseline, resamples, rngs[2])
+    return MetricDifference(exact_mean(own), exact_mean(baseline), found, p_value)
 
 
 def in_order(episodes: Sequence[Episode]) -> list[Episode]:
@@ -622,7 +694,7 @@ def alike(value: Any, other: Any) -> bool:
     """Tell whether two values of a summary are the same, except for rounding."""
     if isinstance(value, Mapping) and isinstance(other, Mapping):
         return value.keys() == other.keys() and all(alike(value[k], other[k]) for k in value)
-    if isinstance(value, list) and isinstance(other, list):
+    if isinstance(value, (list, tuple)) and isinstance(other, (list, tuple)):
         return len(value) == len(other) and all(map(alike, value, other))
     if isinstance(value, float) and isinstance(other, float):
         return abs(value - other) <= 1e-9 * max(abs(value), abs(other)) or value == other

@@ -31,6 +31,7 @@ from tdcollect.evaluation.statistics import (
     ends,
     in_order,
     lost_words,
+    metrics_of,
     running_mean,
 )
 from tdcollect.pages import plots
@@ -119,9 +120,10 @@ def report_page(
     if exploration and policy != RANDOM:
         lead.append(f"{'sampled' if exploration == 'random' else exploration} actions")
     same = bool(completed) and all(e.episode_return == e.length for e in completed)
-    names = ["return and length (steps)"] if same else ["return", "length (steps)"]
     labels, *cells = zip(*summary.rows(), strict=True)
-    statistics = [Column(*column, "n") for column in zip(names, cells, strict=False)]
+    statistics = [Column(*each, "n") for each in zip(summary.header()[1:], cells, strict=True)]
+    if same:
+        statistics[:2] = [Column("return and length (steps)", cells[0], "n")]
     drawn = _figures(records, completed, summary, same) if completed else []
     return Page(
         str(manifest_entry(manifest, "env.id") or "env"),
@@ -215,6 +217,11 @@ def _figures(
     if not same:
         found.append(_histogram("lengths", "Lengths", "length (steps)", "lengths", lengths,
                                 summary.lengths, summary.confidence))  # fmt: skip
+    for place, (name, values) in enumerate(metrics_of(completed).items(), 1):
+        there = [value for value in values if value is not None]
+        if there:
+            found.append(_histogram(f"metric_{place}", name, name, "values", there,
+                                    summary.metrics[name], summary.confidence))  # fmt: skip
     return [*found, _endings(records, summary)]
 
 
@@ -346,6 +353,8 @@ def _episode_table(
         Column("length", ["-" if e.length is None else str(e.length) for e in listed], "n"),
         Column("ended", [_ended(e) for e in listed]),
     ]
+    for name in metrics_of([e for e in records if e.completed]):
+        columns.append(Column(name, [(e.metrics or {}).get(name) for e in listed], "n"))
     if any(e.success is not None for e in records):
         words: dict[bool | None, str | Cell] = {
             None: "-",
@@ -609,6 +618,7 @@ def _curve_figures(curve: Sequence[Point], best: Best | None, by: str) -> list[F
         for key in ("step", "mean", "low", "high", "length")
     )
     marks = len(curve) <= 60
+    metrics = _metric_curves(curve, marks)
     first, last = number_texts([float(mean[0]), float(mean[-1])])
     shows = (
         f"The mean return is {first} at step {curve[0].step:,} and {last} at step "
@@ -624,7 +634,7 @@ def _curve_figures(curve: Sequence[Point], best: Best | None, by: str) -> list[F
     returns = plots.lines([line], x_label, "return", band_name=_INTERVAL, marks=marks, best=at)
     if (mean == length).all():
         note = "The mean length, in steps, is the same at each step, and not drawn by itself."
-        return [Figure("curve", title, returns, shows, note)]
+        return [Figure("curve", title, returns, shows, note), *metrics]
     line = plots.Line("mean length", x, length, series=2)
     lengths = plots.lines([line], x_label, "length (steps)", marks=marks)
     first, last = number_texts([float(length[0]), float(length[-1])])
@@ -632,7 +642,28 @@ def _curve_figures(curve: Sequence[Point], best: Best | None, by: str) -> list[F
     return [
         Figure("curve", title, returns, shows),
         Figure("lengths", "Length of test episodes", lengths, said),
+        *metrics,
     ]
+
+
+def _metric_curves(curve: Sequence[Point], marks: bool) -> Iterator[Figure]:
+    """Yield the figure of each metric; a step without a finite mean is left out."""
+    for place, (name, *_) in enumerate(curve[0].metrics, 1):
+        found = [(point.step, *point.metrics[place - 1][1:]) for point in curve]
+        rows = np.array([row for row in found if row[1] is not None], np.float64)
+        if not len(rows):
+            continue
+        x, mean, low, high = rows.T
+        drawing = plots.lines(
+            [plots.Line(f"mean {name}", x, mean, low, high)],
+            "training steps",
+            name,
+            band_name=_INTERVAL,
+            marks=marks,
+        )
+        first, last = number_texts([float(mean[0]), float(mean[-1])])
+        said = f"The mean is {first} at step {x[0]:,.0f} and {last} at step {x[-1]:,.0f}."
+        yield Figure(f"metric_{place}", name, drawing, said)
 
 
 def _points(
@@ -648,6 +679,10 @@ def _points(
         Column("std", [point.std for point in curve], "n"),
         Column("interquartile mean", [point.iqm for point in curve], "n"),
         Column("length", [point.length for point in curve], "n"),
+        *(
+            Column(f"mean {name}", [point.metrics[place].mean for point in curve], "n")
+            for place, (name, *_) in enumerate(curve[0].metrics if curve else ())
+        ),
         Column("episodes", [str(point.episodes) for point in curve], "n"),
         Column("failed", [str(point.failed) for point in curve], "n"),
         Column("", chosen),

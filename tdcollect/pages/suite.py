@@ -228,6 +228,10 @@ def _evaluations(cells: Sequence[CellResult]) -> Table:
         Column("score", scores, "n"),
         Column("mean return", [cell.mean for cell in cells], "n"),
         Column("interval", [ends(cell.interval) for cell in cells], "n"),
+        *(
+            Column(f"mean {name}", [cell.metrics.get(name) for cell in cells], "n")
+            for name in dict.fromkeys(name for cell in cells for name in cell.metrics)
+        ),
         Column("success", success, "n"),
         Column("completed", [f"{cell.completed} of {cell.episodes}" for cell in cells], "n"),
     ]

@@ -57,6 +57,8 @@ class CellResult:
             the others; None elsewhere.
         score: the normalised mean return; None if it is not finished, or the task has no score.
         lost: the number of episodes that were given up because their workers ended.
+        metrics: the mean of each metric over the completed episodes that have it; None if there is
+            none.
     """
 
     task: str
@@ -72,6 +74,7 @@ class CellResult:
     success: float | None = None
     score: float | None = None
     lost: int = 0
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
 
     @property
     def failed(self) -> int:
@@ -200,6 +203,7 @@ class SuiteResults:
                     "mean_return": cell.mean,
                     "interval": cell.interval and [*ends(cell.interval)],
                     **({"lost": cell.lost} if cell.lost else {}),
+                    **({ledger.METRICS: dict(cell.metrics)} if cell.metrics else {}),
                 }
                 for cell in self.cells
             ],
@@ -348,7 +352,14 @@ def _read_cell(
         mean_interval(returns, confidence, resamples, generator(0, 0)) if finite and done else None,
         sum(said) / (len(said) + failed) if said else None,
         lost=sum(episode.lost for episode in episodes),
+        metrics={name: _mean(given) for name, given in statistics.metrics_of(completed).items()},
     )
+
+
+def _mean(given: Sequence[float | None]) -> float | None:
+    """Return the mean of those that are there; None without any, and if one is not finite."""
+    values = np.array([value for value in given if value is not None], np.float64)
+    return exact_mean(values) if len(values) and np.isfinite(values).all() else None
 
 
 def _range(task: Task, suite: Suite, cells: Sequence[CellResult]) -> tuple[float, float] | None:

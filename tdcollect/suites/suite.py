@@ -112,7 +112,7 @@ class Cell:
         """
         from torchrl.envs.utils import ExplorationType
 
-        from tdcollect.evaluation.settings import EvaluationSettings
+        from tdcollect.evaluation.settings import EvaluationSettings, named_metrics
 
         settings = self.settings
         name = settings.pop("exploration", "deterministic")
@@ -122,6 +122,8 @@ class Cell:
                 raise ValueError(
                     f"expected exploration to be one of {', '.join(known)}, got {name!r}"
                 )
+            if "metrics" in settings:
+                settings["metrics"] = named_metrics(settings["metrics"], Path(self.start))
             return EvaluationSettings(
                 self.episodes,
                 self.seed,

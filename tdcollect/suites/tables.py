@@ -35,7 +35,7 @@ SETTINGS_OF_POLICY = (
     "eval_mode",
     "device",
 )
-SETTINGS = (*SETTINGS_OF_POLICY, "max_episode_steps", "reward_keys", *HOW)
+SETTINGS = (*SETTINGS_OF_POLICY, "max_episode_steps", "reward_keys", "metrics", *HOW)
 
 _HUMAN_SOURCE = "published scores of random play and of a human (presets/human-scores/atari.toml)"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")

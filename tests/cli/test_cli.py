@@ -80,6 +80,28 @@ def test_the_bound_of_endless_episodes_is_taken_off_by_inf(typed) -> None:
     assert "expected a number of steps, or inf, got 'many'" in err
 
 
+def test_metrics_are_named_as_env_and_policy_are(typed, here) -> None:
+    (here / "figures_of.py").write_text("def steps(data):\n    return len(data)\n")
+    command = (
+        "evaluate @:short --policy random --episodes 3 --quiet --output-dir run "
+        "--metric steps=figures_of.py:steps --metric lives=info:lives:last"
+    )
+    assert typed(command)[0] == 0
+    result = tdcollect.EvaluationResult.load("run")
+    assert result.metrics["steps"].tolist() == result.lengths.tolist()
+    assert result.manifest["metrics"]["lives"] == "info:lives:last"
+    assert result.manifest["metrics"]["steps"]["function"] == "figures_of.steps"
+    assert typed("replay run 1 --trust")[0] == 0
+    assert typed("verify run")[0] == 0
+    for wrong in ("steps", "steps=info:lives"):
+        status, _, err = typed(f"{command} --metric {wrong}")
+        assert status == 2
+        assert f"expected NAME=VALUE, each name once, got '{wrong}'" in err
+    status, _, err = typed(command.replace("info:lives:last", "lives"))
+    assert status == 1
+    assert "expected a metric to be 'info:NAME'" in err
+
+
 def test_json_is_all_that_is_printed_and_the_same_command_changes_nothing(typed, here) -> None:
     def state() -> dict[Path, tuple[bytes, int]]:
         files = (path for path in (here / "run").rglob("*") if path.is_file())

@@ -228,6 +228,15 @@ class ProcessBackend(Backend):
         holder = [process for process in self._pool.processes if slot in process.slots]
         return self._pool.call("latest_info", slot, processes=holder)[0]
 
+    def latest_infos(
+        self, slots: Sequence[int], names: Sequence[str]
+    ) -> Mapping[int, Mapping[str, Any]]:
+        holders = [p for p in self._pool.processes if not p.lost and {*p.slots}.intersection(slots)]
+        found: dict[int, Mapping[str, Any]] = {}
+        for given in self._pool.call("latest_infos", slots, names, processes=holders):
+            found.update(given)
+        return found
+
     def rebuild(self, slots: Sequence[int]) -> list[int]:
         """Make envs anew; all those of a worker that was lost come back together."""
         built: list[int] = []

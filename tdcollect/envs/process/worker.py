@@ -304,6 +304,16 @@ class Worker(EnvSlots):
     def latest_info(self, slot: int) -> Mapping[str, Any]:
         return self.latest.get(slot, {})
 
+    def latest_infos(
+        self, slots: Sequence[int], names: Sequence[str]
+    ) -> dict[int, Mapping[str, Any]]:
+        """The infos of these names, of the latest steps of those of ``slots`` that are here."""
+        return {
+            slot: {name: info[name] for name in names if name in info}
+            for slot, info in self.latest.items()
+            if slot in slots
+        }
+
     def look_up(self, slots: Sequence[int], name: str) -> list[bytes | None]:
         """An attribute of the envs of ``slots``: its value, pickled, or None for a method."""
         found = []

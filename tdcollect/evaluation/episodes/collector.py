@@ -26,7 +26,7 @@ from tdcollect.display import one_line
 from tdcollect.envs.traits import base_of, transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.actions import ActionCheck, LegalActions, Verdict, probe
-from tdcollect.evaluation.episodes.data import Assembly, Finished, Returns
+from tdcollect.evaluation.episodes.data import Assembly, Finished, Metrics, Returns
 from tdcollect.evaluation.episodes.opening import Opened, SlotEnvs, open_env
 from tdcollect.evaluation.episodes.policy import (
     Inference,
@@ -359,12 +359,14 @@ class EvaluationCollector:
         slots = env.batch_size.numel()
         dims, size = len(env.batch_size), self.settings.inference_batch_size
         inference = Inference(self._policy, size, slots, bool(dims), self.device)
+        metrics = Metrics(self.settings.metrics)
         assembly = Assembly(
             self.env,
             dims,
             self.returns,
             self.episode_seeds,
             keep_trajectories,
+            metrics,
             self.settings.step_bound,
         )
         actions = ActionCheck(self.env, dims)
@@ -396,6 +398,12 @@ class EvaluationCollector:
 
         def start(slot: int, start: Start) -> None:
             inference.start(slot, self.episode_seeds(start.index)[1])
+            metrics.begin(start.index)
+
+        def stepped(running: Mapping[int, Start]) -> None:
+            infos = env.latest_infos([*running], metrics.infos)
+            for slot, start in running.items():
+                metrics.note(start.index, infos[slot])
 
         def failed(start: Start, error: Exception) -> Start | None:
             self.error = error
@@ -417,6 +425,7 @@ class EvaluationCollector:
             max_episode_steps=self.settings.step_limit,
             rebuild=fresh_envs,
             on_start=start,
+            on_step=stepped if metrics.infos else None,
             on_error=None if max_restarts is None else failed,
         )
         while True:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -77,6 +79,88 @@ SUCCESS = ("is_success", "success")
 _FLAG_PATHS = [entry_path(key) for key in _FLAGS]
 
 
+INFO = "info:"
+_RULES: dict[str, Callable[[np.ndarray[Any, Any]], float]] = {
+    "sum": exact_sum,
+    "last": lambda values: float(values[-1]),
+    "max": lambda values: float(values.max()),
+}
+
+
+def info_and_rule(text: Any) -> tuple[str, str]:
+    """Return the info that a metric is made of, and how: ``("cost", "sum")`` for ``info:cost``."""
+    name, _, rule = str(text).removeprefix(INFO).partition(":")
+    if not str(text).startswith(INFO) or not name or (rule or "sum") not in _RULES:
+        raise ValueError(
+            "expected a metric to be 'info:NAME' for the sum over an episode's steps, "
+            "'info:NAME:last', 'info:NAME:max', or a function of the episode's data, got "
+            f"{text!r}"
+        )
+    return name, rule or "sum"
+
+
+class Metrics:
+    """The user's numbers of episodes: of the infos of their steps, and of their data.
+
+    Attributes:
+        infos: the names of the infos that are read at each step.
+        functions: those of an episode's data, by name.
+    """
+
+    def __init__(self, wanted: Mapping[str, Any] | None):
+        self._wanted = wanted
+        given = (wanted or {}).items()
+        self.functions = {name: metric for name, metric in given if callable(metric)}
+        self._rules = {name: info_and_rule(text) for name, text in given if not callable(text)}
+        self.infos = sorted({info for info, _ in self._rules.values()})
+        self._values: dict[int, dict[str, list[float]]] = {}  # of running episodes, by info
+
+    def begin(self, index: int) -> None:
+        """Start an episode, or start it again."""
+        if self.infos:
+            self._values[index] = {info: [] for info in self.infos}
+
+    def note(self, index: int, info: Mapping[str, Any]) -> None:
+        """Take the infos of a step; one that the env leaves out has no value there."""
+        for name, values in self._values[index].items():
+            if (given := info.get(name)) is not None:
+                values.append(_one_number(given, f"the info {name!r} of episode {index}"))
+
+    def drop(self, index: int) -> None:
+        """Forget an episode that is given up."""
+        self._values.pop(index, None)
+
+    def of(self, index: int, data: TensorDict | None) -> dict[str, float | None] | None:
+        """Return the metrics of an episode that has ended; None if none are asked for."""
+        if self._wanted is None:
+            return None
+        infos = self._values.pop(index, {})
+        found: dict[str, float | None] = {}
+        for name in self._wanted:
+            if name in self._rules:
+                info, rule = self._rules[name]
+                values = np.array(infos[info], np.float64)
+                found[name] = _RULES[rule](values) if values.size else None
+                continue
+            assert data is not None  # as there are functions
+            try:
+                given = self.functions[name](data.copy())
+            except Exception as error:
+                error.add_note(f"in the metric {name!r}, of episode {index}")
+                raise
+            what = f"the metric {name!r} of episode {index}"
+            found[name] = None if given is None else _one_number(given, what)
+        return found
+
+
+def _one_number(value: Any, what: str) -> float:
+    with suppress(ValueError, RuntimeError, TypeError, OverflowError):
+        plain = value.item() if hasattr(value, "item") else np.asarray(value).item()
+        if isinstance(plain, Real):
+            return float(plain)
+    raise ValueError(f"expected {what} to be one number, got {type(value).__name__} {value!r}")
+
+
 class Finished(NamedTuple):
     """An episode that has ended."""
 
@@ -110,12 +194,15 @@ class Assembly:
         returns: Returns,
         seeds: Any,
         keep: bool,
+        metrics: Metrics,
         bound: float = math.inf,
     ):
         self._dims = dims
         self._returns = returns
         self._seeds = seeds
         self._keep = keep
+        self._metrics = metrics
+        self._joins = keep or bool(metrics.functions)
         self._bound = bound
         self._digested = _digested(
             sorted(env.observation_spec.keys(True, True), key=entry_path),
@@ -150,7 +237,7 @@ class Assembly:
             for digest, array in zip(held.hashes, arrays.values(), strict=True):
                 digest.update(np.ascontiguousarray(self._of(array, piece)))
             held.rewards.append([_by_step(self._of(array, piece)) for array in rewards])
-            if self._keep:
+            if self._joins:
                 held.parts.append(
                     {key: self._of(entry, piece).clone() for key, entry in entries.items()}
                 )
@@ -179,6 +266,7 @@ class Assembly:
         names = map(entry_path, self._returns.counted)
         by_entry = map(np.concatenate, zip(*held.rewards, strict=True))
         total, groups = combined(dict(zip(names, by_entry, strict=True)))
+        data = self._data(held.parts) if self._joins else None
         record = Episode(
             index=index,
             env_seed=env_seed,
@@ -192,12 +280,14 @@ class Assembly:
             truncated=truncated,
             success=_success(piece.info, index, env_seed),
             digest=_joined(held.hashes),
+            metrics=self._metrics.of(index, data),
         )
-        return Finished(record, self._data(held.parts) if self._keep else None)
+        return Finished(record, data if self._keep else None)
 
     def failed(self, index: int) -> Finished:
         """Return the record of an episode that is given up."""
         self._held.pop(index, None)
+        self._metrics.drop(index)
         env_seed, policy_seed = self._seeds(index)
         restarts = self.restarts.get(index, 0)
         return Finished(Episode(index, env_seed, policy_seed, FAILED, restarts), None)

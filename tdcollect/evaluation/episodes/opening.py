@@ -32,7 +32,7 @@ from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.data import SUCCESS
 from tdcollect.evaluation.requested import RequestedEnv, closed_on_error, freeze, is_unstarted
 from tdcollect.evaluation.settings import EvaluationSettings
-from tdcollect.keys import Key, from_next
+from tdcollect.keys import Key, entry_path, from_next
 from tdcollect.randomness import GlobalStream, NotReproducibleError, Outside, WithStreams
 
 _SLOTS = 16
@@ -361,6 +361,18 @@ class SlotEnvs(SteppedEnv):
             return dict(base.latest_info(0))
         row = self._following[slot] or StepDict()
         return {name: row[name].cpu().numpy() for name in SUCCESS if name in row}
+
+    def latest_infos(self, slots: Sequence[int], names: Sequence[str]) -> Mapping[int, Any]:
+        """The infos of these names; of an env that is not gymnasium's, the entries of its step."""
+        found = {}
+        for slot in slots:
+            base = innermost(self.envs[slot])
+            if isinstance(base, GymnasiumEnv):
+                found[slot] = base.stepper.backend.latest_infos([0], names)[0]
+                continue
+            row = (self._following[slot] or StepDict()).items()
+            found[slot] = {path: v for key, v in row if (path := entry_path(key)) in names}
+        return found
 
     def reset_slot(self, slot: int, seed: int) -> StepDict:
         """Start an episode in one slot, within :meth:`outside`; the row of its first step."""

@@ -178,7 +178,7 @@ def run(
 ) -> Generator[Event, None, None]:
     """Run evaluations: one after the other in this process, or all together on workers; close it.
 
-    One that fails leaves the others alone.
+    One that fails leaves the others alone. One that waits for others lets the next one run.
 
     Args:
         evaluations: the evaluations.
@@ -190,12 +190,7 @@ def run(
     every = list(evaluations)
     try:
         if workers is None:
-            for one in every:
-                try:
-                    with exits_refused() if refuse_exits else nullcontext():
-                        yield from _in_this_process(one)
-                except Exception as error:
-                    yield one, _given_up(one, error)
+            yield from _by_turns(every, refuse_exits)
         else:
             with closing(Dispatcher(workers, allow_mixed, note)) as dispatcher:
                 yield from _on_workers(every, dispatcher)
@@ -205,12 +200,41 @@ def run(
         raise
 
 
-def _in_this_process(one: Evaluation) -> Iterator[Event]:
+def _by_turns(every: Sequence[Evaluation], refuse_exits: bool) -> Iterator[Event]:
+    """Run evaluations in this process, each until it has ended or waits for the others."""
+    running = deque((one, _in_this_process(one)) for one in every)
+    try:
+        while running:
+            one, events = running[0]
+            try:
+                with exits_refused() if refuse_exits else nullcontext():
+                    event = next(events)
+            except StopIteration:
+                running.popleft()
+            except Exception as error:
+                running.popleft()
+                yield one, _given_up(one, error)
+            else:
+                if event is None:
+                    running.rotate(-1)
+                    continue
+                yield event
+                del event  # else its data would stay in memory beside the next one's
+    finally:
+        for _, events in running:
+            events.close()
+
+
+def _in_this_process(one: Evaluation) -> Generator[Event | None, None, None]:
+    """Run an evaluation; yields None where it waits for others."""
     job = one.make_job()
     with closing(EvaluationCollector.from_settings(job.env, job.policy, job.settings)) as collector:
         one.recording = one.record(describe(collector))
         yield one, None
         for indices in one.recording.rounds():
+            if indices is None:
+                yield None
+                continue
             collector.episode_indices = indices
             with closing(collector.run(one.keep)) as episodes:
                 for finished in episodes:
@@ -224,7 +248,21 @@ def _in_this_process(one: Evaluation) -> Iterator[Event]:
 
 def _on_workers(every: Sequence[Evaluation], dispatcher: Dispatcher) -> Iterator[Event]:
     running, ended = set(every), deque[Evaluation]()
-    rounds: dict[Evaluation, Iterator[Sequence[int]]] = {}
+    rounds: dict[Evaluation, Iterator[Sequence[int] | None]] = {}
+    waiting: dict[Evaluation, None] = {}
+
+    def go_on(one: Evaluation) -> None:
+        """Begin the next round of an evaluation whose last one has ended, or note its end."""
+        indices = next(rounds[one], [])
+        if indices is None:
+            waiting[one] = None
+            return
+        waiting.pop(one, None)
+        if indices:
+            dispatcher.begin(one, indices)
+        else:
+            running.remove(one)
+            ended.append(one)
 
     def taken_in(events: Iterable[Any]) -> Iterator[Event]:
         for one, what in events:
@@ -236,18 +274,14 @@ def _on_workers(every: Sequence[Evaluation], dispatcher: Dispatcher) -> Iterator
                 if what is None:
                     one.recording = one.record(one.manifest)
                     rounds[one] = one.recording.rounds()
-                    dispatcher.begin(one, next(rounds[one]))
+                    dispatcher.begin(one, [])
                 else:
                     one.recording.add(*what)
                 yield one, what
                 what = None  # else its data would stay in memory beside the next one's
-                if dispatcher.left(one):
-                    continue
-                if more := next(rounds[one], None):
-                    dispatcher.begin(one, more)
-                else:
-                    running.remove(one)
-                    ended.append(one)
+                for other in dict.fromkeys([*waiting, one]):
+                    if not dispatcher.left(other):
+                        go_on(other)
             except Exception as error:
                 what = None  # else the error would refer to itself by its traceback
                 running.remove(one)
@@ -352,12 +386,17 @@ class Recording:
         if self.directory is not None:
             self.directory.note_mixed(manifest)
 
-    def rounds(self) -> Iterator[Sequence[int]]:
-        """Yield the indices to run: those left, then the shortest episode that ended, once more.
+    def rounds(self) -> Iterator[Sequence[int] | None]:
+        """Yield the indices to run, round by round; None to wait for other evaluations."""
+        if self.left:
+            yield self.left
+        yield from self.once_more()
+
+    def once_more(self) -> Iterator[Sequence[int]]:
+        """Yield the index of the shortest episode that ended, to run again.
 
         Where workers may differ (``mixed`` in the manifest), so may an episode: none runs again.
         """
-        yield self.left
         completed = [episode for episode in self._ended if episode.completed]
         mixed = MIXED in (self._manifest if self.directory is None else self.directory.manifest)
         if completed and self._recheck and not (self._was_finished or mixed):

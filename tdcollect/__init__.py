@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tdcollect.evaluation.evaluate import evaluate as evaluate
     from tdcollect.evaluation.evaluator import Evaluator as Evaluator
     from tdcollect.evaluation.merging import merge as merge
+    from tdcollect.evaluation.racing import race as race
     from tdcollect.evaluation.result import EvaluationResult as EvaluationResult
     from tdcollect.evaluation.verification import verify as verify
     from tdcollect.evaluation.workers.local import LocalWorkers as LocalWorkers

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from tdcollect.evaluation.comparison import episodes_needed as episodes_needed
     from tdcollect.evaluation.ledger import Episode as Episode
     from tdcollect.evaluation.ledger import Problem as Problem
+    from tdcollect.evaluation.race import RaceResult as RaceResult
     from tdcollect.evaluation.request import Request as Request
     from tdcollect.evaluation.result import export as export
     from tdcollect.evaluation.result import to_pandas as to_pandas

@@ -156,6 +156,18 @@ class Directory:
         self.episodes = [episode for episode in self.episodes if not episode.lost]
         self._write_ledger(self.episodes)
 
+    def cut(self, episodes: Iterable[Episode], manifest: Mapping[str, Any]) -> None:
+        """Keep these episodes alone, all that a manifest asks for, which is from then on its own.
+
+        A process may die between the two files: the ledger is then that of an unfinished run.
+        """
+        kept = {episode.index: episode for episode in episodes}
+        self._write_ledger(kept[index] for index in sorted(kept))
+        for index in ledger.kept_trajectories(self.path) - kept.keys():
+            shutil.rmtree(ledger.trajectory_path(self.path, index))
+        self.manifest = dict(manifest)
+        write_json(self.path / ledger.MANIFEST, self.manifest)
+
     def note_mixed(self, manifest: Mapping[str, Any]) -> None:
         """Add to the manifest that episodes run here under another one, too.
 

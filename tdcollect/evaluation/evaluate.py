@@ -456,8 +456,8 @@ class Recording:
         directory = self.directory
         manifest = self._manifest if directory is None else directory.manifest
         output_dir = None if directory is None else directory.path
-        completed = {episode.index for episode in self._ended if episode.completed}
-        errors = {index: text for index, text in errors.items() if index not in completed}
+        failed = {episode.index for episode in self._ended if not episode.completed}
+        errors = {index: text for index, text in errors.items() if index in failed}
         result = EvaluationResult(
             manifest, self._ended, output_dir, self._trajectories, self._replay, errors
         )

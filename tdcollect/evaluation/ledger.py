@@ -321,6 +321,7 @@ MANIFEST, EPISODES, RESULTS, RUN = "manifest.json", "episodes.jsonl", "results.j
 REFUSED = "refused.json"
 SHARD = "shard.json"
 SUITE = "suite.json"
+RACE = "race.json"
 TRAJECTORIES = "trajectories"
 _ASK = "ask for the file as it was, or evaluate again in another directory"
 RECHECK = "recheck"

@@ -199,7 +199,9 @@ def takes_settings(function: Function) -> Function:
     signature = inspect.signature(function)
     own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
     every = inspect.signature(EvaluationSettings).parameters
-    settings = [every[name] for name in every if name not in signature.parameters]
+    # Functions with episodes of another kind have names of their own for these two.
+    shown_already = {*signature.parameters, "episodes", "seed"}
+    settings = [every[name] for name in every if name not in shown_already]
     leading = [p for p in own if p.kind is not p.KEYWORD_ONLY]
     shown = [*leading, *settings, *own[len(leading) :]]
     function.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from tdcollect.display import count_text, listed_text, one_line, visible
-from tdcollect.evaluation import statistics
+from tdcollect.evaluation import race, statistics
 from tdcollect.evaluation.curve import check_curve, steps_of
 from tdcollect.evaluation.directory import check_data
 from tdcollect.evaluation.ledger import (
     EPISODES,
     MANIFEST,
+    RACE,
     RESULTS,
     SHARD,
     SUITE,
@@ -39,7 +40,7 @@ class Verification:
     """The checks of a directory; print it to see the problems.
 
     Attributes:
-        directory: the directory of the evaluation, learning curve or suite.
+        directory: the directory of the evaluation, learning curve, race or suite.
         episodes: the number of records that could be read.
         kept: the number of episodes whose data were kept, and checked.
         problems: the problems, in the order of the files.
@@ -84,11 +85,11 @@ class Verification:
 
 
 def verify(path: str | os.PathLike[str]) -> Verification:
-    """Check an evaluation, a learning curve or a suite as far as possible without running it.
+    """Check an evaluation, a learning curve, a race or a suite, without running it.
 
     An evaluation or a shard that is unfinished or was refused has that as a problem. A shard that
-    is finished has none: see :func:`tdcollect.merge`. All evaluations of a learning curve and of a
-    suite are checked, and then the files that follow from them.
+    is finished has none: see :func:`tdcollect.merge`. All evaluations of a learning curve, a race
+    and a suite are checked, and then the files that follow from them.
 
     Args:
         path: the directory.
@@ -97,6 +98,8 @@ def verify(path: str | os.PathLike[str]) -> Verification:
         FileNotFoundError: if the directory holds none of these.
     """
     root = Path(path)
+    if (root / RACE).is_file():
+        return _of_parts(root, lambda root: race.evaluations_of(root), _check_race)
     if (root / SUITE).is_file() and not (root / MANIFEST).exists():
         from tdcollect.suites.suite import cells_of
 
@@ -123,6 +126,19 @@ def _of_parts(
         problems.append(Problem(root, str(error)))
     episodes, kept = (sum(getattr(one, name) for one in found) for name in ("episodes", "kept"))
     return Verification(root, episodes, kept, tuple(problems))
+
+
+def _check_race(root: Path) -> Iterator[Problem]:
+    """Decide a race again from its ledgers, which were checked, and compare its file."""
+    _, written = race.read(root)
+    file = root / RACE
+    if "outcome" not in written:
+        yield Problem(file, "the race is unfinished: it has no outcome; the same call resumes it")
+        return
+    for name, value in race.RaceResult.load(root).to_dict().items():
+        if not alike(value, written.get(name)):
+            yield Problem(file, f"{name} is {written.get(name)!r}, and by the ledgers {value!r}")
+    yield from check_files(file, written.get("files", {}), [REPORT])
 
 
 def _check_suite(root: Path) -> Iterator[Problem]:

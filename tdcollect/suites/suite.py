@@ -24,7 +24,6 @@ from tdcollect.suites.tables import (
     Policy,
     Preset,
     Task,
-    check_distinct,
     filled,
     preset,
     read_policy,
@@ -201,8 +200,8 @@ class Suite:
                 raise ValueError(
                     f"expected {key} in [suite] to be an int of at least {least}, got {value!r}"
                 )
-        check_distinct([task.name for task in self.tasks], "tasks")
-        check_distinct([policy.name for policy in self.policies], "policies")
+        check.distinct_names([task.name for task in self.tasks], "tasks")
+        check.distinct_names([policy.name for policy in self.policies], "policies")
         named = self.metrics if isinstance(self.metrics, (list, tuple)) else ()
         if not distinct([*map(str, named)], METRICS):
             raise ValueError(

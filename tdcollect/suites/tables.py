@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tdcollect import check
-from tdcollect.display import count_text, listed_text, number_text, one_line
+from tdcollect.display import count_text, number_text, one_line
 from tdcollect.evaluation.imports import called, is_named
 
 HUMAN, RANDOM, SB3 = "human-normalized", "random", "sb3"
@@ -38,7 +38,6 @@ SETTINGS_OF_POLICY = (
 SETTINGS = (*SETTINGS_OF_POLICY, "max_episode_steps", "reward_keys", "metrics", *HOW)
 
 _HUMAN_SOURCE = "published scores of random play and of a human (presets/human-scores/atari.toml)"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _MOST_RUN = 10**9
 _FIELDS = re.compile(r"\{(\w*)\}")
 _PRESETS = Path(__file__).parent / "presets"
@@ -245,16 +244,6 @@ def read_text(given: Any, what: str, empty: bool = False) -> str:
     return given
 
 
-def check_distinct(names: Sequence[str], things: str) -> None:
-    """Raise ValueError for names that recur; those of folders may not differ in case alone."""
-    seen: dict[str, str] = {}
-    for name in names:
-        if name.lower() in seen:
-            both = listed_text([seen[name.lower()], name])
-            raise ValueError(f"expected {things} with names of their own, got {both}; rename one")
-        seen[name.lower()] = name
-
-
 def filled(text: str, **names: str) -> str:
     """Return a pattern with the names in the place of their fields."""
     return _FIELDS.sub(lambda found: names[found[1]], text)
@@ -276,12 +265,7 @@ def _check_fields(made: Any, table: str) -> None:
 
 
 def _name(given: Any, what: str) -> str:
-    if not _NAME.fullmatch(read_text(given, what)):
-        raise ValueError(
-            f"expected the {what} to be letters, digits, '.', '-' and '_', 100 at most, as it "
-            f"names a folder, got {given!r}"
-        )
-    return given
+    return check.folder_name(read_text(given, what), what)
 
 
 def _pattern(given: Any, what: str) -> str:
@@ -365,7 +349,7 @@ def _runs(given: Any, what: str) -> tuple[str, ...]:
                 f"{run!r}"
             )
     runs = tuple(str(int(run)) for run in given)
-    check_distinct(runs, what)
+    check.distinct_names(runs, what)
     return runs
 
 

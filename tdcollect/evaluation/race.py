@@ -1,0 +1,305 @@
+"""A race as data: its plan, its looks, its result, and the files of its directory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tdcollect import check
+from tdcollect.display import (
+    count_text,
+    html_table,
+    number_text,
+    number_texts,
+    one_line,
+    percent_text,
+    text_table,
+)
+from tdcollect.evaluation import ledger
+from tdcollect.evaluation.ledger import RACE, Episode
+from tdcollect.evaluation.result import EvaluationResult
+from tdcollect.evaluation.sequential import Look, Rule, Standing
+from tdcollect.files import check_output, write_json
+
+FORMAT = 1
+"""Version of the file of a race."""
+POLICIES = "policies"
+"""The folder with an evaluation per policy, each in a folder of the policy's name."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What decides a race, fixed before it starts.
+
+    Attributes:
+        rule: decides after each look.
+        block: the number of episodes between two looks.
+        max_episodes: the most episodes of a policy.
+    """
+
+    rule: Rule
+    block: int = 10
+    max_episodes: int = 1000
+
+    def __post_init__(self) -> None:
+        check.positive_int(block=self.block, max_episodes=self.max_episodes)
+        for name in self.rule.names:
+            check.folder_name(name, "name of a policy")
+        check.distinct_names(self.rule.names, "policies")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as plain dicts, lists, numbers and None, for JSON."""
+        return {
+            "rule": self.rule.to_dict(),
+            "block": self.block,
+            "max_episodes": self.max_episodes,
+        }
+
+
+class Looks:
+    """The records of a race as they come, in any order, and the looks that follow from them.
+
+    Attributes:
+        records: the records of each policy, by index.
+        standing: after the looks so far.
+        played: the number of episodes that count of each policy that plays no more.
+    """
+
+    def __init__(self, plan: Plan):
+        self.plan = plan
+        self.standing = Standing(plan.rule)
+        self.records: dict[str, dict[int, Episode]] = {name: {} for name in plan.rule.names}
+        self.played: dict[str, int] = {}
+        self._begun = dict.fromkeys(plan.rule.names, 0)
+
+    def take(self, name: str, record: Episode) -> None:
+        """Take the record of an episode, and look if a block has ended."""
+        self.records[name][record.index] = record
+        while not self.ended:
+            at = self.standing.episodes
+            block = range(at, min(at + self.plan.block, self.plan.max_episodes))
+            if not all(self.records[one].keys() >= {*block} for one in self.standing.playing):
+                return
+            self.standing.add(
+                {one: [self.records[one][n] for n in block] for one in self.standing.playing}
+            )
+            left = () if self.ended else self.standing.playing
+            for one in self.plan.rule.names:
+                if one not in left:
+                    self.played.setdefault(one, self.standing.episodes)
+
+    @property
+    def ended(self) -> bool:
+        """True once no policy plays on."""
+        return self.standing.ended or self.standing.episodes >= self.plan.max_episodes
+
+    def following(self, name: str, slots: int) -> list[int] | None:
+        """Return the next episodes of a policy to run, in whole blocks.
+
+        They fill the slots, and follow from them; what counts does not.
+
+        Args:
+            name: the policy.
+            slots: the number of slots that all policies share.
+
+        Returns:
+            Their indices; none if the policy plays no more, and None if it is ahead of another.
+        """
+        share = self.plan.block * max(1, -(-slots // (self.plan.block * len(self._begun))))
+        while name not in self.played:
+            at = self._begun[name]
+            if at >= min(self.plan.max_episodes, self.standing.episodes + 2 * share):
+                return None
+            self._begun[name] = min(at + share, self.plan.max_episodes)
+            if indices := [*({*range(at, self._begun[name])} - self.records[name].keys())]:
+                return sorted(indices)
+        return []
+
+
+class RaceResult:
+    """What a race has found; print it to see who is better.
+
+    Attributes:
+        plan: the plan of the race.
+        outcome: the decision as plain dicts, lists, numbers and words.
+        history: what was known after each look, by pair of policies.
+        results: the evaluation of each policy, with the episodes that it played.
+        directory: the directory of the race, or None.
+    """
+
+    def __init__(
+        self,
+        looks: Looks,
+        results: Mapping[str, EvaluationResult],
+        directory: str | os.PathLike[str] | None = None,
+    ):
+        self.plan = looks.plan
+        self.outcome = looks.standing.outcome
+        self.history: Mapping[tuple[str, str], Sequence[Look]] = looks.standing.history
+        self.results = {name: results[name] for name in self.plan.rule.names}
+        self.directory = None if directory is None else Path(os.path.abspath(directory))
+
+    @classmethod
+    def load(cls, directory: str | os.PathLike[str]) -> RaceResult:
+        """Read the race that a directory holds, and decide it again from its ledgers.
+
+        Raises:
+            FileNotFoundError: if the directory holds no race.
+            ValueError: for files that were altered, and for a race that is unfinished.
+        """
+        root = Path(directory)
+        plan, _ = read(root)
+        looks, results = Looks(plan), {}
+        for name in plan.rule.names:
+            results[name] = EvaluationResult.load(path_of(root, name))
+            for record in results[name].episodes:
+                looks.take(name, record)
+        counted = {name: looks.played.get(name) for name in plan.rule.names}
+        found = {name: len(result.episodes) for name, result in results.items()}
+        if counted != found:
+            texts = [
+                f"{found[name]} episodes of {name!r}, and {'more' if n is None else n} by the rule"
+                for name, n in counted.items()
+                if n != found[name]
+            ]
+            raise ValueError(
+                f"expected {root} to hold a race that has ended, got {'; '.join(texts)}; run the "
+                "race again, which resumes it"
+            )
+        return cls(looks, results, root)
+
+    @property
+    def winner(self) -> str | None:
+        """The policy that all others are shown to be worse than, or worse than one that is."""
+        playing = self.outcome["playing"]
+        return playing[0] if len(playing) == 1 else None
+
+    @property
+    def episodes(self) -> int:
+        """The number of episodes that count, of all policies together."""
+        return sum(len(result.episodes) for result in self.results.values())
+
+    @property
+    def looks(self) -> int:
+        """The number of looks, which is that of blocks."""
+        return -(-self.outcome["episodes"] // self.plan.block)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plan, decision and the policies' episodes as plain values, for JSON."""
+        return {
+            "plan": self.plan.to_dict(),
+            "outcome": self.outcome,
+            "policies": {
+                name: {"episodes": len(result.episodes), "ledger": result.digest}
+                for name, result in self.results.items()
+            },
+        }
+
+    @property
+    def header(self) -> list[str]:
+        """The names of the columns of :meth:`rows`."""
+        sequence = f"{percent_text(1 - self.plan.rule.alpha)} sequence"
+        return ["", "episodes", "difference", sequence, "decision"]
+
+    def rows(self) -> list[list[str]]:
+        """Return a row for each pair of policies."""
+        rows = []
+        for pair in self.outcome["pairs"]:
+            first, second = pair["policies"]
+            difference, low, high = number_texts([pair["difference"], *pair["interval"]])
+            decisions = [
+                f"{first} is {word}" if word in ("better", "worse") else word
+                for word in pair["decisions"]
+            ]
+            cells = [str(pair["episodes"]), difference, f"{low} to {high}", " and ".join(decisions)]
+            rows.append([f"{first} - {second}", *cells])
+        return rows
+
+    def notes(self) -> list[str]:
+        """Return what to know beside the table, one sentence each."""
+        rule, played = self.plan.rule, self.outcome["episodes"]
+        found = [f"Asked: {rule.question}"]
+        if not self.outcome["ended"]:
+            found.append(f"Undecided after {played} episodes, the most that were planned.")
+        without = sum(len(one.episodes) - len(one.returns) for one in self.results.values())
+        if without:
+            how = "as the worst value" if rule.failed == "worst" else "not at all, nor their pairs"
+            found.append(f"{count_text(without, 'failed or lost episode')} count {how}.")
+        return found
+
+    def _head(self) -> str:
+        won = "undecided" if self.winner is None else f"{self.winner} is best"
+        if self.winner is None and self.outcome["ended"]:
+            won = f"no difference larger than {number_text(self.plan.rule.margin)}"
+        episodes, looks = count_text(self.episodes, "episode"), count_text(self.looks, "look")
+        return f"{won}, after {episodes} and {looks}"
+
+    def __str__(self) -> str:
+        table = text_table(self.rows(), self.header)
+        return "\n".join([self._head(), "", table, "", *self.notes()])
+
+    def __repr__(self) -> str:
+        return one_line(self, ", ".join(self.results), self._head())
+
+    def _repr_html_(self) -> str:
+        return html_table(self.header, self.rows(), before=[self._head()], after=self.notes())
+
+
+def path_of(root: Path, name: str) -> Path:
+    """Return the directory of the evaluation of a policy."""
+    return root / POLICIES / name
+
+
+def evaluations_of(root: Path) -> list[Path]:
+    """Return the directories of the evaluations of a race."""
+    plan, _ = read(root)
+    return [path_of(root, name) for name in plan.rule.names]
+
+
+def claim(root: Path, plan: Plan) -> None:
+    """Make a directory that of a race; refuse one of another race, or of something else."""
+    if (root / RACE).exists():
+        there, _ = read(root)
+        if found := ledger.differences(there.to_dict(), plan.to_dict()):
+            raise ValueError(
+                f"{root} holds another race: {ledger.differences_text(found)}. Choose another "
+                "directory, or remove this one to start anew"
+            )
+        return
+    check_output(root, "a race", (RACE,))
+    write_json(root / RACE, {"format": FORMAT, "plan": plan.to_dict()})
+
+
+def read(root: Path) -> tuple[Plan, Mapping[str, Any]]:
+    """Read the file of a race: its plan, and all that it holds."""
+    file = root / RACE
+    if not file.is_file():
+        raise FileNotFoundError(f"expected the directory of a race, got {root}, without a {RACE}")
+    found = ledger.read_object(file)
+    if found.get("format") != FORMAT:
+        raise ValueError(
+            f"expected format {FORMAT}, got {found.get('format')!r} in {file}: another version of "
+            "tdcollect wrote it; read it with that one"
+        )
+    try:
+        plan = dict(found["plan"])
+        return Plan(Rule(**plan.pop("rule")), **plan), found
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"expected {file} as tdcollect writes it, got a plan that is none ({error}); ask for "
+            "the file as it was"
+        ) from error
+
+
+def write(result: RaceResult) -> None:
+    """Write the page of a race that has ended, and its decision, which finishes it."""
+    from tdcollect.pages.race import write_race_page
+
+    root = result.directory
+    assert root is not None
+    pages = write_race_page(root, result)
+    files = {path.relative_to(root).as_posix(): ledger.sha256(path) for path in pages}
+    write_json(root / RACE, {"format": FORMAT, "files": files, **result.to_dict()})

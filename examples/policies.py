@@ -17,3 +17,12 @@ def lean():
         return torch.nn.functional.one_hot((observation[..., 2] > 0).long(), 2)
 
     return TensorDictModule(push, in_keys=["observation"], out_keys=["action"])
+
+
+def catch():
+    """A policy that pushes CartPole's cart to the side its pole falls to."""
+
+    def push(observation):
+        return torch.nn.functional.one_hot((observation[..., 3] > 0).long(), 2)
+
+    return TensorDictModule(push, in_keys=["observation"], out_keys=["action"])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tdcollect.display import count_text, number_text, percent_text
+from tdcollect.display import count_text, number_text, number_texts, percent_text
 from tdcollect.evaluation.race import POLICIES, RaceResult
 from tdcollect.evaluation.sequential import Look
 from tdcollect.pages import plots
@@ -94,12 +94,15 @@ def _figure(race: RaceResult, pair: str, place: int, looks: Sequence[Look]) -> F
         np.array([getattr(look, name) for look in looks], np.float64)
         for name in ("episodes", "difference", "low", "high")
     )
+    sequence = f"{percent_text(1 - rule.alpha)} confidence sequence"
     nulls = [0.0] if rule.margin is None else [-rule.margin, 0.0, rule.margin]
     flat = [np.full(2, null) for null in nulls]
     ends = x[[0, -1]] if len(x) > 1 else np.array([0.0, x[0]])
-    lines = [plots.Line("difference", x, y, low, high)]
+    lines = [plots.Line(f"difference and its {sequence}", x, y, low, high)]
     lines += [
-        plots.Line("none" if null == 0 else f"margin {null:g}", ends, at, series=3 if null else 2)
+        plots.Line(
+            "no difference" if null == 0 else f"margin {null:g}", ends, at, series=3 if null else 2
+        )
         for null, at in zip(nulls, flat, strict=True)
     ]
     later = slice(min(len(x) - 1, max(4, len(x) // 20)), None)  # the first intervals hide the rest
@@ -110,14 +113,13 @@ def _figure(race: RaceResult, pair: str, place: int, looks: Sequence[Look]) -> F
         lines,
         "episodes",
         f"difference of {what}",
-        band_name=f"{percent_text(1 - rule.alpha)} confidence sequence",
         y_limits=(bottom - 0.05 * (top - bottom), top + 0.05 * (top - bottom)),
         marks=len(x) == 1,
     )
+    mean, lowest, highest = number_texts([last.difference, last.low, last.high])
     shows = (
-        f"After {count_text(last.episodes, 'episode')} the mean difference is "
-        f"{number_text(last.difference)}, and the confidence sequence reaches from "
-        f"{number_text(last.low)} to {number_text(last.high)}."
+        f"After {count_text(last.episodes, 'episode')} the mean difference is {mean}, and the "
+        f"{sequence} reaches from {lowest} to {highest}."
     )
     note = "A race may end at any look: the band holds the truth at all looks together."
     return Figure(f"pair_{place}", pair, drawing, shows, note)

@@ -1,4 +1,4 @@
-"""The pages of all evaluations, learning curves and suites below a folder, with an index.
+"""The pages of all evaluations, curves, races and suites below a folder, with an index.
 
 The files may come from somebody else: they are read as data, and every page is made anew. Pages
 that are found there are neither copied nor linked.
@@ -22,6 +22,7 @@ from tdcollect.display import count_text
 from tdcollect.evaluation import ledger
 from tdcollect.evaluation.curve import CURVE, Best, Point, read_folder, step_name
 from tdcollect.evaluation.curve import PAGE as CURVE_PAGE
+from tdcollect.evaluation.race import RaceResult, path_of
 from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.statistics import Summary, ends, summarize
 from tdcollect.files import replaced, write_atomically
@@ -46,6 +47,7 @@ from tdcollect.pages.evaluation import (
     report_page,
 )
 from tdcollect.pages.plots import Estimate, intervals
+from tdcollect.pages.race import race_page
 from tdcollect.pages.suite import suite_page
 from tdcollect.suites.results import FINISHED, SuiteResults, is_suite
 from tdcollect.suites.suite import results_of
@@ -61,13 +63,15 @@ Where = str | os.PathLike[str]
 _FOREIGN = ("is something else's", f"which has no {ledger.MANIFEST}")  # of no evaluation
 _MARK = b'<meta name="generator" content="tdcollect">'
 _STEP = re.compile("step-[0-9]{9,}")
-_KINDS = {name.split()[-1]: name for name in ("suite", "evaluation", "learning curve", COMPARISON)}
+_KINDS = {
+    name.split()[-1]: name for name in ("suite", "race", "evaluation", "learning curve", COMPARISON)
+}
 _FIGURES, _ROWS = 6, 20  # figures of the index, and rows of each
 
 
 @dataclass(frozen=True)
 class Viewed:
-    """An evaluation, a learning curve, a suite or a comparison that was found.
+    """An evaluation, a learning curve, a race, a suite or a comparison that was found.
 
     Its path is relative to the folder that was viewed, its page to the index. The status tells why
     one has no page, such as ``"unfinished, 3 of 10 episodes"``.
@@ -83,6 +87,7 @@ class Viewed:
     curve: Sequence[Point] = ()
     best: Best | None = None
     suite: SuiteResults | None = None
+    race: RaceResult | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return what was found as plain dicts, lists, strings and numbers, for JSON."""
@@ -95,11 +100,13 @@ class Viewed:
             found["best"] = None if self.best is None else [self.best.step, self.best.value]
         if self.suite is not None:
             found["suite"] = self.suite.to_dict()
+        if self.race is not None:
+            found["race"] = self.race.to_dict()
         return found
 
 
 def view(directory: Where, output_dir: Where, overwrite: bool = False) -> tuple[Path, list[Viewed]]:
-    """Write the pages of all evaluations, curves and suites below a folder, and an index of them.
+    """Write the pages of all evaluations, curves, races and suites below a folder, and an index.
 
     Nothing that the folder names is run, and links to folders in it are not followed. The same
     files give the same pages.
@@ -157,7 +164,7 @@ class _Pages:
         self.root, self.out, self.new = root, out, new
 
     def found(self) -> Iterator[Viewed]:
-        """Write all pages; yield what they are of, without the parts of curves and suites."""
+        """Write all pages; yield what they are of, without parts of curves, races and suites."""
         out = self.out.resolve()
         for folder, folders, files in os.walk(self.root):
             here = Path(folder)
@@ -178,6 +185,9 @@ class _Pages:
             elif is_suite(here):
                 folders.clear()
                 yield self.suite(here)
+            elif (here / ledger.RACE).is_file():
+                folders.clear()
+                yield self.race(here)
             elif (here / CURVE).is_file():  # a pipe has no end
                 steps = [name for name in folders if _STEP.fullmatch(name)]
                 folders[:] = [name for name in folders if name not in steps]
@@ -242,6 +252,20 @@ class _Pages:
         status = FINISHED if len(done) == len(results.cells) else left
         return Viewed(path, "suite", status, page_path, suite=results)
 
+    def race(self, here: Path) -> Viewed:
+        """Write the page of a race that has ended, and those of its evaluations."""
+        path = self._path(here)
+        try:
+            found = RaceResult.load(here)
+        except (ValueError, OSError) as error:
+            return Viewed(path, "race", f"unfinished or unreadable: {self._within(error)}")
+        page_path = f"{PAGES}/{path}/{REPORT}"
+        for name in found.results:
+            self.evaluation(path_of(here, name), page_path, "The race")
+        self._write(page_path, race_page(found, _back(page_path)))
+        env = str(next(iter(found.results.values())).manifest["env"]["id"])
+        return Viewed(path, "race", FINISHED, page_path, env, race=found)
+
     def _write(self, page_path: str, page: Page) -> None:
         write_atomically(self.new / page_path, page.html())
 
@@ -266,11 +290,12 @@ def _request(here: Path) -> Request | None:
 def index_page(name: str, found: Sequence[Viewed]) -> Page:
     """Return the index of what was found in a folder of a name."""
     groups = {kind: [one for one in found if one.kind == kind] for kind in _KINDS}
-    suites, evaluations, curves, comparisons = groups.values()
+    suites, races, evaluations, curves, comparisons = groups.values()
     drawn = _figures(evaluations)
     left = [f"{one.path}: {one.status}." for one in comparisons]
     sections: list[tuple[str, Sequence[Part]]] = [
         ("Suites", [_suites(suites)] if suites else []),
+        ("Races", [_races(races)] if races else []),
         ("Mean returns", [Figures(drawn)] if drawn else []),
         ("Evaluations", [_evaluations(evaluations)] if evaluations else []),
         ("Learning curves", [_curves(curves)] if curves else []),
@@ -334,6 +359,17 @@ def _suites(suites: Sequence[Viewed]) -> Table:
         Column("best policy", _each(boards, lambda found: found.ranking()[0][1])),
     ]
     return _listing("suite", suites, columns)
+
+
+def _races(races: Sequence[Viewed]) -> Table:
+    known = [one.race for one in races]
+    columns = [
+        Column("env", [one.env for one in races]),
+        Column("policies", _each(known, lambda r: ", ".join(r.results))),
+        Column("episodes", _each(known, lambda r: str(r.episodes)), "n"),
+        Column("best", _each(known, lambda r: r.winner or "-")),
+    ]
+    return _listing("race", races, columns)
 
 
 def _curves(curves: Sequence[Viewed]) -> Table:

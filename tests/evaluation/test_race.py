@@ -19,6 +19,7 @@ import tdcollect
 from tdcollect import LocalWorkers
 from tdcollect.cli import main
 from tdcollect.evaluation import RaceResult
+from tdcollect.pages.view import view
 from tdcollect.seeding import env_seed
 
 from ..forkserver import start
@@ -261,3 +262,18 @@ def test_the_command(typed: Callable[[str], tuple[int, str, str]]) -> None:
         status, _, err = typed(f"race CartPole-v1 {wrong}")
         assert status in (1, 2)
         assert text in err
+
+
+def test_a_race_is_viewed(written: Path, tmp_path: Path) -> None:
+    index, (found,) = view(written.parent, tmp_path / "pages")
+    assert (found.kind, found.path, found.status) == ("race", "race", "finished")
+    page = (tmp_path / "pages" / "pages" / "race" / "report.html").read_text()
+    for link in ("./policies/left/report.html", "./../../index.html"):
+        assert f'href="{link}"' in page
+    assert "left, right" in index.read_text()
+    out = Path(shutil.copytree(written, tmp_path / "runs" / "race"))
+    (out / "policies" / "left" / "manifest.json").unlink()
+    _, found = view(out.parents[1], tmp_path / "others")
+    assert [one.status.partition(":")[0] for one in found if one.kind == "race"] == [
+        "unfinished or unreadable"
+    ]

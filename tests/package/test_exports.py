@@ -28,7 +28,7 @@ EXPORTED = exported(
 tdcollect:
     Collector EvaluationCollector EvaluationResult Evaluator GymnasiumEnv Hooks LocalWorkers
     LogStatistics NotReproducibleError RayWorkers Render Suite SyncDataCollector compare
-    env_seed evaluate load_checkpoint make_env merge policy_seed save_checkpoint
+    env_seed evaluate load_checkpoint make_env merge policy_seed race save_checkpoint
     split_trajectories verify
 
 tdcollect.collect:
@@ -43,7 +43,7 @@ tdcollect.envs:
     EnvAction GymEnv ParallelEnv RestartsExhausted SerialEnv SlotError WorkerLost
 
 tdcollect.evaluation:
-    Comparison Difference Episode EvaluationSettings Problem Request Summary Verification
+    Comparison Difference Episode EvaluationSettings Problem RaceResult Request Summary Verification
     episodes_needed export summarize to_pandas
 
 tdcollect.evaluation.sb3:

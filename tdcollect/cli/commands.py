@@ -199,8 +199,8 @@ def _request(env: str, policy: str, given: dict[str, Any], **own: Any) -> Reques
 def race(
     env: str,
     policies: dict[str, str],
-    checkpoints: dict[str, str],
-    vecnormalizes: dict[str, str],
+    checkpoints: dict[str, str] | None,
+    vecnormalizes: dict[str, str] | None,
     output_dir: Path | None,
     quiet: bool,
     as_json: bool,
@@ -213,7 +213,8 @@ def race(
     """
     if given["keep_trajectories"] and output_dir is None:
         raise click.UsageError("--keep-trajectories needs a directory: --output-dir DIR")
-    for name in {**checkpoints, **vecnormalizes}:
+    checkpoints, vecnormalizes = checkpoints or {}, vecnormalizes or {}
+    for name in checkpoints | vecnormalizes:
         if name not in policies:
             raise click.UsageError(f"expected a name of --policy, {[*policies]}, got {name!r}")
     with redirect_stdout(sys.stderr), resumable(output_dir), ExitStack() as stack:

@@ -254,7 +254,7 @@ def test_the_command(typed: Callable[[str], tuple[int, str, str]]) -> None:
     assert (status, found["winner"]) == (0, "lean")
     assert found["plan"]["rule"]["value_range"] == [0, 40]
     for wrong, text in (
-        ("--policy a=random --policy b", "expected NAME=POLICY"),
+        ("--policy a=random --policy b", "expected NAME=VALUE"),
         ("--policy a=random --policy b=random --checkpoint c=x", "expected a name of --policy"),
         ("--policy a=random --policy b=random --keep-trajectories", "needs a directory"),
         ("--policy a=random --policy b=random --alpha 2", "expected alpha to be between 0 and 1"),

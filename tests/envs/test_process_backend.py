@@ -324,7 +324,7 @@ def test_an_idle_worker_that_is_killed_is_noticed_at_the_next_call(make: Any) ->
     start = time.monotonic()
     with pytest.raises(SlotError, match="slots 2 to 3 was killed by SIGKILL") as info:
         backend.step(actions(backend), None, out)
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 10
     assert list(info.value.causes) == [2, 3]
     assert out.reward.tolist() == [1, 1, 0, 0]
 
@@ -335,7 +335,7 @@ def test_an_env_that_hangs_is_ended_after_the_timeout(make: Any) -> None:
     expected = r"slots 0 to 1 was ended, as step\(\) took more than 0.2 s while slot 1 was at work"
     with pytest.raises(SlotError, match=expected):
         second_step(backend)
-    assert time.monotonic() - start < 3
+    assert time.monotonic() - start < 30
     assert [runs(pid) for pid in pids(backend)] == [False, True]
 
 
@@ -464,7 +464,7 @@ def test_a_fork_of_the_parent_neither_ends_nor_keeps_its_workers(make: Any) -> N
         assert second_step(backend).reward.tolist() == [2, 2]
         start = time.monotonic()
         backend.close()
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < pool.GRACE
         assert not any(map(runs, pids(backend)))
     finally:
         os.kill(child, signal.SIGKILL)

@@ -133,7 +133,7 @@ def test_shutdown_ends_an_evaluation_at_work(tmp_path: Path) -> None:
             time.sleep(0.005)
         start = time.monotonic()
         evaluator.shutdown(timeout=5.0)
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < 4.5
         with pytest.raises(RuntimeError, match="this Evaluator is shut down"):
             waiting.result(10)
     assert not evaluator.pending

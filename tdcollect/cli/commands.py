@@ -332,25 +332,9 @@ def compare(
     if len({directory.resolve() for directory in directories}) < len(directories):
         raise click.UsageError("expected directories that differ, got one of them twice")
     import tdcollect
-    from tdcollect.evaluation.ledger import asked_indices, is_finished, read_last
     from tdcollect.pages.evaluation import write_comparison_report
 
-    results = []
-    for directory in directories:
-        result = tdcollect.EvaluationResult.load(directory)
-        count = len(asked_indices(result.manifest)) - len(result.episodes)
-        if count or not is_finished(directory):
-            lacks = f"{count} of its episodes" if count else "its results"
-            if (shard := read_last(directory)[0]) is not None:
-                raise ValueError(
-                    f"{directory} holds {shard} of an evaluation; make one of all shards "
-                    "first, tdcollect merge DIR... --output-dir DIR, and compare that"
-                )
-            raise ValueError(
-                f"{directory} is unfinished: it lacks {lacks}; run its evaluation again, which "
-                "resumes it"
-            )
-        results.append(result)
+    results = [_finished(directory) for directory in directories]
     found = tdcollect.compare(*results, names=distinct_names(directories), confidence=confidence)
     tests = [
         _tested(difference, name, margin, on or "return")
@@ -367,6 +351,27 @@ def compare(
     return WORSE if reasons else 0
 
 
+def _finished(directory: Path) -> EvaluationResult:
+    """Read an evaluation; refuse one that is unfinished, and a shard."""
+    import tdcollect
+    from tdcollect.evaluation.ledger import asked_indices, is_finished, read_last
+
+    result = tdcollect.EvaluationResult.load(directory)
+    count = len(asked_indices(result.manifest)) - len(result.episodes)
+    if count or not is_finished(directory):
+        lacks = f"{count} of its episodes" if count else "its results"
+        if (shard := read_last(directory)[0]) is not None:
+            raise ValueError(
+                f"{directory} holds {shard} of an evaluation; make one of all shards "
+                "first, tdcollect merge DIR... --output-dir DIR, and compare that"
+            )
+        raise ValueError(
+            f"{directory} is unfinished: it lacks {lacks}; run its evaluation again, which "
+            "resumes it"
+        )
+    return result
+
+
 def _tested(d: Difference, name: str, margin: float, on: str) -> dict[str, Any]:
     """Return whether a difference passes ``--fail-if-worse`` or ``--require-not-worse``."""
     than = f"worse than {d.baseline} by"
@@ -381,6 +386,56 @@ def _tested(d: Difference, name: str, margin: float, on: str) -> dict[str, Any]:
     text = f"{d.name} is {verdict}: {found}"
     test = {"policy": d.name, "test": name, "margin": margin, "on": on, "passed": passed}
     return test if passed else test | {"reason": text}
+
+
+@program.command()
+@click.argument("pilot", nargs=-1, required=True, type=options.FOLDER, metavar="PILOT [PILOT]")
+@click.option("--difference", type=float, required=True, help="The difference that matters.")
+@options.shown("--power", type=float, default=0.8, help="Chance to find it.")
+@options.shown("--confidence", type=float, default=0.95, help="Of the comparison.")
+@click.option(
+    "--on",
+    type=click.Choice(["return", "success"]),
+    help="The difference of mean returns or of success rates.  [default: return]",
+)
+@click.option(
+    "--correlation",
+    type=float,
+    help="Of the two policies over episodes, for one evaluation as a pilot.  [default: 0]",
+)
+@click.option("--policy", "policies", multiple=True, help="One of two policies of a suite.")
+@options.as_json
+def plan(
+    pilot: tuple[Path, ...],
+    difference: float,
+    on: str | None,
+    correlation: float | None,
+    policies: tuple[str, ...],
+    as_json: bool,
+    **asked: Any,
+) -> None:
+    """Tell how many episodes a comparison needs, from a small one.
+
+    PILOT is two evaluations of the same episodes, or one, or a suite: then the difference is that
+    of mean scores, and training runs are planned, too. Nothing is run.
+    """
+    from tdcollect.evaluation.planning import plan as of_evaluations
+    from tdcollect.evaluation.planning import plan_suite
+    from tdcollect.suites.results import is_suite
+    from tdcollect.suites.suite import results_of
+
+    if is_suite(pilot[0]):
+        if len(pilot) > 1 or on is not None or correlation is not None:
+            raise click.UsageError("a suite is a pilot by itself: without --on and --correlation")
+        found = plan_suite(results_of(pilot[0]), difference, policies or None, **asked)
+    elif policies or len(pilot) > 2:
+        raise click.UsageError("expected one or two evaluations, or a suite with two --policy")
+    else:
+        results = [_finished(directory) for directory in pilot]
+        names = distinct_names(pilot) if len(pilot) == 2 else None
+        asked |= {"on": on or "return", "correlation": correlation, "names": names}
+        found = of_evaluations(results, difference, **asked)
+    tell(as_json, found, **found.to_dict())
 
 
 @program.command()

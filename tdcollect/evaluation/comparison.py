@@ -230,7 +230,7 @@ class Difference:
         This is :func:`episodes_needed` solved for the difference; None for fewer than three
         episodes.
         """
-        factor, correction = _sample_size_terms(power, self.confidence)
+        factor, correction = sample_size_terms(power, self.confidence)
         if self.difference.std is None or len(self.values) <= correction:
             return None
         return self.difference.std * math.sqrt(factor / (len(self.values) - correction))
@@ -458,15 +458,21 @@ def episodes_needed(
     Raises:
         ValueError: a difference of zero, a negative deviation, or a chance not between 0 and 1.
     """
-    if not (math.isfinite(difference) and difference):
-        raise ValueError(f"expected a finite difference other than zero, got {difference}")
+    check_difference(difference)
     if not (math.isfinite(std) and std >= 0):
         raise ValueError(f"expected a finite standard deviation, not negative, got {std}")
-    factor, correction = _sample_size_terms(power, confidence)
+    factor, correction = sample_size_terms(power, confidence)
     return math.ceil(factor * (std / difference) ** 2 + correction)
 
 
-def _sample_size_terms(power: float, confidence: float) -> tuple[float, float]:
+def check_difference(difference: float) -> None:
+    """Refuse a difference that no number of episodes shows."""
+    if not (math.isfinite(difference) and difference):
+        raise ValueError(f"expected a finite difference other than zero, got {difference}")
+
+
+def sample_size_terms(power: float, confidence: float) -> tuple[float, float]:
+    """Return factor and correction of :func:`episodes_needed`."""
     check.share(power=power, confidence=confidence)
     stats = extra_module("scipy.stats", "the number of episodes needed")
     z_test, z_power = stats.norm.ppf([0.5 + confidence / 2, power]).tolist()

@@ -1,0 +1,351 @@
+"""Plans: how many episodes, or training runs, would show a difference of a given size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tdcollect import check, display
+from tdcollect.evaluation.comparison import (
+    RETURN,
+    SUCCESS,
+    Difference,
+    Evaluation,
+    check_difference,
+    compare,
+    sample_size_terms,
+)
+from tdcollect.evaluation.statistics import Values, summarize
+from tdcollect.evaluation.tails import rate_bound
+from tdcollect.packages import extra_module
+
+if TYPE_CHECKING:
+    from tdcollect.suites.results import SuiteResults
+
+CAUTION = 0.8  # that the pilot's spread is not above what the cautious numbers take
+
+
+@dataclass(frozen=True)
+class Need:
+    """A number that is needed, of episodes or of training runs.
+
+    Attributes:
+        thing: ``"episodes"``, ``"episodes of each task"``, ``"runs of each policy"``.
+        number: the number, if the spread is that of the pilot.
+        cautious: the number, if the spread is as high as it may be: the upper 80% limit of what the
+            pilot shows (Browne, On the Use of a Pilot Sample for Sample Size Determination,
+            Statistics in Medicine 14, 1995). None where it is not known.
+        spread: what the pilot shows: a standard deviation, or the share of episodes that differ.
+    """
+
+    thing: str
+    number: int
+    cautious: int | None
+    spread: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The numbers that would show a difference; print it to see a table.
+
+    Attributes:
+        what: the difference, in words.
+        pilot: what it was planned from, in words.
+        difference: its size.
+        power: the chance to find it.
+        confidence: one minus the significance.
+        needs: the numbers.
+    """
+
+    what: str
+    pilot: str
+    difference: float
+    power: float
+    confidence: float
+    needs: tuple[Need, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as plain dicts, lists, numbers and None, for JSON."""
+        return asdict(self)
+
+    def __repr__(self) -> str:
+        needed = (display.count_text(need.number, need.thing[:-1]) for need in self.needs)
+        return display.one_line(self, self.what, *needed)
+
+    def __str__(self) -> str:
+        found = f"with power {display.percent_text(self.power)} at significance"
+        lines = [
+            f"A difference of {self.difference:g} in {self.what}, {found} "
+            f"{display.number_text(1 - self.confidence)}.",
+            f"From {self.pilot}.",
+        ]
+        header = ["", "needed", f"with {display.percent_text(CAUTION)} assurance", "spread"]
+        rows = [
+            [n.thing, str(n.number), display.number_text(n.cautious), display.number_text(n.spread)]
+            for n in self.needs
+        ]
+        return "\n".join([*map(display.visible, lines), "", display.text_table(rows, header)])
+
+
+def plan(
+    pilot: Sequence[Evaluation],
+    difference: float,
+    *,
+    on: str = RETURN,
+    power: float = 0.8,
+    confidence: float = 0.95,
+    correlation: float | None = None,
+    names: Sequence[str] | None = None,
+) -> Plan:
+    """Plan a comparison on the same episodes from a smaller one, or from one evaluation.
+
+    Args:
+        pilot: two evaluations of the same episodes; or one, whose returns stand for both policies'.
+        difference: that matters, in units of return, or of the success rate; the sign matters for
+            one evaluation's success rate alone, which it is added to.
+        on: ``"return"`` for the mean return, ``"success"`` for the success rate.
+        power: the chance that the comparison finds a difference as large as this.
+        confidence: of the comparison; its tests are two-sided.
+        correlation: of the two policies over episodes, for a pilot of one; 0 by default, as if
+            they did not play the same episodes.
+        names: of the evaluations.
+
+    Raises:
+        ValueError: if a number is out of range, or the pilot does not tell the spread.
+    """
+    check.one_of([RETURN, SUCCESS], on=on)
+    check_difference(difference)
+    if len(pilot) not in (1, 2):
+        raise ValueError(f"expected one or two evaluations as a pilot, got {len(pilot)}")
+    if correlation is not None and (len(pilot) == 2 or not 0 <= correlation < 1):
+        raise ValueError(
+            "expected a correlation from 0 to below 1, and a pilot of one evaluation, got "
+            f"{correlation!r} and {len(pilot)}"
+        )
+    if len(pilot) == 2:
+        (d,) = compare(*pilot, names=names, resamples=1).differences
+        told, need = _of_pair(d, difference, on, power, confidence)
+    else:
+        told, need = _of_one(pilot[0], difference, correlation or 0.0, on, power, confidence)
+    rate = {RETURN: "the mean return", SUCCESS: "the success rate"}[on]
+    return Plan(rate, told, difference, power, confidence, (need,))
+
+
+def _of_pair(
+    d: Difference, difference: float, on: str, power: float, confidence: float
+) -> tuple[str, Need]:
+    of = f"of {d.name} and {d.baseline}"
+    if on == RETURN:
+        std, count = d.difference.std, len(d.values)
+        need = _by_deviation("episodes", std, count - 1, difference, power, confidence)
+        return f"the paired differences {of} on {display.count_text(count, 'episode')}", need
+    d.measured(on)  # which refuses an env that does not report it
+    assert d.success is not None
+    differ, count = d.success.gained + d.success.lost, d.success.count
+
+    def needed(share: float) -> int:
+        # The share that differs is at least the difference.
+        return episodes_for_success(difference, max(share, abs(difference)), power, confidence)
+
+    cautious = needed(rate_bound(differ, count, CAUTION))
+    told = f"{display.count_text(count, 'episode')} {of}, of which {differ} differ in success"
+    return told, Need("episodes", needed(differ / count), cautious, differ / count)
+
+
+def _of_one(
+    pilot: Evaluation,
+    difference: float,
+    correlation: float,
+    on: str,
+    power: float,
+    confidence: float,
+) -> tuple[str, Need]:
+    found = summarize(pilot.episodes, resamples=1)
+    told = f"{display.count_text(found.completed, 'episode')} of one policy"
+    told += f", with a correlation of {correlation:g} to the other's"
+    if on == RETURN:
+        std = found.returns.std
+        paired = None if std is None else std * math.sqrt(2 * (1 - correlation))
+        count = found.returns.count
+        return told, _by_deviation("episodes", paired, count - 1, difference, power, confidence)
+    if found.success is None:
+        raise ValueError("expected an env that reports success, got one that does not")
+    rate, other = found.success.rate, found.success.rate + difference
+    if not 0 <= other <= 1:
+        raise ValueError(
+            f"expected a difference that leads to a success rate from 0 to 1, got {difference:g} "
+            f"beside a rate of {display.number_text(rate)}; give it another sign, or a smaller one"
+        )
+    together = rate * other + correlation * math.sqrt(rate * (1 - rate) * other * (1 - other))
+    differing = min(1.0, max(abs(difference), rate + other - 2 * together))
+    number = episodes_for_success(difference, differing, power, confidence)
+    return told, Need("episodes", number, None, differing)
+
+
+def plan_suite(
+    results: SuiteResults,
+    difference: float,
+    policies: Sequence[str] | None = None,
+    *,
+    power: float = 0.8,
+    confidence: float = 0.95,
+) -> Plan:
+    """Plan the comparison of two policies of a suite by their mean score, from a finished one.
+
+    Episodes are those of each task and run that would show a difference of *these* runs. Runs, each
+    of as many episodes as now, would show one of the algorithms that trained them; they are planned
+    if both policies have several.
+
+    Args:
+        results: of the suite, with a score for each task that counts.
+        difference: of the mean scores over tasks.
+        policies: the two policies; by default those of a suite with two.
+        power: the chance that the comparison finds a difference as large as this.
+        confidence: of the comparison.
+
+    Raises:
+        ValueError: unless the suite has two such policies, finished and with scores.
+    """
+    check_difference(difference)
+    scores = results.scores()
+    chosen = [*(scores if policies is None else policies)]
+    if len(chosen) != 2 or len({*chosen} & scores.keys()) != 2:
+        raise ValueError(
+            f"expected two policies that have all their scores, of {', '.join(scores) or 'none'}, "
+            f"got {', '.join(chosen) or 'none'}; name two"
+        )
+    first, second = chosen
+    ahead = _paired_scores(results, second) - _paired_scores(results, first)
+    usable = ahead[~np.isnan(ahead)]
+    std = float(usable.std(ddof=1)) if len(usable) > 1 else None
+    asked = difference, power, confidence
+    needs = [_by_deviation("episodes of each task", std, len(usable) - 1, *asked)]
+    arrays = [scores[name] for name in chosen]
+    if all(len(array) > 1 for array in arrays):
+        needs.append(runs_needed(arrays, *asked))
+    runs = " and ".join(f"{display.count_text(len(scores[n]), 'run')} of {n}" for n in chosen)
+    tasks = display.count_text(len(results.scored_tasks), "task")
+    told = f"{runs} on {tasks}, {display.count_text(results.episodes, 'episode')} each"
+    return Plan(f"the mean score of {results.name}", told, *asked, tuple(needs))
+
+
+def runs_needed(
+    scores: Sequence[Values], difference: float, power: float = 0.8, confidence: float = 0.95
+) -> Need:
+    """Return the number of runs of each of two policies that show a difference of mean scores.
+
+    The formula of :func:`tdcollect.evaluation.episodes_needed` for two samples, with the variances
+    of means over tasks, whose runs are independent, and Satterthwaite's degrees of freedom (An
+    Approximate Distribution of Estimates of Variance Components, Biometrics Bulletin 2, 1946).
+
+    Args:
+        scores: of the two policies, float64 ``[runs, tasks]`` with at least two runs.
+        difference: of the mean scores over tasks.
+        power: the chance that a two-sided test finds it.
+        confidence: one minus the significance of the test.
+    """
+    parts = [array.var(0, ddof=1) / array.shape[1] ** 2 for array in scores]
+    variance = sum(float(part.sum()) for part in parts)
+    pairs = zip(parts, scores, strict=True)
+    shares = sum(float((part**2).sum()) / (len(array) - 1) for part, array in pairs)
+    freedom, spread = variance**2 / shares if shares else 1.0, math.sqrt(variance)
+    thing = "runs of each policy"
+    return _by_deviation(thing, spread, freedom, difference, power, confidence, samples=2)
+
+
+def _paired_scores(results: SuiteResults, policy: str) -> Values:
+    """Return the scores of episodes ``[E]``: means over tasks and runs, NaN if one is missing."""
+    rows = []
+    records = results.records()
+    for task in results.scored_tasks:
+        low, high = results.ranges[task] or (0.0, 1.0)
+        for cell in results.of(task, policy):
+            returns = [e.episode_return for e in records[task, policy, cell.run]]
+            rows.append((np.array(returns, np.float64) - low) / (high - low))
+    return np.mean(rows, axis=0)
+
+
+def _by_deviation(
+    thing: str,
+    std: float | None,
+    freedom: float,
+    difference: float,
+    power: float,
+    confidence: float,
+    samples: int = 1,
+) -> Need:
+    """Return the number for a standard deviation that is known with some degrees of freedom."""
+    if std is None:
+        raise ValueError(
+            "expected a pilot of at least two completed episodes with finite returns, to know how "
+            "they vary, got fewer"
+        )
+    stats = extra_module("scipy.stats", "a plan")
+    factor, correction = sample_size_terms(power, confidence)
+
+    def needed(spread: float) -> int:
+        return math.ceil(factor * (spread / difference) ** 2 + correction / samples)
+
+    above = std * math.sqrt(freedom / float(stats.chi2.ppf(1 - CAUTION, freedom)))
+    return Need(thing, needed(std), needed(above), std)
+
+
+def episodes_for_success(
+    difference: float, differing: float, power: float = 0.8, confidence: float = 0.95
+) -> int:
+    """Return the number of episodes that show a difference of success rates, by McNemar's test.
+
+    The smallest number with this :func:`power_for_success`, found from Connor's formula on (Sample
+    Size for Testing Differences in Proportions for the Paired-Sample Design, Biometrics 43, 1987).
+
+    Args:
+        difference: of the success rates; its sign does not matter.
+        differing: the share of episodes that are a success of one policy alone; at least as large.
+        power: the chance that the test finds it.
+        confidence: one minus the significance of the test, which is exact and two-sided.
+
+    Raises:
+        ValueError: if a number is out of range.
+    """
+    check_difference(difference)
+    size = abs(difference)
+    if not size <= differing <= 1:
+        raise ValueError(
+            f"expected a share of episodes that differ from {size:g} to 1, got {differing}"
+        )
+    check.share(power=power, confidence=confidence)
+    special = extra_module("scipy.special", "the number of episodes needed")
+    z_test, z_power = special.ndtri([0.5 + confidence / 2, power]).tolist()
+    root = z_test * math.sqrt(differing) + z_power * math.sqrt(differing - size**2)
+    enough = math.ceil((root / size) ** 2) + 1
+    while power_for_success(enough, size, differing, confidence) < power:
+        enough += 1 + enough // 4
+    few = 0
+    while enough - few > 1:
+        middle = (few + enough) // 2
+        reached = power_for_success(middle, size, differing, confidence) >= power
+        few, enough = (few, middle) if reached else (middle, enough)
+    return enough
+
+
+def power_for_success(
+    episodes: int, difference: float, differing: float, confidence: float = 0.95
+) -> float:
+    """Return the chance that McNemar's exact test shows a difference of success rates.
+
+    Exact: summed over the number of episodes that differ, which is binomial, as is then the number
+    of them that the better policy wins. See :func:`episodes_for_success`.
+    """
+    binom = extra_module("scipy.stats", "the power of a test").binom
+    least, most = binom.ppf([1e-12, 1 - 1e-12], episodes, differing)
+    count = np.arange(int(least), int(most) + 1)
+    # The most of the rarer kind that the test rejects; -1 if it rejects nothing.
+    edge = binom.ppf((1 - confidence) / 2, count, 0.5)
+    edge -= binom.cdf(edge, count, 0.5) > (1 - confidence) / 2
+    won = (differing + difference) / (2 * differing)
+    rejects = binom.cdf(edge, count, won) + binom.sf(count - edge - 1, count, won)
+    return float((binom.pmf(count, episodes, differing) * rejects).sum())

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from numbers import Integral, Real
 from typing import Any
-
-from tdcollect.display import listed_text
 
 
 def is_count(value: Any, least: int = 0) -> bool:
@@ -98,29 +95,6 @@ def either(**values: Any) -> None:
     if sum(value is not None for value in values.values()) != 1:
         got = " and ".join(f"{name}={value!r}" for name, value in values.items())
         raise ValueError(f"expected either {' or '.join(values)}, got {got}")
-
-
-_FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-
-
-def folder_name(given: Any, what: str) -> str:
-    """Return a name that is to be a folder's; raise ValueError for one that cannot be."""
-    if not isinstance(given, str) or not _FOLDER.fullmatch(given):
-        raise ValueError(
-            f"expected the {what} to be letters, digits, '.', '-' and '_', 100 at most, as it "
-            f"names a folder, got {given!r}"
-        )
-    return given
-
-
-def distinct_names(names: Iterable[str], things: str) -> None:
-    """Raise ValueError for names that recur; those of folders may not differ in case alone."""
-    seen: dict[str, str] = {}
-    for name in names:
-        if name.lower() in seen:
-            both = listed_text([seen[name.lower()], name])
-            raise ValueError(f"expected {things} with names of their own, got {both}; rename one")
-        seen[name.lower()] = name
 
 
 def only_keys(table: Mapping[str, Any], known: Iterable[str], where: str) -> None:

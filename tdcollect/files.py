@@ -11,11 +11,12 @@ import re
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from tdcollect.display import listed_text
 from tdcollect.packages import check_posix
 
 LOCK = ".lock"
@@ -130,6 +131,29 @@ def check_no_links(root: Path, *names: str | Path) -> None:
                 f"expected {path} to be no link, and behind none, as what is written there would "
                 f"end up elsewhere, got {leads}; remove the link"
             )
+
+
+_FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+def folder_name(given: Any, what: str) -> str:
+    """Return a name that is to be a folder's; raise ValueError for one that cannot be."""
+    if not isinstance(given, str) or not _FOLDER.fullmatch(given):
+        raise ValueError(
+            f"expected the {what} to be letters, digits, '.', '-' and '_', 100 at most, as it "
+            f"names a folder, got {given!r}"
+        )
+    return given
+
+
+def distinct_names(names: Iterable[str], things: str) -> None:
+    """Raise ValueError for names that recur; those of folders may not differ in case alone."""
+    seen: dict[str, str] = {}
+    for name in names:
+        if name.lower() in seen:
+            both = listed_text([seen[name.lower()], name])
+            raise ValueError(f"expected {things} with names of their own, got {both}; rename one")
+        seen[name.lower()] = name
 
 
 def check_output(

@@ -22,7 +22,7 @@ from tdcollect.evaluation import ledger
 from tdcollect.evaluation.ledger import RACE, Episode
 from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.evaluation.sequential import Look, Rule, Standing
-from tdcollect.files import check_output, write_json
+from tdcollect.files import check_output, distinct_names, folder_name, write_json
 
 FORMAT = 1
 """Version of the file of a race."""
@@ -47,8 +47,8 @@ class Plan:
     def __post_init__(self) -> None:
         check.positive_int(block=self.block, max_episodes=self.max_episodes)
         for name in self.rule.names:
-            check.folder_name(name, "name of a policy")
-        check.distinct_names(self.rule.names, "policies")
+            folder_name(name, "name of a policy")
+        distinct_names(self.rule.names, "policies")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain dicts, lists, numbers and None, for JSON."""
@@ -292,14 +292,3 @@ def read(root: Path) -> tuple[Plan, Mapping[str, Any]]:
             f"expected {file} as tdcollect writes it, got a plan that is none ({error}); ask for "
             "the file as it was"
         ) from error
-
-
-def write(result: RaceResult) -> None:
-    """Write the page of a race that has ended, and its decision, which finishes it."""
-    from tdcollect.pages.race import write_race_page
-
-    root = result.directory
-    assert root is not None
-    pages = write_race_page(root, result)
-    files = {path.relative_to(root).as_posix(): ledger.sha256(path) for path in pages}
-    write_json(root / RACE, {"format": FORMAT, "files": files, **result.to_dict()})

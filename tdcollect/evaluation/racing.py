@@ -20,7 +20,14 @@ from tdcollect.display import number_texts
 from tdcollect.evaluation import race as files
 from tdcollect.evaluation.directory import check_report_extras
 from tdcollect.evaluation.evaluate import Recording, resumable, run
-from tdcollect.evaluation.ledger import MANIFEST, Episode, asked_indices, read_manifest
+from tdcollect.evaluation.ledger import (
+    MANIFEST,
+    RACE,
+    Episode,
+    asked_indices,
+    read_manifest,
+    sha256,
+)
 from tdcollect.evaluation.race import Looks, Plan, RaceResult
 from tdcollect.evaluation.replay import replayer
 from tdcollect.evaluation.request import Request
@@ -35,6 +42,7 @@ from tdcollect.evaluation.settings import (
 from tdcollect.evaluation.workers.dispatcher import Evaluation
 from tdcollect.evaluation.workers.local import Workers, as_workers
 from tdcollect.evaluation.workers.worker import Job
+from tdcollect.files import write_json
 from tdcollect.progress import line_above, progress_bar, warn
 from tdcollect.randomness import NotReproducibleError
 
@@ -166,7 +174,7 @@ def race(
             del what
     result = RaceResult(looks, results, output_dir)
     if output_dir is not None:
-        files.write(result)
+        _write(result, output_dir)
     return result
 
 
@@ -180,6 +188,15 @@ def _running(looks: Looks) -> dict[str, str]:
         difference, low, high = number_texts([known[-1].difference, known[-1].low, known[-1].high])
         return {" - ".join(playing): f"{difference} [{low}, {high}]"}
     return {"playing": ", ".join(playing)}
+
+
+def _write(result: RaceResult, root: Path) -> None:
+    """Write the page of a race that has ended, and its decision, which finishes it."""
+    from tdcollect.pages.race import write_race_page
+
+    pages = write_race_page(root, result)
+    digests = {path.relative_to(root).as_posix(): sha256(path) for path in pages}
+    write_json(root / RACE, {"format": files.FORMAT, "files": digests, **result.to_dict()})
 
 
 class _Racer(Recording):

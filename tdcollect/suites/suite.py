@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tdcollect import check
 from tdcollect.display import count_text, listed_text, one_line
+from tdcollect.files import distinct_names
 from tdcollect.suites.aggregates import METRICS, distinct
 from tdcollect.suites.tables import (
     HEAD,
@@ -200,8 +201,8 @@ class Suite:
                 raise ValueError(
                     f"expected {key} in [suite] to be an int of at least {least}, got {value!r}"
                 )
-        check.distinct_names([task.name for task in self.tasks], "tasks")
-        check.distinct_names([policy.name for policy in self.policies], "policies")
+        distinct_names([task.name for task in self.tasks], "tasks")
+        distinct_names([policy.name for policy in self.policies], "policies")
         named = self.metrics if isinstance(self.metrics, (list, tuple)) else ()
         if not distinct([*map(str, named)], METRICS):
             raise ValueError(

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from tdcollect import check
 from tdcollect.display import count_text, number_text, one_line
 from tdcollect.evaluation.imports import called, is_named
+from tdcollect.files import distinct_names, folder_name
 
 HUMAN, RANDOM, SB3 = "human-normalized", "random", "sb3"
 
@@ -265,7 +266,7 @@ def _check_fields(made: Any, table: str) -> None:
 
 
 def _name(given: Any, what: str) -> str:
-    return check.folder_name(read_text(given, what), what)
+    return folder_name(read_text(given, what), what)
 
 
 def _pattern(given: Any, what: str) -> str:
@@ -349,7 +350,7 @@ def _runs(given: Any, what: str) -> tuple[str, ...]:
                 f"{run!r}"
             )
     runs = tuple(str(int(run)) for run in given)
-    check.distinct_names(runs, what)
+    distinct_names(runs, what)
     return runs
 
 

@@ -338,16 +338,17 @@ MODULE_METHODS = names.MODULE_METHODS.split()
 """The methods that decide what a call of a ``TensorDictModule`` does; likewise the two before."""
 
 _HOOKS = ("forward", "forward_pre", "backward", "backward_pre")
+_own_hooks = attrgetter(*(f"_{kind}_hooks" for kind in _HOOKS))
+_global_hooks = attrgetter(*(f"_global_{kind}_hooks" for kind in _HOOKS))
 
 
 def has_hooks(module: nn.Module) -> bool:
     """Tell whether a call of a module also calls hooks: its own, or those of all modules."""
-    own = any(getattr(module, f"_{kind}_hooks") for kind in _HOOKS)
-    return own or _all_modules_have_hooks()
+    return any(_own_hooks(module)) or _all_modules_have_hooks()
 
 
 def _all_modules_have_hooks() -> bool:
-    return any(getattr(_module, f"_global_{kind}_hooks") for kind in _HOOKS)
+    return any(_global_hooks(_module))
 
 
 def has_forward_hooks(module: nn.Module) -> bool:
@@ -359,7 +360,7 @@ def only_projects(module: nn.Module) -> bool:
     return (
         list(module._forward_hooks.values()) == [project_outputs]
         and not module._forward_hooks_with_kwargs
-        and not any(getattr(module, f"_{kind}_hooks") for kind in _HOOKS[1:])
+        and not any(_own_hooks(module)[1:])
         and not _all_modules_have_hooks()
     )
 

@@ -10,7 +10,7 @@ import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -135,7 +135,7 @@ class SteppedEnv:
         raise NotImplementedError
 
 
-class InnerEnv(Protocol):
+class InnerEnv:
     """An env without its transforms.
 
     Attributes:
@@ -170,11 +170,11 @@ class InnerEnv(Protocol):
 
     def step(self, given: StepDict, slots: list[int] | None, buffers: Any) -> Stepped:
         """Step ``slots`` (None for all); see :meth:`SteppedEnv.advance`."""
-        ...
+        raise NotImplementedError
 
     def reset(self, marks: StepDict, slots: list[int], seeds: Seeds, options: Options) -> StepDict:
         """Start an episode in ``slots``, those marked; the entries of all slots, with flags."""
-        ...
+        raise NotImplementedError
 
 
 _SPARE_BYTES = 2**16

@@ -32,6 +32,7 @@ from tdcollect.collect.step_dict import (
     sent,
     zero_rows,
 )
+from tdcollect.envs.process.values import Array
 from tdcollect.envs.spaces import nested
 from tdcollect.keys import Key, is_next
 
@@ -198,6 +199,7 @@ class Ends:
     def __init__(self, env: ArrayEnv, new_ids: NewIds | None):
         self._env = env
         self._new_ids = new_ids
+        self._count = env.batch_size.numel()
         self._renewed: list[int] = []
         self.ended: list[int] = []
 
@@ -213,8 +215,9 @@ class Ends:
         if not self._renewed:
             return
         if self._new_ids is not None:
-            set_ids(upcoming, self._renewed, self._new_ids(len(self._renewed)))
-        if 0 < len(self.ended) < self._env.batch_size.numel():
+            new = self._new_ids(len(self._renewed))
+            set_ids(upcoming, self._renewed, new.cpu().numpy())
+        if 0 < len(self.ended) < self._count:
             zero_rows(upcoming, forgotten, self._env.batch_size, self.ended)
 
     def number(self, entries: dict[Key, torch.Tensor]) -> None:
@@ -272,11 +275,11 @@ class MaskedEnds(Ends):
         entries[keys.TRAJ_IDS] = numbered(entries[keys.TRAJ_IDS].to(self._ids_on), self._ids)
 
 
-def set_ids(step: StepDict, slots: Sequence[int], ids: Any) -> None:
+def set_ids(step: StepDict, slots: Sequence[int], ids: Sequence[int] | Array) -> None:
     """Write the trajectory ids of some slots, in a copy of the entry."""
     if keys.TRAJ_IDS in step:
         entry = step[keys.TRAJ_IDS] = step[keys.TRAJ_IDS].clone()
-        entry.numpy().reshape(-1)[slots] = torch.as_tensor(ids).cpu().numpy()
+        entry.numpy().reshape(-1)[slots] = ids
 
 
 # ------------------------------------------------------------------------------------- by frames
@@ -503,7 +506,7 @@ class Frames:
             if ended:
                 turns.ready = [slot for slot in turns.ready if slot not in ended]
                 if self.new_ids is not None:
-                    set_ids(turns.present, ended, renew(ended))
+                    set_ids(turns.present, ended, renew(ended).cpu().numpy())
                 env.send_reset(ended, None, None)
             if watch is not None:
                 if came.stepped:

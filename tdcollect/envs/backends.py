@@ -501,16 +501,16 @@ class EnvPoolBackend(Backend):
             self._pool.observation_space, self._pool.action_space  # noqa: B018  cached in here
         self._seeds: list[int] | None = seeds
 
-    def check_seeds(self, seeds: Iterable[int | None]) -> None:
-        given = [seed for seed in seeds if seed is not None]
-        if not all(0 <= seed <= _MAX_SEED for seed in given):
-            raise ValueError(f"expected EnvPool seeds in [0, 2**31), got {given}")
+    def check_seeds(self, seeds: Sequence[int]) -> None:
+        if not all(0 <= seed <= _MAX_SEED for seed in seeds):
+            raise ValueError(f"expected EnvPool seeds in [0, 2**31), got {list(seeds)}")
 
     def reset(self, starts: Starts, options: dict[str, Any] | None, out: SlotBuffers) -> None:
         if options:
             raise ValueError(f"EnvPool takes no reset options, got {options}; pass env_kwargs")
         seeds = [seed for seed in starts.values() if seed is not None]
         if seeds:
+            self.check_seeds(seeds)
             if len(starts) != self.num_envs:
                 raise ValueError(
                     f"EnvPool seeds at construction only, so seeds for slots {list(starts)} alone "

@@ -260,7 +260,7 @@ class Backend(abc.ABC):
             for slot, state in states.items()
         }
 
-    def check_seeds(self, seeds: Iterable[int | None]) -> None:  # noqa: B027
+    def check_seeds(self, seeds: Sequence[int]) -> None:  # noqa: B027
         """Raise ValueError if no reset of this backend could honour these seeds."""
 
     @abc.abstractmethod
@@ -388,6 +388,8 @@ class WaitingSeeds:
 
     def of(self, slots: Iterable[int]) -> dict[int, int | None]:
         """The seeds that wait for a reset of ``slots``."""
+        if not self._seeds:
+            return dict.fromkeys(slots)
         return {slot: self._seeds.get(slot) for slot in slots}
 
     def drop(self, slots: Iterable[int]) -> None:
@@ -571,13 +573,14 @@ class Stepper:
             flag[... if slots is None else slots] = False
         slots = self._every_slot if slots is None else slots
         self.recall(slots)
-        given = None if seeds is None else dict(zip(slots, seeds, strict=True))
-        starts: dict[int, int | None] = {**(given or self._seeds.of(slots))}
+        starts = self._seeds.of(slots)
+        if seeds is not None:
+            starts = dict(zip(slots, seeds, strict=True))
         failed = self._reset_backend(starts, options, out.raw) if slots else None
         while failed is not None and self.max_restarts is not None:
             again = sorted(failed.causes)
             self._restart(failed, again)
-            if given is None:
+            if seeds is None:
                 starts.update(self._seeds.of(again))
             failed = self._reset_backend({s: starts[s] for s in again}, options, out.raw)
         self._seeds.drop(slots)
@@ -595,7 +598,6 @@ class Stepper:
     ) -> SlotError | None:
         """Reset slots; returns the failures, with episode and seed."""
         failed: SlotError | None = None
-        self.backend.check_seeds(starts.values())
         try:
             self.backend.reset(starts, options, out)
         except SlotError as error:
@@ -718,7 +720,6 @@ class Stepper:
         if seeds is not None:
             given = zip(slots, seeds, strict=True)
             starts.update({slot: seed for slot, seed in given if seed is not None})
-        self.backend.check_seeds(starts.values())
         self._seeds.drop(slots)
         self._starting.update({slot: (seed, options) for slot, seed in starts.items()})
         for slot in slots:

@@ -11,6 +11,7 @@ from torch import nn
 from torchrl.data import LazyTensorStorage, ReplayBuffer
 from torchrl.envs import (
     Compose,
+    GymEnv,
     NextObservationDelta,
     ObservationNorm,
     PendulumEnv,
@@ -54,6 +55,17 @@ def test_an_actor_and_known_transforms_on_a_gymnasium_env_run_on_arrays_througho
     assert how(explanation, "batch") == ["no copy"]
     lines = str(explain(cartpole(), actor())).splitlines()
     assert [line.split()[0] for line in lines] == ["env", "policy", "policy", "batch"]
+
+
+class OwnStep(GymEnv):
+    def step(self, tensordict: Any) -> Any:
+        return super().step(tensordict)
+
+
+def test_an_env_with_a_step_of_its_own_is_left_to_torchrl_under_transforms_too() -> None:
+    env = TransformedEnv(OwnStep("CartPole-v1"), StepCounter())
+    (part,) = how(explain(env), "env")
+    assert part.endswith("steps in a way of its own")
 
 
 class Unknown(Transform):

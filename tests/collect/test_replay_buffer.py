@@ -22,7 +22,7 @@ from torchrl.data import (
 
 import tdcollect
 from tdcollect import Collector
-from tdcollect.collect.arguments import check_replay_buffer
+from tdcollect.collect.arguments import check_arrival_buffer, check_replay_buffer
 from tdcollect.testing import CountingRules, StatelessCountingPolicy, counting_env
 
 from .oracle import UPSTREAM
@@ -192,3 +192,4 @@ def test_a_foreign_buffer_that_does_not_say_how_large_it_is_passes() -> None:
         buffer: Any = SimpleNamespace(storage=SimpleNamespace(**said), **methods)
         buffer.transform, buffer.writer = None, RoundRobinWriter()
         check_replay_buffer(buffer, torch.Size([3]), 10)
+    check_arrival_buffer(SimpleNamespace(storage=SimpleNamespace(max_size=1)), 3)

@@ -167,7 +167,8 @@ def test_settings_that_differ_between_slots_run_in_torchrls_workers() -> None:
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_serial_for_single(count: int) -> None:
-    made = ParallelEnv(count, torchrl_envs.plain, serial_for_single=True, mp_start_method="fork")
+    options = {"serial_for_single": True, "mp_start_method": "fork"}
+    made = ParallelEnv(count, create_env_fn=torchrl_envs.plain, **options)
     assert type(made) is (SerialEnv if count == 1 else ParallelEnv)
     assert made.batch_size == (count,)
 

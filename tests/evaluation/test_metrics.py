@@ -17,17 +17,23 @@ from torchrl.data import Bounded, Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase, Transform, TransformedEnv
 
 import tdcollect
-from tdcollect import EvaluationResult, compare, evaluate, make_env, merge, verify
+from tdcollect import EvaluationResult, Evaluator, compare, evaluate, make_env, merge, verify
 from tdcollect.evaluation import EvaluationSettings
 from tdcollect.evaluation.comparison import Comparison
+from tdcollect.evaluation.curve import MetricPoint, read_csv
 from tdcollect.evaluation.ledger import Episode, read_directory
 from tdcollect.evaluation.manifest import code_digest
+from tdcollect.pages.suite import suite_page
 from tdcollect.randomness import NotReproducibleError
+from tdcollect.suites import Suite
 
+from ..suites.parts import changed, folder, small_reports
 from .envs import Walk
 from .ledgers import alter, contents
 from .policies import deterministic
 from .test_protocol import check_files
+
+__all__ = ["folder", "small_reports"]  # fixtures
 
 
 class Costly(Walk):
@@ -342,6 +348,63 @@ def test_metrics_that_are_not_the_same_are_not_compared() -> None:
     assert "metrics" not in found.to_dict()["differences"][0]
     told = "Not the same in both: metrics.a is 'info:cost' in x and 'info:cost:max' in y."
     assert told in found.remarks
+
+
+def test_curves_have_them(quick_children: None, tmp_path: Path) -> None:
+    metrics = {"cost": "info:cost", "none": "info:none"}
+    how: dict[str, Any] = {"num_trajectories": 4, "output_dir": tmp_path / "curve"}
+    with Evaluator(Costly, deterministic(), metrics=metrics, **how) as beside:
+        logged = [beside.evaluate(step=step) for step in (10, 20)]
+    step = EvaluationResult.load(tmp_path / "curve" / "step-000000010")
+    cost = step.summary().metrics["cost"]
+    assert [one["eval/metrics/cost"] for one in logged] == [cost.mean] * 2
+    assert math.isnan(logged[0]["eval/metrics/none"])
+    points = read_csv(tmp_path / "curve" / "curve.csv")
+    ends = cost.mean_interval
+    assert ends is not None
+    assert points[0].metrics == (
+        MetricPoint("cost", cost.mean, ends.low, ends.high),
+        MetricPoint("none", None, None, None),
+    )
+    header = (tmp_path / "curve" / "curve.csv").read_text().splitlines()[0]
+    assert header.endswith(",digest,metrics.cost,metrics.cost.low,metrics.cost.high,metrics.none,"
+                           "metrics.none.low,metrics.none.high")  # fmt: skip
+    page = (tmp_path / "curve" / "curve.html").read_text()
+    assert ">mean cost<" in page
+    assert "The mean is" in page
+    assert verify(tmp_path / "curve").passed
+    other = {"cost": "info:cost:max"}
+    with Evaluator(Costly, deterministic(), metrics=other, **how) as beside:
+        beside.trigger_eval(step=30)
+        with pytest.raises(ValueError, match=r"of other episodes: metrics.cost is 'info:cost'"):
+            beside.wait()
+    altered = (tmp_path / "curve" / "curve.csv").read_text().replace("metrics.cost.low", "low")
+    (tmp_path / "curve" / "curve.csv").write_text(altered)
+    assert "its columns are" in str(verify(tmp_path / "curve"))
+
+
+def test_suites_have_them(folder: Path, small_reports: None) -> None:
+    (folder / "figures_of.py").write_text("def steps(data):\n    return len(data)\n")
+    metrics = {"success": 1, "left": "info:left:last"}
+    given = changed("defaults.metrics", {"steps": "figures_of.py:steps", "none": "info:none"})
+    suite = Suite.of(given, folder)
+    results = suite.run(folder / "out", progress=False)
+    cell = results.cell("walk", "random")
+    found = EvaluationResult.load(folder / "out" / cell.path)
+    assert cell.metrics == {"none": None, "steps": found.lengths.mean()}
+    told = next(one for one in results.to_dict()["cells"] if one["task"] == "walk")
+    assert told["metrics"] == cell.metrics
+    assert b">mean steps<" in suite_page(results).html()
+    found = verify(folder / "out")
+    assert found.passed, str(found)
+    bad = Suite.of(changed("defaults.metrics", metrics), folder)
+    with pytest.raises(
+        ValueError, match=r"task walk with policy random: .*no key of a record"
+    ):
+        bad.run(folder / "bad", progress=False)
+    other = Suite.of(changed("defaults.metrics", {"steps": "info:steps"}), folder)
+    with pytest.raises(ValueError, match=r"tasks.walk.settings.metrics.none is 'info:none' there"):
+        other.run(folder / "out", progress=False)
 
 
 # --- refusals

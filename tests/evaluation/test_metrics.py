@@ -398,9 +398,7 @@ def test_suites_have_them(folder: Path, small_reports: None) -> None:
     found = verify(folder / "out")
     assert found.passed, str(found)
     bad = Suite.of(changed("defaults.metrics", metrics), folder)
-    with pytest.raises(
-        ValueError, match=r"task walk with policy random: .*no key of a record"
-    ):
+    with pytest.raises(ValueError, match=r"task walk with policy random: .*no key of a record"):
         bad.run(folder / "bad", progress=False)
     other = Suite.of(changed("defaults.metrics", {"steps": "info:steps"}), folder)
     with pytest.raises(ValueError, match=r"tasks.walk.settings.metrics.none is 'info:none' there"):

@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium as gym
 import torch
 from tensordict import TensorDict, TensorDictBase
-from tensordict.nn import ProbabilisticTensorDictModule, TensorDictSequential
+from tensordict.nn import ProbabilisticTensorDictModule, TensorDictSequential, probabilistic
 from torch import nn
 from torch.distributions import Distribution
 from torch.nn.modules import module as _module
@@ -27,6 +27,7 @@ from torchrl.envs import (
     SerialEnv,
 )
 from torchrl.envs import transforms as T
+from torchrl.modules.tensordict_module import SafeProbabilisticModule
 
 from tdcollect._upstream import Alias, View, names
 from tdcollect._upstream.names import private, warn_if_untested
@@ -373,6 +374,17 @@ def is_compiled(module: nn.Module) -> bool:
 def validates_arguments() -> bool:
     """Tell whether distributions check their arguments by default; importing TorchRL stops that."""
     return Distribution._validate_args
+
+
+SCORES_DRAWS = hasattr(probabilistic, "_get_joint_sample_and_log_prob")
+"""True if tensordict's module scores the very draw that it returns, as TorchRL's always does.
+
+So it is from tensordict 0.15 on; before, it scored the result, and knew no keys but its own.
+"""
+
+
+def scores_draw(module: ProbabilisticTensorDictModule) -> bool:
+    return SCORES_DRAWS or isinstance(module, SafeProbabilisticModule)
 
 
 def has_generator(module: ProbabilisticTensorDictModule) -> bool:

@@ -187,7 +187,7 @@ class Policy:
             module.distribution_kwargs,
             interaction,
             module.return_log_prob,
-            at_random and isinstance(module, SafeProbabilisticModule),
+            at_random and upstream.scores_draw(module),
             self._noise,
         )
 
@@ -508,8 +508,7 @@ def _draw_call(module: ProbabilisticTensorDictModule, draw: Drawing) -> Call:
 def _from_distribution(module: ProbabilisticTensorDictModule) -> Drawing:
     draw, scored = upstream.draw_of(module), module.return_log_prob
     interaction = interaction_type() or module.default_interaction_type
-    # TorchRL's module scores the very draw that it returns; tensordict's scores the result.
-    together = isinstance(module, SafeProbabilisticModule) and interaction is InteractionType.RANDOM
+    together = upstream.scores_draw(module) and interaction is InteractionType.RANDOM
 
     def run(step: StepDict) -> tuple[Tensor, Tensor | None]:
         dist = module.get_dist(step)

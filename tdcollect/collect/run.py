@@ -560,6 +560,7 @@ class Runner:
         shaped_like(template, batch, cast=buffered, fill=buffered)
         if buffered or collector.replay_buffer is None or parent.ignores_replay_buffer:
             batch.refine_names(..., keys.TIME)
+        parent.count_stepped(batch.numel())
         return batch
 
 

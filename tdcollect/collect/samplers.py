@@ -25,8 +25,10 @@ from torchrl.modules import (
     TanhDelta,
     TanhNormal,
 )
+from torchrl.modules.tensordict_module import SafeProbabilisticModule
 
 from tdcollect import keys
+from tdcollect._upstream import torchrl as upstream
 from tdcollect.collect.step_dict import StepDict
 from tdcollect.envs.traits import NotKnown
 from tdcollect.keys import Key, as_path, beside, name_of
@@ -66,7 +68,7 @@ class Draw(NamedTuple):
     scored: bool
     """True if the log-probability is wanted."""
     together: bool
-    """True if the very draw is scored, as by TorchRL's module; tensordict's scores the result."""
+    """True if the very draw is scored, and not the result."""
     noise: Noise
 
 
@@ -400,7 +402,7 @@ class CompositeDraw:
         if sorted(map(as_path, written)) != sorted(map(as_path, module.dist_sample_keys)):
             raise NotKnown("draws from a composite distribution whose names are not its out_keys")
         self._batch_size = batch_size
-        self._together = draw.together
+        self._as_torchrl = draw.together and isinstance(module, SafeProbabilisticModule)
         self._scores: dict[Key, Key] = {}
         self._total: Key | None = None
         if not draw.scored:
@@ -410,8 +412,8 @@ class CompositeDraw:
             if len(prefix) > 1:
                 raise NotKnown("sums the log-probs of a composite distribution of nested entries")
             self._total = module.log_prob_key
-        elif draw.together:
-            # tensordict's own module does not get to its log_prob_keys.
+        elif draw.together or upstream.SCORES_DRAWS:
+            # Before 0.15, tensordict's own module did not get to its log_prob_keys.
             self._scores = dict(zip(module.dist_sample_keys, module.log_prob_keys, strict=True))
 
     def __call__(self, step: StepDict) -> None:
@@ -424,7 +426,7 @@ class CompositeDraw:
         if self._total is None:
             return
         # What is flattened, and the order of the sum, are TensorDict's.
-        if self._together:
+        if self._as_torchrl:
             held = TensorDict(scores, self._batch_size)
             step[self._total] = held.sum(dim="feature", reduce=True)
         else:

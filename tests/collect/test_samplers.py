@@ -338,9 +338,10 @@ def test_composite_distributions(cls: Any, scored: bool, aggregate: bool) -> Non
                 check(module, OBSERVED, [CALLED, STRAIGHT], kind=kind)
 
 
-def test_composite_log_probs_under_names_of_their_own() -> None:
+@pytest.mark.parametrize("cls", MODULES)
+def test_composite_log_probs_under_names_of_their_own(cls: Any) -> None:
     with set_composite_lp_aggregate(False):
-        sample = SafeProbabilisticModule(
+        sample = cls(
             in_keys=["params"],
             out_keys=["turn", "lift"],
             distribution_class=CompositeDistribution,
@@ -353,7 +354,8 @@ def test_composite_log_probs_under_names_of_their_own() -> None:
             ("lift", "loc", LOC_SCALE["loc"]),
             ("lift", "scale", LOC_SCALE["scale"]),
         )
-        check(TensorDictSequential(parts, sample), OBSERVED, None)
+        for kind in KINDS:
+            check(TensorDictSequential(parts, sample), OBSERVED, None, kind=kind)
 
 
 def test_a_composite_part_that_needs_an_object_costs_this_module_only() -> None:

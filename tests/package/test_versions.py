@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torchrl.collectors import Collector as TorchRLCollector
 
 from tdcollect import Collector, make_env, packages
 from tdcollect._upstream import names
@@ -94,6 +95,18 @@ def test_where_a_newer_torchrl_lacks_names_its_own_loop_collects(
     assert [part.how for part in ours.explain() if gone in part.how]
     (batch,) = ours
     assert batch.shape == (2, 32)
+
+
+def test_rows_on_arrays_are_counted_as_torchrl_0_15_counts_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counted: list[int] = []
+    count = lambda collector, rows: counted.append(rows)  # noqa: E731
+    monkeypatch.setattr(TorchRLCollector, "_record_stepped_frames", count, raising=False)
+    env = make_env("CartPole-v1", 2)
+    collector = Collector(env, None, frames_per_batch=8, total_frames=16)
+    assert len([*collector]) == 2
+    assert counted == [8, 8]
 
 
 def test_a_name_that_is_gone_does_not_stop_an_import() -> None:

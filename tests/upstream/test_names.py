@@ -59,6 +59,8 @@ ELSEWHERE = {
     "_reader": "of multiprocessing's queues",
     "_semlock": "of multiprocessing's locks",
     "_schema": "of torch's operators",
+    "_get_joint_sample_and_log_prob": "of tensordict from 0.15 on",
+    "_record_stepped_frames": "of TorchRL from 0.15 on",
     "_recv": "of EnvPool",
     "_state_keys": "of EnvPool",
     "_to": "of EnvPool",

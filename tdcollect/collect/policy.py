@@ -40,7 +40,7 @@ from tdcollect._upstream import torchrl as upstream
 from tdcollect._upstream.names import missing
 from tdcollect.collect.arguments import missing_entries, no_tensordict
 from tdcollect.collect.samplers import CompositeDraw, Draw, GlobalNoise, Noise, Sampler, sampler
-from tdcollect.collect.step_dict import StepDict, is_plain, not_taken_apart
+from tdcollect.collect.step_dict import StepDict, is_plain, leaves
 from tdcollect.envs.spaces import nested
 from tdcollect.envs.traits import NotKnown
 from tdcollect.keys import Key, entry_path, name_of
@@ -363,7 +363,7 @@ def _call_on_tensordict(
             # A graph writes its outputs into the same memory each time.
             out = out.select(*select, strict=False).clone()
         try:
-            written = out.items(True, True, is_leaf=not_taken_apart)
+            written = leaves(out)
         except (AttributeError, TypeError) as error:
             raise no_tensordict(out) from error
         for key, value in written:
@@ -464,7 +464,7 @@ def _set_other(step: StepDict, key: Key, value: Any, batch_size: torch.Size) -> 
             f"front, got a {type(value).__name__} of shape {list(made.shape)}; return a tensor"
         )
     made = TensorDict(batch_size=batch_size).set(key, made)
-    step.update(made.items(True, True, is_leaf=not_taken_apart))
+    step.update(leaves(made))
 
 
 def _recurrent(module: Any, forward: Callable[..., Any], batch_size: torch.Size) -> Call:

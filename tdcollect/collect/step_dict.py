@@ -27,7 +27,7 @@ from tensordict import (
 from torch.nn.utils.rnn import pad_sequence
 
 from tdcollect import keys
-from tdcollect.keys import Key, is_next, under_next
+from tdcollect.keys import Key, as_path, is_next, under_next
 
 if TYPE_CHECKING:
     from tdcollect.collect.arrays import SteppedEnv
@@ -140,9 +140,18 @@ def nested_shapes(tensordict: TensorDictBase) -> dict[tuple[str, ...], torch.Siz
     return found
 
 
-def not_taken_apart(cls: type) -> bool:
-    """Tell whether an entry of this class is one value, rather than a TensorDict of several."""
-    return cls is not TensorDict
+def leaves(tensordict: TensorDictBase) -> list[tuple[Key, Any]]:
+    """Return the entries of a TensorDict, and of those within it; what else it holds stays whole.
+
+    (``items`` with ``is_leaf`` also gives what is within the others, from tensordict 0.15 on.)
+    """
+    found: list[tuple[Key, Any]] = []
+    for key, value in tensordict.items(False, False):
+        if type(value) is TensorDict:
+            found += [((key, *as_path(name)), leaf) for name, leaf in leaves(value)]
+        else:
+            found.append((key, value))
+    return found
 
 
 def stacked_lazily(tensordict: TensorDictBase) -> bool:

@@ -310,19 +310,24 @@ def merge(
     type=click.Choice(["return", "success"]),
     help="What these two are about: the mean return or the success rate.  [default: return]",
 )
+@options.flag(
+    "--across-envs", help="Compare one policy in envs that differ, on episodes of the same numbers."
+)
 @options.as_json
 def compare(
     directories: tuple[Path, ...],
     output_dir: Path | None,
     confidence: float,
+    across_envs: bool,
     on: str | None,
     as_json: bool,
     **margins: float | None,
 ) -> int:
     """Compare evaluations with the first one, episode by episode.
 
-    All must be of the same episodes. What the interval of a difference excludes is shown not to be
-    so. The exit status is 3 if --fail-if-worse or --require-not-worse says so.
+    All must be of the same episodes; the first may have more. What the interval of a difference
+    excludes is shown not to be so. The exit status is 3 if --fail-if-worse or --require-not-worse
+    says so.
     """
     asked = {name: margin for name, margin in margins.items() if margin is not None}
     if on is not None and not asked:
@@ -335,7 +340,8 @@ def compare(
     from tdcollect.pages.evaluation import write_comparison_report
 
     results = [_finished(directory) for directory in directories]
-    found = tdcollect.compare(*results, names=distinct_names(directories), confidence=confidence)
+    names = distinct_names(directories)
+    found = tdcollect.compare(*results, names=names, confidence=confidence, across_envs=across_envs)
     tests = [
         _tested(difference, name, margin, on or "return")
         for name, margin in asked.items()

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from tdcollect.evaluation.ledger import (
     mixed_values,
 )
 from tdcollect.evaluation.statistics import (
+    Adjusted,
     Interval,
     MetricDifference,
     Quantity,
@@ -30,10 +31,12 @@ from tdcollect.evaluation.statistics import (
 )
 from tdcollect.packages import extra_module
 
+OF_POLICY = ("policy.exploration", "policy.mode")
 SAME = ("protocol", "env", "max_episode_steps", "returns")
 REMARKED = (METRICS, "inference_batch_size", "inference_threads", "device", "platform", "versions")
+SAME_ACROSS = ("protocol", "returns", "policy.class", "policy.digest", *OF_POLICY)
+OF_ENV = ("env", "max_episode_steps")  # what may differ across envs
 TRANSFORMS = "env.transforms"  # those of one policy may normalise its observations, say
-OF_POLICY = ("policy.exploration", "policy.mode")
 RETURN, SUCCESS = "return", "success"  # what a policy may be better in
 
 
@@ -49,9 +52,11 @@ class Evaluation(Protocol):
         """Its records."""
 
 
-def check_same_episodes(first: Evaluation, second: Evaluation, names: tuple[str, str]) -> None:
-    """Refuse evaluations that are not of the same episodes."""
-    found = _manifest_differences(first, second, SAME, names)
+def check_same_episodes(
+    first: Evaluation, second: Evaluation, names: tuple[str, str], across_envs: bool = False
+) -> None:
+    """Refuse evaluations that are not of the same episodes; or, across envs, of the same policy."""
+    found = _manifest_differences(first, second, SAME_ACROSS if across_envs else SAME, names)
     reasons = [text for text in found if not text.startswith(TRANSFORMS)]
     a, b = (
         {e.index: e.env_seed for e in statistics.in_order(one.episodes)} for one in (first, second)
@@ -73,14 +78,20 @@ def check_same_episodes(first: Evaluation, second: Evaluation, names: tuple[str,
         )
 
 
-def remarks(first: Evaluation, second: Evaluation, names: tuple[str, str]) -> Iterator[str]:
+def remarks(
+    first: Evaluation, second: Evaluation, names: tuple[str, str], across_envs: bool = False
+) -> Iterator[str]:
     """Yield their other differences that may change a return, one sentence each."""
+    if across_envs:
+        for text in _manifest_differences(first, second, OF_ENV, names):
+            yield f"The envs differ: {text}."
     acting = (manifest_entry(e.manifest, "policy.class") != RANDOM for e in (first, second))
     # Random actions do not depend on the mode, nor on the exploration type.
     keys = REMARKED + (OF_POLICY if all(acting) else ())
     for text in _manifest_differences(first, second, keys, names):
         yield f"Not the same in both: {text}."
-    for text in _manifest_differences(first, second, [TRANSFORMS], names):
+    transforms = [] if across_envs else [TRANSFORMS]
+    for text in _manifest_differences(first, second, transforms, names):
         more = "Returns can be compared if these leave rewards alone."
         yield f"Not the same in both: {text}. {more}"
     for name, evaluation in zip(names, (first, second), strict=True):
@@ -134,6 +145,8 @@ class Difference:
             or not at all.
         success: the difference of the success rates; None if the env does not report success.
         metrics: the difference of each metric that both evaluations have, by name.
+        adjusted: the mean difference, adjusted by the baseline's mean over more episodes; None if
+            it has no more, or if an episode did not complete: those that did may be easier.
     """
 
     name: str
@@ -159,6 +172,7 @@ class Difference:
     differing_outcomes: int
     success: SuccessDifference | None
     metrics: Mapping[str, MetricDifference] = field(default_factory=dict)
+    adjusted: Adjusted | None = None
 
     def __repr__(self) -> str:
         names = f"{self.name} minus {self.baseline}"
@@ -179,8 +193,8 @@ class Difference:
     def is_worse(self, margin: float = 0.0, on: str = RETURN) -> bool:
         """Tell whether the policy is shown to be worse than the baseline by more than ``margin``.
 
-        It is if the whole interval of the difference lies below ``-margin``. Without an interval
-        nothing is shown.
+        It is if the whole interval of the difference lies below ``-margin``: of the adjusted one
+        if there is one. Without an interval nothing is shown.
 
         Args:
             margin: in units of ``on``, finite and not negative.
@@ -203,6 +217,8 @@ class Difference:
     def measured(self, on: str) -> tuple[float | None, Interval | None]:
         """Return the difference in ``on``, with its interval; see :meth:`is_worse`."""
         check.one_of([RETURN, SUCCESS], on=on)
+        if on == RETURN and self.adjusted is not None:
+            return self.adjusted.mean, self.adjusted.interval
         if on == RETURN:
             return self.difference.mean, self.difference.mean_interval
         if self.success is None:
@@ -265,10 +281,11 @@ class Comparison:
 
         The differences of single episodes are left out: the ledgers hold the returns.
         """
-        single = {"episodes", "values", "returns", "baseline_returns", METRICS}
+        single = {"episodes", "values", "returns", "baseline_returns", "adjusted", METRICS}
         differences = [
             {name: value for name, value in vars(d).items() if name not in single}
             | {"difference": asdict(d.difference), "success": d.success and asdict(d.success)}
+            | ({"adjusted": asdict(d.adjusted)} if d.adjusted else {})
             | {"detectable": d.detectable(), "improvement": d.improvement}
             | ({METRICS: {k: asdict(m) for k, m in d.metrics.items()}} if d.metrics else {})
             for d in self.differences
@@ -323,6 +340,17 @@ class Comparison:
             row(f"mean return of {self.names[0]}", lambda d: d.baseline_mean),
             row("mean difference", lambda d: d.difference.mean),
             row(f"  {percent} interval", lambda d: statistics.ends(d.difference.mean_interval)),
+            *(
+                [
+                    row("adjusted mean difference", lambda d: d.adjusted and d.adjusted.mean),
+                    row(
+                        f"  {percent} interval",
+                        lambda d: d.adjusted and statistics.ends(d.adjusted.interval),
+                    ),
+                ]
+                if any(d.adjusted for d in self.differences)
+                else []
+            ),
             row("standard deviation", lambda d: d.difference.std),
             row("won, tied, lost", lambda d: f"{d.won}, {d.tied}, {d.lost}"),
             row("differ in data, in outcome", _differing_text),
@@ -359,6 +387,12 @@ class Comparison:
                 "that did not complete counts as no success."
             )
         for d in self.differences:
+            if d.adjusted:
+                notes.append(
+                    f"{d.name}: adjusted by the mean return of {d.baseline} over all of its "
+                    f"{d.adjusted.episodes} episodes; the correlation with the difference is "
+                    f"{display.number_text(round(d.adjusted.correlation, 3))}."
+                )
             if d.success and d.success.unknown:
                 notes.append(
                     f"{d.name}: of {display.count_text(d.success.unknown, 'episode')} the env did "
@@ -396,12 +430,16 @@ def compare(
     confidence: float = 0.95,
     resamples: int | None = None,
     seed: int = 0,
+    across_envs: bool = False,
 ) -> Comparison:
     """Compare policies with the first of them, on the same episodes.
 
     An episode's start and random numbers affect all policies alike. The difference of two returns
     of one episode cancels that, and separates policies that two means do not.
     ``docs/statistics.md`` has the formulas.
+
+    The baseline may have more episodes than the others: those are left out, and its mean return
+    over all of them adjusts the mean differences.
 
     Args:
         first: the baseline.
@@ -412,28 +450,35 @@ def compare(
         resamples: the number of bootstrap resamples, and of sign flips, unless there are fewer. By
             default 10,000, and fewer for more than 2,000 episodes, down to 1,000.
         seed: the seed of the generators.
+        across_envs: compare one policy in several envs, such as perturbed ones, on episodes of the
+            same numbers; the envs may differ, and the policies may not.
 
     Raises:
         ValueError: if protocol, env, step limit, or an episode's env seed differ, with each
             difference; if a number is out of range; if names are not distinct, one per evaluation.
         ModuleNotFoundError: without scipy, which the extra ``evaluate`` brings.
     """
-    resamples = statistics.check_settings(confidence, resamples, seed, len(first.episodes))
+    check.bools(across_envs=across_envs)
     evaluations = [first, second, *more]
     called = _names(evaluations, names)
+    shared, every = _shared(first, second), first.episodes
+    resamples = statistics.check_settings(confidence, resamples, seed, len(shared.episodes))
     others = [((called[0], name), e) for name, e in zip(called[1:], evaluations[1:], strict=True)]
     for pair, evaluation in others:
-        check_same_episodes(first, evaluation, pair)
+        check_same_episodes(shared, evaluation, pair, across_envs)
     differences = [
-        _difference(first, evaluation, pair, confidence, resamples, (seed, place))
+        _difference(shared, evaluation, every, pair, confidence, resamples, (seed, place))
         for place, (pair, evaluation) in enumerate(others)
     ]
+    ids = [str(manifest_entry(e.manifest, "env.id") or "env") for e in evaluations]
     return Comparison(
         names=tuple(called),
-        env=str(manifest_entry(first.manifest, "env.id") or "env"),
-        episodes=len(first.episodes),
-        differences=_adjusted(differences),
-        remarks=tuple(text for pair, other in others for text in remarks(first, other, pair)),
+        env=display.listed_text([*dict.fromkeys(ids)]),
+        episodes=len(shared.episodes),
+        differences=_corrected(differences),
+        remarks=tuple(
+            text for pair, other in others for text in remarks(shared, other, pair, across_envs)
+        ),
         confidence=confidence,
         resamples=resamples,
         seed=seed,
@@ -479,9 +524,25 @@ def sample_size_terms(power: float, confidence: float) -> tuple[float, float]:
     return (z_test + z_power) ** 2, z_test**2 / 2
 
 
+class _Part(NamedTuple):
+    """Some episodes of an evaluation."""
+
+    manifest: Mapping[str, Any]
+    episodes: Sequence[Episode]
+
+
+def _shared(first: Evaluation, second: Evaluation) -> Evaluation:
+    """Return the episodes of the first that the second has too, if it has all of the second's."""
+    indices = {episode.index for episode in second.episodes}
+    if not indices < {episode.index for episode in first.episodes}:
+        return first
+    return _Part(first.manifest, [e for e in first.episodes if e.index in indices])
+
+
 def _difference(
     first: Evaluation,
     second: Evaluation,
+    every: Sequence[Episode],
     names: tuple[str, str],
     confidence: float,
     resamples: int,
@@ -498,6 +559,8 @@ def _difference(
     finite = bool(np.isfinite(values).all())
     rngs = [statistics.generator(*seed, stream) for stream in range(3)]
     usable = len(both) > 0 and finite
+    whole = len(both) == len(pairs) and all(episode.completed for episode in every)
+    all_a = np.array([e.episode_return for e in every] if whole else [], np.float64)
     return Difference(
         name=names[1],
         baseline=names[0],
@@ -530,6 +593,7 @@ def _difference(
             )
             for place, name in enumerate(_metrics_of_both(first, second))
         },
+        adjusted=statistics.adjusted_mean(values, returns_a, all_a, confidence),
     )
 
 
@@ -546,7 +610,7 @@ def _outcome(episode: Episode) -> tuple[str, str, bool | None]:
     return episode.status, repr(episode.episode_return or 0.0), episode.success
 
 
-def _adjusted(differences: Sequence[Difference]) -> tuple[Difference, ...]:
+def _corrected(differences: Sequence[Difference]) -> tuple[Difference, ...]:
     """Add the p-values by Holm's correction, those of returns, success and metrics apart."""
     of_returns = holm({d.name: d.p_value for d in differences if d.p_value is not None})
     of_success = holm({d.name: d.success.p_value for d in differences if d.success})

@@ -430,6 +430,27 @@ class MetricDifference:
 
 
 @dataclass(frozen=True)
+class Adjusted:
+    """A mean that is adjusted by a control variate, whose mean is known from more episodes.
+
+    Attributes:
+        mean: the adjusted mean.
+        interval: of it, which counts the error of the control variate's mean.
+        episodes: the number of episodes that the control variate's mean is over.
+        correlation: of the values with the control variate.
+    """
+
+    mean: float
+    interval: Interval
+    episodes: int
+    correlation: float
+
+    def __repr__(self) -> str:
+        told = f"mean {number_text(self.mean)} {self.interval}"
+        return one_line(self, told, f"by {count_text(self.episodes, 'episode')}")
+
+
+@dataclass(frozen=True)
 class Summary:
     """The statistics of an evaluation; print it to see a table.
 
@@ -716,6 +737,54 @@ def _success(records: Sequence[Episode], confidence: float) -> Success | None:
         rate=successes / count,
         interval=Interval(float(found.low), float(found.high)),
     )
+
+
+def adjusted_mean(
+    values: Values, control: Values, all_control: Values, confidence: float
+) -> Adjusted | None:
+    """Return the mean of ``values [E]``, adjusted by a control variate of the same episodes.
+
+    The regression estimator of double sampling: ``mean - slope * (mean of control - mean of
+    all_control)``, with the least squares slope (Cochran, *Sampling Techniques*, 1977, section
+    12.6). Its variance is that of a prediction at the control's mean over all, from residuals that
+    need not vary alike (HC3 of MacKinnon and White, Journal of Econometrics 29, 1985), and that of
+    this mean, times the slope squared. The interval is Student's t, with degrees of freedom by
+    Satterthwaite's formula.
+
+    Args:
+        values: the sample.
+        control: the control variate of the same episodes, ``[E]``.
+        all_control: of more episodes, these among them.
+        confidence: of the interval.
+
+    Returns:
+        None for fewer than 20 values, for ones that are not finite, and if all are equal.
+    """
+    count, total = len(values), len(all_control)
+    finite = np.isfinite(values).all() and np.isfinite(all_control).all()
+    if count < FEW or total <= count or not finite:
+        return None
+    if (control == control[0]).all() or (values == values[0]).all():
+        return None
+    stats = extra_module("scipy.stats", "the interval of an adjusted mean")
+    line = stats.linregress(control, values)
+    ahead = exact_mean(all_control) - exact_mean(control)
+    offsets = control - control.mean()
+    spread = (offsets**2).sum()
+    residuals = values - line.intercept - line.slope * control
+    # The mean is a sum of values with these weights; a residual is too small by its leverage.
+    weights = 1 / count + ahead * offsets / spread
+    leverage = 1 / count + offsets**2 / spread
+    of_residuals = float(((weights * residuals / np.maximum(1 - leverage, 0.01)) ** 2).sum())
+    of_control = float(line.slope**2 * all_control.var(ddof=1)) / total
+    variance = of_residuals + of_control
+    parts = of_residuals**2 / (count - 2) + of_control**2 / (total - 1)
+    reach = 0.0
+    if variance > 0:
+        quantile = stats.t.ppf(0.5 + confidence / 2, variance**2 / parts)
+        reach = float(quantile) * math.sqrt(variance)
+    mean = exact_mean(values) + float(line.slope) * ahead
+    return Adjusted(mean, Interval(mean - reach, mean + reach), total, float(line.rvalue))
 
 
 def _succeeded(episode: Episode) -> bool | None:

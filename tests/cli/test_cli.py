@@ -372,6 +372,28 @@ def test_compare_ends_with_status_3_where_a_policy_is_shown_to_be_worse(typed) -
     assert "expected a margin that is finite and not negative, got nan" in err
 
 
+def test_compare_takes_more_episodes_of_the_first_and_one_policy_across_envs(typed) -> None:
+    for name, options in [
+        ("many", "CartPole-v1 --episodes 40"),
+        ("few", "CartPole-v1 --episodes 20"),
+        ("short", "CartPole-v1 --episodes 20 --max-episode-steps 30"),
+    ]:
+        typed(f"evaluate {options} --policy @:lean --output-dir runs/{name} --quiet")
+    status, out, _ = typed("compare runs/many runs/few")
+    assert status == 0
+    assert "few minus many on the same 20 episodes" in out
+    status, _, err = typed("compare runs/few runs/many")
+    assert status == 1
+    assert "few has 20 episodes and many has 40" in err
+    status, _, err = typed("compare runs/few runs/short")
+    assert status == 1
+    assert "max_episode_steps is None in few and 30 in short" in err
+    status, out, _ = typed("compare runs/many runs/short --across-envs")
+    assert status == 0
+    assert "The envs differ: max_episode_steps is None in many and 30 in short." in out
+    assert "adjusted by the mean return of many over all of its 40 episodes" in out
+
+
 def test_plan_tells_the_episodes_from_two_evaluations_or_one(typed, here) -> None:
     for name, policy in [("lean", "@:lean"), ("random", "random")]:
         typed(

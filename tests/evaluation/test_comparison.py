@@ -16,7 +16,7 @@ from scipy.special import xlogy
 
 from tdcollect import env_seed
 from tdcollect.evaluation.comparison import Comparison, Difference, compare, episodes_needed
-from tdcollect.evaluation.statistics import Interval, paired_rates_interval
+from tdcollect.evaluation.statistics import Interval, adjusted_mean, paired_rates_interval
 
 from .ledgers import ENV, ledger, run
 
@@ -201,6 +201,88 @@ def test_verdicts_on_success_and_what_they_refuse() -> None:
             d.is_not_worse(margin)
 
 
+# A baseline with more episodes, and one policy in several envs
+
+
+def test_more_episodes_of_the_baseline_adjust_the_mean_difference() -> None:
+    """The slope is that of a regression, and the interval adds both errors."""
+    rng = np.random.default_rng(2)
+    old = rng.normal(300, 80, size=400)
+    new = old[:50] / 2 + 100 + rng.normal(0, 5, size=50)
+    found = compare(run(old), run(new), names=["old", "new"])
+    (d,) = found.differences
+    assert (found.episodes, len(d.values), d.adjusted.episodes) == (50, 50, 400)
+    line = stats.linregress(old[:50], new - old[:50])
+    assert d.difference.mean == pytest.approx(np.mean(new - old[:50]))
+    assert d.adjusted.mean == pytest.approx(line.intercept + line.slope * old.mean())
+    assert d.adjusted.correlation == pytest.approx(line.rvalue)
+    interval = d.adjusted.interval
+    reach = 1.96 * np.hypot(line.slope * old.std() / 20, 5 / 50**0.5)
+    assert interval.high - d.adjusted.mean == pytest.approx(reach, rel=0.1)
+    assert reach < 0.6 * (d.difference.mean_interval.high - d.difference.mean)
+    assert d.measured("return") == (d.adjusted.mean, interval)
+    assert d.is_worse(-interval.high - 1e-9)
+    assert d.is_not_worse(-interval.low + 1e-9)
+    assert "adjusted mean difference" in str(found)
+    assert "new: adjusted by the mean return of old over all of its 400 episodes" in str(found)
+    assert json.loads(text_of(found))["differences"][0]["adjusted"]["episodes"] == 400
+
+
+def test_without_more_episodes_there_is_no_adjustment() -> None:
+    new = EASE[:50] + RNG.normal(2, 12, size=50)
+    same = compare(run(EASE[:50]), run(new), names="ab")
+    assert same.differences[0].adjusted is None
+    assert "adjusted" not in same.to_dict()["differences"][0]
+    more = compare(run(EASE), run(new), names="ab").differences[0]
+    assert more.adjusted is not None
+    alone = same.differences[0]
+    assert replace(more, adjusted=None) == alone  # all else is that of the shared episodes
+    for first, second in [
+        (run(EASE, failed=[70]), run(new)),  # those that completed may be the easier ones
+        (run(EASE), run(new, failed=[7])),
+        (run(EASE), run(new[:19])),
+        (run([1.0] * 100), run(new)),
+        (run(EASE), run(EASE[:50])),
+        (run([*EASE, float("nan")]), run(new)),
+    ]:
+        assert compare(first, second, names="ab").differences[0].adjusted is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("slope", [0.0, -0.5, -1.0])
+def test_adjusted_intervals_hold_the_truth_as_often_as_they_say(slope: float) -> None:
+    rng = np.random.default_rng(3)
+    held = 0
+    for _ in range(2000):
+        control = rng.exponential(100, size=300)
+        values = slope * control[:40] + rng.normal(0, 10, size=40)
+        interval = adjusted_mean(values, control[:40], control, 0.9).interval
+        held += interval.low <= 100 * slope <= interval.high
+    assert held / 2000 == pytest.approx(0.9, abs=0.02)
+
+
+def test_one_policy_is_compared_across_envs() -> None:
+    windy = {"env": ENV | {"kwargs": {"wind": 5}}, "max_episode_steps": 200}
+    calm, other = run([1.0, 2.0, 3.0]), run([1.0, 1.5, 3.0], changed=windy)
+    found = compare(calm, other, names=["calm", "windy"], across_envs=True)
+    assert found.differences[0].values == (0.0, -0.5, 0.0)
+    assert found.remarks == (
+        "The envs differ: env.kwargs.wind is None in calm and 5 in windy.",
+        "The envs differ: max_episode_steps is None in calm and 200 in windy.",
+    )
+    named = {"env": ENV | {"id": "Windy-v0"}}
+    found = compare(calm, run([1.0] * 3, changed=named), names="ab", across_envs=True)
+    assert found.env == "CartPole-v1 and Windy-v0"
+    told = "but a and b differ: policy.class is 'lab.policies.Actor' in a and 'lab.Net' in b"
+    with pytest.raises(ValueError, match=told):
+        compare(calm, run([1.0] * 3, "lab.Net", windy), names="ab", across_envs=True)
+    told = f"env_seed of episode 0 is {env_seed(0, 0)} in a and {env_seed(1, 0)} in b"
+    with pytest.raises(ValueError, match=told):
+        compare(calm, run([1.0] * 3, changed=windy, root=1), names="ab", across_envs=True)
+    with pytest.raises(ValueError, match=r"env\.kwargs\.wind is None in a and 5 in b"):
+        compare(calm, other, names="ab")
+
+
 # How many episodes
 
 
@@ -296,8 +378,10 @@ def test_other_episodes_are_refused_with_what_differs() -> None:
     told = f"env_seed of episode 0 is {env_seed(0, 0)} in a and {env_seed(1, 0)} in b, and 2 more d"
     with pytest.raises(ValueError, match=told):
         compare(first, run([1.0] * 3, root=1), names="ab")
-    with pytest.raises(ValueError, match="a has 3 episodes and b has 2"):
-        compare(first, run([1.0] * 2), names="ab")
+    with pytest.raises(ValueError, match="a has 2 episodes and b has 3"):
+        compare(run([1.0] * 2), first, names="ab")
+    with pytest.raises(ValueError, match="a has 2 episodes and c has 3"):
+        compare(first, run([1.0] * 2), first, names="abc")
     second = run([1.0] * 4)
     del second.episodes[0]
     with pytest.raises(ValueError, match="but a and c differ: episode 0 is in only one of a and c"):

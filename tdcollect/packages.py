@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-KNOWN = {"torch": ("2.8", ""), "torchrl": ("0.14.1", "0.15"), "tensordict": ("0.14.3", "0.15")}
+KNOWN = {"torch": ("2.8", ""), "torchrl": ("0.14.1", "0.15"), "tensordict": ("0.14.3", "0.16")}
 """The versions that were tested: from the first on, and below the second, if there is one."""
 _DECIDING = (
     *("tdcollect", "torch", "tensordict", "torchrl", "gymnasium", "numpy"),

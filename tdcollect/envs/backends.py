@@ -488,9 +488,8 @@ class EnvPoolBackend(Backend):
         # observations and infos. We read the list itself: at 64 slots a collector's step, which
         # nearly always holds a step and a reset, takes 0.87 of the time.
         self._at = {name: i for i, name in enumerate(self._flat.names)}
-        plain = [name for name in self._at if name.split(":")[0] == "obs"]
-        direct = self.observation.direct and len(plain) == 1
-        self._observation_at = self._at[plain[0]] if direct else None
+        plain = next(name for name in self._at if name.split(":")[0] == "obs")
+        self._observation_at = self._at[plain] if self.observation.direct else None
 
     def _build(self, seeds: list[int]) -> None:
         with warnings.catch_warnings():

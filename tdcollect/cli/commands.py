@@ -167,7 +167,8 @@ def _request(env: str, policy: str, given: dict[str, Any], **own: Any) -> Reques
     help=f"{options.VECNORMALIZE} Of the policy of this name.",
 )
 @options.shown("--max-episodes", type=int, default=1000, help="Most episodes of a policy.")
-@options.shown("--on", type=click.Choice(["return", "success"]), default="return")
+@options.shown("--on", default="return", help="return, success, or the name of a --metric.")
+@options.flag("--lower-is-better", help="Of a metric such as a cost.")
 @click.option(
     "--return-range",
     type=(float, float),

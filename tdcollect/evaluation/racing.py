@@ -63,6 +63,7 @@ def race(
     alpha: float = 0.05,
     margin: float | None = None,
     failed: str | None = None,
+    lower_is_better: bool = False,
     block: int = 10,
     keep_trajectories: bool = False,
     output_dir: str | os.PathLike[str] | None = None,
@@ -84,13 +85,14 @@ def race(
         policies: two policies or more, by name.
         max_episodes: the most episodes of a policy: those of indices from 0.
         seed: the root seed.
-        on: ``"return"``, or ``"success"`` as the env reports it.
-        return_range: the lowest and the highest return that an episode can have; needed to compare
-            means of returns. Without it, the race is on the sign of the difference of returns.
+        on: ``"return"``, ``"success"`` as the env reports it, or the name of one of ``metrics``.
+        return_range: the lowest and the highest return (or value of the metric) that an episode can
+            have; needed to compare means. Without it, the race is on the sign of the difference.
         alpha: the probability of a wrong decision.
         margin: end, too, once no difference is larger than this.
-        failed: how episodes that failed or were lost count: ``"worst"``, or ``"leave out"`` the
-            pair. By default the first where there is a worst value.
+        failed: how episodes that failed, were lost or have no value count: ``"worst"``, or
+            ``"leave out"`` the pair. By default the first where there is a worst value.
+        lower_is_better: of a metric such as a cost.
         block: the number of episodes between two looks. It belongs to the rule: workers and slots
             do not change it.
         keep_trajectories, progress, workers, allow_mixed, recheck, settings: as for
@@ -121,8 +123,14 @@ def race(
             f"expected env to be an id or a function that makes an env, got {type(env).__name__}: "
             "policies race side by side, each in envs of its own; pass a function"
         )
-    plan = Plan(Rule((*policies,), on, return_range, alpha, margin, failed), block, max_episodes)
+    rule = Rule((*policies,), on, return_range, alpha, margin, failed, lower_is_better)
+    plan = Plan(rule, block, max_episodes)
     asked = EvaluationSettings(max_episodes, seed, **settings)
+    if on not in ("return", "success", *(asked.metrics or {})):
+        raise ValueError(
+            f"expected on to be 'return', 'success' or one of metrics, {[*(asked.metrics or {})]}, "
+            f"got {on!r}; name it in metrics"
+        )
     requests = {} if requests is None else requests
     if output_dir is not None:
         check_report_extras("race(output_dir=...)")

@@ -26,15 +26,6 @@ LOG_WEIGHTS = np.log(np.append(np.full(30, 0.7 / 30), 0.3))
 """The logs of these parts: large bets are the ones for returns that vary little."""
 TOLERANCE = 1e-6  # of an interval's ends, in units of the largest difference
 
-QUESTIONS = {
-    "return": "is the mean return higher?",
-    "success": "is the success rate higher?",
-    "sign": (
-        "is the return higher on more episodes than it is lower? Without a range of returns this "
-        "is tested in place of the means, and the two can disagree."
-    ),
-}
-
 
 @dataclass(frozen=True)
 class Rule:
@@ -42,14 +33,16 @@ class Rule:
 
     Attributes:
         names: the policies, at least two.
-        on: ``"return"`` or ``"success"``.
-        value_range: the lowest and the highest return that an episode can have. Without it, returns
+        on: ``"return"``, ``"success"``, or the name of a metric.
+        value_range: the lowest and the highest value that an episode can have. Without it, values
             are compared by the sign of their difference.
         alpha: the probability of a wrong decision, over all looks and all policies together.
         margin: the difference that matters; without it, a race ends by a difference alone.
-        failed: how episodes count that failed or were lost: ``"worst"``, as the lowest value of the
-            range or as no success; ``"leave out"``, the pair is left out. None stands for
-            ``"worst"`` where there is a worst value, and for ``"leave out"`` elsewhere.
+        failed: how episodes count that failed, were lost or have no value of the metric:
+            ``"worst"``, as the worst value of the range or as no success; ``"leave out"``, the pair
+            is left out. None stands for ``"worst"`` where there is a worst value, and for
+            ``"leave out"`` elsewhere.
+        lower_is_better: of a metric such as a cost.
 
     Raises:
         ValueError: for a setting that is out of range, or that does not go with the others.
@@ -61,6 +54,7 @@ class Rule:
     alpha: float = 0.05
     margin: float | None = None
     failed: str | None = None
+    lower_is_better: bool = False
 
     def __post_init__(self) -> None:
         names = self.names
@@ -72,7 +66,11 @@ class Rule:
                 f"expected names of two or more policies that differ, got {list(names)}; to run "
                 "one policy, call evaluate"
             )
-        check.one_of(("return", "success"), on=self.on)
+        check.bools(lower_is_better=self.lower_is_better)
+        if not isinstance(self.on, str):
+            raise ValueError(  # noqa: TRY004, as for the other settings
+                f"expected on to be 'return', 'success' or the name of a metric, got {self.on!r}"
+            )
         check.share(alpha=self.alpha)
         if self.value_range is not None:
             self._check_range()
@@ -121,12 +119,19 @@ class Rule:
     @property
     def question(self) -> str:
         """What is asked of each pair of policies, in words."""
-        return QUESTIONS["sign" if self.by_sign else self.on]
+        word, other = ("lower", "higher") if self.lower_is_better else ("higher", "lower")
+        if self.by_sign:
+            return (
+                f"is the {self.on} {word} on more episodes than it is {other}? Without a range of "
+                "it this is tested in place of the means, and the two can disagree."
+            )
+        name = "success rate" if self.on == "success" else f"mean {self.on}"
+        return f"is the {name} {word}?"
 
     @property
     def by_sign(self) -> bool:
         """True if only the sign of each difference counts."""
-        return self.on == "return" and self.value_range is None
+        return self.on != "success" and self.value_range is None
 
     @property
     def reach(self) -> float:
@@ -145,31 +150,35 @@ class Rule:
         """Return the value of an episode of a policy; None if its pairs are left out.
 
         Raises:
-            ValueError: for a return outside the range, and for an episode without a success.
+            ValueError: for a value outside the range, and for an episode without a success.
         """
-        if not episode.completed:
-            low, _ = self.value_range or (0.0, 1.0)
-            return low if self.failed == "worst" else None
-        where = f"in episode {episode.index} of policy {name!r}"
-        if self.on == "success":
-            if episode.success is None:
-                raise ValueError(
-                    f"expected the env to report success, got none {where}; race on='return', or "
-                    "report 'is_success' in the last info"
-                )
-            return float(episode.success)
         found = episode.episode_return
-        if found is None or not math.isfinite(found):
+        if self.on == "success":
+            found = None if episode.success is None else float(episode.success)
+        elif self.on != "return":
+            found = (episode.metrics or {}).get(self.on)
+        if not episode.completed or (found is None and self.on in (episode.metrics or {})):
+            low, high = self.value_range or (0.0, 1.0)
+            return (high if self.lower_is_better else low) if self.failed == "worst" else None
+        where = f"in episode {episode.index} of policy {name!r}"
+        if self.on == "success" and found is None:
             raise ValueError(
-                f"expected a finite return, got {found} {where}; look into the rewards of that "
+                f"expected the env to report success, got none {where}; race on='return', or "
+                "report 'is_success' in the last info"
+            )
+        if found is None or not math.isfinite(found):
+            what = "rewards" if self.on == "return" else "data"
+            raise ValueError(
+                f"expected a finite {self.on}, got {found} {where}; look into the {what} of that "
                 "episode"
             )
         if self.value_range is not None:
             low, high = self.value_range
+            things = "returns" if self.on == "return" else f"values of {self.on}"
             if not low <= found <= high:
                 raise ValueError(
-                    f"expected returns from {low:g} to {high:g}, got {found!r} {where}; give a "
-                    "range that holds every return that is possible, and race again: returns are "
+                    f"expected {things} from {low:g} to {high:g}, got {found!r} {where}; give a "
+                    f"range that holds all {things} that are possible, and race again: values are "
                     "never clipped"
                 )
         return found
@@ -320,9 +329,11 @@ class _Pair:
         return -margin <= self.looks[-1].low and self.looks[-1].high <= margin
 
     def evidence(self) -> dict[str, float]:
-        """The log of the capital of each player: for a positive difference, for a negative one."""
+        """The log of the capital of each player: that the first policy is better, or worse."""
         ahead, behind = self.differences, self.differences.swapped()
-        found = {"better": ahead.log_capital(0.0), "worse": behind.log_capital(0.0)}
+        higher, lower = ahead.log_capital(0.0), behind.log_capital(0.0)
+        better, worse = (lower, higher) if self.rule.lower_is_better else (higher, lower)
+        found = {"better": better, "worse": worse}
         if self.rule.margin is not None:
             found["above -margin"] = ahead.log_capital(-self.rule.margin)
             found["below margin"] = behind.log_capital(-self.rule.margin)

@@ -107,7 +107,7 @@ def _figure(race: RaceResult, pair: str, place: int, looks: Sequence[Look]) -> F
     ]
     later = slice(min(len(x) - 1, max(4, len(x) // 20)), None)  # the first intervals hide the rest
     bottom, top = min(low[later].min(), *nulls), max(high[later].max(), *nulls)
-    what = {"return": "returns", "success": "success rates"}[rule.on]
+    what = {"return": "returns", "success": "success rates"}.get(rule.on, rule.on)
     what = "signs" if rule.by_sign else what
     drawing = plots.lines(
         lines,

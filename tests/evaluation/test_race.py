@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 
 import tdcollect
@@ -201,6 +202,22 @@ def test_a_return_outside_the_range_ends_the_race(tmp_path: Path) -> None:
             race(tmp_path / "race", return_range=(0, 1))
 
 
+def test_a_race_on_a_metric() -> None:
+    """Of the last observations, of which those of the right are the higher."""
+    how = {"metrics": {"last": last_place}, "on": "last", "return_range": (-20.0, 20.0)}
+    assert race(**how, max_episodes=150).winner == "right"
+    found = race(**how, max_episodes=150, lower_is_better=True)
+    assert found.winner == "left"
+    assert found.outcome["question"] == "is the mean last lower?"
+    (pair,) = found.outcome["pairs"]
+    assert pair["difference"] < 0
+    assert pair["decisions"] == ["better"]
+
+
+def last_place(data: TensorDict) -> float:
+    return float(data["next", "observation"][-1].sum())
+
+
 def test_verify_decides_again(written: Path, tmp_path: Path) -> None:
     found = json.loads((written / "race.json").read_text())
     pair = found["outcome"]["pairs"][0]
@@ -233,6 +250,7 @@ def test_refusals(written: Path, tmp_path: Path) -> None:
         ({"block": 0}, "expected block to be a positive int"),
         ({"max_episodes": 0}, "expected max_episodes to be a positive int"),
         ({"margin": 3.0}, "expected a range of returns with a margin"),
+        ({"on": "cost"}, r"one of metrics, \[\], got 'cost'"),
         ({"maxepisodes": 3}, "did you mean max_episodes"),
         ({"out": written, "block": 5}, r"another race: block is 4 there and 5 here"),
     ]

@@ -380,7 +380,7 @@ TWO = ("a", "b")
         ({"names": ("a", "a")}, "policies that differ"),
         ({"names": "ab"}, "expected names to be the names of policies, got 'ab'"),
         ({"names": ("a", "")}, "names of policies"),
-        ({"on": "cost"}, "expected on to be 'return' or 'success', got 'cost'"),
+        ({"on": 3}, "expected on to be 'return', 'success' or the name of a metric, got 3"),
         ({"alpha": 1}, "expected alpha to be between 0 and 1, got 1"),
         ({"failed": "skip"}, "expected failed to be 'worst' or 'leave out', got 'skip'"),
         ({"failed": "worst"}, "a range of returns with failed='worst', got none; give the range"),

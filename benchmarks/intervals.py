@@ -19,7 +19,7 @@ from tdcollect import compare
 from tdcollect.evaluation import statistics
 from tdcollect.evaluation.comparison import episodes_needed
 from tdcollect.evaluation.ledger import Episode
-from tdcollect.evaluation.planning import episodes_for_success, plan, runs_needed
+from tdcollect.evaluation.planning import Aim, episodes_for_success, plan, runs_needed
 from tdcollect.evaluation.statistics import (
     Interval,
     adjusted_mean,
@@ -293,7 +293,7 @@ def planned_runs(comparisons: int) -> str:
         found: list[list[float]] = [[], []]
         for _ in range(comparisons):
             pilot = [rng.normal(level, deviation, (runs, 5)) for _ in range(2)]
-            need = runs_needed(pilot, 0.1)
+            need = runs_needed(pilot, Aim(0.1))
             for place, number in enumerate((need.number, need.cautious or 0)):
                 old, new = (
                     rng.normal(level + 0.1 * ahead, deviation, (number, 5)).mean(1)

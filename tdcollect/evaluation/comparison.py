@@ -334,23 +334,20 @@ class Comparison:
         def row(label: str, cell: Any) -> list[str]:
             return [label, *(cell(difference) for difference in self.differences)]
 
+        adjusted = [
+            row("adjusted mean difference", lambda d: d.adjusted and d.adjusted.mean),
+            row(
+                f"  {percent} interval",
+                lambda d: d.adjusted and statistics.ends(d.adjusted.interval),
+            ),
+        ]
         rows = [
             row("episodes compared", lambda d: str(len(d.values))),
             row("mean return", lambda d: d.mean),
             row(f"mean return of {self.names[0]}", lambda d: d.baseline_mean),
             row("mean difference", lambda d: d.difference.mean),
             row(f"  {percent} interval", lambda d: statistics.ends(d.difference.mean_interval)),
-            *(
-                [
-                    row("adjusted mean difference", lambda d: d.adjusted and d.adjusted.mean),
-                    row(
-                        f"  {percent} interval",
-                        lambda d: d.adjusted and statistics.ends(d.adjusted.interval),
-                    ),
-                ]
-                if any(d.adjusted for d in self.differences)
-                else []
-            ),
+            *(adjusted if any(d.adjusted for d in self.differences) else []),
             row("standard deviation", lambda d: d.difference.std),
             row("won, tied, lost", lambda d: f"{d.won}, {d.tied}, {d.lost}"),
             row("differ in data, in outcome", _differing_text),

@@ -5,20 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from tdcollect import check, display
-from tdcollect.evaluation.comparison import (
-    RETURN,
-    SUCCESS,
-    Difference,
-    Evaluation,
-    check_difference,
-    compare,
-    sample_size_terms,
-)
+from tdcollect.evaluation import comparison
+from tdcollect.evaluation.comparison import RETURN, SUCCESS, Evaluation
 from tdcollect.evaluation.statistics import Values, summarize
 from tdcollect.evaluation.tails import rate_bound
 from tdcollect.packages import extra_module
@@ -26,7 +19,16 @@ from tdcollect.packages import extra_module
 if TYPE_CHECKING:
     from tdcollect.suites.results import SuiteResults
 
-CAUTION = 0.8  # that the pilot's spread is not above what the cautious numbers take
+ASSURANCE = 0.8  # that the true spread is not above the one that cautious numbers take
+NAMES = {RETURN: "the mean return", SUCCESS: "the success rate"}
+
+
+class Aim(NamedTuple):
+    """What a comparison is to show: a difference, with a chance, by a two-sided test."""
+
+    difference: float
+    power: float = 0.8
+    confidence: float = 0.95
 
 
 @dataclass(frozen=True)
@@ -34,11 +36,11 @@ class Need:
     """A number that is needed, of episodes or of training runs.
 
     Attributes:
-        thing: ``"episodes"``, ``"episodes of each task"``, ``"runs of each policy"``.
+        thing: ``"episodes"``, ``"episodes of each task"`` or ``"runs of each policy"``.
         number: the number, if the spread is that of the pilot.
-        cautious: the number, if the spread is as high as it may be: the upper 80% limit of what the
-            pilot shows (Browne, On the Use of a Pilot Sample for Sample Size Determination,
-            Statistics in Medicine 14, 1995). None where it is not known.
+        cautious: the number for the upper 80% limit of the spread that the pilot shows (Browne, On
+            the Use of a Pilot Sample for Sample Size Determination, Statistics in Medicine 14,
+            1995); None where that is not known.
         spread: what the pilot shows: a standard deviation, or the share of episodes that differ.
     """
 
@@ -57,7 +59,7 @@ class Plan:
         pilot: what it was planned from, in words.
         difference: its size.
         power: the chance to find it.
-        confidence: one minus the significance.
+        confidence: one minus the significance of the test.
         needs: the numbers.
     """
 
@@ -73,22 +75,21 @@ class Plan:
         return asdict(self)
 
     def __repr__(self) -> str:
-        needed = (display.count_text(need.number, need.thing[:-1]) for need in self.needs)
+        needed = (f"{need.number} {need.thing}" for need in self.needs)
         return display.one_line(self, self.what, *needed)
 
     def __str__(self) -> str:
-        found = f"with power {display.percent_text(self.power)} at significance"
-        lines = [
-            f"A difference of {self.difference:g} in {self.what}, {found} "
-            f"{display.number_text(1 - self.confidence)}.",
-            f"From {self.pilot}.",
-        ]
-        header = ["", "needed", f"with {display.percent_text(CAUTION)} assurance", "spread"]
+        head = (
+            f"A difference of {self.difference:g} in {self.what}, with power "
+            f"{display.percent_text(self.power)} at significance "
+            f"{display.number_text(1 - self.confidence)}.\nFrom {self.pilot}."
+        )
+        header = ["", "needed", f"with {display.percent_text(ASSURANCE)} assurance", "spread"]
         rows = [
             [n.thing, str(n.number), display.number_text(n.cautious), display.number_text(n.spread)]
             for n in self.needs
         ]
-        return "\n".join([*map(display.visible, lines), "", display.text_table(rows, header)])
+        return f"{display.visible(head, lines=True)}\n\n{display.text_table(rows, header)}"
 
 
 def plan(
@@ -104,9 +105,9 @@ def plan(
     """Plan a comparison on the same episodes from a smaller one, or from one evaluation.
 
     Args:
-        pilot: two evaluations of the same episodes; or one, whose returns stand for both policies'.
-        difference: that matters, in units of return, or of the success rate; the sign matters for
-            one evaluation's success rate alone, which it is added to.
+        pilot: two evaluations of the same episodes; or one, whose spread stands for both policies'.
+        difference: that matters, in units of return, or of the success rate. Its sign matters for
+            the success rate of one evaluation alone, which it is added to.
         on: ``"return"`` for the mean return, ``"success"`` for the success rate.
         power: the chance that the comparison finds a difference as large as this.
         confidence: of the comparison; its tests are two-sided.
@@ -118,7 +119,7 @@ def plan(
         ValueError: if a number is out of range, or the pilot does not tell the spread.
     """
     check.one_of([RETURN, SUCCESS], on=on)
-    check_difference(difference)
+    comparison.check_difference(difference)
     if len(pilot) not in (1, 2):
         raise ValueError(f"expected one or two evaluations as a pilot, got {len(pilot)}")
     if correlation is not None and (len(pilot) == 2 or not 0 <= correlation < 1):
@@ -126,63 +127,55 @@ def plan(
             "expected a correlation from 0 to below 1, and a pilot of one evaluation, got "
             f"{correlation!r} and {len(pilot)}"
         )
+    aim = Aim(difference, power, confidence)
     if len(pilot) == 2:
-        (d,) = compare(*pilot, names=names, resamples=1).differences
-        told, need = _of_pair(d, difference, on, power, confidence)
+        found = comparison.compare(*pilot, names=names, resamples=1)
+        told, need = _of_pair(found.differences[0], on, aim)
     else:
-        told, need = _of_one(pilot[0], difference, correlation or 0.0, on, power, confidence)
-    rate = {RETURN: "the mean return", SUCCESS: "the success rate"}[on]
-    return Plan(rate, told, difference, power, confidence, (need,))
+        told, need = _of_one(pilot[0], correlation or 0.0, on, aim)
+    return Plan(NAMES[on], told, *aim, (need,))
 
 
-def _of_pair(
-    d: Difference, difference: float, on: str, power: float, confidence: float
-) -> tuple[str, Need]:
-    of = f"of {d.name} and {d.baseline}"
-    if on == RETURN:
-        std, count = d.difference.std, len(d.values)
-        need = _by_deviation("episodes", std, count - 1, difference, power, confidence)
-        return f"the paired differences {of} on {display.count_text(count, 'episode')}", need
-    d.measured(on)  # which refuses an env that does not report it
-    assert d.success is not None
+def _of_pair(d: comparison.Difference, on: str, aim: Aim) -> tuple[str, Need]:
+    d.measured(on)  # which refuses an env that does not report success
+    if on == RETURN or d.success is None:
+        told = f"the paired differences of {d.name} and {d.baseline} on"
+        need = _by_deviation("episodes", d.difference.std, len(d.values) - 1, aim)
+        return f"{told} {display.count_text(len(d.values), 'episode')}", need
     differ, count = d.success.gained + d.success.lost, d.success.count
+    least = abs(aim.difference)  # no fewer episodes differ than that
+    number, cautious = (
+        episodes_for_success(*aim[:1], max(share, least), *aim[1:])
+        for share in (differ / count, rate_bound(differ, count, ASSURANCE))
+    )
+    told = f"{display.count_text(count, 'episode')} of {d.name} and {d.baseline}"
+    return f"{told}, of which {differ} differ in success", Need(
+        "episodes", number, cautious, differ / count
+    )
 
-    def needed(share: float) -> int:
-        # The share that differs is at least the difference.
-        return episodes_for_success(difference, max(share, abs(difference)), power, confidence)
 
-    cautious = needed(rate_bound(differ, count, CAUTION))
-    told = f"{display.count_text(count, 'episode')} {of}, of which {differ} differ in success"
-    return told, Need("episodes", needed(differ / count), cautious, differ / count)
-
-
-def _of_one(
-    pilot: Evaluation,
-    difference: float,
-    correlation: float,
-    on: str,
-    power: float,
-    confidence: float,
-) -> tuple[str, Need]:
+def _of_one(pilot: Evaluation, correlation: float, on: str, aim: Aim) -> tuple[str, Need]:
     found = summarize(pilot.episodes, resamples=1)
-    told = f"{display.count_text(found.completed, 'episode')} of one policy"
-    told += f", with a correlation of {correlation:g} to the other's"
+    told = (
+        f"{display.count_text(found.completed, 'episode')} of one policy, with a correlation of "
+        f"{correlation:g} to the other's"
+    )
     if on == RETURN:
         std = found.returns.std
         paired = None if std is None else std * math.sqrt(2 * (1 - correlation))
-        count = found.returns.count
-        return told, _by_deviation("episodes", paired, count - 1, difference, power, confidence)
+        return told, _by_deviation("episodes", paired, found.returns.count - 1, aim)
     if found.success is None:
         raise ValueError("expected an env that reports success, got one that does not")
-    rate, other = found.success.rate, found.success.rate + difference
+    rate, other = found.success.rate, found.success.rate + aim.difference
     if not 0 <= other <= 1:
         raise ValueError(
-            f"expected a difference that leads to a success rate from 0 to 1, got {difference:g} "
-            f"beside a rate of {display.number_text(rate)}; give it another sign, or a smaller one"
+            f"expected a difference that leads to a success rate from 0 to 1, got "
+            f"{aim.difference:g} beside a rate of {display.number_text(rate)}; give it another "
+            "sign, or a smaller one"
         )
-    together = rate * other + correlation * math.sqrt(rate * (1 - rate) * other * (1 - other))
-    differing = min(1.0, max(abs(difference), rate + other - 2 * together))
-    number = episodes_for_success(difference, differing, power, confidence)
+    both = rate * other + correlation * math.sqrt(rate * (1 - rate) * other * (1 - other))
+    differing = min(1.0, max(abs(aim.difference), rate + other - 2 * both))
+    number = episodes_for_success(aim.difference, differing, aim.power, aim.confidence)
     return told, Need("episodes", number, None, differing)
 
 
@@ -201,66 +194,39 @@ def plan_suite(
     if both policies have several.
 
     Args:
-        results: of the suite, with a score for each task that counts.
+        results: of the suite.
         difference: of the mean scores over tasks.
         policies: the two policies; by default those of a suite with two.
         power: the chance that the comparison finds a difference as large as this.
         confidence: of the comparison.
 
     Raises:
-        ValueError: unless the suite has two such policies, finished and with scores.
+        ValueError: unless the suite has two such policies with all their scores.
     """
-    check_difference(difference)
-    scores = results.scores()
+    comparison.check_difference(difference)
+    aim, scores = Aim(difference, power, confidence), results.scores()
     chosen = [*(scores if policies is None else policies)]
     if len(chosen) != 2 or len({*chosen} & scores.keys()) != 2:
         raise ValueError(
             f"expected two policies that have all their scores, of {', '.join(scores) or 'none'}, "
             f"got {', '.join(chosen) or 'none'}; name two"
         )
-    first, second = chosen
-    ahead = _paired_scores(results, second) - _paired_scores(results, first)
-    usable = ahead[~np.isnan(ahead)]
-    std = float(usable.std(ddof=1)) if len(usable) > 1 else None
-    asked = difference, power, confidence
-    needs = [_by_deviation("episodes of each task", std, len(usable) - 1, *asked)]
+    first, second = (_scores_of_episodes(results, policy) for policy in chosen)
+    ahead = (second - first)[np.isfinite(second - first)]
+    std = float(ahead.std(ddof=1)) if len(ahead) > 1 else None
+    needs = [_by_deviation("episodes of each task", std, len(ahead) - 1, aim)]
     arrays = [scores[name] for name in chosen]
     if all(len(array) > 1 for array in arrays):
-        needs.append(runs_needed(arrays, *asked))
+        needs.append(runs_needed(arrays, aim))
     runs = " and ".join(f"{display.count_text(len(scores[n]), 'run')} of {n}" for n in chosen)
     tasks = display.count_text(len(results.scored_tasks), "task")
     told = f"{runs} on {tasks}, {display.count_text(results.episodes, 'episode')} each"
-    return Plan(f"the mean score of {results.name}", told, *asked, tuple(needs))
+    return Plan(f"the mean score of {results.name}", told, *aim, tuple(needs))
 
 
-def runs_needed(
-    scores: Sequence[Values], difference: float, power: float = 0.8, confidence: float = 0.95
-) -> Need:
-    """Return the number of runs of each of two policies that show a difference of mean scores.
-
-    The formula of :func:`tdcollect.evaluation.episodes_needed` for two samples, with the variances
-    of means over tasks, whose runs are independent, and Satterthwaite's degrees of freedom (An
-    Approximate Distribution of Estimates of Variance Components, Biometrics Bulletin 2, 1946).
-
-    Args:
-        scores: of the two policies, float64 ``[runs, tasks]`` with at least two runs.
-        difference: of the mean scores over tasks.
-        power: the chance that a two-sided test finds it.
-        confidence: one minus the significance of the test.
-    """
-    parts = [array.var(0, ddof=1) / array.shape[1] ** 2 for array in scores]
-    variance = sum(float(part.sum()) for part in parts)
-    pairs = zip(parts, scores, strict=True)
-    shares = sum(float((part**2).sum()) / (len(array) - 1) for part, array in pairs)
-    freedom, spread = variance**2 / shares if shares else 1.0, math.sqrt(variance)
-    thing = "runs of each policy"
-    return _by_deviation(thing, spread, freedom, difference, power, confidence, samples=2)
-
-
-def _paired_scores(results: SuiteResults, policy: str) -> Values:
+def _scores_of_episodes(results: SuiteResults, policy: str) -> Values:
     """Return the scores of episodes ``[E]``: means over tasks and runs, NaN if one is missing."""
-    rows = []
-    records = results.records()
+    rows, records = [], results.records()
     for task in results.scored_tasks:
         low, high = results.ranges[task] or (0.0, 1.0)
         for cell in results.of(task, policy):
@@ -269,14 +235,27 @@ def _paired_scores(results: SuiteResults, policy: str) -> Values:
     return np.mean(rows, axis=0)
 
 
+def runs_needed(scores: Sequence[Values], aim: Aim) -> Need:
+    """Return the number of runs of each of two policies that show a difference of mean scores.
+
+    The formula of :func:`tdcollect.evaluation.episodes_needed` for two samples, with the variances
+    of means over tasks, whose runs are independent, and Satterthwaite's degrees of freedom (An
+    Approximate Distribution of Estimates of Variance Components, Biometrics Bulletin 2, 1946).
+
+    Args:
+        scores: of the two policies, float64 ``[runs, tasks]`` with at least two runs.
+        aim: the difference of the mean scores over tasks, and the test.
+    """
+    parts = [array.var(0, ddof=1) / array.shape[1] ** 2 for array in scores]
+    variance = float(np.concatenate(parts).sum())
+    pairs = zip(parts, scores, strict=True)
+    shares = sum(float((part**2).sum()) / (len(array) - 1) for part, array in pairs)
+    freedom = variance**2 / shares if shares else 1.0
+    return _by_deviation("runs of each policy", math.sqrt(variance), freedom, aim, samples=2)
+
+
 def _by_deviation(
-    thing: str,
-    std: float | None,
-    freedom: float,
-    difference: float,
-    power: float,
-    confidence: float,
-    samples: int = 1,
+    thing: str, std: float | None, freedom: float, aim: Aim, samples: int = 1
 ) -> Need:
     """Return the number for a standard deviation that is known with some degrees of freedom."""
     if std is None:
@@ -285,13 +264,13 @@ def _by_deviation(
             "they vary, got fewer"
         )
     stats = extra_module("scipy.stats", "a plan")
-    factor, correction = sample_size_terms(power, confidence)
-
-    def needed(spread: float) -> int:
-        return math.ceil(factor * (spread / difference) ** 2 + correction / samples)
-
-    above = std * math.sqrt(freedom / float(stats.chi2.ppf(1 - CAUTION, freedom)))
-    return Need(thing, needed(std), needed(above), std)
+    factor, correction = comparison.sample_size_terms(aim.power, aim.confidence)
+    above = std * math.sqrt(freedom / float(stats.chi2.ppf(1 - ASSURANCE, freedom)))
+    number, cautious = (
+        math.ceil(factor * (spread / aim.difference) ** 2 + correction / samples)
+        for spread in (std, above)
+    )
+    return Need(thing, number, cautious, std)
 
 
 def episodes_for_success(
@@ -311,7 +290,7 @@ def episodes_for_success(
     Raises:
         ValueError: if a number is out of range.
     """
-    check_difference(difference)
+    comparison.check_difference(difference)
     size = abs(difference)
     if not size <= differing <= 1:
         raise ValueError(
@@ -321,10 +300,9 @@ def episodes_for_success(
     special = extra_module("scipy.special", "the number of episodes needed")
     z_test, z_power = special.ndtri([0.5 + confidence / 2, power]).tolist()
     root = z_test * math.sqrt(differing) + z_power * math.sqrt(differing - size**2)
-    enough = math.ceil((root / size) ** 2) + 1
+    few, enough = 0, math.ceil((root / size) ** 2) + 1
     while power_for_success(enough, size, differing, confidence) < power:
-        enough += 1 + enough // 4
-    few = 0
+        few, enough = enough, enough + 1 + enough // 4
     while enough - few > 1:
         middle = (few + enough) // 2
         reached = power_for_success(middle, size, differing, confidence) >= power

@@ -12,6 +12,7 @@ from scipy import stats
 from tdcollect import compare
 from tdcollect.evaluation import episodes_needed
 from tdcollect.evaluation.planning import (
+    Aim,
     episodes_for_success,
     plan,
     power_for_success,
@@ -97,13 +98,13 @@ def test_success_is_planned_from_two_or_from_one() -> None:
 def test_runs_are_planned_for_a_test_of_two_samples() -> None:
     rng = np.random.default_rng(0)
     scores = [rng.normal(0, [0.1, 0.3], (40, 2)), rng.normal(0, [0.2, 0.2], (60, 2))]
-    need = runs_needed(scores, 0.2)
+    need = runs_needed(scores, Aim(0.2))
     variances = [array.var(0, ddof=1).sum() / 4 for array in scores]
     assert need.spread == pytest.approx(sum(variances) ** 0.5)
     size = 0.2 / (sum(variances) / 2) ** 0.5
     freedom, edge = 2 * need.number - 2, stats.t.ppf(0.975, 2 * need.number - 2)
     assert stats.nct.sf(edge, freedom, size * (need.number / 2) ** 0.5) >= 0.79
-    few = runs_needed([array[:3] for array in scores], 0.2)
+    few = runs_needed([array[:3] for array in scores], Aim(0.2))
     assert few.cautious / few.number > need.cautious / need.number
 
 

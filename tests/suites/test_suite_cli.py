@@ -15,7 +15,7 @@ import torch
 
 from tdcollect.cli import main
 from tdcollect.evaluation import episodes_needed
-from tdcollect.evaluation.planning import runs_needed
+from tdcollect.evaluation.planning import Aim, runs_needed
 from tdcollect.suites import Suite
 
 from ..evaluation.ledgers import contents
@@ -229,7 +229,7 @@ def test_a_suite_is_a_pilot_of_episodes_and_of_runs(typed: Typed, folder: Path) 
     status, out, _ = typed("plan out --policy net --policy again --difference 0.1 --json")
     needs = {need["thing"]: need["number"] for need in json.loads(out)["needs"]}
     scores = results.scores()
-    found = runs_needed([scores["net"], scores["again"]], 0.1).number
+    found = runs_needed([scores["net"], scores["again"]], Aim(0.1)).number
     assert needs == {"episodes of each task": 2, "runs of each policy": found}
     status, _, err = typed("plan out --difference 0.1")
     assert status == 1

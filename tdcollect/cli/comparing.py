@@ -1,0 +1,221 @@
+"""The commands that compare evaluations, plan comparisons, and print what an evaluation found."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tdcollect.cli import options
+from tdcollect.cli.program import WORSE, distinct_names, program, say, tell
+from tdcollect.display import count_text, number_text
+
+if TYPE_CHECKING:
+    from tdcollect.evaluation.comparison import Difference
+    from tdcollect.evaluation.result import EvaluationResult
+    from tdcollect.evaluation.tails import Tails
+
+QUANTITIES = ("return", "success")
+
+
+@program.command(cls=options.MarginCommand)
+@click.argument("directories", nargs=-1, required=True, type=options.FOLDER, metavar="DIR DIR...")
+@click.option("--output-dir", type=options.FOLDER, help="Directory for a report of the comparison.")
+@options.shown("--confidence", type=float, default=0.95, help="Of every interval.")
+@click.option(
+    options.FAIL_IF_WORSE,
+    type=float,
+    metavar="[MARGIN]",
+    help="End with status 3 if a policy is shown to be worse by more than MARGIN, 0 by default.",
+)
+@click.option(
+    "--require-not-worse",
+    type=float,
+    metavar="MARGIN",
+    help="End with status 3 unless each is shown to be worse by less than MARGIN, if at all.",
+)
+@click.option(
+    "--on",
+    type=click.Choice(QUANTITIES),
+    help="What these two are about: the mean return or the success rate.  [default: return]",
+)
+@options.flag(
+    "--across-envs", help="Compare one policy in envs that differ, on episodes of the same numbers."
+)
+@options.as_json
+def compare(
+    directories: tuple[Path, ...],
+    output_dir: Path | None,
+    confidence: float,
+    across_envs: bool,
+    on: str | None,
+    as_json: bool,
+    **margins: float | None,
+) -> int:
+    """Compare evaluations with the first one, episode by episode.
+
+    All must be of the same episodes; the first may have more. What the interval of a difference
+    excludes is shown not to be so. The exit status is 3 if --fail-if-worse or --require-not-worse
+    says so.
+    """
+    asked = {name: margin for name, margin in margins.items() if margin is not None}
+    if on is not None and not asked:
+        raise click.UsageError("--on goes with --fail-if-worse or --require-not-worse MARGIN")
+    if len(directories) < 2:
+        raise click.UsageError("expected two directories or more")
+    if len({directory.resolve() for directory in directories}) < len(directories):
+        raise click.UsageError("expected directories that differ, got one of them twice")
+    import tdcollect
+    from tdcollect.pages.evaluation import write_comparison_report
+
+    results = [_finished(directory) for directory in directories]
+    names = distinct_names(directories)
+    found = tdcollect.compare(*results, names=names, confidence=confidence, across_envs=across_envs)
+    verdicts = [
+        _reason(difference, name, margin, on or "return")
+        for name, margin in asked.items()
+        for difference in found.differences
+    ]
+    reasons = [reason for reason in verdicts if reason is not None]
+    report = None if output_dir is None else write_comparison_report(output_dir, found)[-1]
+    more = "" if report is None else f"\n\nreport {report}"
+    told = {"reasons": reasons} if asked else {}
+    tell(as_json, f"{found}{more}", report=report, **found.to_dict(), **told)
+    for reason in reasons:
+        say(f"tdcollect: {reason}", err=True)
+    return WORSE if reasons else 0
+
+
+def _finished(directory: Path) -> EvaluationResult:
+    """Read an evaluation; refuse one that is unfinished, and a shard."""
+    import tdcollect
+    from tdcollect.evaluation.ledger import asked_indices, is_finished, read_last
+
+    result = tdcollect.EvaluationResult.load(directory)
+    count = len(asked_indices(result.manifest)) - len(result.episodes)
+    if count or not is_finished(directory):
+        lacks = f"{count} of its episodes" if count else "its results"
+        if (shard := read_last(directory)[0]) is not None:
+            raise ValueError(
+                f"{directory} holds {shard} of an evaluation; make one of all shards "
+                "first, tdcollect merge DIR... --output-dir DIR, and compare that"
+            )
+        raise ValueError(
+            f"{directory} is unfinished: it lacks {lacks}; run its evaluation again, which "
+            "resumes it"
+        )
+    return result
+
+
+def _reason(d: Difference, name: str, margin: float, on: str) -> str | None:
+    """Return why a difference does not pass an option; None if it does."""
+    than = f"worse than {d.baseline} by"
+    if name == "fail_if_worse":
+        passed, verdict = not d.is_worse(margin, on), f"shown to be {than} more than {margin:g}"
+    else:
+        passed = d.is_not_worse(margin, on)
+        verdict = f"not shown to be {than} less than {margin:g}, if at all"
+    value, interval = d.measured(on)
+    rate = "success rates" if on == "success" else "mean returns"
+    found = f"difference of {rate} {number_text(value)} {interval or 'without an interval'}"
+    return None if passed else f"{d.name} is {verdict}: {found}"
+
+
+@program.command()
+@click.argument("pilot", nargs=-1, required=True, type=options.FOLDER, metavar="PILOT [PILOT]")
+@click.option("--difference", type=float, required=True, help="The difference that matters.")
+@options.shown("--power", type=float, default=0.8, help="Chance to find it.")
+@options.shown("--confidence", type=float, default=0.95, help="Of the comparison.")
+@options.shown(
+    "--on", type=click.Choice(QUANTITIES), default="return", help="Mean return or success rate."
+)
+@click.option(
+    "--correlation",
+    type=float,
+    help="Of the two policies over episodes, for one evaluation as a pilot.  [default: 0]",
+)
+@click.option("--policy", "policies", multiple=True, help="One of two policies of a suite.")
+@options.as_json
+def plan(
+    pilot: tuple[Path, ...],
+    difference: float,
+    on: str,
+    correlation: float | None,
+    policies: tuple[str, ...],
+    as_json: bool,
+    **asked: Any,
+) -> None:
+    """Tell how many episodes a comparison needs, from a small one.
+
+    PILOT is two evaluations of the same episodes, or one, or a suite: then the difference is that
+    of mean scores, and training runs are planned, too. Nothing is run.
+    """
+    from tdcollect.evaluation.planning import plan as of_evaluations
+    from tdcollect.evaluation.planning import plan_suite
+    from tdcollect.suites.results import is_suite
+    from tdcollect.suites.suite import results_of
+
+    if is_suite(pilot[0]):
+        if len(pilot) > 1 or on != "return" or correlation is not None:
+            raise click.UsageError("a suite is a pilot by itself: without --on and --correlation")
+        found = plan_suite(results_of(pilot[0]), difference, policies or None, **asked)
+    elif policies or len(pilot) > 2:
+        raise click.UsageError("expected one or two evaluations, or a suite with two --policy")
+    else:
+        results = [_finished(directory) for directory in pilot]
+        names = distinct_names(pilot) if len(pilot) == 2 else None
+        asked |= {"on": on, "correlation": correlation, "names": names}
+        found = of_evaluations(results, difference, **asked)
+    tell(as_json, found, **found.to_dict())
+
+
+@program.command()
+@click.argument("directory", type=options.FOLDER, metavar="DIR")
+@options.flag("--tails", help="Show what the mean hides: quantiles, failures, worst episodes.")
+@click.option("--below", type=float, help="Count a return below this as a failure, in --tails.")
+@options.shown("--worst", type=click.IntRange(min=0), default=5, help="Worst episodes, in --tails.")
+@options.shown("--confidence", type=float, default=0.95, help="Of every interval.")
+@options.as_json
+def summary(
+    directory: Path, tails: bool, below: float | None, worst: int, confidence: float, as_json: bool
+) -> None:
+    """Print the statistics of an evaluation again, or those of its bad end.
+
+    Nothing is run. The evaluation may be unfinished.
+    """
+    if below is not None and not tails:
+        raise click.UsageError("--below goes with --tails")
+    import tdcollect
+
+    result = tdcollect.EvaluationResult.load(directory)
+    found = result.summary(confidence=confidence)
+    fields: dict[str, Any] = {"missing": result.missing, **found.to_dict()}
+    text = str(found)
+    if tails:
+        told = result.tails(below=below, worst=worst, confidence=confidence)
+        text = "\n".join([str(told), *_worst_lines(directory, result, told)])
+        fields["tails"] = told.to_dict()
+    head = f"{result.manifest['env']['id']}, {result.manifest['policy']['class']}"
+    tell(as_json, f"{head}\n\n{text}\n\nledger {result.digest}", ledger=result.digest, **fields)
+    if result.missing:
+        count = count_text(len(result.missing), "episode")
+        say(f"tdcollect: {directory} is unfinished: it lacks {count}", err=True)
+
+
+def _worst_lines(directory: Path, result: EvaluationResult, found: Tails) -> Iterator[str]:
+    """Yield the worst episodes, each with what runs it again."""
+    from tdcollect.evaluation.request import Request
+    from tdcollect.pages.evaluation import calls_of, commands_of
+
+    again = calls_of(result.manifest, os.fspath(directory), "this directory")
+    if (request := Request.read(directory)) is not None:
+        again = commands_of(request, directory, Path.cwd(), "this directory")
+    for place, episode in enumerate(found.worst):
+        if not place:
+            yield f"\nWorst episodes. {again.how}\n"
+        outcome = f"return {number_text(episode.episode_return)}, {episode.length} steps"
+        yield f"episode {episode.index}: {outcome if episode.completed else episode.status}"
+        yield f"  {again.of_row(str(episode.index))}"

@@ -11,7 +11,7 @@ import click
 
 from tdcollect.cli import options
 from tdcollect.cli.program import WORSE, distinct_names, program, say, tell
-from tdcollect.display import count_text, number_text
+from tdcollect.display import count_text, number_text, visible
 
 if TYPE_CHECKING:
     from tdcollect.evaluation.comparison import Difference
@@ -198,7 +198,7 @@ def summary(
         told = result.tails(below=below, worst=worst, confidence=confidence)
         text = "\n".join([str(told), *_worst_lines(directory, result, told)])
         fields["tails"] = told.to_dict()
-    head = f"{result.manifest['env']['id']}, {result.manifest['policy']['class']}"
+    head = visible(f"{result.manifest['env']['id']}, {result.manifest['policy']['class']}")
     tell(as_json, f"{head}\n\n{text}\n\nledger {result.digest}", ledger=result.digest, **fields)
     if result.missing:
         count = count_text(len(result.missing), "episode")
@@ -218,4 +218,4 @@ def _worst_lines(directory: Path, result: EvaluationResult, found: Tails) -> Ite
             yield f"\nWorst episodes. {again.how}\n"
         outcome = f"return {number_text(episode.episode_return)}, {episode.length} steps"
         yield f"episode {episode.index}: {outcome if episode.completed else episode.status}"
-        yield f"  {again.of_row(str(episode.index))}"
+        yield f"  {visible(again.of_row(str(episode.index)))}"

@@ -465,7 +465,8 @@ def comparison_page(comparison: Comparison) -> Page:
 
 
 def _comparison_headline(d: Difference) -> list[Card]:
-    mean = number_and_interval(d.difference.mean, d.difference.mean_interval, d.confidence)
+    mean = number_and_interval(*d.measured("return"), d.confidence)
+    of_mean = "Adjusted mean difference" if d.adjusted else "Mean difference"
     p_value = "-" if d.p_value is None else f"{d.p_value:.2g}"
     won_and_tied = "share of episodes won, and half of those tied"
     cards: list[Card] = []
@@ -473,7 +474,7 @@ def _comparison_headline(d: Difference) -> list[Card]:
         rates = number_and_interval(s.difference, s.interval, d.confidence, percents)
         cards.append(("Difference of success rates", *rates))
     return [
-        ("Mean difference", *mean),
+        (of_mean, *mean),
         *cards,
         ("Probability of improvement", number_text(d.improvement), won_and_tied),
         ("Won, tied, lost", f"{d.won}, {d.tied}, {d.lost}", f"of {len(d.values)} episodes"),

@@ -18,7 +18,12 @@ from tdcollect.evaluation import summarize
 from tdcollect.evaluation.ledger import RANDOM
 from tdcollect.evaluation.statistics import mean_and_deviation
 from tdcollect.pages import evaluation
-from tdcollect.pages.evaluation import percents, write_comparison_report, write_report
+from tdcollect.pages.evaluation import (
+    number_and_interval,
+    percents,
+    write_comparison_report,
+    write_report,
+)
 from tdcollect.pages.plots import bin_edges
 
 from ..forkserver import run as in_fork
@@ -322,6 +327,17 @@ def test_a_comparison_shows_success_where_the_env_reports_it(tmp_path: Path) -> 
     )
     words = page.words.replace("\n", "")
     assert f"Difference of success rates30%95% interval {low} to {high}" in words
+
+
+def test_a_comparison_with_more_of_the_baseline_shows_the_adjusted_difference(tmp_path) -> None:
+    changed = np.add(RETURNS[:30], np.arange(30.0))
+    found, _, page = compared(tmp_path, run(RETURNS), run(changed), names=["old", "new"])
+    (d,) = found.differences
+    value, words = number_and_interval(d.adjusted.mean, d.adjusted.interval, 0.95)
+    assert f"Adjusted mean difference{value}{words}" in page.words.replace("\n", "")
+    assert page.tables[0] == [["", "new"], *stripped(found.rows())]
+    assert [row[0] for row in page.tables[1][1:]] == [str(i) for i in range(30)]
+    assert "on the same 30 test episodes" in page.words
 
 
 def test_a_comparison_lists_each_episode_or_those_that_differ_most(tmp_path, monkeypatch) -> None:

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import tdcollect
-from tdcollect.cli import commands, main
+from tdcollect.cli import commands, comparing, main
 from tdcollect.cli import program as printing
 from tdcollect.display import visible
 from tdcollect.evaluation import Request
@@ -187,6 +187,10 @@ def test_reading_runs_nothing(finished, sent, mark, typed) -> None:
     shutil.copytree(finished, "mine")
     assert typed("compare sent mine --output-dir compared")[0] == 0
     assert typed("compare mine sent --json")[0] == 0
+    assert typed("plan mine sent --difference 5")[0] == 0
+    status, out, _ = typed("summary sent --tails")
+    assert status == 0
+    assert "--env payload:make --policy sent/payload.py:make" in out
     status, out, _ = typed("verify mine sent")
     assert status == 1
     assert "'NonTensorData', which is no tensor" in " ".join(out.split())
@@ -378,7 +382,8 @@ WRITTEN = r"a\x1b]0;title\x07\x9b2J\u202eb\u2066\r\x7f <script>"
 
 def test_the_commands_print_nothing_but_visible_text() -> None:
     """And text that no terminal takes is written out."""
-    source = "".join(Path(module.__file__).read_text() for module in (commands, printing))
+    modules = (commands, comparing, printing)
+    source = "".join(Path(module.__file__).read_text() for module in modules)
     printed = re.findall(r"(?:click\.s?echo|print)\(.*", source)
     assert printed
     assert all(call.startswith("click.echo(visible(") for call in printed)
@@ -398,7 +403,8 @@ def test_control_characters_reach_no_terminal_and_no_page(sent, typed, capsys) -
     result = tdcollect.EvaluationResult.load("sent")
     outputs = [repr(result), str(tdcollect.compare(result, result, names=[EVIL, f"{EVIL}2"]))]
     commands = ("replay sent 0", "replay sent 0 --trust", "compare sent other --json")
-    for command in (*commands, "compare sent other --output-dir compared"):
+    more = ("compare sent other --output-dir compared", "summary sent --tails")
+    for command in (*commands, *more):
         outputs.append("".join(typed(command)[1:]))
     for output in outputs:
         assert WRITTEN in output.replace("\\u001b", "\\x1b") or '"env": "a\\u001b' in output

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from inspect import getclosurevars
-from itertools import islice
+from itertools import count, islice
 from types import FunctionType, GeneratorType, ModuleType
 from typing import Any
 
@@ -279,7 +279,16 @@ def _bits(value: torch.Tensor) -> bytes:
 
 _MOST = 20_000  # values that are compared, those nearest to the policy first
 _LARGE = 2**20  # bytes; of larger arrays, only the shape is compared
-_PLAIN = (int, float, complex, str, bytes, np.generic, type(None))
+_PLAIN = (
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    np.generic,
+    type(None),
+    count,
+)  # what repr() shows all of
 _LIBRARIES = ("torch", "tensordict", "torchrl")
 
 State = dict[str, Any]

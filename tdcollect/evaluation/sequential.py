@@ -210,7 +210,7 @@ class Differences(NamedTuple):
         ``K(m) = sum_j w_j prod_i (1 - f_j + f_j (d_i + R) / (m + R))``, with the bets ``f_j`` and
         their weights ``w_j``. It starts at 1. If the mean is ``m``, the expected value of each
         factor is 1, so that it ever reaches ``c`` with a probability of at most ``1 / c`` (Ville,
-        *Etude critique de la notion de collectif*, 1939). It falls as ``m`` rises.
+        *Étude critique de la notion de collectif*, 1939). It falls as ``m`` rises.
         """
         gains = (self.values + self.reach) / (mean + self.reach) - 1
         logs = (self.counts[:, None] * np.log1p(gains[:, None] * BETS)).sum(0)
@@ -289,44 +289,37 @@ class Look(NamedTuple):
 
 
 class _Pair:
-    """Two policies: their differences, and the intervals of these so far."""
+    """Two policies: their differences, and what was known of these after each block."""
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
+        reach = 1.0 if rule.by_sign else rule.reach
         self.found: list[float] = []
-        self.reach = 1.0 if rule.by_sign else rule.reach
+        self.differences = Differences.of(self.found, reach)
+        self.look = Look(0, 0, None, -reach, reach)
         self.looks: list[Look] = []
-        self.differences = Differences.of([], self.reach)
         policies = len(rule.names)
         self.limit = math.log(policies * (policies - 1) / 2) - math.log(rule.alpha)
-        margins = () if rule.margin is None else (-rule.margin, rule.margin)
-        self.nulls = (*margins, 0.0)
+        self.nulls = (0.0,) if rule.margin is None else (-rule.margin, rule.margin, 0.0)
 
     def add(self, first: Sequence[float | None], second: Sequence[float | None]) -> None:
         for a, b in zip(first, second, strict=True):
             if a is not None and b is not None:
                 self.found.append(float(np.sign(a - b)) if self.rule.by_sign else a - b)
-        self.differences = Differences.of(self.found, self.reach)
-        _, _, _, low, high = self.looks[-1] if self.looks else Look(0, 0, None, *self.whole)
-        low = self.differences.lower_end(low, self.limit, self.nulls)
-        high = -self.differences.swapped().lower_end(-high, self.limit, self.nulls)
+        found = self.differences = Differences.of(self.found, self.differences.reach)
+        low = found.lower_end(self.look.low, self.limit, self.nulls)
+        high = -found.swapped().lower_end(-self.look.high, self.limit, self.nulls)
         mean = exact_mean(np.array(self.found)) if self.found else None
-        before = self.looks[-1].episodes if self.looks else 0
+        episodes = self.look.episodes + len(first)
         # The ends pass each other where no mean fits all looks, with a probability below alpha.
-        look = Look(before + len(first), len(self.found), mean, low, max(low, high))
-        self.looks.append(look)
-
-    @property
-    def whole(self) -> tuple[float, float]:
-        return -self.reach, self.reach
+        self.look = Look(episodes, len(self.found), mean, low, max(low, high))
+        self.looks.append(self.look)
 
     @property
     def within(self) -> bool:
         """True if the interval lies within the margin."""
         margin = self.rule.margin
-        if margin is None or not self.looks:
-            return False
-        return -margin <= self.looks[-1].low and self.looks[-1].high <= margin
+        return margin is not None and -margin <= self.look.low and self.look.high <= margin
 
     def evidence(self) -> dict[str, float]:
         """The log of the capital of each player: that the first policy is better, or worse."""
@@ -438,7 +431,7 @@ class Standing:
 
     def _outcome(self, first: str, second: str) -> dict[str, Any]:
         pair = self._pairs[first, second]
-        look = pair.looks[-1] if pair.looks else Look(0, 0, None, *pair.whole)
+        look = pair.look
         decisions = ["better"] * ((second, first) in self._worse)
         decisions += ["worse"] * ((first, second) in self._worse)
         decisions += ["no difference larger than margin"] * pair.within

@@ -7,7 +7,7 @@ PARALLEL := -n auto --dist worksteal
 # One process a core; torch takes one thread in each, so that they do not fight over cores.
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo suite docs test test-slow test-versions test-oldest test-newest test-torch test-next package soak lint bench gpu clean
+.PHONY: demo suite docs test test-slow test-versions test-oldest test-newest test-torch test-next package soak lint bench simulate-races gpu clean
 
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -105,6 +105,13 @@ bench: .venv/installed
 	$(BIN)/python $(INSTALL) -c constraints.txt -e '.[bench]'
 	$(BIN)/python benchmarks/run.py
 
+# The simulations of races in docs/statistics.md. Two other rules are compared, by packages that
+# nothing else here needs.
+simulate-races:
+	$(PYTHON) -m venv .venv-races
+	.venv-races/bin/python $(INSTALL) numpy scipy adastop==0.1.3 sequentialized-barnard-tests==0.0.9
+	PYTHONPATH=$(CURDIR) .venv-races/bin/python benchmarks/races.py
+
 # Tests and benchmarks that need a GPU, in under 8 minutes; results in runs/gpu. Another interpreter,
 # which has the packages, is taken as it is: make gpu GPU_PYTHON=python3
 GPU_PYTHON ?= $(BIN)/python
@@ -112,4 +119,4 @@ gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),.venv/installed)
 	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(GPU_PYTHON) benchmarks/gpu.py
 
 clean:
-	rm -rf .venv .venv-oldest .venv-newest .venv-torch .venv-next .venv-demo runs site build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest .venv-newest .venv-torch .venv-next .venv-demo .venv-races runs site build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

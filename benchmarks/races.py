@@ -17,12 +17,12 @@ import io
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import combinations, permutations
 from typing import Any
 
 import numpy as np
-from scipy import stats
+from scipy import special, stats
 
 from tdcollect.evaluation.ledger import Episode
 from tdcollect.evaluation.sequential import BETS, LOG_WEIGHTS, Rule, Standing
@@ -133,7 +133,7 @@ def true_difference(pair: Pair) -> float:
 
 
 def excluded(
-    differences: Array, null: float, reach: float, limit: float = 1 / ALPHA
+    differences: Array, null: float, reach: float, bets: Array = BETS, weights: Array = WEIGHTS
 ) -> tuple[Array, Array]:
     """When a mean is excluded: the look ``[races]``, from 1 (0: never), and the side of the truth.
 
@@ -143,13 +143,13 @@ def excluded(
     races, episodes = differences.shape
     look, side = np.zeros(races, np.int64), np.zeros(races, np.int64)
     active = np.arange(races)
-    above, below = np.tile(WEIGHTS, (races, 1)), np.tile(WEIGHTS, (races, 1))
+    above, below = np.tile(weights, (races, 1)), np.tile(weights, (races, 1))
     for at in range(episodes):
-        gain = (differences[active, at] - null)[:, None] * BETS
+        gain = (differences[active, at] - null)[:, None] * bets
         above *= 1 + gain / (reach + null)
         below *= 1 - gain / (reach - null)
         up, down = above.sum(1), below.sum(1)
-        new = (up + down >= 2 * limit) & (look[active] == 0)
+        new = (up + down >= 2 / ALPHA) & (look[active] == 0)
         look[active[new]] = at + 1
         side[active[new]] = np.where(up > down, 1, -1)[new]
         if at % 20 == 19:
@@ -170,27 +170,47 @@ class Five:
         self.ordered = list(permutations(range(policies), 2))
         self.nulls = [0.0] if margin is None else [0.0, margin, -margin]
         self.reach = reach
-        shape = (len(self.nulls), races, len(self.pairs), len(BETS))
-        self.above = np.broadcast_to(WEIGHTS, shape).copy()
-        self.below = self.above.copy()
+        self.weights = WEIGHTS[:, None, None]
+        self.bets = BETS[:, None, None]
+        whole = np.broadcast_to(self.weights, (len(BETS), races, len(self.pairs)))
+        self.above = [whole.copy() for _ in self.nulls]
+        self.below = [whole.copy() for _ in self.nulls]
         self.playing = np.ones((races, policies), bool)
         self.worse = np.zeros((races, len(self.ordered)), bool)
         self.outside = np.zeros((2, races, len(self.pairs)), bool)
 
     def add(self, values: Array) -> None:
         """One episode ``[races, policies]``; the evidence of pairs of which one is out stays."""
-        first, second = np.array(self.pairs).T
-        moves = (self.playing[:, first] & self.playing[:, second])[:, :, None]
-        differences = (values[:, first] - values[:, second])[:, :, None]
+        differences, moves = self._by_pair(np.subtract, values), self._by_pair(np.logical_and)
+        buffer = np.empty_like(self.above[0])
+        sums = []
         for at, null in enumerate(self.nulls):
-            gain = np.where(moves, (differences - null) * BETS, 0.0)
-            self.above[at] *= 1 + gain / (self.reach + null)
-            self.below[at] *= 1 - gain / (self.reach - null)
-        up, down = self.above.sum(-1), self.below.sum(-1)
+            gain = (differences - null) * moves
+            for capital, unit in (
+                (self.above[at], self.reach + null),
+                (self.below[at], null - self.reach),
+            ):
+                np.multiply(self.bets / unit, gain, out=buffer)
+                buffer += 1
+                capital *= buffer
+                sums.append(capital.sum(0))
+        up, down = sums[::2], sums[1::2]
         for at in range(1, len(self.nulls)):
             larger = up[at] < down[at] if at == 1 else up[at] > down[at]
             self.outside[at - 1] |= larger & (up[at] + down[at] >= 2 * len(self.pairs) / ALPHA)
         self._e_holm(up[0], down[0])
+
+    def keep(self, races: Array) -> None:
+        """Go on with these races alone."""
+        self.above = [capital[:, races] for capital in self.above]
+        self.below = [capital[:, races] for capital in self.below]
+        self.playing, self.worse = self.playing[races], self.worse[races]
+        self.outside = self.outside[:, races]
+
+    def _by_pair(self, operation: Any, of: Array | None = None) -> Array:
+        of = self.playing if of is None else of
+        first, second = np.array(self.pairs).T
+        return operation(of[:, first], of[:, second])
 
     def _e_holm(self, up: Array, down: Array) -> None:
         index = {pair: at for at, pair in enumerate(self.pairs)}
@@ -208,8 +228,7 @@ class Five:
 
     @property
     def ended(self) -> Array:
-        first, second = np.array(self.pairs).T
-        both = self.playing[:, first] & self.playing[:, second]
+        both = self._by_pair(np.logical_and)
         return (~both | self.within).all(1) if len(self.nulls) > 1 else ~both.any(1)
 
 
@@ -332,34 +351,29 @@ FIVE: list[tuple[str, list[Draw], tuple[float, float], float | None]] = [
 def five_row(races: int, number: int) -> list[str]:
     name, draws, value_range, margin = FIVE[number]
     rng = np.random.default_rng([3, number])
-    reach = value_range[1] - value_range[0]
     means = [float(draw(np.random.default_rng(0), (1000, 1000)).mean()) for draw in draws]
     means = [round(mean, 1) for mean in means]
-    wrong, played, decided = [], [], []
+    played, wrong, decided = np.zeros(races, np.int64), np.zeros(races, bool), np.zeros(races, bool)
     for first in range(0, races, 2500):
-        size = min(2500, races - first)
-        many = Five(size, len(draws), reach, margin)
-        ended, total = np.zeros(size, bool), np.zeros(size, np.int64)
-        for _ in range(LOOKS):
-            total += np.where(ended, 0, many.playing.sum(1))
-            many.add(np.concatenate([draw(rng, (size, 1)) for draw in draws], 1))
-            ended |= many.ended
+        active = np.arange(first, min(first + 2500, races))
+        many = Five(len(active), len(draws), value_range[1] - value_range[0], margin)
         true_ones = [at for at, (i, j) in enumerate(many.ordered) if means[i] >= means[j]]
         apart = [
             at
             for at, (i, j) in enumerate(many.pairs)
             if margin is not None and abs(means[i] - means[j]) > margin - 1e-9
         ]
-        wrong.append(many.worse[:, true_ones].any(1) | many.within[:, apart].any(1))
-        played.append(total)
-        decided.append(ended)
-    median = int(np.median(np.concatenate(played)))
-    return [
-        name,
-        rate(np.concatenate(wrong)),
-        percent(np.concatenate(decided).mean()),
-        f"{median:,}",
-    ]
+        for look in range(LOOKS):
+            played[active] += np.where(decided[active], 0, many.playing.sum(1))
+            many.add(np.concatenate([draw(rng, (len(active), 1)) for draw in draws], 1))
+            said = many.worse[:, true_ones].any(1) | many.within[:, apart].any(1)
+            wrong[active] |= said & ~decided[active]
+            decided[active] |= many.ended
+            if look % 20 == 19:
+                left = ~decided[active]
+                active = active[left]
+                many.keep(left)
+    return [name, rate(wrong), percent(decided.mean()), f"{int(np.median(played)):,}"]
 
 
 @dataclass(frozen=True)
@@ -384,6 +398,7 @@ class Binary:
         drawn = rng.random(shape)
         return (drawn < only_better).astype(float) - (drawn > 1 - only_worse)
 
+    @cached_property
     def planned(self) -> int:
         """The episodes with which the exact McNemar test has a power of 80%."""
         low, high = 5, 20
@@ -422,7 +437,7 @@ TIMES = (1.0, 1.5, 2.0, 3.0)
 
 
 def cells(looks: dict[float, Array], planned: int) -> list[str]:
-    """Cells for a difference as planned and for larger ones; None where there is no such."""
+    """Cells for a difference as planned and for larger ones; those that cannot be have none."""
     at_d = looks[1.0]
     longest = int(1.25 * planned)
     undecided = (at_d == 0) | (at_d > longest)
@@ -438,7 +453,7 @@ def cells(looks: dict[float, Array], planned: int) -> list[str]:
 
 def binary_row(races: int, number: int) -> list[str]:
     case = BINARY[number]
-    planned = case.planned()
+    planned = case.planned
     looks = {}
     for times in TIMES:
         if case.possible(times):
@@ -453,21 +468,71 @@ def binary_row(races: int, number: int) -> list[str]:
 RETURNS = [(0.4, 0.1), (0.2, 0.02), (0.2, 0.05), (0.2, 0.1), (0.1, 0.02), (0.05, 0.01), None]
 
 
-def returns_row(races: int, number: int) -> list[str]:
-    case = RETURNS[number]
-    deviation, difference = case or (1.0, 0.25)
+def normal_differences(
+    number: int, times: float, races: int, rng: np.random.Generator
+) -> tuple[int, Array]:
+    """The episodes that a paired t-test needs, and three times as many differences of each race."""
+    deviation, difference = RETURNS[number] or (1.0, 0.25)
     # Guenther's formula, as in tdcollect.evaluation.episodes_needed.
     quantile = stats.norm.ppf(1 - ALPHA / 2)
     spread = ((quantile + stats.norm.ppf(0.8)) * deviation / difference) ** 2
     planned = int(np.ceil(spread + quantile**2 / 2))
+    found = rng.normal(times * difference, deviation, (races, 3 * planned))
+    return planned, np.sign(found) if RETURNS[number] is None else np.clip(found, -1, 1)
+
+
+def returns_row(races: int, number: int) -> list[str]:
     looks = {}
     for times in TIMES:
         rng = np.random.default_rng([5, number, int(10 * times)])
-        found = rng.normal(times * difference, deviation, (races, 3 * planned))
-        found = np.sign(found) if case is None else np.clip(found, -1, 1)
+        planned, found = normal_differences(number, times, races, rng)
         looks[times] = excluded(found, 0.0, 1.0)[0]
+    case = RETURNS[number]
     names = ["by signs", "0.25 deviations"] if case is None else [f"{x:g}" for x in case]
     return [*names, *cells(looks, planned)]
+
+
+# Other bets
+
+
+def even(low: float, high: float) -> tuple[Array, Array]:
+    return np.geomspace(low, high, 40), np.full(40, 1 / 40)
+
+
+def beta(first: float, second: float) -> tuple[Array, Array]:
+    """A beta density over the fractions, by Gauss's quadrature."""
+    bets, weights = special.roots_sh_jacobi(40, first + second - 1, first)
+    return bets, weights / weights.sum()
+
+
+BETS_TRIED = {
+    "as used": (BETS, WEIGHTS),
+    "0.04 to 0.95, in equal ratios": even(0.04, 0.95),
+    "0.1 to 0.95, in equal ratios": even(0.1, 0.95),
+    "evenly from 0 to 1": beta(1, 1),
+    "beta density, 1/2 and 1/2": beta(0.5, 0.5),
+    "0.95 alone": (np.array([0.95]), np.ones(1)),
+}
+CASES = [
+    (Binary(0.5, 0.05), 1.0),
+    (Binary(0.5, 0.2), 1.0),
+    (Binary(0.5, 0.2), 1.5),
+    (2, 1.0),
+    (3, 2.0),
+]
+
+
+def bets_row(races: int, name: str) -> list[str]:
+    row = [name]
+    for number, (case, times) in enumerate(CASES):
+        rng = np.random.default_rng([8, number])
+        if isinstance(case, Binary):
+            planned = case.planned
+            found = case.differences(times, rng, (races // 5, 3 * planned))
+        else:
+            planned, found = normal_differences(case, times, races // 5, rng)
+        row.append(saving(excluded(found, 0.0, 1.0, *BETS_TRIED[name])[0], planned))
+    return row
 
 
 # Other rules
@@ -514,7 +579,7 @@ def step_looks(first: Array, second: Array, longest: int) -> Array:
 
 def others_row(races: int, name: str) -> list[str] | None:
     """What a rule finds of two success rates, independent of each other, at equality and beyond."""
-    planned = OTHERS.planned()
+    planned = OTHERS.planned
     interims = 5
     each = int(1.25 * planned) // interims
     longest = each * interims
@@ -582,6 +647,14 @@ HEADERS = {
         "undecided",
         *(f"at {times:g} d" for times in TIMES[1:]),
     ],
+    bets_row: [
+        "fractions",
+        "rate 0.5, d = 0.05: at d",
+        "d = 0.2: at d",
+        "at 1.5 d",
+        "deviation 0.2, d = 0.05: at d",
+        "d = 0.1: at 2 d",
+    ],
     others_row: [
         "rule",
         "races",
@@ -598,6 +671,7 @@ TABLES: list[tuple[Callable[[int, Any], list[str] | None], Sequence[Any]]] = [
     (binary_row, range(len(BINARY))),
     (returns_row, range(len(RETURNS))),
     (others_row, ["a race", "AdaStop", "STEP"]),
+    (bets_row, list(BETS_TRIED)),
 ]
 
 

@@ -45,6 +45,19 @@ def test_the_tables_are_those_of_the_script() -> None:
 
 
 @pytest.mark.slow
+def test_the_tables_of_races_are_those_of_their_script() -> None:
+    # The script compares its races with those of the package before it prints anything.
+    done = run_script(ROOT / "benchmarks" / "races.py", "--races", "10", "--processes", "1")
+    assert done.returncode == 0, done.stderr
+    tables = done.stdout.strip().split("\n\n")
+    assert len(tables) == 7
+    for table in tables:
+        head, _, *rows = table.splitlines()
+        assert head in PAGE
+        assert all(f"\n{row.split(' | ')[0]} | " in PAGE for row in rows)
+
+
+@pytest.mark.slow
 def test_the_tables_of_reproducibility_are_those_of_its_script() -> None:
     page = (ROOT / "docs" / "reproducibility.md").read_text()
     done = run_script(ROOT / "benchmarks" / "reproducibility.py", "--episodes", "4")

@@ -378,7 +378,10 @@ def five_row(races: int, number: int) -> list[str]:
 
 @dataclass(frozen=True)
 class Binary:
-    """Success rates: of the worse policy, and the difference that the test is planned for."""
+    """The worse policy's success rate, and the difference that the test is planned for.
+
+    ``alike`` is the share of episodes on which both do the same whatever the difference.
+    """
 
     worse: float
     difference: float
@@ -386,12 +389,12 @@ class Binary:
 
     def chances(self, times: float) -> tuple[float, float]:
         """The probabilities that only the better one succeeds, and that only the worse one does."""
-        better = self.worse + times * self.difference
         differ = 1 - self.alike
+        better = self.worse + times * self.difference / differ
         return differ * better * (1 - self.worse), differ * self.worse * (1 - better)
 
     def possible(self, times: float) -> bool:
-        return self.worse + times * self.difference <= 1 + 1e-9
+        return self.worse + times * self.difference / (1 - self.alike) <= 1 + 1e-9
 
     def differences(self, times: float, rng: np.random.Generator, shape: tuple[int, int]) -> Array:
         only_better, only_worse = self.chances(times)
@@ -431,7 +434,7 @@ BINARY = [
     Binary(0.5, 0.1),
     Binary(0.3, 0.2),
     Binary(0.85, 0.05),
-    Binary(0.7, 0.1, alike=0.5),
+    Binary(0.5, 0.1, alike=0.5),
 ]
 TIMES = (1.0, 1.5, 2.0, 3.0)
 
@@ -460,8 +463,10 @@ def binary_row(races: int, number: int) -> list[str]:
             rng = np.random.default_rng([4, number, int(10 * times)])
             found = case.differences(times, rng, (races, 2 * planned))
             looks[times] = excluded(found, 0.0, 1.0)[0]
-    name = f"{case.worse:g}, {case.difference:g}"
-    return [name + f", alike in {percent(case.alike)}" * (case.alike > 0), *cells(looks, planned)]
+    name = f"{case.worse:g}, {case.difference:g}" + ", half of the episodes alike" * bool(
+        case.alike
+    )
+    return [name, *cells(looks, planned)]
 
 
 # Standard deviation and difference, in units of the range; None: by signs.

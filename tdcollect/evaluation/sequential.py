@@ -266,7 +266,7 @@ def e_holm(evidence: Mapping[Any, float], alpha: float) -> list[Any]:
     levels = {key: math.exp(min(log + math.log(alpha), 700)) for key, log in evidence.items()}
     lacking = math.fsum(1 - level for level in levels.values() if level < 1)
     ordered = sorted(levels, key=lambda key: -evidence[key])  # stable: ties keep their order
-    return [key for key in ordered if levels[key] >= 1 and levels[key] - 1 >= lacking]
+    return [key for key in ordered if levels[key] - 1 >= lacking]
 
 
 class Look(NamedTuple):

@@ -157,6 +157,13 @@ def test_the_ends_never_widen_and_hold_the_difference() -> None:
     assert looks[-1].difference == pytest.approx(np.mean(values["a"]) - np.mean(values["b"]))
 
 
+def test_ends_that_would_pass_each_other_meet() -> None:
+    values = {"a": [0.5] * 3000 + [0.0] * 6000, "b": [0.5] * 3000 + [1.0] * 6000}
+    before, after = race(Rule(("a", "b"), value_range=(0, 1)), values, 3000).history["a", "b"]
+    assert before.low < 0 < before.high
+    assert (after.low, after.high) == (before.low, before.low)
+
+
 def test_an_end_is_exact_to_the_tolerance() -> None:
     found = Differences.of([0.3, -0.1, 0.5] * 60, 1.0)
     end = found.lower_end(-1.0, LIMIT, [])
@@ -277,6 +284,7 @@ def test_policies_that_are_out_play_no_more() -> None:
     standing = race(Rule(tuple("abcd"), "success"), draws(chances, 1000))
     assert [*standing.out] == ["a", "b"]
     assert standing.playing == ("c", "d")
+    assert all(len(found["by"]) == len(set(found["by"])) for found in standing.out.values())
     played = {name: found["episodes"] for name, found in standing.out.items()}
     assert 0 < played["a"] < played["b"] < standing.episodes
     for names, looks in standing.history.items():

@@ -310,7 +310,7 @@ def rate(hits: Array) -> str:
 def saving(look: Array, planned: int) -> str:
     """What the median race saves of the episodes planned; one without an end is the longest."""
     median = np.median(np.where(look == 0, np.inf, look))
-    return "more" if np.isinf(median) else f"{100 * (1 - median / planned):+.0f}%"
+    return "more" if np.isinf(median) else f"{round(100 * (1 - median / planned)):+d}%"
 
 
 def error_row(races: int, number: int) -> list[str]:
@@ -448,7 +448,7 @@ def cells(looks: dict[float, Array], planned: int) -> list[str]:
     return [
         f"{planned:,}",
         saving(at_d, planned),
-        f"{100 * (1 - mean):+.0f}%",
+        f"{round(100 * (1 - mean)):+d}%",
         percent(undecided.mean()),
         *(saving(looks[times], planned) if times in looks else "-" for times in TIMES[1:]),
     ]

@@ -458,7 +458,7 @@ def compare(
     check.bools(across_envs=across_envs)
     evaluations = [first, second, *more]
     called = _names(evaluations, names)
-    shared, every = _shared(first, second), first.episodes
+    shared, every = _shared(first, evaluations[1:]), first.episodes
     resamples = statistics.check_settings(confidence, resamples, seed, len(shared.episodes))
     others = [((called[0], name), e) for name, e in zip(called[1:], evaluations[1:], strict=True)]
     for pair, evaluation in others:
@@ -528,10 +528,11 @@ class _Part(NamedTuple):
     episodes: Sequence[Episode]
 
 
-def _shared(first: Evaluation, second: Evaluation) -> Evaluation:
-    """Return the episodes of the first that the second has too, if it has all of the second's."""
-    indices = {episode.index for episode in second.episodes}
-    if not indices < {episode.index for episode in first.episodes}:
+def _shared(first: Evaluation, others: Sequence[Evaluation]) -> Evaluation:
+    """Return the episodes of the first that the others have, if these have the same, and fewer."""
+    indices, *more = ({episode.index for episode in other.episodes} for other in others)
+    there = {episode.index for episode in first.episodes}
+    if not indices < there or any(other != indices for other in more):
         return first
     return _Part(first.manifest, [e for e in first.episodes if e.index in indices])
 
@@ -579,7 +580,7 @@ def _difference(
         exact=statistics.flips_are_exact(len(both), resamples),
         confidence=confidence,
         differing=None if unknown else sum(one != other for one, other in digests),
-        differing_outcomes=sum(_outcome(a) != _outcome(b) for a, b in pairs),
+        differing_outcomes=sum(not _end_alike(a, b) for a, b in pairs),
         success=statistics.success_difference(pairs, confidence),
         metrics={
             name: statistics.metric_difference(
@@ -602,9 +603,10 @@ def _metrics_of_both(first: Evaluation, second: Evaluation) -> Iterator[str]:
             yield name
 
 
-def _outcome(episode: Episode) -> tuple[str, str, bool | None]:
-    # As text, NaN is equal to itself; -0.0 is 0.0.
-    return episode.status, repr(episode.episode_return or 0.0), episode.success
+def _end_alike(a: Episode, b: Episode) -> bool:
+    one, other = a.episode_return, b.episode_return
+    equal = one == other or (one != one and other != other)  # NaN is not equal to itself
+    return equal and (a.status, a.success) == (b.status, b.success)
 
 
 def _corrected(differences: Sequence[Difference]) -> tuple[Difference, ...]:

@@ -9,17 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tdcollect import check
-from tdcollect.display import (
-    count_text,
-    html_table,
-    number_columns,
-    number_text,
-    one_line,
-    percent_text,
-    text_table,
-    visible,
-)
+from tdcollect import check, display
 from tdcollect.evaluation.ledger import Episode
 from tdcollect.evaluation.statistics import FEW, Interval, Values, ends, exact_mean, in_order
 from tdcollect.packages import extra_module
@@ -93,37 +83,38 @@ class Tails:
         return {**asdict(self), "worst_means": means, "worst": worst}
 
     def __repr__(self) -> str:
-        return one_line(self, self._head(), *self._failure_words())
+        return display.one_line(self, self._head(), *self._failure_words())
 
     def __str__(self) -> str:
-        table = [text_table(self.rows(), self._header()), ""] if self.quantiles else []
-        return "\n".join([self._head(), "", *table, *map(visible, self.notes())])
+        table = [display.text_table(self.rows(), self._header()), ""] if self.quantiles else []
+        return "\n".join([self._head(), "", *table, *map(display.visible, self.notes())])
 
     def _repr_html_(self) -> str:
-        return html_table(self._header(), self.rows(), [self._head()], self.notes())
+        return display.html_table(self._header(), self.rows(), [self._head()], self.notes())
 
     def _head(self) -> str:
-        return f"{count_text(self.episodes, 'episode')}, {self.completed} completed"
+        return f"{display.count_text(self.episodes, 'episode')}, {self.completed} completed"
 
     def _header(self) -> list[str]:
-        return ["", "return", f"{percent_text(self.confidence)} interval"]
+        return ["", "return", f"{display.percent_text(self.confidence)} interval"]
 
     def rows(self) -> list[list[str]]:
         """Return the table's rows: a label, a return, and its interval."""
         rows: list[list[Any]] = [
-            [f"{percent_text(q.share)} quantile", q.value, ends(q.interval)] for q in self.quantiles
+            [f"{display.percent_text(q.share)} quantile", q.value, ends(q.interval)]
+            for q in self.quantiles
         ]
         rows += [
-            [f"mean of the worst {percent_text(share)}", mean, None]
+            [f"mean of the worst {display.percent_text(share)}", mean, None]
             for share, mean in self.worst_means.items()
         ]
-        return number_columns(rows) if rows else []
+        return display.number_columns(rows) if rows else []
 
     def notes(self) -> list[str]:
         """Return the notes to the table, one sentence each."""
         notes = self._failure_words()
         if self.worst_means and (few := min(self.worst_means) * self.completed) < FEW:
-            share = percent_text(min(self.worst_means))
+            share = display.percent_text(min(self.worst_means))
             notes.append(
                 f"The worst {share} are {few:.3g} episodes: their mean says little about others."
             )
@@ -135,9 +126,9 @@ class Tails:
         if self.failures is None:
             return []
         f = self.failures
-        rate, bound = (percent_text(float(f"{share:.3g}")) for share in (f.rate, f.bound))
-        sure = percent_text(self.confidence)
-        of = count_text(f.count, "episode")
+        rate, bound = (display.percent_text(float(f"{share:.3g}")) for share in (f.rate, f.bound))
+        sure = display.percent_text(self.confidence)
+        of = display.count_text(f.count, "episode")
         return [
             f"{f.failures} of {of} {f.what}: {rate}, and with {sure} confidence at most {bound}."
         ]
@@ -217,7 +208,7 @@ def _failures(
     records: Sequence[Episode], below: float | None, confidence: float
 ) -> Failures | None:
     if below is not None:
-        what = f"did not reach a return of {number_text(below)}"
+        what = f"did not reach a return of {display.number_text(below)}"
         # Not `<`: NaN is a failure.
         said = [e.episode_return is None or not e.episode_return >= below for e in records]
     elif any(e.success is not None for e in records):

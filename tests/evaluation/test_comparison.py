@@ -380,7 +380,7 @@ def test_other_episodes_are_refused_with_what_differs() -> None:
         compare(first, run([1.0] * 3, root=1), names="ab")
     with pytest.raises(ValueError, match="a has 2 episodes and b has 3"):
         compare(run([1.0] * 2), first, names="ab")
-    with pytest.raises(ValueError, match="a has 2 episodes and c has 3"):
+    with pytest.raises(ValueError, match="a has 3 episodes and b has 2"):
         compare(first, run([1.0] * 2), first, names="abc")
     second = run([1.0] * 4)
     del second.episodes[0]

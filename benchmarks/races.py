@@ -2,8 +2,8 @@
 
     python benchmarks/races.py
 
-Prints the tables of docs/statistics.md, in ten minutes on two cores; the same versions give the
-same tables. It needs numpy and scipy. AdaStop (``adastop``) and STEP
+Prints the tables of docs/statistics.md, in four minutes of processor time; the same versions give
+the same tables. It needs numpy and scipy. AdaStop (``adastop``) and STEP
 (``sequentialized-barnard-tests``) have rows where they are installed: ``make simulate-races``
 installs them into a venv of their own.
 """

@@ -157,6 +157,12 @@ def test_the_ends_never_widen_and_hold_the_difference() -> None:
     assert looks[-1].difference == pytest.approx(np.mean(values["a"]) - np.mean(values["b"]))
 
 
+def test_a_null_that_is_just_excluded_is_not_in_the_interval() -> None:
+    found = Differences.of([0.3, -0.1, 0.5] * 60, 1.0)
+    for null in (0.0, 0.1):
+        assert null <= found.lower_end(-1.0, found.log_evidence(null), [null]) < null + 1e-3
+
+
 def test_ends_that_would_pass_each_other_meet() -> None:
     values = {"a": [0.5] * 3000 + [0.0] * 6000, "b": [0.5] * 3000 + [1.0] * 6000}
     before, after = race(Rule(("a", "b"), value_range=(0, 1)), values, 3000).history["a", "b"]

@@ -282,6 +282,20 @@ def test_without_a_range_signs_count_and_the_result_says_so() -> None:
     assert means.outcome["question"] == "is the mean return higher?"
 
 
+def test_of_a_cost_the_lower_one_is_better() -> None:
+    rng = np.random.default_rng(4)
+    values = {"a": rng.uniform(0, 5, 400).tolist(), "b": rng.uniform(2, 8, 400).tolist()}
+    mirrored = {name: [8 - value for value in found] for name, found in values.items()}
+    cost = race(Rule(("a", "b"), value_range=(0, 8), lower_is_better=True), values)
+    gain = race(Rule(("a", "b"), value_range=(0, 8)), mirrored)
+    assert cost.playing == gain.playing == ("a",)
+    assert cost.episodes == gain.episodes
+    (one,), (other,) = cost.outcome["pairs"], gain.outcome["pairs"]
+    assert one["decisions"] == other["decisions"] == ["better"]
+    assert one["interval"] == pytest.approx([-end for end in reversed(other["interval"])])
+    assert cost.rule.question == "is the mean return lower?"
+
+
 # Several policies
 
 
@@ -339,6 +353,19 @@ def test_e_holm_is_the_closed_test_with_averages(logs: list[float], alpha: float
     assert set(e_holm(evidence, alpha)) == rejected
 
 
+@given(st.lists(st.floats(-5, 9), min_size=1, max_size=12))
+@settings(max_examples=100, deadline=None)
+def test_e_holm_rejects_whatever_holm_does(logs: list[float]) -> None:
+    evidence = dict(enumerate(logs))
+    ordered = sorted(evidence, key=lambda key: -evidence[key])
+    rejected = []
+    for left, key in zip(range(len(logs), 0, -1), ordered, strict=True):
+        if math.exp(evidence[key]) < left / 0.05:
+            break
+        rejected.append(key)
+    assert set(rejected) <= set(e_holm(evidence, 0.05))
+
+
 def test_e_holm_gives_the_strongest_first() -> None:
     assert e_holm({"x": 5.0, "y": 900.0, "z": -9.0, "w": 7.0}, 0.05) == ["y", "w", "x"]
     assert e_holm({"x": 4.0, "y": -9.0, "z": -9.0}, 0.05) == []
@@ -352,6 +379,7 @@ def test_failed_episodes_count_as_the_worst_value_or_not_at_all(status: str) -> 
     gone = Episode(0, 0, 0, status=status)
     names = ("a", "b")
     assert Rule(names, value_range=(-5, 5)).value("a", gone) == -5
+    assert Rule(names, value_range=(-5, 5), lower_is_better=True).value("a", gone) == 5
     assert Rule(names, "success").value("a", gone) == 0
     for rule in (Rule(names), Rule(names, "success", failed="leave out")):
         assert rule.failed == "leave out"

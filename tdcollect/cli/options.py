@@ -156,6 +156,11 @@ episode = together(
         help="A number of each episode: info:NAME for the sum of an info over its steps, "
         "info:NAME:last, info:NAME:max, or MODULE:FUNCTION of its data. Repeatable.",
     ),
+    click.option(
+        "--episode-options",
+        metavar="FILE",
+        help="JSON file with the reset options of each episode: a list, or an object by index.",
+    ),
     shown("--inference-batch-size", default=16, help="Batch size that the policy always runs at."),
     shown(
         "--inference-threads",

@@ -7,6 +7,7 @@ evaluation both run this loop.
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from bisect import insort
@@ -23,6 +24,7 @@ from tdcollect import keys
 from tdcollect.collect.arrays import Options, Seeds
 from tdcollect.collect.step_dict import Placement, StepDict, Store, by_slot, next_step, zero_rows
 from tdcollect.collect.turns import Act, Turns, set_ids
+from tdcollect.envs.process.values import EachOptions
 from tdcollect.envs.slots import SlotError
 from tdcollect.keys import Key
 
@@ -37,6 +39,7 @@ class Start:
     index: int
     seed: int | None
     traj_id: int
+    options: dict[str, Any] | None = None
 
 
 class Piece(NamedTuple):
@@ -74,7 +77,7 @@ class Episodes:
         left_out: entries that blocks do without.
         in_one_piece: stack each block at once, which gradients pass through.
         first_seeds: one per slot, for the first reset of episodes that have no seed.
-        options: gymnasium's reset options.
+        options: gymnasium's reset options, of episodes that have none of their own.
         rebuild: build a slot's env anew for each episode.
         on_start: called with the slot and the episode of each start.
         on_step: called after each step with the episodes that took it, by slot.
@@ -121,6 +124,7 @@ class Episodes:
         self._singly = True
         self._again: deque[Start] = deque()  # episodes to start once more
         self._running: dict[int, Start] = {}
+        self._latest: Options = None
         self._beginning: dict[int, Start] = {}  # episodes whose resets are in flight
         self._pieces: list[Piece] = []
         # By slot: rows in the block, those before its episode, steps since the first start, the
@@ -160,7 +164,7 @@ class Episodes:
             if self.rebuild:
                 env.rebuild_slots(self._slots)
             try:
-                step = env.reset_all(seeds, self.options)
+                step = env.reset_all(seeds, self._options(self._slots, starts))
             except SlotError as error:
                 self._give_up(error, starts)
                 self._again.extendleft(reversed(starts.values()))
@@ -297,13 +301,14 @@ class Episodes:
                 env.rebuild_slots(list(starts))
             if env.can.asynchronous:
                 self._beginning.update(starts)
-                env.send_reset(reset, seeds, self.options)
+                env.send_reset(reset, seeds, self._options(reset, starts))
                 return []
             starting = torch.zeros(len(self._slots), dtype=torch.bool)
             starting[reset] = True
             starting = starting.view(following[keys.DONE].shape)
             try:
-                begun = env.begin(following, starting, reset, seeds, self.options)
+                options = self._options(reset, starts)
+                begun = env.begin(following, starting, reset, seeds, options)
             except SlotError as error:
                 self._give_up(error, starts)
                 continue
@@ -312,6 +317,16 @@ class Episodes:
             zero_rows(turns.present, turns.zeroed, env.batch_size, list(starts))
             self._note(starts)
             return list(starts)
+
+    def _options(self, slots: Sequence[int], starts: Mapping[int, Start]) -> Options:
+        """The reset options of slots; one without an episode is reset as the latest was."""
+        if starts:
+            self._latest = next(iter(starts.values())).options
+        own = {slot: starts[slot].options if slot in starts else self._latest for slot in slots}
+        if all(options is None for options in own.values()):
+            return self.options
+        # A copy for each: envs may change theirs.
+        return EachOptions((slot, copy.deepcopy(options)) for slot, options in own.items())
 
     def _drop_late(self, late: set[int]) -> None:
         """Let go of episodes that are not among the first to start."""

@@ -37,7 +37,15 @@ from gymnasium.vector import (
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
 from tdcollect._upstream.others import flat_pool
-from tdcollect.envs.process.values import Array, as_flags, as_rewards, slot_of, write_info
+from tdcollect.envs.process.values import (
+    Array,
+    EachOptions,
+    as_flags,
+    as_rewards,
+    options_of,
+    slot_of,
+    write_info,
+)
 from tdcollect.envs.process.worker import EnvFactory, EnvSlots, check_spaces
 from tdcollect.envs.slots import Backend, Can, SlotError, Starts, failures
 from tdcollect.envs.spaces import SlotBuffers
@@ -78,7 +86,8 @@ class SerialBackend(Backend):
 
     def reset(self, starts: Starts, options: dict[str, Any] | None, out: SlotBuffers) -> None:
         def begin(slot: int) -> None:
-            observation, info = self.envs[slot].reset(seed=starts[slot], options=options)
+            given = options_of(options, slot)
+            observation, info = self.envs[slot].reset(seed=starts[slot], options=given)
             self.observation.write_slot(observation, out.observation, slot)
             if self.info:
                 write_info(self.info, info, out.info, slot)
@@ -256,7 +265,9 @@ class VectorBackend(Backend):
         resets_singly = isinstance(env.unwrapped, _RESETS_SINGLY)
         wrappers_do = check_wrappers(env, self._mode)
         singly = wrappers_do and (resets_singly or self._mode == AutoresetMode.DISABLED)
-        self.can = Can(pause=False, reset_singly=singly, seed_singly=singly)
+        # In SAME_STEP it begins episodes by itself, without options.
+        asks = singly and self._mode != AutoresetMode.SAME_STEP
+        self.can = Can(pause=False, reset_singly=singly, seed_singly=singly, each_options=asks)
         if self._mode == AutoresetMode.NEXT_STEP and not resets_singly:
             raise ValueError(
                 f"{env} resets itself one step late (AutoresetMode.NEXT_STEP) and cannot reset "
@@ -280,6 +291,12 @@ class VectorBackend(Backend):
 
     def reset(self, starts: Starts, options: dict[str, Any] | None, out: SlotBuffers) -> None:
         slots = list(starts)
+        if isinstance(options, EachOptions):  # a vector env takes those of one slot at a time
+            if len(slots) == self.num_envs:  # and must have been reset as a whole
+                self.env.reset(options=options_of(options, slots[0]))
+            for slot in slots:
+                self.reset({slot: starts[slot]}, options_of(options, slot) or {}, out)
+            return
         if options is None:
             left = self._show_fresh([slot for slot in slots if starts[slot] is None], out)
             slots = [slot for slot in slots if starts[slot] is not None or slot in left]
@@ -448,7 +465,7 @@ class EnvPoolBackend(Backend):
     """The slots of an EnvPool, made with ``options`` of ``envpool.make_gymnasium``."""
 
     name = "envpool"
-    can = Can(seed_singly=False)
+    can = Can(seed_singly=False, each_options=False)
 
     def __init__(
         self,

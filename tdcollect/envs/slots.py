@@ -47,6 +47,7 @@ class Can(NamedTuple):
     seed_singly: bool = True  # some slots can be reset with seeds while others go on
     rebuild: bool = False  # the env of a single slot can be built anew
     resume: bool = False  # the envs can be saved and brought back
+    each_options: bool = True  # resets take options of each slot
     wait_num: int | None = None  # the slots that an asynchronous step waits for
 
     @property

@@ -14,12 +14,14 @@ from tdcollect import check, display
 from tdcollect.evaluation import statistics
 from tdcollect.evaluation.ledger import (
     METRICS,
+    OPTIONS,
     RANDOM,
     Episode,
     differences_text,
     leaf_differences,
     manifest_entry,
     mixed_values,
+    options_by_index,
 )
 from tdcollect.evaluation.statistics import (
     Adjusted,
@@ -68,6 +70,12 @@ def check_same_episodes(
         index, others = unequal[0], len(unequal) - 1
         text = _differs(f"env_seed of episode {index}", a[index], b[index], names)
         reasons.append(text + (f", and {others} more differ" if others else ""))
+    options, others_options = map(options_by_index, (first.manifest, second.manifest))
+    for index in sorted({*options, *others_options}):
+        one, other = options.get(index), others_options.get(index)
+        if one != other:
+            reasons.append(_differs(f"{OPTIONS} of episode {index}", one, other, names))
+            break
     if len(a) == len(b) and a.keys() != b.keys():
         missing = min(a.keys() ^ b.keys())
         reasons.append(f"episode {missing} is in only one of {' and '.join(names)}")

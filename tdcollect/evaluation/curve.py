@@ -331,7 +331,7 @@ def _episodes_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entries of a manifest that decide which episodes are run."""
     entries = {
         key: ledger.manifest_entry(manifest, key)
-        for key in (*SAME, "episodes", "seeds", ledger.METRICS)
+        for key in (*SAME, "episodes", "seeds", ledger.METRICS, ledger.OPTIONS)
     }
     env = dict(entries["env"] or {})
     # Not the digests of running statistics, which training moves.

@@ -34,7 +34,7 @@ from tdcollect.evaluation.curve import BEST_BY, Best, Point, read_folder, value_
 from tdcollect.evaluation.episodes.opening import check_env
 from tdcollect.evaluation.replay import Replay, Replayed, replayer
 from tdcollect.evaluation.result import EvaluationResult
-from tdcollect.evaluation.settings import EvaluationSettings, Metrics, check_names
+from tdcollect.evaluation.settings import EvaluationSettings, Metrics, Options, check_names
 from tdcollect.evaluation.workers.local import LocalWorkers, Workers, as_workers, pickled_part
 from tdcollect.evaluation.workers.worker import (
     Job,
@@ -100,8 +100,8 @@ class Evaluator:
             process. They are started by the process that evaluates, and stay.
         best: choose the best evaluation by ``"mean"`` or by ``"iqm"``, the interquartile mean.
         recheck: as for :func:`tdcollect.evaluate`, in each evaluation.
-        num_envs, inference_batch_size, env_kwargs, on_env_error, max_restarts, metrics: see
-            :class:`tdcollect.evaluation.EvaluationSettings`.
+        num_envs, inference_batch_size, env_kwargs, on_env_error, max_restarts, metrics,
+            episode_options: see :class:`tdcollect.evaluation.EvaluationSettings`.
         torchrl_only: arguments of TorchRL's evaluator that are checked and have no effect here:
             ``frames_per_batch``, ``collector_cls`` (None or ``"Collector"``), ``collector_kwargs``
             (none), ``weight_sync_schemes`` (whose keys are model ids), and ``done_keys``
@@ -150,6 +150,7 @@ class Evaluator:
         on_env_error: str = "restart",
         max_restarts: int = 2,
         metrics: Metrics | None = None,
+        episode_options: Options | None = None,
         **torchrl_only: Any,
     ):
         _check_subject(env, policy, policy_factory)
@@ -174,6 +175,7 @@ class Evaluator:
             on_env_error=on_env_error,
             max_restarts=max_restarts,
             metrics=metrics,
+            episode_options=episode_options,
         )
         if isinstance(env, EnvBase) and dump_video:
             check_recorders(env)

@@ -24,6 +24,8 @@ GROUPS = "group_returns"
 """The key of the returns of reward entries, in records that have several."""
 METRICS = "metrics"
 """The key of the user's own numbers of an episode, in records of an evaluation that has some."""
+OPTIONS = "episode_options"
+"""The entry of a manifest with the reset options of episodes, if they have some."""
 FORMAT = 2
 """Version of the files of an evaluation."""
 
@@ -378,6 +380,12 @@ def read_manifest(root: Path) -> dict[str, Any]:
                 f"expected {file} as tdcollect writes it, got {name} {value!r}; {_ASK}"
             )
     given, count = found["seeds"].get("env"), len(asked_indices(found))
+    options = manifest_entry(found, f"{OPTIONS}.options")
+    if options is not None and len(options) != count:
+        raise ValueError(
+            f"expected {file} to have the options of {count_text(count, 'episode')}, got those of "
+            f"{len(options)}; {_ASK}"
+        )
     if given is not None and not len(given) == len({*given}) == count:
         raise ValueError(
             f"expected {file} to have a seed of its own for each of {count_text(count, 'episode')},"
@@ -407,6 +415,12 @@ def asked_indices(manifest: Mapping[str, Any]) -> Sequence[int]:
     """Return the indices of the episodes that a manifest asks for, in its order."""
     asked: int | list[int] = manifest["episodes"]
     return range(asked) if isinstance(asked, int) else asked
+
+
+def options_by_index(manifest: Mapping[str, Any]) -> dict[int, Any]:
+    """Return the reset options of episodes by index; empty if they have none."""
+    listed = manifest_entry(manifest, f"{OPTIONS}.options")
+    return {} if listed is None else dict(zip(asked_indices(manifest), listed, strict=True))
 
 
 def trajectory_path(root: Path, index: int) -> Path:
@@ -627,6 +641,10 @@ def _list_of(accepts: Accepts) -> Accepts:
     return lambda value: isinstance(value, list) and all(map(accepts, value))
 
 
+def _are_options(value: Any) -> bool:
+    return isinstance(value, Mapping) and _list_of(_or_none(_is_object))(value.get("options"))
+
+
 def _is_asked(value: Any) -> bool:
     if isinstance(value, list):
         return all(map(is_count, value)) and len({*value}) == len(value)
@@ -665,6 +683,7 @@ _MANIFEST: dict[str, Accepts] = {
     "entries.reward": _or_none(_is_names),
     "returns": _or_none(_is_object),
     "returns.rewards": _or_none(_is_names),
+    OPTIONS: lambda value: value is None or _are_options(value),
     METRICS: lambda value: value is None or (_is_object(value) and all(map(is_metric_name, value))),
 }
 DIGESTED = {"ledger": EPISODES, "manifest": MANIFEST}

@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from types import CodeType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
@@ -25,13 +25,14 @@ from tdcollect._upstream.torchrl import wrapped_env
 from tdcollect.envs.traits import all_transforms_of, innermost, of_kind
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.data import digested_entries
-from tdcollect.evaluation.ledger import FORMAT, METRICS, RANDOM
+from tdcollect.evaluation.ledger import FORMAT, METRICS, OPTIONS, RANDOM
 from tdcollect.keys import entry_path
 from tdcollect.packages import versions
 from tdcollect.seeding import EVALUATION_PROTOCOL
 
 if TYPE_CHECKING:
     from tdcollect.evaluation.episodes.collector import EvaluationCollector
+    from tdcollect.evaluation.settings import EvaluationSettings
 
 STREAMS = "from a stream of each episode, started from its env seed"
 """The origin of draws from the global generators in envs; without the entry, there are none."""
@@ -72,6 +73,7 @@ def subject(collector: EvaluationCollector) -> dict[str, Any]:
         **({METRICS: _metrics(settings.metrics)} if settings.metrics else {}),
         "episodes": len(indices) if indices == list(range(len(indices))) else indices,
         "seeds": seeds,
+        **({OPTIONS: _options(settings, indices)} if settings.episode_options is not None else {}),
         "max_episode_steps": settings.step_limit,
         "policy": {
             "class": _class(collector.policy),
@@ -133,6 +135,13 @@ def structure_digest(policy: Any) -> str | None:
         of = "" if called is None else _class(called)
         digest.update(f"{name} {_class(module)} {settings} {of}\n".encode())
     return digest.hexdigest()
+
+
+def _options(settings: EvaluationSettings, indices: Sequence[int]) -> dict[str, Any]:
+    """Return the entry of the episodes' reset options: where they come from, and all of them."""
+    given = settings.options_by_index
+    assert given is not None
+    return {"name": given.name, "options": [given[index] for index in indices]}
 
 
 def _metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:

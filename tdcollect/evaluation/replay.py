@@ -19,7 +19,7 @@ from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType
 
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
-from tdcollect.evaluation.ledger import METRICS, Episode, manifest_entry
+from tdcollect.evaluation.ledger import METRICS, Episode, manifest_entry, options_by_index
 from tdcollect.evaluation.manifest import describe
 from tdcollect.evaluation.requested import RequestedEnv
 from tdcollect.evaluation.settings import EvaluationSettings
@@ -34,6 +34,7 @@ def settings_of(manifest: Mapping[str, Any], episode: Episode, **how: Any) -> Ev
     """
     named = (manifest.get(METRICS) or {}).items()
     metrics = {name: text for name, text in named if isinstance(text, str)}
+    options = options_by_index(manifest)
     return EvaluationSettings(
         [episode.index],
         manifest["seeds"]["root"],
@@ -42,6 +43,7 @@ def settings_of(manifest: Mapping[str, Any], episode: Episode, **how: Any) -> Ev
         max_episode_steps=manifest["max_episode_steps"] or math.inf,  # as it did end
         reward_keys=manifest_entry(manifest, "returns.rewards"),
         metrics=metrics or None,
+        episode_options={episode.index: options[episode.index]} if options else None,
         inference_batch_size=manifest["inference_batch_size"],
         inference_threads=manifest["inference_threads"],
         eval_mode=manifest["policy"].get("mode") == "eval",

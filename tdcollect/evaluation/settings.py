@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import json
 import math
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -29,6 +31,13 @@ from tdcollect.seeding import env_seed, policy_seed
 
 Seeds = Sequence[int] | Mapping[int, int] | Callable[[int], int]
 Metrics = Mapping[str, str | Callable[[TensorDict], Any]]
+Options = (
+    Sequence[Mapping[str, Any] | None]
+    | Mapping[int, Mapping[str, Any] | None]
+    | Callable[[int], Mapping[str, Any] | None]
+    | str
+    | os.PathLike[str]
+)
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -41,6 +50,7 @@ class SettingsArguments(TypedDict, total=False):
 
     env_seeds: Seeds | None
     metrics: Metrics | None
+    episode_options: Options | None
     exploration_type: ExplorationType
     max_episode_steps: float | None
     reward_keys: NestedKey | Sequence[NestedKey] | None
@@ -71,6 +81,9 @@ class EvaluationSettings:
             steps of an info of the env, ``"info:cost:max"`` the largest and ``"info:cost:last"``
             the last one. Or a function, given the episode's data ``[L]`` as this yields them: it
             returns a number, or None for an episode without one. Kept in the order of names.
+        episode_options: gymnasium's reset options: one dict per episode, a mapping from its index,
+            a function of its index, or a JSON file with a list or an object by index. None in the
+            place of a dict for no options. Values are those of JSON. Kept as a mapping.
         exploration_type: of the policy; by default its most likely action.
         max_episode_steps: truncate episodes at this length. None to leave their end to the env: one
             that takes a million steps without an end is an error, unless this is ``math.inf``.
@@ -105,6 +118,7 @@ class EvaluationSettings:
     _: KW_ONLY
     env_seeds: Seeds | None = None
     metrics: Metrics | None = None
+    episode_options: Options | None = None
     exploration_type: ExplorationType = ExplorationType.DETERMINISTIC
     max_episode_steps: float | None = None
     reward_keys: NestedKey | Sequence[NestedKey] | None = None
@@ -147,6 +161,9 @@ class EvaluationSettings:
             object.__setattr__(self, "env_seeds", _seed_by_index(self.env_seeds, indices))
         if self.reward_keys is not None:
             object.__setattr__(self, "reward_keys", _paths(self.reward_keys))
+        if self.episode_options is not None:
+            options = EpisodeOptions.of(self.episode_options, indices)
+            object.__setattr__(self, "episode_options", options)
         if self.metrics is not None:
             object.__setattr__(self, "metrics", _checked_metrics(self.metrics))
         check.one_of((*BACKENDS, None), backend=self.backend)
@@ -157,6 +174,11 @@ class EvaluationSettings:
     def restarts(self) -> int | None:
         """The number of restarts allowed per episode; None if an env's error is raised."""
         return self.max_restarts if self.on_env_error == "restart" else None
+
+    @property
+    def options_by_index(self) -> EpisodeOptions | None:
+        """The reset options of each episode, or None."""
+        return cast("EpisodeOptions | None", self.episode_options)
 
     @property
     def step_limit(self) -> int | None:
@@ -180,7 +202,7 @@ class EvaluationSettings:
     def __repr__(self) -> str:
         given = [
             f"{entry.name} given"
-            if entry.name in ("env_seeds", "metrics")
+            if entry.name in ("env_seeds", "metrics", "episode_options")
             else f"{entry.name}={value!r}"
             for entry in fields(self)
             if entry.init and (value := getattr(self, entry.name)) != entry.default
@@ -220,6 +242,61 @@ def check_names(
         called = function.__qualname__.removesuffix(".__init__")
         close = get_close_matches(name, known, 1) or [f"one of those in help({called})"]
         raise TypeError(f"expected arguments of {called}(), got {name}; did you mean {close[0]}?")
+
+
+class EpisodeOptions(dict[int, Any]):
+    """Reset options by the index of an episode, and the name of where they come from, if any."""
+
+    name: str | None = None
+
+    @classmethod
+    def of(cls, given: Any, indices: Sequence[int]) -> EpisodeOptions:
+        """Return the options of each episode, checked, as JSON has them."""
+        name = getattr(given, "name", None) if isinstance(given, EpisodeOptions) else None
+        if isinstance(given, (str, os.PathLike)):
+            name, given = Path(given).name, _read_options(Path(given))
+        elif callable(given):
+            name = getattr(given, "__qualname__", type(given).__qualname__)
+            name = f"{getattr(given, '__module__', None)}.{name}"
+        look = _by_index(given, indices, "episode_options", "a dict")
+        found = cls()
+        found.name = name
+        for index in indices:
+            options = look(index)
+            if options is not None and not isinstance(options, Mapping):
+                raise TypeError(
+                    f"expected episode_options that are dicts or None, got {options!r} for episode "
+                    f"{index}"
+                )
+            try:
+                found[index] = json.loads(json.dumps(options, allow_nan=False))
+            except (TypeError, ValueError) as error:
+                raise TypeError(
+                    "expected episode_options of values that JSON has, as the manifest keeps them, "
+                    f"got {options!r} for episode {index} ({error}); pass a number or a text that "
+                    "the env finds the rest by"
+                ) from error
+        return found
+
+
+def _read_options(file: Path) -> Any:
+    """Read the options of episodes from a JSON file: a list, or an object by index."""
+    if not file.is_file():
+        raise FileNotFoundError(
+            f"expected a JSON file for episode_options, got {file}, which is none"
+        )
+    try:
+        found = json.loads(file.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"expected {file} to be JSON: {error}") from error
+    if isinstance(found, dict) and all(key.isdecimal() for key in found):
+        return {int(key): options for key, options in found.items()}
+    if not isinstance(found, list):
+        raise ValueError(  # noqa: TRY004, the file's content is wrong and no argument's type
+            f"expected {file} to hold a list of options, or an object with the indices of episodes "
+            f"as keys, got {type(found).__name__}"
+        )
+    return found
 
 
 def named_metrics(given: Any, directory: Path) -> Any:
@@ -292,24 +369,32 @@ def _indices(episodes: int | Sequence[int]) -> Sequence[int]:
     )
 
 
+def _by_index(given: Any, indices: Sequence[int], name: str, what: str) -> Callable[[int], Any]:
+    """Return a function from an episode's index to what is given for it."""
+    if isinstance(given, Mapping):
+        without = next((index for index in indices if index not in given), None)
+        if without is not None:
+            raise ValueError(f"expected {what} for each episode, got none for episode {without}")
+    elif isinstance(given, (Sequence, np.ndarray)):
+        if len(given) <= max(indices, default=-1):
+            raise ValueError(
+                f"expected {what} for each of the episodes up to index {max(indices)}, got "
+                f"{len(given)} {what.removeprefix('a ')}s"
+            )
+    elif not callable(given):
+        raise TypeError(
+            f"expected {name} to be one {_KINDS[name]} per episode, or a function of the episode's "
+            f"index, got {given!r}"
+        )
+    return given if callable(given) else given.__getitem__
+
+
+_KINDS = {"env_seeds": "int", "episode_options": "dict"}
+
+
 def _seed_by_index(env_seeds: Seeds, indices: Sequence[int]) -> dict[int, int]:
     """Return the given seed of each episode, checked."""
-    if isinstance(env_seeds, Mapping):
-        without = next((index for index in indices if index not in env_seeds), None)
-        if without is not None:
-            raise ValueError(f"expected a seed for each episode, got none for episode {without}")
-    elif isinstance(env_seeds, (Sequence, np.ndarray)):
-        if len(env_seeds) <= max(indices, default=-1):
-            raise ValueError(
-                f"expected a seed for each of the episodes up to index {max(indices)}, got "
-                f"{len(env_seeds)} seeds"
-            )
-    elif not callable(env_seeds):
-        raise TypeError(
-            "expected env_seeds to be one int per episode, or a function of the episode's index, "
-            f"got {env_seeds!r}"
-        )
-    seed_of = env_seeds if callable(env_seeds) else env_seeds.__getitem__
+    seed_of = _by_index(env_seeds, indices, "env_seeds", "a seed")
     index_of: dict[int, int] = {}
     for index in indices:
         if not is_count(value := seed_of(index)):

@@ -124,6 +124,8 @@ class Cell:
                 )
             if "metrics" in settings:
                 settings["metrics"] = named_metrics(settings["metrics"], Path(self.start))
+            if isinstance(options := settings.get("episode_options"), str):
+                settings["episode_options"] = Path(self.start, options)
             return EvaluationSettings(
                 self.episodes,
                 self.seed,

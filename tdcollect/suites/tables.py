@@ -36,7 +36,14 @@ SETTINGS_OF_POLICY = (
     "eval_mode",
     "device",
 )
-SETTINGS = (*SETTINGS_OF_POLICY, "max_episode_steps", "reward_keys", "metrics", *HOW)
+SETTINGS = (
+    *SETTINGS_OF_POLICY,
+    "max_episode_steps",
+    "reward_keys",
+    "metrics",
+    "episode_options",
+    *HOW,
+)
 
 _HUMAN_SOURCE = "published scores of random play and of a human (presets/human-scores/atari.toml)"
 _MOST_RUN = 10**9

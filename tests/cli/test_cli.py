@@ -103,6 +103,21 @@ def test_metrics_are_named_as_env_and_policy_are(typed, here) -> None:
     assert "expected a metric to be 'info:NAME'" in err
 
 
+def test_reset_options_come_from_a_file(typed, here) -> None:
+    options = [{"low": -0.01 * i, "high": 0.01 * i} for i in range(3)]  # as CartPole takes them
+    (here / "options.json").write_text(json.dumps(options))
+    command = "evaluate @:short --policy random --quiet --episodes"
+    given = "--episode-options options.json --output-dir run"
+    assert typed(f"{command} 3 {given}")[0] == 0
+    result = tdcollect.EvaluationResult.load("run")
+    assert result.manifest["episode_options"] == {"name": "options.json", "options": options}
+    assert typed("replay run 2 --trust")[0] == 0
+    assert typed("verify run")[0] == 0
+    status, _, err = typed(f"{command} 4 {given}")
+    assert status == 1
+    assert "expected a dict for each of the episodes up to index 3, got 3 dicts" in err
+
+
 def test_json_is_all_that_is_printed_and_the_same_command_changes_nothing(typed, here) -> None:
     def state() -> dict[Path, tuple[bytes, int]]:
         files = (path for path in (here / "run").rglob("*") if path.is_file())

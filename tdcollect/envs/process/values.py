@@ -191,6 +191,19 @@ def write_info(
         array[slot] = value
 
 
+# --- reset options -----------------------------------------------------------------------------
+
+
+class EachOptions(dict[Any, Any]):
+    """Reset options by slot, in the place of those of all slots."""
+
+
+def options_of(options: Mapping[Any, Any] | None, slot: int) -> dict[str, Any] | None:
+    """The reset options of a slot, out of those of each slot, or of all."""
+    found: Any = options.get(slot) if isinstance(options, EachOptions) else options
+    return found
+
+
 # --- shared memory -----------------------------------------------------------------------------
 
 

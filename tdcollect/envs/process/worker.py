@@ -31,6 +31,7 @@ from tdcollect.envs.process.values import (
     keeps,
     map_arrays,
     nest,
+    options_of,
     unstack,
     write_info,
 )
@@ -254,7 +255,8 @@ class Worker(EnvSlots):
         """Reset some slots, with one seed each or none; returns what :meth:`step` does."""
 
         def reset(slot: int) -> tuple[Any, Mapping[str, Any]]:
-            return self.envs[slot - self.first].reset(seed=starts[slot], options=options)
+            given = options_of(options, slot)
+            return self.envs[slot - self.first].reset(seed=starts[slot], options=given)
 
         return self._each(starts, reset)
 

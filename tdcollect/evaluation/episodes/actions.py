@@ -6,6 +6,7 @@ policy that forgets to draw from its distribution would be evaluated as another 
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -33,7 +34,7 @@ from tdcollect.collect.policy import draws_from_spec, is_masked
 from tdcollect.collect.step_dict import StepDict, flat, is_plain
 from tdcollect.envs.backends import SerialBackend
 from tdcollect.envs.differences import Row, first_divergence
-from tdcollect.envs.process.values import Array
+from tdcollect.envs.process.values import Array, EachOptions
 from tdcollect.envs.slots import SlotError
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.data import rows_of
@@ -195,6 +196,7 @@ def probe(
     fresh_envs: bool | None = None,
     stepped: Callable[[], None] | None = None,
     skipped: int = 0,
+    options: Sequence[dict[str, Any] | None] = (None,),
 ) -> bool:
     """Run a few seeds in slot 0, alone and then, in reverse order, beside slot 1; compare the runs.
 
@@ -206,6 +208,7 @@ def probe(
         fresh_envs: True if episodes will run on new envs; None to find out.
         stepped: called at each step.
         skipped: the number of groups of seeds to leave out.
+        options: reset options of some episodes.
 
     Returns:
         True if episodes must run on new envs: the env carries something from one episode into the
@@ -218,9 +221,13 @@ def probe(
     Warns:
         UserWarning: if the env raised in some run of each seed, so that less was compared.
     """
-    rows: Callable[[Any, int, int], Iterator[Row]] = _rows_alone
+
+    def options_at(seed: int) -> dict[str, Any] | None:
+        return copy.deepcopy(options[seed % len(options)])
+
+    rows: Callable[[Any, int, int], Iterator[Row]] = partial(_rows_alone, options_at)
     if isinstance(env, GymnasiumEnv):
-        rows = partial(_rows_together, _Actions(env))
+        rows = partial(_rows_together, _Actions(env), options_at)
 
     def run(seed: int, slots: int, fresh: bool) -> _Run:
         if fresh:
@@ -320,7 +327,13 @@ def _run(
     return _Run(rows, None)
 
 
-def _rows_together(actions: _Actions, env: GymnasiumEnv, seed: int, slots: int) -> Iterator[Row]:
+OptionsAt = Callable[[int], "dict[str, Any] | None"]
+"""The reset options for a seed of the probe."""
+
+
+def _rows_together(
+    actions: _Actions, options_at: OptionsAt, env: GymnasiumEnv, seed: int, slots: int
+) -> Iterator[Row]:
     """Yield the rows of slot 0; slot i is reset with ``seed + i``.
 
     All slots run if they cannot be stepped singly. Raises ``SlotError`` where an env raises.
@@ -332,7 +345,12 @@ def _rows_together(actions: _Actions, env: GymnasiumEnv, seed: int, slots: int) 
     raw = buffers.raw
     views = {"/".join(e.path): b for e, b in zip(stepper.entries, buffers.entries, strict=True)}
     views |= {name: getattr(raw, name) for name in (keys.REWARD, keys.TERMINATED, keys.TRUNCATED)}
-    stepper.reset(running, buffers, seeds=[seed + slot for slot in running])
+
+    def options(slots: Sequence[int]) -> EachOptions | None:
+        each = EachOptions((slot, options_at(seed + slot)) for slot in slots)
+        return None if all(one is None for one in each.values()) else each
+
+    stepper.reset(running, buffers, [seed + slot for slot in running], options(running))
     for step in range(_STEPS):
         ends = bool(buffers.done[0])
         yield Row({name: view[0].copy() for name, view in views.items()}, ends)
@@ -340,19 +358,19 @@ def _rows_together(actions: _Actions, env: GymnasiumEnv, seed: int, slots: int) 
             return
         others = [slot for slot in running if buffers.done[slot]]
         if others:
-            stepper.reset(others, buffers)
+            stepper.reset(others, buffers, options=options(others))
         given = actions.at(step, seed, running)
         stepper.step(given, running if alone else None, buffers, restart=False)
 
 
-def _rows_alone(slots: SlotEnvs, seed: int, beside: int) -> Iterator[Row]:
+def _rows_alone(options_at: OptionsAt, slots: SlotEnvs, seed: int, beside: int) -> Iterator[Row]:
     """Play slot 0 beside ``beside - 1`` others, with random actions; yield its rows."""
     present: dict[int, StepDict] = {}
     slot, what = 0, "reset"
     try:
         with slots.outside():
             for slot in range(min(beside, len(slots.envs))):
-                present[slot] = slots.reset_slot(slot, seed + slot)
+                present[slot] = slots.reset_slot(slot, seed + slot, options_at(seed + slot))
             for step in range(_STEPS + 1):
                 kept = {k: v.detach().clone() for k, v in present[0].items() if is_plain(v)}
                 row = Row(kept, bool(present[0][keys.DONE].all()))
@@ -361,15 +379,18 @@ def _rows_alone(slots: SlotEnvs, seed: int, beside: int) -> Iterator[Row]:
                     return
                 what = "step"
                 for slot in present:
-                    present[slot] = _random_step(slots, slot, present[slot], step + 7 * seed)
+                    draw = step + 7 * seed
+                    present[slot] = _random_step(slots, slot, present[slot], draw, options_at)
     except Exception as error:
         raise SlotError(what, {slot: error}) from error
 
 
-def _random_step(slots: SlotEnvs, slot: int, row: StepDict, draw: int) -> StepDict:
+def _random_step(
+    slots: SlotEnvs, slot: int, row: StepDict, draw: int, options_at: OptionsAt
+) -> StepDict:
     """Step a slot with an action that depends on nothing but ``draw``; reset it if it has ended."""
     if row[keys.DONE].all():
-        return slots.reset_slot(slot, draw)
+        return slots.reset_slot(slot, draw, options_at(draw))
     given = slots.given(row)
     with GlobalStream(draw, slots.device):
         acted = slots.envs[slot].rand_action(given)

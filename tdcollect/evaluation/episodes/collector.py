@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -73,6 +74,7 @@ class Feed(Iterator[int]):
 
 # Steps between two checks: this often, finished episodes are yielded and reach the journal.
 _STEPS = 128
+_PROBED = 8  # episodes whose options the probe resets with
 _BLOCK_BYTES = 2**25  # or about this much memory, with large observations
 
 
@@ -181,6 +183,7 @@ class EvaluationCollector:
                 self._policy = as_policy(policy, self.env, settings.inference_batch_size)
                 self.policy_mode = mode_of(policy)
             self._check_fresh_envs()
+            self._check_options()
         except BaseException:
             self.close()
             raise
@@ -208,6 +211,16 @@ class EvaluationCollector:
                 what, how = f"the backend {self.base.backend_name!r}", "use backend='serial'"
             raise ValueError(
                 f"expected fresh_envs=None or False: {what} cannot build single slots anew; {how}"
+            )
+
+    def _check_options(self) -> None:
+        if self.settings.options_by_index and not self.base.can.each_options:
+            what = f"the env {self.base.name}, one of TorchRL that is not gymnasium's,"
+            if isinstance(self.base, GymnasiumEnv):
+                what = f"the backend {self.base.backend_name!r} of {self.base.name}"
+            raise ValueError(
+                f"expected no episode_options: {what} takes no reset options of each slot; use "
+                "gymnasium's own env with backend='serial' or 'process'"
             )
 
     def _check_open(self) -> None:
@@ -324,16 +337,17 @@ class EvaluationCollector:
         return None if self._fresh_envs is None else Verdict(self._fresh_envs, self.has_streams)
 
     def _probe(self, stepped: Callable[[], None] | None = None, skipped: int = 0) -> bool:
-        asked = self.settings.fresh_envs
+        asked, given = self.settings.fresh_envs, self.settings.options_by_index
+        options = [*islice(given.values(), _PROBED)] if given else [None]
         try:
-            return probe(self.base, asked, stepped, skipped)
+            return probe(self.base, asked, stepped, skipped, options)
         except NotReproducibleError as fault:
             make = self._opened.with_streams
             if make is None or not fault.may_be_draws:
                 raise
             made = make()
             try:
-                fresh_envs = probe(base_of(made), asked, stepped, skipped)
+                fresh_envs = probe(base_of(made), asked, stepped, skipped, options)
             except NotReproducibleError:
                 made.close()
                 raise fault from None
@@ -449,7 +463,8 @@ class EvaluationCollector:
             raise
 
     def _start(self, index: int) -> Start:
-        return Start(index, self.episode_seeds(index)[0], index)
+        given = self.settings.options_by_index
+        return Start(index, self.episode_seeds(index)[0], index, given and given[index])
 
     def _first_call(
         self, inference: Inference, rows: StepDict, env: SteppedEnv, actions: ActionCheck

@@ -20,6 +20,7 @@ from tdcollect.collect.arrays import SteppedEnv
 from tdcollect.collect.step_dict import StepDict, flat
 from tdcollect.display import one_line
 from tdcollect.envs.make import make_env
+from tdcollect.envs.process.values import options_of
 from tdcollect.envs.slots import Can, SlotError
 from tdcollect.envs.spaces import nested
 from tdcollect.envs.traits import (
@@ -285,7 +286,8 @@ class SlotEnvs(SteppedEnv):
         self.envs = list(envs)
         self._closed = False
         self._make = make
-        self.can = Can(rebuild=make is not None)
+        takes = isinstance(innermost(self.envs[0]), (GymnasiumEnv, GymWrapper))
+        self.can = Can(rebuild=make is not None, each_options=takes)
         self.prepare: Callable[[EnvBase], None] | None = None
         env = self.envs[0]
         leaves = {
@@ -374,16 +376,17 @@ class SlotEnvs(SteppedEnv):
             found[slot] = {path: v for key, v in row if (path := entry_path(key)) in names}
         return found
 
-    def reset_slot(self, slot: int, seed: int) -> StepDict:
+    def reset_slot(self, slot: int, seed: int, options: Any = None) -> StepDict:
         """Start an episode in one slot, within :meth:`outside`; the row of its first step."""
         env = self.envs[slot]
         self._streams[slot] = GlobalStream(seed, self.device)
+        how = {} if options is None else {"options": options}
         with self._streams[slot]:
             if self._seeds_in_reset:
-                given = env.reset(seed=seed)
+                given = env.reset(seed=seed, **how)
             else:
                 env.set_seed(seed)
-                given = env.reset()
+                given = env.reset(**how)
         self._latest[slot] = self._row(given)
         return self._latest[slot]
 
@@ -403,7 +406,7 @@ class SlotEnvs(SteppedEnv):
         return nested(entries, env.batch_size, self.device)
 
     def reset_all(self, seeds: list[int] | None, options: dict[str, Any] | None) -> StepDict:
-        rows = self._reset(list(range(len(self.envs))), seeds)
+        rows = self._reset(list(range(len(self.envs))), seeds, options)
         return StepDict((key, torch.stack([row[key] for row in rows])) for key in rows[0])
 
     def advance(
@@ -442,7 +445,7 @@ class SlotEnvs(SteppedEnv):
         seeds: list[int] | None = None,
         options: dict[str, Any] | None = None,
     ) -> StepDict:
-        rows = self._reset(slots, seeds)
+        rows = self._reset(slots, seeds, options)
         begun = StepDict(following)
         for key in self.carried:
             if key in following:
@@ -456,14 +459,16 @@ class SlotEnvs(SteppedEnv):
                 begun[key][slot] = row.get(key, 0)
         return begun
 
-    def _reset(self, slots: list[int], seeds: list[int] | None) -> list[StepDict]:
+    def _reset(
+        self, slots: list[int], seeds: list[int] | None, options: Mapping[Any, Any] | None
+    ) -> list[StepDict]:
         causes: dict[int, Exception] = {}
         rows = []
         assert seeds is not None  # as episodes of an evaluation are seeded
         with self.outside():
             for slot, seed in zip(slots, seeds, strict=True):
                 try:
-                    rows.append(self.reset_slot(slot, seed))
+                    rows.append(self.reset_slot(slot, seed, options_of(options, slot)))
                 except Exception as error:
                     causes[slot] = error
         if causes:

@@ -464,7 +464,8 @@ class EvaluationCollector:
 
     def _start(self, index: int) -> Start:
         given = self.settings.options_by_index
-        return Start(index, self.episode_seeds(index)[0], index, given and given[index])
+        options = None if given is None else given[index]
+        return Start(index, self.episode_seeds(index)[0], index, options)
 
     def _first_call(
         self, inference: Inference, rows: StepDict, env: SteppedEnv, actions: ActionCheck

@@ -322,8 +322,7 @@ def power_for_success(
     least, most = binom.ppf([1e-12, 1 - 1e-12], episodes, differing)
     count = np.arange(int(least), int(most) + 1)
     # The most of the rarer kind that the test rejects; -1 if it rejects nothing.
-    edge = binom.ppf((1 - confidence) / 2, count, 0.5)
-    edge -= binom.cdf(edge, count, 0.5) > (1 - confidence) / 2
+    edge = binom.ppf((1 - confidence) / 2, count, 0.5) - 1
     won = (differing + difference) / (2 * differing)
     rejects = binom.cdf(edge, count, won) + binom.sf(count - edge - 1, count, won)
     return float((binom.pmf(count, episodes, differing) * rejects).sum())

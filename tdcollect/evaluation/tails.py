@@ -11,7 +11,7 @@ import numpy as np
 
 from tdcollect import check, display
 from tdcollect.evaluation.ledger import Episode
-from tdcollect.evaluation.statistics import FEW, Interval, Values, ends, exact_mean, in_order
+from tdcollect.evaluation.statistics import FEW, Interval, Values, ends, in_order
 from tdcollect.packages import extra_module
 
 QUANTILES = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
@@ -198,10 +198,9 @@ def worst_mean(returns: Values, share: float) -> float:
     part = share * len(returns)
     if part <= 1:
         return float(ordered[0])
-    whole = math.floor(part + 1e-9)  # 0.1 * 30 is above 3
-    rest = max(0.0, part - whole)
-    total = whole * exact_mean(ordered[:whole]) + rest * ordered[min(whole, len(ordered) - 1)]
-    return float(total / (whole + rest))
+    whole = math.floor(part)
+    last = ordered[min(whole, len(ordered) - 1)]
+    return float((math.fsum(ordered[:whole]) + (part - whole) * last) / part)
 
 
 def _failures(

@@ -217,8 +217,15 @@ def test_more_episodes_of_the_baseline_adjust_the_mean_difference() -> None:
     assert d.adjusted.mean == pytest.approx(line.intercept + line.slope * old.mean())
     assert d.adjusted.correlation == pytest.approx(line.rvalue)
     interval = d.adjusted.interval
-    reach = 1.96 * np.hypot(line.slope * old.std() / 20, 5 / 50**0.5)
-    assert interval.high - d.adjusted.mean == pytest.approx(reach, rel=0.1)
+    # As an intercept at the mean of all, with the covariance matrix HC3.
+    x = np.stack([np.ones(50), old[:50] - old.mean()], 1)
+    bread = np.linalg.inv(x.T @ x)
+    residuals = (new - old[:50]) - x @ bread @ x.T @ (new - old[:50])
+    scaled = x.T * residuals / (1 - np.einsum("ij,jk,ik->i", x, bread, x))
+    here, there = (bread @ scaled @ scaled.T @ bread)[0, 0], line.slope**2 * old.var(ddof=1) / 400
+    freedom = (here + there) ** 2 / (here**2 / 48 + there**2 / 399)
+    reach = stats.t.ppf(0.975, freedom) * (here + there) ** 0.5
+    assert interval.high - d.adjusted.mean == pytest.approx(reach)
     assert reach < 0.6 * (d.difference.mean_interval.high - d.difference.mean)
     assert d.measured("return") == (d.adjusted.mean, interval)
     assert d.is_worse(-interval.high - 1e-9)
@@ -386,6 +393,8 @@ def test_other_episodes_are_refused_with_what_differs() -> None:
     del second.episodes[0]
     with pytest.raises(ValueError, match="but a and c differ: episode 0 is in only one of a and c"):
         compare(first, first, second, names="abc")
+    with pytest.raises(ValueError, match="differ: episode 0 is in only one of a and b"):
+        compare(first, second, names="ab")
 
 
 def test_other_versions_and_platforms_are_allowed_and_said() -> None:

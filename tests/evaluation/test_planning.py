@@ -104,6 +104,15 @@ def test_runs_are_planned_for_a_test_of_two_samples() -> None:
     size = 0.2 / (sum(variances) / 2) ** 0.5
     freedom, edge = 2 * need.number - 2, stats.t.ppf(0.975, 2 * need.number - 2)
     assert stats.nct.sf(edge, freedom, size * (need.number / 2) ** 0.5) >= 0.79
+    z = 1.959964 + 0.841621
+    assert need.number == math.ceil((z * need.spread / 0.2) ** 2 + 1.959964**2 / 4)
+    parts = [array.var(0, ddof=1) / 4 for array in scores]
+    freedom = need.spread**4 / sum(
+        sum(part**2) / n for part, n in zip(parts, (39, 59), strict=True)
+    )
+    limit = need.spread * (freedom / stats.chi2.ppf(0.2, freedom)) ** 0.5
+    small = runs_needed(scores, Aim(0.01))  # whose number tells one degree of freedom from the next
+    assert small.cautious == math.ceil((z * limit / 0.01) ** 2 + 1.959964**2 / 4)
     few = runs_needed([array[:3] for array in scores], Aim(0.2))
     assert few.cautious / few.number > need.cautious / need.number
 

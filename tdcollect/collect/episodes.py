@@ -77,7 +77,8 @@ class Episodes:
         left_out: entries that blocks do without.
         in_one_piece: stack each block at once, which gradients pass through.
         first_seeds: one per slot, for the first reset of episodes that have no seed.
-        options: gymnasium's reset options, of episodes that have none of their own.
+        options: gymnasium's reset options, of all episodes.
+        own_options: each episode has reset options of its own instead.
         rebuild: build a slot's env anew for each episode.
         on_start: called with the slot and the episode of each start.
         on_step: called after each step with the episodes that took it, by slot.
@@ -101,6 +102,7 @@ class Episodes:
     in_one_piece: bool = False
     first_seeds: Seeds = None
     options: Options = None
+    own_options: bool = False
     rebuild: bool = False
     on_start: Callable[[int, Start], None] | None = None
     on_step: Callable[[Mapping[int, Start]], None] | None = None
@@ -320,11 +322,11 @@ class Episodes:
 
     def _options(self, slots: Sequence[int], starts: Mapping[int, Start]) -> Options:
         """The reset options of slots; one without an episode is reset as the latest was."""
+        if not self.own_options:
+            return self.options
         if starts:
             self._latest = next(iter(starts.values())).options
         own = {slot: starts[slot].options if slot in starts else self._latest for slot in slots}
-        if all(options is None for options in own.values()):
-            return self.options
         # A copy for each: envs may change theirs.
         return EachOptions((slot, copy.deepcopy(options)) for slot, options in own.items())
 

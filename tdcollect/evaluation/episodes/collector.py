@@ -438,6 +438,7 @@ class EvaluationCollector:
             seconds=feed.seconds,
             max_episode_steps=self.settings.step_limit,
             rebuild=fresh_envs,
+            own_options=self.settings.options_by_index is not None,
             on_start=start,
             on_step=stepped if metrics.infos else None,
             on_error=None if max_restarts is None else failed,

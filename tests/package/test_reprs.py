@@ -18,6 +18,8 @@ from tdcollect import envs, evaluation, suites, testing, trajectories
 from tdcollect.collect import statistics
 from tdcollect.evaluation import Episode
 from tdcollect.evaluation.planning import plan
+from tdcollect.evaluation.race import Looks, Plan
+from tdcollect.evaluation.sequential import Rule
 from tdcollect.suites.results import CellResult
 from tdcollect.suites.run import Validation
 
@@ -43,6 +45,16 @@ def ended_evaluator() -> tdcollect.Evaluator:
     evaluator = tdcollect.Evaluator("CartPole-v1", testing.CountingPolicy())
     evaluator.shutdown()
     return evaluator
+
+
+def race_result() -> evaluation.RaceResult:
+    """A race of many policies with long names, as long as a folder's may be."""
+    names = [f"{n}{'x' * 99}" for n in range(3)]
+    looks = Looks(Plan(Rule(tuple(names)), block=250, max_episodes=MANY))
+    for shift, name in enumerate(names):
+        for record in ledger(shift):
+            looks.take(name, record)
+    return evaluation.RaceResult(looks, {name: result(name) for name in names})
 
 
 def suite_objects() -> list[Any]:
@@ -83,6 +95,7 @@ def shown() -> dict[str, Any]:
         *(env.base_env, collector, collector.explain(), *hooks, tdcollect.Render()),
         *(stats, stats.latest, stats.lifetime, stats.window, statistics.Spread(1.0, 2.0, 3.0, 4.0)),
         *(summary, summary.returns, comparison, comparison.differences[0], results[0]),
+        race_result(),
         *(results[0].tails(), plan(results[:2], 5.0, names=names[:2])),
         *(results[0].episodes[0], Episode(3, 1, 2, "failed", 2)),
         *(tdcollect.EvaluationCollector("CartPole-v1", None, 5), tdcollect.LocalWorkers(2)),
@@ -122,7 +135,7 @@ def test_each_repr_of_a_public_class_is_a_short_line(shown: dict[str, Any]) -> N
 
 
 TABLES = ("Summary", "Comparison", "Explanation", "Statistics", "Report")
-TABLES += ("Aggregates", "SuiteResults", "Tails")
+TABLES += ("Aggregates", "RaceResult", "SuiteResults", "Tails")
 
 
 @pytest.mark.parametrize("name", TABLES)

@@ -11,14 +11,18 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torchrl.envs import EnvBase, GymWrapper, TransformedEnv
 
-from tdcollect import EvaluationResult, compare, evaluate, make_env, merge, verify
+from tdcollect import EvaluationResult, Evaluator, compare, evaluate, make_env, merge, verify
 from tdcollect.evaluation import EvaluationSettings
+from tdcollect.suites import Suite
 
+from ..suites.parts import changed, folder, small_reports
 from .envs import Walk
 from .ledgers import alter, contents
 from .policies import deterministic
 from .test_metrics import Plain, Unknown
 from .test_protocol import check_files
+
+__all__ = ["folder", "small_reports"]  # fixtures
 
 
 class Levels(Walk):
@@ -148,6 +152,24 @@ def test_files_are_the_same_and_replays_have_them(tmp_path: Path) -> None:
         run(output_dir=tmp_path / "whole", options=[{"level": 3}] * 9)
     alter(tmp_path / "two" / "manifest.json", {("episode_options", "options"): [None]})
     assert "to have the options of 9 episodes, got those of 1" in str(verify(tmp_path / "two"))
+
+
+def test_suites_and_evaluators_take_them(
+    folder: Path, small_reports: None, quick_children: None
+) -> None:
+    (folder / "levels.json").write_text(json.dumps([level(index) for index in range(6)]))
+    given = changed("tasks.0.episode_options", "levels.json")
+    given["tasks"][0]["env"] = f"{__name__}:Levels"
+    suite = Suite.of(given, folder)
+    results = suite.run(folder / "out", tasks=["walk"], progress=False)
+    for cell in results.of("walk", "random"):
+        found = EvaluationResult.load(folder / "out" / cell.path)
+        assert [episode.length for episode in found.episodes] == LENGTHS[:6]
+        assert found.manifest["episode_options"]["name"] == "levels.json"
+    with Evaluator(Levels, deterministic(), num_trajectories=4, episode_options=level) as beside:
+        found = beside.submit(step=1).result()
+        assert [episode.length for episode in found.episodes] == LENGTHS[:4]
+        assert len(found.replay(3)) == LENGTHS[3]
 
 
 def test_evaluations_of_other_options_are_not_compared() -> None:

@@ -384,9 +384,9 @@ def test_curves_have_them(quick_children: None, tmp_path: Path) -> None:
 
 
 def test_suites_have_them(folder: Path, small_reports: None) -> None:
-    (folder / "figures_of.py").write_text("def steps(data):\n    return len(data)\n")
+    (folder / "suite_metrics.py").write_text("def steps(data):\n    return len(data)\n")
     metrics = {"success": 1, "left": "info:left:last"}
-    given = changed("defaults.metrics", {"steps": "figures_of.py:steps", "none": "info:none"})
+    given = changed("defaults.metrics", {"steps": "suite_metrics.py:steps", "none": "info:none"})
     suite = Suite.of(given, folder)
     results = suite.run(folder / "out", progress=False)
     cell = results.cell("walk", "random")

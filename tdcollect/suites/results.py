@@ -486,8 +486,12 @@ def described_cells(suite: Suite, cells: Sequence[Cell]) -> dict[str, Any]:
         described["tasks"][cell.task.name] = task
         described["policies"][cell.policy.name] = policy
         described["files"][cell.name] = {name: digest(path) for name, path in cell.files.items()}
-    plain: dict[str, Any] = json.loads(json.dumps(described, default=str))  # a torch.device, say
-    return plain
+    return _plain(described)
+
+
+def _plain(value: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(json.dumps(value, default=str))  # a torch.device, say
+    return found
 
 
 def note_report(path: Path, suite: Suite) -> None:
@@ -502,8 +506,14 @@ def note_report(path: Path, suite: Suite) -> None:
         if entry.name in (*REPORT, "whole")
         and (value := getattr(suite, entry.name)) != entry.default
     }
-    report = _some({"tasks": _some(tasks), "settings": own})
     found = {name: value for name, value in read_folder(path).items() if name != "report"}
+    others: dict[str, dict[str, Any]] = {"tasks": {}, "policies": {}}  # of which nothing has run
+    for cell in suite.cells():
+        names = {"tasks": cell.task.name, "policies": cell.policy.name}
+        for (kind, name), defined in zip(names.items(), cell.definition(), strict=True):
+            if name not in found.get(kind, {}):
+                others[kind][name] = defined
+    report = _some({"tasks": _some(tasks), "settings": own, "others": _plain(_some(others))})
     write_json(path / SUITE, {**found, **_some({"report": report})})
 
 

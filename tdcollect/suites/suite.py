@@ -475,6 +475,8 @@ def results_of(directory: Path, may_be_stale: bool = True) -> SuiteResults:
 def _suite(cells: Sequence[Mapping[str, Any]], decided: Mapping[str, Any]) -> Suite:
     """Return the suite as its directory has it; only the policies' files are not known."""
     told = decided.get("report", {})
+    others = told.get("others", {})
+    tasks, policies = ({**others.get(kind, {}), **decided[kind]} for kind in ("tasks", "policies"))
     runs: dict[str, list[str]] = {}
     for cell in cells:  # tasks in their order, and the runs of policies in theirs
         of = runs.setdefault(cell["policy"], [])
@@ -482,12 +484,10 @@ def _suite(cells: Sequence[Mapping[str, Any]], decided: Mapping[str, Any]) -> Su
     return Suite(
         **{name: decided[name] for name in HEAD},
         tasks=tuple(
-            Task(name, **decided["tasks"][name], **told.get("tasks", {}).get(name, {}))
+            Task(name, **tasks[name], **told.get("tasks", {}).get(name, {}))
             for name in dict.fromkeys(cell["task"] for cell in cells)
         ),
-        policies=tuple(
-            Policy(name, runs=of, **decided["policies"][name]) for name, of in runs.items()
-        ),
+        policies=tuple(Policy(name, runs=of, **policies[name]) for name, of in runs.items()),
         **told.get("settings", {}),
     )
 

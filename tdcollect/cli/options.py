@@ -181,7 +181,7 @@ episode = together(
     ),
     shown("--max-restarts", default=2, help="Restarts of an episode before it counts as failed."),
 )
-"""What decides an episode, and how envs are made and fail."""
+"""The options that decide an episode, and those for making envs and for their failures."""
 allow_mixed = flag(
     "--allow-mixed", help="Resume under other versions, platform or device; the manifest tells."
 )

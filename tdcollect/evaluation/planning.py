@@ -24,7 +24,7 @@ NAMES = {RETURN: "the mean return", SUCCESS: "the success rate"}
 
 
 class Aim(NamedTuple):
-    """What a comparison is to show: a difference, with a chance, by a two-sided test."""
+    """The aim of a comparison: to show a difference, with a chance, by a two-sided test."""
 
     difference: float
     power: float = 0.8

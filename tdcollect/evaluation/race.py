@@ -32,7 +32,7 @@ POLICIES = "policies"
 
 @dataclass(frozen=True)
 class Plan:
-    """What decides a race, fixed before it starts.
+    """The plan of a race, fixed before it starts.
 
     Attributes:
         rule: decides after each look.
@@ -114,13 +114,14 @@ class Looks:
             if at >= min(self.plan.max_episodes, self.standing.episodes + 2 * share):
                 return None
             self._begun[name] = min(at + share, self.plan.max_episodes)
-            if indices := [*({*range(at, self._begun[name])} - self.records[name].keys())]:
-                return sorted(indices)
+            wanted = range(at, self._begun[name])
+            if indices := [index for index in wanted if index not in self.records[name]]:
+                return indices
         return []
 
 
 class RaceResult:
-    """What a race has found; print it to see who is better.
+    """The result of a race; print it to see who is better.
 
     Attributes:
         plan: the plan of the race.
@@ -170,6 +171,11 @@ class RaceResult:
                 "race again, which resumes it"
             )
         return cls(looks, results, root)
+
+    @property
+    def env(self) -> str:
+        """The id of the env."""
+        return str(next(iter(self.results.values())).manifest["env"]["id"])
 
     @property
     def winner(self) -> str | None:

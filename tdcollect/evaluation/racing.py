@@ -19,9 +19,11 @@ from torchrl.envs import EnvBase
 from tdcollect.display import number_texts
 from tdcollect.evaluation import race as files
 from tdcollect.evaluation.directory import check_report_extras
+from tdcollect.evaluation.episodes.opening import SLOTS
 from tdcollect.evaluation.evaluate import Recording, resumable, run
 from tdcollect.evaluation.ledger import (
     MANIFEST,
+    OPTIONS,
     RACE,
     Episode,
     asked_indices,
@@ -131,7 +133,6 @@ def race(
             f"expected on to be 'return', 'success' or one of metrics, {[*(asked.metrics or {})]}, "
             f"got {on!r}; name it in metrics"
         )
-    requests = {} if requests is None else requests
     if output_dir is not None:
         check_report_extras("race(output_dir=...)")
         output_dir = Path(os.path.abspath(output_dir))
@@ -146,12 +147,12 @@ def race(
             indices=asked.episode_indices,
             looks=looks,
             name=name,
-            slots=count * (asked.num_envs or _SLOTS),
+            slots=count * (asked.num_envs or SLOTS),
             keep_trajectories=keep_trajectories,
             output_dir=None if output_dir is None else files.path_of(output_dir, name),
             allow_mixed=allow_mixed,
             recheck=recheck,
-            request=requests.get(name),
+            request=(requests or {}).get(name),
             replay=replayer(env, policy, lambda index: replace(asked, episodes=[index])),
         )
         job = partial(Job, env, policy, asked, max(1, count // len(policies)))
@@ -184,9 +185,6 @@ def race(
     if output_dir is not None:
         _write(result, output_dir)
     return result
-
-
-_SLOTS = 16  # of an evaluation by default
 
 
 def _running(looks: Looks) -> dict[str, str]:
@@ -253,17 +251,19 @@ class _Racer(Recording):
 
     def add(self, record: Episode, data: TensorDict | None) -> None:
         """Take an episode that has ended, and look."""
-        before = None if self.again else self._looks.records[self._name].get(record.index)
+        if self.again:
+            super().add(record, data)
+            return
+        before = self._looks.records[self._name].get(record.index)
         if before is None:
             super().add(record, data)
+            self._looks.take(self._name, record)
         elif before.digest != record.digest:  # of a worker that was given up
             raise NotReproducibleError(
                 f"expected one digest of episode {record.index} of {self._name}, which ran twice, "
                 f"got {before.digest} and {record.digest}: something that no seed reaches decides "
                 "the episode"
             )
-        if before is None and not self.again:
-            self._looks.take(self._name, record)
 
     def _settle(self, count: int) -> None:
         """Go on with the episodes that count alone."""
@@ -281,4 +281,7 @@ def first(manifest: Mapping[str, Any], count: int) -> dict[str, Any]:
     seeds = dict(manifest["seeds"])
     if "env" in seeds:
         seeds["env"] = seeds["env"][:count]
-    return {**manifest, "episodes": count, "seeds": seeds}
+    found = {**manifest, "episodes": count, "seeds": seeds}
+    if OPTIONS in found:
+        found[OPTIONS] = {**found[OPTIONS], "options": found[OPTIONS]["options"][:count]}
+    return found

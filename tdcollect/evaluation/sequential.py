@@ -29,7 +29,7 @@ TOLERANCE = 1e-6  # of an interval's ends, in units of the largest difference
 
 @dataclass(frozen=True)
 class Rule:
-    """How a race is decided, fixed before it starts.
+    """The rule that decides a race, fixed before it starts.
 
     Attributes:
         names: the policies, at least two.
@@ -118,7 +118,7 @@ class Rule:
 
     @property
     def question(self) -> str:
-        """What is asked of each pair of policies, in words."""
+        """The question that is asked of each pair of policies, in words."""
         word, other = ("lower", "higher") if self.lower_is_better else ("higher", "lower")
         if self.by_sign:
             return (
@@ -270,7 +270,7 @@ def e_holm(evidence: Mapping[Any, float], alpha: float) -> list[Any]:
 
 
 class Look(NamedTuple):
-    """What was known of a pair of policies after a block.
+    """The state of knowledge on a pair of policies after a block.
 
     Attributes:
         episodes: the number of episodes that both had played.
@@ -417,7 +417,7 @@ class Standing:
 
     @property
     def outcome(self) -> dict[str, Any]:
-        """What the race says so far, as plain dicts, lists, numbers and words, for JSON."""
+        """The findings of the race so far, as plain dicts, lists, numbers and words, for JSON."""
         return {
             "question": self.rule.question,
             "failed": self.rule.failed,

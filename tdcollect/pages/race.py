@@ -46,7 +46,7 @@ def race_page(race: RaceResult, back: tuple[str, str] | None = None) -> Page:
         [Figures(drawn), *more] if drawn else ["No pair of episodes was compared."]
     )
     return Page(
-        f"{_env(race)}: race of {count_text(len(names), 'policy')}",
+        f"{race.env}: race of {count_text(len(names), 'policy')}",
         f"{', '.join(names)} on the same test episodes, with a look after every {race.plan.block}",
         "Race",
         [
@@ -60,10 +60,6 @@ def race_page(race: RaceResult, back: tuple[str, str] | None = None) -> Page:
         "looks and all pairs together. Made by tdcollect.",
         back,
     )
-
-
-def _env(race: RaceResult) -> str:
-    return str(next(iter(race.results.values())).manifest["env"]["id"])
 
 
 def _headline(race: RaceResult) -> list[Card]:

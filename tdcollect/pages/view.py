@@ -263,8 +263,7 @@ class _Pages:
         for name in found.results:
             self.evaluation(path_of(here, name), page_path, "The race")
         self._write(page_path, race_page(found, _back(page_path)))
-        env = str(next(iter(found.results.values())).manifest["env"]["id"])
-        return Viewed(path, "race", FINISHED, page_path, env, race=found)
+        return Viewed(path, "race", FINISHED, page_path, found.env, race=found)
 
     def _write(self, page_path: str, page: Page) -> None:
         write_atomically(self.new / page_path, page.html())

@@ -112,6 +112,16 @@ def test_each_policy_has_the_evaluation_of_the_episodes_that_count(
     assert contents(copied) == contents(written)
 
 
+def test_what_is_given_by_episode_is_that_of_the_episodes_that_count(tmp_path: Path) -> None:
+    given = {"episode_options": lambda index: {"n": index}, "env_seeds": lambda index: 7 * index}
+    out = tmp_path / "race"
+    count = len(race(out, **given).results["left"].episodes)
+    assert count < 60
+    how = {"num_envs": 3, "progress": False, **given}
+    tdcollect.evaluate(Walk, POLICIES["left"], count, output_dir=tmp_path / "one", **how)
+    assert contents(tmp_path / "one") == contents(out / "policies" / "left")
+
+
 def test_a_race_that_died_at_its_end_goes_on_to_the_same_files(
     written: Path, tmp_path: Path
 ) -> None:

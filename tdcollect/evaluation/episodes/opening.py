@@ -36,7 +36,7 @@ from tdcollect.evaluation.settings import EvaluationSettings
 from tdcollect.keys import Key, entry_path, from_next
 from tdcollect.randomness import GlobalStream, NotReproducibleError, Outside, WithStreams
 
-_SLOTS = 16
+SLOTS = 16
 
 
 class Opened(NamedTuple):
@@ -87,7 +87,7 @@ def open_env(
         return _open_made(env, episodes, finish, ours=False)
     check_env(env, "a gymnasium env that is made already goes through tdcollect.make_env(env)")
     env_kwargs = settings.env_kwargs
-    slots = min(_SLOTS if settings.num_envs is None else settings.num_envs, episodes)
+    slots = min(SLOTS if settings.num_envs is None else settings.num_envs, episodes)
     if not isinstance(env, str):
         make = partial(_made, env, env_kwargs or {})
         made = make()

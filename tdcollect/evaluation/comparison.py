@@ -72,7 +72,7 @@ def check_same_episodes(
         reasons.append(text + (f", and {others} more differ" if others else ""))
     options, others_options = map(options_by_index, (first.manifest, second.manifest))
     # Across envs, options may be what differs.
-    for index in () if across_envs else sorted({*options, *others_options}):
+    for index in () if across_envs else sorted(a.keys() & b.keys()):
         one, other = options.get(index), others_options.get(index)
         if one != other:
             reasons.append(_differs(f"{OPTIONS} of episode {index}", one, other, names))

@@ -7,7 +7,7 @@ PARALLEL := -n auto --dist worksteal
 # One process a core; torch takes one thread in each, so that they do not fight over cores.
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo suite docs test test-slow test-versions test-oldest test-newest test-torch test-next package soak lint bench simulate-races gpu clean
+.PHONY: demo suite docs test test-slow test-versions test-oldest test-newest test-torch test-next package soak lint bench bench-quick simulate-races gpu clean
 
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -104,6 +104,15 @@ soak: .venv/installed
 bench: .venv/installed
 	$(BIN)/python $(INSTALL) -c constraints.txt -e '.[bench]'
 	$(BIN)/python benchmarks/run.py
+
+# The speed of what is here beside that of commit BASE, in turns: three minutes. Run it before and
+# after a change to collect/ or envs/.
+BASE ?= HEAD~1
+
+bench-quick: .venv/installed
+	rm -rf runs/base && git worktree prune && git worktree add --quiet --detach runs/base $(BASE)
+	$(BIN)/python benchmarks/interpreters.py runs/base .; \
+		status=$$?; git worktree remove --force runs/base; exit $$status
 
 # The simulations of races in docs/statistics.md. Two other rules are compared, by packages that
 # nothing else here needs.

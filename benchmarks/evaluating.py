@@ -16,7 +16,6 @@ from typing import Any
 import gymnasium as gym
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from measure import QUICK, Effort, spread
 from others import copy_linears
 from tensordict.nn import TensorDictModule
 from torch import nn
@@ -26,6 +25,7 @@ from torchrl.envs.utils import ExplorationType
 from torchrl.modules import OneHotCategorical, ProbabilisticActor
 
 import tdcollect
+from tdcollect.testing.speed import QUICK, Effort, spread
 
 ENV, SLOTS, EPISODES = "CartPole-v1", 16, 100
 TARGETS = {

@@ -24,11 +24,11 @@ from gpu_setting import (
     median,
     need,
 )
-from measure import Effort, Program, ratios, spread
 from torchrl.collectors import Collector as TorchRLCollector
 from torchrl.envs import EnvBase
 
 import tdcollect
+from tdcollect.testing.speed import Effort, Program, ratios, spread
 
 OURS, THEIRS, EAGER, WORKERS = "tdcollect", "TorchRL", "tdcollect, eager", "tdcollect, workers"
 TARGET, GRAPH_TARGET = 2.0, 1.5

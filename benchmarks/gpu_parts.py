@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from gpu_pipelines import CARTPOLE, CHEETAH, PONG, Pipeline, burning
 from gpu_setting import CORES, Plan, Row, Setting, closing, collecting, in_turns, median, need
-from measure import Effort, Program
 from slots_alone import slots_alone
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type
@@ -18,6 +17,7 @@ import tdcollect
 from tdcollect import keys
 from tdcollect.collect.policy import Policy
 from tdcollect.collect.step_dict import StepDict
+from tdcollect.testing.speed import Effort, Program
 
 ENV, UP, POLICY, DOWN, LOOP, WHOLE = "env", "up", "policy", "down", "loop", "whole"
 BOTH, HALF = "policy, up and down", "policy for half of the slots"

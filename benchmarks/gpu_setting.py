@@ -10,7 +10,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from measure import QUICK, Effort, Program, alternate, spread
+
+from tdcollect.testing.speed import QUICK, Effort, Program, alternate, spread
 
 CORES = len(os.sched_getaffinity(0))
 

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 import workloads
 from gymnasium.vector import AutoresetMode, VectorEnv
-from measure import Effort, Program, alternate, spread
 from tensordict.nn import TensorDictModule
 from torchrl.envs import GymWrapper
 
 import tdcollect
+from tdcollect.testing.speed import Effort, Program, alternate, spread
 
 SLOTS = (1, 8, 64)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-from pathlib import Path
 from typing import Any
+
+from tdcollect.testing.speed import processor
 
 PACKAGES = (
     "tdcollect",
@@ -24,14 +25,9 @@ PACKAGES = (
 
 def machine() -> dict[str, Any]:
     """CPU model, cores, memory, system and load of this machine."""
-    model = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        lines = cpuinfo.read_text().splitlines()
-        model = next((x.split(":")[1].strip() for x in lines if x.startswith("model name")), model)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return {
-        "cpu": model,
+        "cpu": processor(),
         "cores": os.cpu_count(),
         "memory_GiB": round(memory, 1),
         "system": f"{platform.system()} {platform.release()}",

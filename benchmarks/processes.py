@@ -20,12 +20,12 @@ import torch
 import workers_report
 import workloads
 from burn import Burn, rounds_of
-from measure import QUICK, Effort, Program, alternate, ratios, spread
 from torchrl import collectors as theirs
 from torchrl.envs import EnvBase, GymEnv, ParallelEnv, SerialEnv
 
 import tdcollect
 from tdcollect import collectors as ours
+from tdcollect.testing.speed import QUICK, Effort, Program, alternate, ratios, spread
 
 PROCESSES = 2
 TARGET = 3.0

@@ -18,13 +18,13 @@ from typing import Any
 import torch
 import workers_report
 from many_workers import policy
-from measure import QUICK, Effort, Program, alternate, spread
 from napping import Napping
 from others import tianshou_async
 from tensordict import TensorDictBase
 from torchrl.envs import AsyncEnvPool, GymWrapper
 
 import tdcollect
+from tdcollect.testing.speed import QUICK, Effort, Program, alternate, spread
 
 MakeEnv = Callable[[], Napping]
 

@@ -30,7 +30,6 @@ from evaluating import evaluating
 from hot_loop import hot_loop
 from machine import machine, versions
 from many_workers import many_workers
-from measure import QUICK, Effort, alternate, ratios, spread
 from monitoring import monitoring
 from processes import processes
 from ready import ready
@@ -39,6 +38,8 @@ from suites import suites
 from variants import variants
 from workers import workers
 from workloads import CELLS, OURS
+
+from tdcollect.testing.speed import QUICK, Effort, alternate, ratios, spread
 
 PEAK_TARGET = 1.25
 HERE = Path(__file__).parent

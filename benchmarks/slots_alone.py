@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from measure import Program
+
+from tdcollect.testing.speed import Program
 
 
 def slots_alone(env: Any, steps: int) -> Program:

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 import workers_report
 from many_workers import Make, policy
-from measure import QUICK, Effort, spread
 
 import tdcollect
+from tdcollect.testing.speed import QUICK, Effort, spread
 
 WORKERS = 4
 MILLISECONDS = (1, 1, 2, 2, 4, 8)  # per step, by task

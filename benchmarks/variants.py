@@ -11,7 +11,6 @@ import torch
 import workloads
 from gymnasium.vector import AutoresetMode
 from hand_written import vector_env
-from measure import QUICK, Effort, Program, alternate, ratios, spread
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 from torchrl.envs import DoubleToFloat, EnvBase, ObservationNorm, TransformedEnv
@@ -19,6 +18,7 @@ from torchrl.modules import OneHotCategorical, ValueOperator
 
 import tdcollect
 from tdcollect.collect import arrays
+from tdcollect.testing.speed import QUICK, Effort, Program, alternate, ratios, spread
 
 CARTPOLE, CHEETAH = "CartPole-v1", "HalfCheetah-v5"
 

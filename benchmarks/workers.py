@@ -13,10 +13,10 @@ import torch
 import workloads
 from burn import Burn, rounds_of
 from gymnasium.vector import AsyncVectorEnv
-from measure import QUICK, Effort, Program, alternate, ratios, spread
 from slots_alone import slots_alone
 
 import tdcollect
+from tdcollect.testing.speed import QUICK, Effort, Program, alternate, ratios, spread
 
 SERIAL, ASYNC = "serial", "AsyncVectorEnv"
 CHEETAH = "HalfCheetah-v5"

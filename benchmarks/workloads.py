@@ -16,7 +16,6 @@ import numpy as np
 import others
 import torch
 from gymnasium.vector import AutoresetMode
-from measure import Program
 from networks import cheetah_net, continuous_actor, discrete_actor, mlp, pong_net
 from torch import nn
 from torchrl.collectors import Collector as TorchRLCollector
@@ -36,6 +35,7 @@ from torchrl.envs import (
 from torchrl.modules import OneHotCategorical
 
 import tdcollect
+from tdcollect.testing.speed import Program
 
 OURS = "tdcollect"
 HAND = "hand-written"

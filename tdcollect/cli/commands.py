@@ -455,6 +455,25 @@ def doctor(env: str, as_json: bool, **settings: Any) -> int:
 
 
 @program.command()
+@click.argument("env", default="CartPole-v1")
+@options.shown("--num-envs", type=click.IntRange(min=1), default=8, help="Number of slots.")
+@options.shown("--seconds", type=float, default=60.0, help="About how long this takes.")
+@options.as_json
+def bench(env: str, num_envs: int, seconds: float, as_json: bool) -> int:
+    """Time collecting here, beside TorchRL's collector.
+
+    ENV is a gymnasium id. One pipeline is of make_env, the other of TorchRL's GymEnv with
+    transforms; their batches are compared, too. The exit status is 1 if any bits differ.
+    """
+    with redirect_stdout(sys.stderr):
+        from tdcollect.testing import speed
+
+        found = speed.bench(env, num_envs, seconds)
+    tell(as_json, speed.bench_text(found), **found)
+    return int(any(row["differs"] for row in found["pipelines"]))
+
+
+@program.command()
 @click.argument("directory", type=options.FOLDER, metavar="DIR")
 @options.shown(
     "--output-dir",

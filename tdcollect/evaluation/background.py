@@ -17,12 +17,19 @@ import torch
 from tensordict import TensorDict
 
 from tdcollect import keys
-from tdcollect.evaluation.curve import Best, Folder, Point, point_of
+from tdcollect.evaluation.curve import (
+    TRANSFORMS,
+    Best,
+    Folder,
+    Kind,
+    Point,
+    point_of,
+)
 from tdcollect.evaluation.evaluate import Recording, run
 from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.evaluation.workers.dispatcher import Evaluation
 from tdcollect.evaluation.workers.local import LocalWorkers, Workers
-from tdcollect.evaluation.workers.worker import template, unpickled
+from tdcollect.evaluation.workers.worker import POLICY, Weights, template, unpickled
 from tdcollect.processes.channel import Described, described, packed
 from tdcollect.processes.child import leave
 from tdcollect.trajectories import split_trajectories
@@ -38,17 +45,20 @@ class Setup(NamedTuple):
     best_by: str
     log_prefix: str
     recheck: bool
+    report: bytes | None  # the settings of a report
 
 
 class Request(NamedTuple):
     """One evaluation, at a training step, with pickled weights by model id.
 
-    ``policy`` is pickled if it is no module, as it was at the call; None for the job's own.
+    ``policy`` is pickled if it is no module, as it was at the call; None for the job's own. A
+    ``"report"`` is of the weights of a step, with settings of its own.
     """
 
     step: int
     weights: Mapping[str, bytes]
     policy: bytes | None = None
+    kind: Kind = "step"
 
 
 class Answer(NamedTuple):
@@ -140,6 +150,7 @@ class Answering:
         self._setup = setup
         self._job = unpickled(setup.job)
         self._metrics_fn = pickle.loads(setup.metrics_fn)
+        self._report = None if setup.report is None else pickle.loads(setup.report)
         self._workers = setup.workers
         if isinstance(self._workers, LocalWorkers):
             self._workers.template = template
@@ -163,24 +174,29 @@ class Answering:
         if self._folder is None and self._setup.output_dir is not None:
             self._folder = Folder(self._setup.output_dir, self._setup.best_by)
         path: Path | None = None
-        indices, with_data = self._job.settings.episode_indices, self._metrics_fn is not None
+        job, with_data = self._job, self._metrics_fn is not None
+        if request.kind == "report" and self._report is not None:
+            job, with_data = replace(job, settings=self._report), False
 
         def record(manifest: Mapping[str, Any]) -> Recording:
             nonlocal path
             self._applied = True
             if self._folder is not None:
-                self._folder.check_same_episodes(manifest)
-                path = self._folder.step_path(request.step)
+                if request.kind == "report":
+                    self._folder.check_report(request.step, manifest)
+                else:
+                    self._folder.check_same_episodes(manifest)
+                path = self._folder.step_path(request.step, request.kind)
             return Recording(
                 manifest,
-                indices,
+                job.settings.episode_indices,
                 output_dir=path,
                 retry_lost=True,
                 recheck=self._setup.recheck,
                 every_data=with_data,
             )
 
-        evaluation = Evaluation(lambda: self._job, record, with_data, request.weights)
+        evaluation = Evaluation(lambda: job, record, with_data, request.weights)
         data: dict[int, TensorDict] = {}
         steps, start, now = 0, 0.0, 0.0
         # The training process says which workers were lost.
@@ -191,7 +207,7 @@ class Answering:
                     raise what
                 if isinstance(what, EvaluationResult):
                     pace = steps / (now - start) if steps else 0.0
-                    return self._answer(request.step, evaluation, what, pace, data)
+                    return self._answer(request, evaluation, what, pace, data)
                 now = time.perf_counter()
                 if what is None:
                     start = now
@@ -203,17 +219,21 @@ class Answering:
 
     def _answer(
         self,
-        step: int,
+        request: Request,
         evaluation: Evaluation,
         result: EvaluationResult,
         pace: float,
         data: dict[int, TensorDict],
     ) -> Answer:
-        point, dispatcher = point_of(step, result.summary(), result.digest), evaluation.dispatcher
+        point = point_of(request.step, result.summary(), result.digest)
+        dispatcher = evaluation.dispatcher
         assert dispatcher is not None
-        if self._folder is not None:
-            name = str(evaluation.manifest["env"]["id"])
-            self._folder.note(point, name, lambda: dispatcher.policy_state(evaluation))
+        name = str(evaluation.manifest["env"]["id"])
+        if self._folder is not None and request.kind == "report":
+            self._folder.write(name)
+        elif self._folder is not None:
+            kept = {} if self._report is None else _of_transforms(request.weights)
+            self._folder.note(point, name, lambda: dispatcher.policy_state(evaluation), kept)
         custom = {} if self._metrics_fn is None else custom_metrics(self._metrics_fn, data)
         metrics = metrics_of(point, result.returns, pace, custom, self._setup.log_prefix)
         records = pickle.dumps((result.manifest, result.episodes, result.errors))
@@ -224,6 +244,21 @@ class Answering:
         self._workers.close()
         if self._folder is not None:
             self._folder.close()
+
+
+def _of_transforms(weights: Mapping[str, bytes]) -> dict[str, Any]:
+    """Return the weights of a request that are not the policy's, as torch saves them."""
+    others = (name for name in weights if name != POLICY)
+    return {name: pickle.loads(weights[name]).to_save() for name in others}
+
+
+def kept_weights(path: Path, best: Best) -> dict[str, bytes]:
+    """Return the weights of the best that a directory holds, as those of a request."""
+    found = {} if best.path is None else {POLICY: torch.load(best.path, weights_only=True)}
+    if (file := path / TRANSFORMS).is_file():
+        saved = torch.load(file, weights_only=True)
+        found |= {name: Weights.from_saved(*one) for name, one in saved.items()}
+    return {name: pickle.dumps(one) for name, one in found.items()}
 
 
 def main(end: int) -> None:

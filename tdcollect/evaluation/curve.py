@@ -11,7 +11,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
 
 from tdcollect.evaluation import ledger
 from tdcollect.evaluation.comparison import SAME
@@ -21,7 +22,8 @@ from tdcollect.evaluation.statistics import Summary, alike, ends
 from tdcollect.files import check_no_links, check_output, locked, write_atomically, write_json
 from tdcollect.packages import versions
 from tdcollect.pages.build import REPORT
-from tdcollect.pages.evaluation import curve_page
+from tdcollect.pages.curve import curve_page
+from tdcollect.seeding import report_seed
 
 BEST_BY = ("mean", "iqm")
 
@@ -170,8 +172,10 @@ def _number(text: str) -> float | None:
 
 
 CURVE, PAGE, FIGURE = "curve.csv", "curve.html", "curve.svg"
-BEST, WEIGHTS = "best.json", "best.pt"
-_STEP = re.compile(r"step-(\d{9,})")
+BEST, WEIGHTS, TRANSFORMS = "best.json", "best.pt", "best-transforms.pt"
+Kind = Literal["step", "report"]
+"""The evaluations of a curve: its points, and reports of the best of them."""
+_PART = re.compile(r"(step|report)-(\d{9,})")
 _ANEW = "remove the file: the next evaluation writes it anew"
 _SECONDS = 2.0  # for a process that was killed to let go of its directory
 
@@ -186,10 +190,10 @@ class Folder:
             self.curve, self.best, _ = read_folder(path, best_by)
             self._opened = opened.pop_all()
 
-    def step_path(self, step: int) -> Path:
-        """The directory of the evaluation at a step; refused if it is a link."""
-        check_no_links(self.path, step_name(step))
-        return self.path / step_name(step)
+    def step_path(self, step: int, kind: Kind = "step") -> Path:
+        """The directory of the evaluation at a step, or of its report; refused if it is a link."""
+        check_no_links(self.path, step_name(step, kind))
+        return self.path / step_name(step, kind)
 
     def check_same_episodes(self, manifest: Mapping[str, Any]) -> None:
         """Refuse an evaluation of other episodes than those of the curve."""
@@ -201,34 +205,88 @@ class Folder:
                 "Choose another directory, or remove this one to start anew"
             )
 
-    def note(self, point: Point, name: str, policy_state: Callable[[], Mapping[str, Any]]) -> None:
-        """Add a point to the curve, and keep the policy's weights if it is the best."""
+    def check_report(self, step: int, manifest: Mapping[str, Any]) -> None:
+        """Refuse a report of other weights than those of a step, and of the same episodes."""
+        if found := _differences(self.step_path(step), manifest):
+            raise ValueError(
+                f"expected the weights of step {step} in {self.path}, which is the best, got "
+                f"others: {ledger.differences_text(found)}. Those of an earlier process may not be "
+                "kept whole: evaluate the step again with its weights, then ask for the report"
+            )
+
+    def note(
+        self,
+        point: Point,
+        name: str,
+        policy_state: Callable[[], Mapping[str, Any]],
+        transforms: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        """Add a point to the curve; if it is the best, keep the weights of policy and transforms.
+
+        Those of ``transforms`` are values that torch saves, by model id.
+        """
         self.curve = with_point(self.curve, point)
         value = value_of(point, self._by)
         before = (-math.inf, 0) if self.best is None else (self.best.value, -self.best.step)
         if value > -math.inf and (value, -point.step) >= before:
             path, state = self.path / WEIGHTS, policy_state()
             entries = {"step": point.step, "by": self._by, "value": value, "weights": None}
+            _save(self.path / TRANSFORMS, transforms)
+            _save(path, state)
             if state:
-                import torch
-
-                write_atomically(path, lambda file: torch.save(state, file))
                 entries |= {"weights": WEIGHTS, "digest": ledger.sha256(path)}
-            else:
-                path.unlink(missing_ok=True)
             self.best = Best(point.step, value, path if state else None)
             write_json(self.path / BEST, entries)
-        for written, data in _written(self.curve, self.best, name, self._by).items():
-            write_atomically(self.path / written, data)
+        self.write(name)
+
+    def write(self, name: str) -> None:
+        """Write the files that follow from the evaluations, and from the report of the best."""
+        for file, data in _written(self.path, self.curve, self.best, name, self._by).items():
+            write_atomically(self.path / file, data)
 
     def close(self) -> None:
         """Release the directory."""
         self._opened.close()
 
 
-def step_name(step: int) -> str:
-    """Return the name of the folder of the evaluation at a step."""
-    return f"step-{step:09d}"
+def _save(file: Path, weights: Mapping[str, Any]) -> None:
+    """Write weights with torch; without any, there is no file."""
+    if weights:
+        import torch
+
+        write_atomically(file, lambda opened: torch.save(weights, opened))
+    else:
+        file.unlink(missing_ok=True)
+
+
+def step_name(step: int, kind: Kind = "step") -> str:
+    """Return the name of the folder of the evaluation at a step, or of its report."""
+    return f"{kind}-{step:09d}"
+
+
+def read_report(path: Path, step: int) -> EvaluationResult | None:
+    """Return the report of a step that a curve's directory holds; None if it is not finished.
+
+    Raises:
+        ValueError: for other weights, and for episodes that had a part in the choice.
+    """
+    directory = path / step_name(step, "report")
+    if not ledger.is_finished(directory):
+        return None
+    result = EvaluationResult.load(directory)
+    if found := _differences(path / step_name(step), result.manifest):
+        text = ledger.differences_text(found, "in a report of this step")
+        raise ValueError(f"{directory} is no report of step {step}: {text}; remove it")
+    return result
+
+
+def _differences(step: Path, report: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Return the differences of a report's manifest from that which a step would have."""
+    chosen, root = ledger.read_manifest(step), "seeds.root"
+    keys = (*SAME, "policy")
+    wanted, own = ({key: one.get(key) for key in keys} for one in (chosen, report))
+    wanted[root] = report_seed(ledger.manifest_entry(chosen, root))
+    return ledger.differences(wanted, own | {root: ledger.manifest_entry(report, root)})
 
 
 def read_folder(
@@ -296,9 +354,11 @@ def check_curve(path: Path) -> Iterator[Problem]:
     top = max((value_of(point, by) for point in curve), default=-math.inf)
     if top > (-math.inf if best is None else best.value):
         yield Problem(path / BEST, f"it lacks the best, {top}: its process was killed, say")
+    for step in steps_of(path, "report"):
+        read_report(path, step)
     manifest = ledger.read_manifest(path / step_name(curve[0].step))
     theirs = ledger.manifest_entry(manifest, "versions.tdcollect")
-    for name, data in _written(curve, best, manifest["env"]["id"], by).items():
+    for name, data in _written(path, curve, best, manifest["env"]["id"], by).items():
         there = (path / name).read_bytes() if (path / name).is_file() else b""
         if name == CURVE:  # whose rows were compared, but for rounding
             same = there.count(b"\n") == data.count(b"\n")
@@ -308,23 +368,43 @@ def check_curve(path: Path) -> Iterator[Problem]:
             yield Problem(path / name, f"it is not what the evaluations give; {_ANEW}")
 
 
-def _written(curve: Sequence[Point], best: Best | None, name: str, by: str) -> dict[str, bytes]:
+def _written(
+    path: Path, curve: Sequence[Point], best: Best | None, name: str, by: str
+) -> dict[str, bytes]:
     """Return the files of a curve that nothing reads to go on, by their names."""
-    page = curve_page(curve, best, name, by, lambda step: f"{step_name(step)}/{REPORT}")
+
+    def page_of(step: int, kind: Kind = "step") -> str:
+        return f"{step_name(step, kind)}/{REPORT}"
+
+    page = curve_page(curve, best, name, by, page_of, report_point(path, best))
     drawn = page.figures()
     return {CURVE: to_csv(curve), **({FIGURE: drawn[0].file()} if drawn else {}), PAGE: page.html()}
 
 
+def report_point(path: Path, best: Best | None) -> Point | None:
+    """Return the report of the best that a curve's directory holds, as a point; None for none."""
+    result = None if best is None else read_report(path, best.step)
+    if best is None or result is None:
+        return None
+    return point_of(best.step, result.summary(), result.digest)
+
+
 def check_folder(path: Path) -> None:
     """Refuse a path that neither is nor can become the directory of an evaluator."""
-    check_output(path, "an Evaluator", (CURVE, PAGE, FIGURE, BEST, WEIGHTS), _STEP.fullmatch)
+    files = (CURVE, PAGE, FIGURE, BEST, WEIGHTS, TRANSFORMS)
+    check_output(path, "an Evaluator", files, _PART.fullmatch)
 
 
-def steps_of(path: Path) -> dict[int, Path]:
-    """Return the directories of evaluations, by step, in their order."""
+def steps_of(path: Path, kind: Kind = "step") -> dict[int, Path]:
+    """Return the directories of evaluations, or of reports, by step, in their order."""
     names = os.listdir(path) if path.is_dir() else []
-    found = {int(match[1]): path / match[0] for match in map(_STEP.fullmatch, names) if match}
-    return dict(sorted(found.items()))
+    parts = (match for match in map(_PART.fullmatch, names) if match and match[1] == kind)
+    return dict(sorted((int(match[2]), path / match[0]) for match in parts))
+
+
+def evaluations_of(path: Path) -> list[Path]:
+    """Return the directories of all evaluations of a curve, its reports last."""
+    return [*steps_of(path).values(), *steps_of(path, "report").values()]
 
 
 def _episodes_of(manifest: Mapping[str, Any]) -> dict[str, Any]:

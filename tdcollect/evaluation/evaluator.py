@@ -29,9 +29,18 @@ from torchrl.envs.utils import ExplorationType
 from tdcollect import check, keys
 from tdcollect.collect.collector import Collector
 from tdcollect.display import count_text, one_line
-from tdcollect.evaluation.background import Answer, Failure, Request, Setup
-from tdcollect.evaluation.curve import BEST_BY, Best, Point, read_folder, value_of, with_point
+from tdcollect.evaluation.background import Answer, Failure, Request, Setup, kept_weights
+from tdcollect.evaluation.curve import (
+    BEST_BY,
+    Best,
+    Point,
+    read_folder,
+    read_report,
+    value_of,
+    with_point,
+)
 from tdcollect.evaluation.episodes.opening import check_env
+from tdcollect.evaluation.ledger import asked_indices
 from tdcollect.evaluation.replay import Replay, Replayed, replayer
 from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.evaluation.settings import EvaluationSettings, Metrics, Options, check_names
@@ -47,6 +56,7 @@ from tdcollect.evaluation.workers.worker import (
 from tdcollect.packages import extra_module
 from tdcollect.processes.channel import raised_there
 from tdcollect.processes.child import Spawned
+from tdcollect.seeding import report_seed
 
 logger = logging.getLogger("tdcollect")
 
@@ -103,6 +113,8 @@ class Evaluator:
         num_envs, inference_batch_size, env_kwargs, on_env_error, max_restarts: see
             :class:`tdcollect.evaluation.EvaluationSettings`.
         metrics, episode_options: likewise.
+        report_episodes: evaluate the best checkpoint once more, on so many episodes that chose
+            nothing: at the end of the ``with`` block, or when :meth:`report` is called.
         torchrl_only: arguments of TorchRL's evaluator that are checked and have no effect here:
             ``frames_per_batch``, ``collector_cls`` (None or ``"Collector"``), ``collector_kwargs``
             (none), ``weight_sync_schemes`` (whose keys are model ids), and ``done_keys``
@@ -152,6 +164,7 @@ class Evaluator:
         max_restarts: int = 2,
         metrics: Metrics | None = None,
         episode_options: Options | None = None,
+        report_episodes: int | None = None,
         **torchrl_only: Any,
     ):
         _check_subject(env, policy, policy_factory)
@@ -161,11 +174,11 @@ class Evaluator:
         check.one_of(("thread", "process", "ray"), backend=backend)
         check.one_of(BEST_BY, best=best)
         check.positive_int(num_trajectories=num_trajectories, queue_size=queue_size)
+        check.positive_int_or_none(report_episodes=report_episodes)
         for name in ("scipy", "matplotlib")[: 1 if output_dir is None else 2]:
             extra_module(name, "tdcollect.Evaluator")
-        settings = EvaluationSettings(
-            num_trajectories,
-            seed,
+        settings_of = partial(
+            EvaluationSettings,
             exploration_type=exploration_type,
             max_episode_steps=max_steps or None,  # 0 is no limit for TorchRL
             reward_keys=_without_next(reward_keys),
@@ -178,6 +191,12 @@ class Evaluator:
             metrics=metrics,
             episode_options=episode_options,
         )
+        settings, report = settings_of(num_trajectories, seed), None
+        if report_episodes is not None:
+            # The options of an episode that chose may make it the same under any seed.
+            first = 0 if episode_options is None else num_trajectories
+            others = range(first, first + report_episodes) if first else report_episodes
+            report = pickled_part("settings", settings_of(others, report_seed(seed)))
         if isinstance(env, EnvBase) and dump_video:
             check_recorders(env)
         self._policy = policy
@@ -190,7 +209,7 @@ class Evaluator:
         job = kept.pickled().job
         directory = None if output_dir is None else Path(os.path.abspath(output_dir))
         functions = pickled_part("metrics_fn", metrics_fn)
-        setup = Setup(job, crew, functions, directory, best, log_prefix, recheck)
+        setup = Setup(job, crew, functions, directory, best, log_prefix, recheck, report)
         self._courier = Courier(setup, on_result, queue_size)
         self._end = weakref.finalize(self, _close, self._courier)
 
@@ -286,6 +305,34 @@ class Evaluator:
         """
         return self._courier.ask(self._request(weights, step, weights_dict), "submit")
 
+    def report(self) -> EvaluationResult:
+        """Evaluate the best checkpoint on episodes that chose nothing; return the result.
+
+        The mean of the best of many checkpoints is too high on the episodes that chose it. These
+        are as many as ``report_episodes`` says, of the root seed
+        :func:`tdcollect.seeding.report_seed`; with ``episode_options``, their indices follow those
+        that chose. Evaluations that are pending run first. A report that is done for the best of
+        now is returned as it is; when another one wins, its report is a new one. The files are in
+        ``output_dir``, in a folder ``report-`` with the step of the best.
+
+        Raises:
+            RuntimeError: without ``report_episodes``, before an evaluation with a finite return,
+                and in ``on_result``.
+            ValueError: if the weights of the best are not kept, as those of an earlier process may
+                not be.
+            Exception: as :meth:`evaluate`.
+        """
+        courier = self._courier
+        if not courier.reports:
+            raise RuntimeError("expected an Evaluator(report_episodes=...) for a report")
+        if courier.in_thread():
+            raise RuntimeError("expected report() in the training loop, not in on_result")
+        if courier.closed and courier.report is not None:
+            return courier.report[1]
+        _, policy = snapshots_of(None, None, self._policy)
+        report: EvaluationResult = courier.ask(Request(0, {}, policy, "report"), "report").result()
+        return report
+
     def poll(self, timeout: float = 0) -> dict[str, Any] | None:
         """Return the metrics of the next triggered evaluation that has ended, as :meth:`wait`."""
         return self.wait(timeout)
@@ -350,12 +397,18 @@ class Evaluator:
         return self
 
     def __exit__(self, kind: Any, *exception: Any) -> None:
-        """Wait for pending evaluations, unless there is an exception; shut down."""
+        """Wait for pending evaluations, and report, unless there is an exception; shut down."""
         if kind is None:
             with self._courier.changed:
                 self._courier.changed.wait_for(
                     lambda: self._courier.closed or not self._courier.pending
                 )
+            if self._courier.reports and self.best is not None and not self._courier.closed:
+                try:
+                    self.report()
+                except Exception as error:
+                    text = f"{type(error).__name__}: {error}"
+                    logger.warning("the report of step %s failed: %s", self.best.step, text)
         self.shutdown()
 
     def state_dict(self) -> dict[str, Any]:
@@ -521,7 +574,7 @@ def _without_next(key: Any) -> Any:
 # --- the thread and the process ---
 
 
-Kind = Literal["evaluate", "trigger", "submit"]
+Kind = Literal["evaluate", "trigger", "submit", "report"]
 """The method that a request came by."""
 
 MOST_RESTARTS = 3
@@ -574,6 +627,9 @@ class Courier:
         self._first = pickle.dumps(setup)
         self.curve: list[Point] = []
         self.best: Best | None = None
+        self.reports = setup.report is not None
+        self.report: tuple[int, EvaluationResult] | None = None  # of the best at a step
+        self._winner: Request | None = None  # with the weights of the best
         if setup.output_dir is not None:
             self.curve, self.best, _ = read_folder(setup.output_dir, setup.best_by, logger.warning)
         self._owner = os.getpid()
@@ -664,25 +720,67 @@ class Courier:
 
     def _outcome(self, asked: Asked) -> Any:
         """Return the metrics of a request, or its result if it came by ``submit``."""
+        if asked.kind == "report":
+            return self._report_of_best(asked)
         request = asked.request
         asked.request = request._replace(weights={**self._latest, **request.weights})
-        answer: Answer | Failure = pickle.loads(self._answered(asked.request))
-        if isinstance(answer, Answer) or answer.applied:
-            self._latest.update(asked.request.weights)
-        if isinstance(answer, Failure):
-            raise raised_there(answer.error, "the process that evaluates")
-        for line in answer.lost:
-            logger.warning("%s, at step %s", line, request.step)
+        answer = self._answer(asked.request)
         self.curve = with_point(self.curve, answer.point)
         self.best = answer.best or _best_of(self.curve, self._setup.best_by)
+        if self.reports and self.best is not None and self.best.step == request.step:
+            self._winner = asked.request
         if asked.kind == "evaluate":  # whose caller calls on_result itself
             return answer.metrics
         self.tell(answer.metrics)
         if asked.kind == "trigger":
             return answer.metrics
+        return self._result(asked.request, answer)
+
+    def _answer(self, request: Request) -> Answer:
+        """Send a request; return its answer, or raise the error of its failure."""
+        answer: Answer | Failure = pickle.loads(self._answered(request))
+        if request.kind == "step" and (isinstance(answer, Answer) or answer.applied):
+            self._latest.update(request.weights)
+        if isinstance(answer, Failure):
+            raise raised_there(answer.error, "the process that evaluates")
+        for line in answer.lost:
+            logger.warning("%s, at step %s", line, request.step)
+        return answer
+
+    def _result(self, request: Request, answer: Answer) -> EvaluationResult:
         manifest, episodes, errors = pickle.loads(answer.records)
-        replay = _replay_of(self._setup.job, asked.request)
+        replay = _replay_of(self._setup, request)
         return EvaluationResult(manifest, episodes, answer.directory, replay=replay, errors=errors)
+
+    def _report_of_best(self, asked: Asked) -> EvaluationResult:
+        """Return the report of the best, which is run unless it is there."""
+        best, folder, request = self.best, self._setup.output_dir, self._winner
+        if best is None:
+            raise RuntimeError("expected an evaluation with a finite return before a report")
+        if self.report is not None and self.report[0] == best.step:
+            return self.report[1]
+        found = None if folder is None else read_report(folder, best.step)
+        if found is None or not self._is_whole(found):
+            if request is None or request.step != best.step:
+                if folder is None:
+                    raise ValueError(
+                        f"expected the weights of step {best.step}, which is the best, got none: "
+                        "the step that was better was evaluated again. Evaluate this one again, or "
+                        "pass an output_dir, which keeps them"
+                    )
+                weights = kept_weights(folder, best)  # of a process before this one
+                request = asked.request._replace(step=best.step, weights=weights)
+            asked.request = request._replace(kind="report")
+            found = self._result(asked.request, self._answer(asked.request))
+        self.report = best.step, found
+        return found
+
+    def _is_whole(self, report: EvaluationResult) -> bool:
+        """Tell whether a report has the episodes that are asked for, and lost none."""
+        settings: EvaluationSettings = pickle.loads(self._setup.report or b"")
+        root, indices = report.manifest["seeds"]["root"], asked_indices(report.manifest)
+        same = root == settings.seed and [*indices] == [*settings.episode_indices]
+        return same and not any(episode.lost for episode in report.episodes)
 
     def tell(self, metrics: Mapping[str, Any]) -> None:
         if self.on_result is None:
@@ -754,11 +852,13 @@ def _best_of(curve: list[Point], by: str) -> Best | None:
     return None if value == float("-inf") else Best(best.step, value, None)
 
 
-def _replay_of(job: bytes, request: Request) -> Replay:
+def _replay_of(setup: Setup, request: Request) -> Replay:
     """Return a function that runs an episode again, with env and policy made anew."""
 
     def replay(index: int, video: str | os.PathLike[str] | None) -> Replayed:
-        parts = unpickled(job)
+        parts = unpickled(setup.job)
+        if request.kind == "report" and setup.report is not None:
+            parts = replace(parts, settings=pickle.loads(setup.report))
         if request.policy is not None:
             parts = replace(parts, policy=pickle.loads(request.policy))
         again = replayer(

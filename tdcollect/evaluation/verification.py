@@ -13,7 +13,7 @@ from typing import Any
 
 from tdcollect.display import count_text, listed_text, one_line, visible
 from tdcollect.evaluation import race, statistics
-from tdcollect.evaluation.curve import check_curve, steps_of
+from tdcollect.evaluation.curve import check_curve, evaluations_of, steps_of
 from tdcollect.evaluation.directory import check_data
 from tdcollect.evaluation.ledger import (
     EPISODES,
@@ -105,7 +105,7 @@ def verify(path: str | os.PathLike[str]) -> Verification:
 
         return _of_parts(root, cells_of, _check_suite)
     if steps_of(root) and not (root / MANIFEST).exists():
-        return _of_parts(root, lambda root: [*steps_of(root).values()], check_curve)
+        return _of_parts(root, evaluations_of, check_curve)
     return _of_evaluation(root)
 
 

@@ -1,4 +1,4 @@
-"""The pages of one evaluation, of a comparison on the same episodes, and of a learning curve."""
+"""The pages of one evaluation, and of a comparison on the same episodes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,6 @@ from tdcollect.pages.plots import Values, finite, short
 
 if TYPE_CHECKING:
     from tdcollect.evaluation.comparison import Comparison, Difference
-    from tdcollect.evaluation.curve import Best, Point
     from tdcollect.evaluation.request import Request
 
 COMPARISON_REPORT = "comparison.html"
@@ -61,8 +60,6 @@ LOWEST = 5  # returns that are named above the table of episodes
 LISTED = 100  # entries of a list in the manifest, such as given seeds
 MOST = 10_000  # rows of a table of episodes
 EXTREMES = 200  # of more episodes: the lowest, the highest, and those that failed or were restarted
-_INTERVAL = "95% interval"  # of a curve
-_BEST_BY = {"mean": "mean return", "iqm": "interquartile mean"}
 _HERE = "the directory of this page"
 IMPROVEMENT = (
     "Probability of improvement: the share of paired episodes with a higher return than the "
@@ -565,132 +562,6 @@ def _paired_episodes(comparison: Comparison) -> Iterator[Part]:
         Column(comparison.names[0], [baseline.get(index) for index in indices], "n"),
     ]
     yield Table([*first, *columns], "Returns of each episode.", hint="words, or difference<0")
-
-
-def curve_page(
-    curve: Sequence[Point],
-    best: Best | None,
-    name: str,
-    by: str,
-    path_of: Callable[[int], str | None],
-    back: tuple[str, str] | None = None,
-) -> Page:
-    """Return the page of an env's curve; its first figure is that of the returns, if finite.
-
-    The best point is best by its ``"mean"`` or ``"iqm"``. ``path_of`` returns the page of the
-    evaluation at a step, relative to this one, or None.
-    """
-    drawn = _curve_figures([point for point in curve if point.mean is not None], best, by)
-    lead = f"{count_text(len(curve), 'evaluation')} beside training"
-    if curve:
-        lead += f", {count_text(curve[-1].episodes, 'test episode')} each"
-    return Page(
-        f"{name}: learning curve",
-        lead,
-        "Learning curve",
-        [
-            ("Figures", [Figures(drawn)] if drawn else ["No return is finite."]),
-            ("Evaluations", [_points(curve, best, path_of)]),
-        ],
-        _curve_headline(curve, best, by),
-        back=back,
-    )
-
-
-def _curve_headline(curve: Sequence[Point], best: Best | None, by: str) -> list[Card]:
-    entries = []
-    if best is not None:
-        name = f"Best {_BEST_BY[by]}"
-        entries.append((name, number_text(best.value), f"at step {best.step:,}"))
-    if curve:
-        last = curve[-1]
-        mean, low, high = number_texts([last.mean, last.low, last.high])
-        words = "" if last.low is None else f", {_INTERVAL} {low} to {high}"
-        entries.append(("Last mean return", mean, f"at step {last.step:,}{words}"))
-    failed = f"{sum(point.failed for point in curve)} failed"
-    return [*entries, ("Test episodes", str(sum(point.episodes for point in curve)), failed)]
-
-
-def _curve_figures(curve: Sequence[Point], best: Best | None, by: str) -> list[Figure]:
-    if not curve:
-        return []
-    x, mean, low, high, length = (
-        np.array([getattr(point, key) for point in curve], np.float64)  # None is NaN
-        for key in ("step", "mean", "low", "high", "length")
-    )
-    marks = len(curve) <= 60
-    metrics = _metric_curves(curve, marks)
-    first, last = number_texts([float(mean[0]), float(mean[-1])])
-    shows = (
-        f"The mean return is {first} at step {curve[0].step:,} and {last} at step "
-        f"{curve[-1].step:,}."
-    )
-    at = None
-    if best is not None and best.step in x:
-        at = (float(best.step), float(mean[x == best.step][0]))
-        value = number_text(best.value)
-        shows += f" The best {_BEST_BY[by]}, {value}, is that of step {best.step:,}."
-    line = plots.Line("mean return", x, mean, low, high)
-    x_label, title = "training steps", "Return of test episodes"
-    returns = plots.lines([line], x_label, "return", band_name=_INTERVAL, marks=marks, best=at)
-    if (mean == length).all():
-        note = "The mean length, in steps, is the same at each step, and not drawn by itself."
-        return [Figure("curve", title, returns, shows, note), *metrics]
-    line = plots.Line("mean length", x, length, series=2)
-    lengths = plots.lines([line], x_label, "length (steps)", marks=marks)
-    first, last = number_texts([float(length[0]), float(length[-1])])
-    said = f"The mean length is {first} steps at first and {last} at the end."
-    return [
-        Figure("curve", title, returns, shows),
-        Figure("lengths", "Length of test episodes", lengths, said),
-        *metrics,
-    ]
-
-
-def _metric_curves(curve: Sequence[Point], marks: bool) -> Iterator[Figure]:
-    """Yield the figure of each metric; a step without a finite mean is left out."""
-    for place, (name, *_) in enumerate(curve[0].metrics, 1):
-        found = [(point.step, *point.metrics[place - 1][1:]) for point in curve]
-        rows = np.array([row for row in found if row[1] is not None], np.float64)
-        if not len(rows):
-            continue
-        x, mean, low, high = rows.T
-        drawing = plots.lines(
-            [plots.Line(f"mean {name}", x, mean, low, high)],
-            "training steps",
-            name,
-            band_name=_INTERVAL,
-            marks=marks,
-        )
-        first, last = number_texts([float(mean[0]), float(mean[-1])])
-        said = f"The mean is {first} at step {x[0]:,.0f} and {last} at step {x[-1]:,.0f}."
-        yield Figure(f"metric_{place}", name, drawing, said)
-
-
-def _points(
-    curve: Sequence[Point], best: Best | None, path_of: Callable[[int], str | None]
-) -> Table:
-    steps = [point.step for point in curve]
-    found = [None if p.low is None or p.high is None else (p.low, p.high) for p in curve]
-    chosen = [Cell("best", kind="good") if best and step == best.step else "" for step in steps]
-    columns = [
-        Column("step", [Cell(f"{step:,}", path_of(step)) for step in steps], "n"),
-        Column("mean return", [point.mean for point in curve], "n"),
-        Column(_INTERVAL, found, "n"),
-        Column("std", [point.std for point in curve], "n"),
-        Column("interquartile mean", [point.iqm for point in curve], "n"),
-        Column("length", [point.length for point in curve], "n"),
-        *(
-            Column(f"mean {name}", [point.metrics[place].mean for point in curve], "n")
-            for place, (name, *_) in enumerate(curve[0].metrics if curve else ())
-        ),
-        Column("episodes", [str(point.episodes) for point in curve], "n"),
-        Column("failed", [str(point.failed) for point in curve], "n"),
-        Column("", chosen),
-        Column("ledger", [point.digest[:12] for point in curve]),
-    ]
-    caption = "A step leads to the report of its evaluation."
-    return Table(columns, caption, hint="words, or step>1000")
 
 
 def _spread(values: Sequence[float], things: str) -> str:

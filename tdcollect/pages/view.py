@@ -7,7 +7,6 @@ that are found there are neither copied nor linked.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,7 +19,15 @@ from urllib.parse import unquote
 
 from tdcollect.display import count_text
 from tdcollect.evaluation import ledger
-from tdcollect.evaluation.curve import CURVE, Best, Point, read_folder, step_name
+from tdcollect.evaluation.curve import (
+    CURVE,
+    Best,
+    Point,
+    evaluations_of,
+    read_folder,
+    report_point,
+    step_name,
+)
 from tdcollect.evaluation.curve import PAGE as CURVE_PAGE
 from tdcollect.evaluation.race import RaceResult, path_of
 from tdcollect.evaluation.request import Request
@@ -37,11 +44,11 @@ from tdcollect.pages.build import (
     Table,
     content_policy,
 )
+from tdcollect.pages.curve import curve_page
 from tdcollect.pages.evaluation import (
     COMPARISON_REPORT,
     calls_of,
     commands_of,
-    curve_page,
     intervals_sentence,
     percents,
     report_page,
@@ -62,7 +69,6 @@ T = TypeVar("T")
 Where = str | os.PathLike[str]
 _FOREIGN = ("is something else's", f"which has no {ledger.MANIFEST}")  # of no evaluation
 _MARK = b'<meta name="generator" content="tdcollect">'
-_STEP = re.compile("step-[0-9]{9,}")
 _KINDS = {
     name.split()[-1]: name for name in ("suite", "race", "evaluation", "learning curve", COMPARISON)
 }
@@ -189,9 +195,9 @@ class _Pages:
                 folders.clear()
                 yield self.race(here)
             elif (here / CURVE).is_file():  # a pipe has no end
-                steps = [name for name in folders if _STEP.fullmatch(name)]
-                folders[:] = [name for name in folders if name not in steps]
-                yield self.curve(here, steps)
+                parts = {part.name for part in evaluations_of(here)}.intersection(folders)
+                folders[:] = [name for name in folders if name not in parts]
+                yield self.curve(here, sorted(parts))
 
     def evaluation(self, here: Path, target: str = INDEX, text: str = "All evaluations") -> Viewed:
         """Write the page of an evaluation, if it is finished, with a link to another page."""
@@ -220,19 +226,23 @@ class _Pages:
         self._write(page_path, report_page(manifest, episodes, summary, again, kept, back))
         return Viewed(path, "evaluation", FINISHED, page_path, env, policy, summary)
 
-    def curve(self, here: Path, steps: Sequence[str]) -> Viewed:
-        """Write the page of a curve, and those of its steps."""
+    def curve(self, here: Path, parts: Sequence[str]) -> Viewed:
+        """Write the page of a curve, and those of its evaluations."""
         path = self._path(here)
         try:
             curve, best, by = read_folder(here)
+            report = report_point(here, best)
         except (ValueError, OSError) as error:
             return Viewed(path, "curve", f"unreadable: {self._within(error)}")
         page_path = f"{PAGES}/{path}/{CURVE_PAGE}"
-        found = {n: self.evaluation(here / n, page_path, "The learning curve") for n in steps}
+        found = {n: self.evaluation(here / n, page_path, "The learning curve") for n in parts}
         known = next(((o.env, o.policy) for o in found.values() if o.env != "-"), ("-", "-"))
         pages = {name: f"{name}/{REPORT}" for name, one in found.items() if one.page is not None}
-        back = _back(page_path)
-        page = curve_page(curve, best, known[0], by, lambda at: pages.get(step_name(at)), back)
+
+        def page_of(*part: Any) -> str | None:
+            return pages.get(step_name(*part))
+
+        page = curve_page(curve, best, known[0], by, page_of, report, _back(page_path))
         self._write(page_path, page)
         return Viewed(path, "curve", FINISHED, page_path, *known, curve=curve, best=best)
 

@@ -17,7 +17,7 @@ from tdcollect.cli import main
 from tdcollect.display import number_texts
 from tdcollect.evaluation.curve import Best, Folder, Point, read_csv, read_folder, to_csv
 from tdcollect.evaluation.ledger import LOST, Episode, sha256
-from tdcollect.pages.evaluation import curve_page
+from tdcollect.pages.curve import curve_page
 from tdcollect.pages.view import view
 
 from .envs import Walk

@@ -10,7 +10,8 @@ import numpy as np
 from tdcollect import compare
 from tdcollect.evaluation import Request, summarize
 from tdcollect.evaluation.curve import Best, Point
-from tdcollect.pages.evaluation import curve_page, write_comparison_report, write_report
+from tdcollect.pages.curve import curve_page
+from tdcollect.pages.evaluation import write_comparison_report, write_report
 from tdcollect.pages.suite import suite_page
 from tdcollect.suites.tables import Policy, Score, Task
 

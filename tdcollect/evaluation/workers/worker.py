@@ -180,7 +180,7 @@ def unpickled(job: bytes) -> Job:
 
 def set_weights(collector: EvaluationCollector, weights: Mapping[str, bytes]) -> None:
     """Set the weights of a policy, and the statistics of its env's transforms, in place."""
-    given: dict[str, Weights] = {name: pickle.loads(blob) for name, blob in weights.items()}
+    given: dict[str, Any] = {name: pickle.loads(blob) for name, blob in weights.items()}
     own = given.pop(POLICY, None)
 
     def prepare(env: EnvBase) -> None:
@@ -387,6 +387,15 @@ class Weights(NamedTuple):
     tensors: TensorDictBase
     states: dict[str, Any]
 
+    def to_save(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Return them as plain dicts, which torch loads without running code."""
+        return dict(self.tensors.flatten_keys(".").items()), self.states
+
+    @classmethod
+    def from_saved(cls, tensors: dict[str, torch.Tensor], states: dict[str, Any]) -> Weights:
+        """Return what :meth:`to_save` gave."""
+        return cls(TensorDict(tensors).unflatten_keys("."), states)
+
 
 def check_model_ids(ids: Iterable[Any], what: str) -> None:
     """Refuse model ids that no evaluation has."""
@@ -444,14 +453,17 @@ def extra_states(module: nn.Module) -> dict[str, Any]:
         }
 
 
-def set_policy(policy: Any, weights: Weights) -> None:
-    """Set the weights of a policy, in place."""
+def set_policy(policy: Any, weights: Weights | dict[str, Any]) -> None:
+    """Set the weights of a policy, or its ``state_dict``, in place."""
     if not isinstance(policy, nn.Module):
         raise TypeError(
             f"expected no weights for a policy that is not a module, got some for "
             f"{type(policy).__name__}; make it a module, or leave weights out"
         )
-    _set(policy, weights, "the policy")
+    if isinstance(weights, dict):
+        policy.load_state_dict(weights)
+    else:
+        _set(policy, weights, "the policy")
 
 
 def _transform(env: EnvBase, model_id: str) -> Transform:

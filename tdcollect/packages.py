@@ -22,7 +22,11 @@ _DECIDING = (
     *("tdcollect", "torch", "tensordict", "torchrl", "gymnasium", "numpy"),
     *("ale-py", "box2d", "dm-control", "envpool", "mujoco", "pettingzoo", "vmas"),  # if installed
 )
-_EXTRAS = {"envpool": "envpool", "imageio_ffmpeg": "video", "ray": "ray"}  # of the others, evaluate
+_EXTRAS = {  # of the others, evaluate
+    **{name: name for name in ("envpool", "minari", "ray")},
+    "h5py": "minari",
+    "imageio_ffmpeg": "video",
+}
 _PACKAGES = {"pandas": "pandas", "stable_baselines3": "stable-baselines3"}  # of no extra
 
 

@@ -71,7 +71,7 @@ def compare(
     import tdcollect
     from tdcollect.pages.evaluation import write_comparison_report
 
-    results = [_finished(directory) for directory in directories]
+    results = [finished(directory) for directory in directories]
     names = distinct_names(directories)
     found = tdcollect.compare(*results, names=names, confidence=confidence, across_envs=across_envs)
     verdicts = [
@@ -89,7 +89,7 @@ def compare(
     return WORSE if reasons else 0
 
 
-def _finished(directory: Path) -> EvaluationResult:
+def finished(directory: Path) -> EvaluationResult:
     """Read an evaluation; refuse one that is unfinished, and a shard."""
     import tdcollect
     from tdcollect.evaluation.ledger import asked_indices, is_finished, read_last
@@ -165,7 +165,7 @@ def plan(
     elif policies or len(pilot) > 2:
         raise click.UsageError("expected one or two evaluations, or a suite with two --policy")
     else:
-        results = [_finished(directory) for directory in pilot]
+        results = [finished(directory) for directory in pilot]
         names = distinct_names(pilot) if len(pilot) == 2 else None
         asked |= {"on": on, "correlation": correlation, "names": names}
         found = of_evaluations(results, difference, **asked)

@@ -106,8 +106,9 @@ WRAPPER = (
 TRANSFORM = "Likewise, of a TorchRL transform, such as torchrl.envs:RewardSum. Repeatable."
 ENV_STATE = "File with the state_dict of the env, for the statistics of its transforms."
 _repeated = partial(click.option, metavar="NAME", multiple=True)
+wrappers = _repeated("--wrapper", "wrappers", callback=calls, help=WRAPPER)
 env_parts = together(
-    _repeated("--wrapper", "wrappers", callback=calls, help=WRAPPER),
+    wrappers,
     _repeated("--transform", "transforms", callback=calls, help=TRANSFORM),
     click.option("--env-state", metavar="FILE", help=ENV_STATE),
 )

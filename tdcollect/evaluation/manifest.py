@@ -63,7 +63,7 @@ def subject(collector: EvaluationCollector) -> dict[str, Any]:
         "env": {
             "id": collector.base.name,
             "kwargs": _texts(settings.env_kwargs or {}),
-            **_env(collector.env),
+            **described_env(collector.env),
             **({"added_wrappers": added} if added else {}),
             "transforms": [_transform(t) for t in all_transforms_of(collector.env)],
         },
@@ -203,7 +203,7 @@ def _class(policy: Any) -> str:
     return f"{named.__module__}.{named.__qualname__}"
 
 
-def _env(env: EnvBase) -> dict[str, Any]:
+def described_env(env: EnvBase) -> dict[str, Any]:
     """Return the entries of an env: its wrappers, outermost first, and its spaces or specs."""
     base = innermost(env)
     if isinstance(base, GymnasiumEnv):

@@ -100,7 +100,7 @@ def _sb3(request: Request, env: Any) -> Any:
         raise ValueError("--policy sb3 needs the model's file: --checkpoint model.zip")
     here = Path(request.directory)
     normalization = None if request.vecnormalize is None else here / request.vecnormalize
-    with _one_slot(env, request.env_kwargs, request.backend) as one:
+    with one_slot(env, request.env_kwargs, request.backend) as one:
         return load_policy(here / request.checkpoint, one, normalization=normalization)
 
 
@@ -125,7 +125,7 @@ def policy_from(
     elif isinstance(env, EnvBase):
         policy = factory(env)
     else:
-        with _one_slot(env, env_kwargs, backend) as one:
+        with one_slot(env, env_kwargs, backend) as one:
             policy = factory(one)
     if not callable(policy):
         raise TypeError(f"expected {name} to give a policy, got {policy!r}")
@@ -164,7 +164,7 @@ def is_unstarted(env: Any) -> bool:
 
 
 @contextmanager
-def _one_slot(
+def one_slot(
     env: str | Callable[..., Any], env_kwargs: dict[str, Any] | None, backend: str | None
 ) -> Iterator[EnvBase]:
     """Yield an env of one slot, closed afterwards."""

@@ -55,16 +55,20 @@ COMPARED = 2
 
 
 class Case(NamedTuple):
-    """A pipeline to measure: its parts from env classes, and what it needs."""
+    """A pipeline to measure: its parts from env classes; whether it sets the collector's seed."""
 
     name: str
     make: Callable[[scripts.Envs], scripts.Pipeline]
+    sets_seed: bool = False
 
 
 class Run:
-    """One collector on one pipeline, from the same random states as the others."""
+    """One collector on one pipeline, from the same random states as the others.
 
-    def __init__(self, case: Case, kind: Any, envs: scripts.Envs):
+    Its seed is set only with ``as_written``.
+    """
+
+    def __init__(self, case: Case, kind: Any, envs: scripts.Envs, as_written: bool = False):
         _seed(0)
         pipeline = case.make(envs)
         env = pipeline.seeded_env()
@@ -74,6 +78,8 @@ class Run:
         except Exception:
             _close(env)  # or its workers would keep this process alive
             raise
+        if as_written and case.sets_seed:
+            self.collector.set_seed(scripts.SEED)
         self._batches: Any = iter(self.collector)
         self.record = []
         for _ in range(COMPARED):
@@ -109,7 +115,7 @@ def pipelines(
         if missing:
             row["left_out"] = f"{', '.join(missing)} cannot be imported"
         else:
-            case = Case(script.name, partial(script.make, size=_size(effort)))
+            case = Case(script.name, partial(script.make, size=_size(effort)), script.sets_seed)
             try:
                 row |= measure(case, effort, levels, pixel_floor.floor(script.name))
             except Exception as error:
@@ -150,6 +156,8 @@ def measure(
                 "obstacles": scripts.obstacles(run.collector.explain()),
                 "explained": [list(part) for part in run.collector.explain()],
             }
+            if case.sets_seed:
+                row["levels"][str(level)]["as_written"] = _as_written(case, envs)
         programs = {name: run.program() for name, run in runs.items()}
         times = alternate({**programs, **floor}, effort)
     finally:
@@ -165,6 +173,16 @@ def measure(
             ratio = ratios({TORCHRL: times[TORCHRL], name: values}, name)[TORCHRL]
             row["levels"][name]["ratio"] = spread(ratio)._asdict()
     return row
+
+
+def _as_written(case: Case, envs: scripts.Envs) -> str:
+    """The first entry in which the batches differ where the collector's seed is set."""
+    records = []
+    for kind, of in ((tdcollect.Collector, envs), (TorchRLCollector, scripts.TORCHRL)):
+        run = Run(case, kind, of, as_written=True)
+        run.close()
+        records.append(run.record)
+    return difference(*records)
 
 
 def shorts(
@@ -260,6 +278,9 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 "group": group,
                 "scripts": len(ran),
                 "equal": sum(not entry["differs"] for entry in ran),
+                "as_written": sum(
+                    not (entry["differs"] or entry.get("as_written")) for entry in ran
+                ),
                 "on_arrays": len(whole),
                 "mean": _geometric_mean(ran),
                 "mean_on_arrays": _geometric_mean(whole),

@@ -27,7 +27,10 @@ def section(results: dict[str, Any]) -> list[str]:
         "(benchmarks/torchrl_scripts), under TorchRL's collector and tdcollect's. The ratio is "
         "TorchRL's time per frame over tdcollect's, with the quartiles; the programs take turns "
         "with one torch thread each, and random frames at a run's start are not timed. *Same bits* "
-        "compares the first two batches, and torch's random state after each. *On arrays* means "
+        "compares the first two batches, and torch's random state after each. Scripts that call "
+        "`collector.set_seed` are compared and timed without that call; *no as written* is the "
+        "comparison with it: here it restarts the envs, while TorchRL's collector goes on from "
+        "their unseeded reset. *On arrays* means "
         "that `explain()` names no obstacle.\n",
         *_summary(results["summary"]),
     ]
@@ -107,7 +110,10 @@ def _summary(summary: list[dict[str, Any]]) -> list[str]:
     lines = []
     for found in summary:
         targets = _TARGETS[found["level"]] if found["group"].startswith("training") else {}
-        parts = [f"{found['scripts']} measured", f"{found['equal']} with the same bits"]
+        same = f"{found['equal']} with the same bits"
+        if found["as_written"] < found["equal"]:
+            same += f" ({found['as_written']} as written)"
+        parts = [f"{found['scripts']} measured", same]
         for key, name in _NAMES.items():
             value, target = found[key], targets.get(key)
             if value is None:
@@ -125,6 +131,8 @@ def _entries(level: dict[str, Any]) -> list[str]:
     if "ratio" not in level:
         return ["-", "-", "-"]
     same = "no" if level["differs"] else "yes"
+    if level.get("as_written"):
+        same += "; no as written"
     return [with_spread(level["ratio"]), same, "no" if level["obstacles"] else "yes"]
 
 

@@ -67,7 +67,7 @@ def dqn_cartpole(envs: Envs, size: Size) -> Pipeline:
     return Pipeline(env, policy, options)
 
 
-@script(f"{SOTA}/discrete_sac/discrete_sac.py")
+@script(f"{SOTA}/discrete_sac/discrete_sac.py", sets_seed=True)
 def discrete_sac(envs: Envs, size: Size) -> Pipeline:
     stack = Compose(
         StepCounter(max_steps=size.limit(500)), InitTracker(), DoubleToFloat(), RewardSum()
@@ -90,6 +90,7 @@ def discrete_sac(envs: Envs, size: Size) -> Pipeline:
 @script(
     f"{SOTA}/cql/discrete_cql_online.py",
     note="action spec of one env: torchrl 0.14.1 refuses the batch's, which the script passes",
+    sets_seed=True,
 )
 def discrete_cql_online(envs: Envs, size: Size) -> Pipeline:
     env = TransformedEnv(_batched(envs, size, CARTPOLE, 0), Compose(DoubleToFloat(), RewardSum()))
@@ -101,7 +102,7 @@ def discrete_cql_online(envs: Envs, size: Size) -> Pipeline:
     return Pipeline(env, policy, options, seeded=True)
 
 
-@script(f"{SOTA}/iql/discrete_iql.py")
+@script(f"{SOTA}/iql/discrete_iql.py", sets_seed=True)
 def discrete_iql(envs: Envs, size: Size) -> Pipeline:
     env = TransformedEnv(
         _batched(envs, size, CARTPOLE, 0, categorical_action_encoding=True),
@@ -121,14 +122,14 @@ def discrete_iql(envs: Envs, size: Size) -> Pipeline:
     return Pipeline(env, initialized(policy, env), options, seeded=True)
 
 
-@script(f"{SOTA}/cql/cql_online.py")
+@script(f"{SOTA}/cql/cql_online.py", sets_seed=True)
 def cql_online(envs: Envs, size: Size) -> Pipeline:
     env = TransformedEnv(_batched(envs, size, PENDULUM, 0), Compose(DoubleToFloat(), RewardSum()))
     options = size.options(1000, 5000, device="cpu", max_frames_per_traj=size.limit(1000))
     return Pipeline(env, initialized(sac_actor(env), env), options, seeded=True)
 
 
-@script(f"{SOTA}/iql/iql_online.py")
+@script(f"{SOTA}/iql/iql_online.py", sets_seed=True)
 def iql_online(envs: Envs, size: Size) -> Pipeline:
     env = TransformedEnv(
         _batched(envs, size, PENDULUM, 0, categorical_action_encoding=True),

@@ -84,14 +84,14 @@ def _single(envs: Envs, size: Size, *transforms: Any) -> EnvBase:
     return env
 
 
-@script(f"{SOTA}/sac/sac.py", "mujoco", note=V5)
+@script(f"{SOTA}/sac/sac.py", "mujoco", note=V5, sets_seed=True)
 def sac(envs: Envs, size: Size) -> Pipeline:
     env = TransformedEnv(_batched(envs, size, 8), _stack(size))
     options = size.options(1000, 25_000, device="cpu")
     return Pipeline(env, initialized(sac_actor(env), env), options, seeded=True)
 
 
-@script(f"{SOTA}/sac/sac-async.py", "mujoco", note=f"{V5}; one of its collectors")
+@script(f"{SOTA}/sac/sac-async.py", "mujoco", note=f"{V5}; one of its collectors", sets_seed=True)
 def sac_async(envs: Envs, size: Size) -> Pipeline:
     def make() -> EnvBase:
         return TransformedEnv(_batched(envs, size, 8), _stack(size))
@@ -105,12 +105,12 @@ def _flatten(batch: Any) -> Any:
     return batch.reshape(-1)
 
 
-@script(f"{SOTA}/tqc/tqc.py", "mujoco", note=f"{V5}; as sac.py")
+@script(f"{SOTA}/tqc/tqc.py", "mujoco", note=f"{V5}; as sac.py", sets_seed=True)
 def tqc(envs: Envs, size: Size) -> Pipeline:
     return sac(envs, size)
 
 
-@script(f"{SOTA}/crossq/crossq.py", "mujoco", note=V5)
+@script(f"{SOTA}/crossq/crossq.py", "mujoco", note=V5, sets_seed=True)
 def crossq(envs: Envs, size: Size) -> Pipeline:
     env = TransformedEnv(_batched(envs, size, 1), _stack(size))
     norm = {"momentum": 0.01, "num_features": 256, "warmup_steps": 100_000}
@@ -125,7 +125,7 @@ def crossq(envs: Envs, size: Size) -> Pipeline:
     return Pipeline(env, policy, size.options(1000, 25_000, device="cpu"), seeded=True)
 
 
-@script(f"{SOTA}/td3/td3.py", "mujoco", note=V5)
+@script(f"{SOTA}/td3/td3.py", "mujoco", note=V5, sets_seed=True)
 def td3(envs: Envs, size: Size) -> Pipeline:
     stack = Compose(
         StepCounter(max_steps=size.limit(1000)), InitTracker(), DoubleToFloat(), RewardSum()
@@ -144,7 +144,7 @@ def td3(envs: Envs, size: Size) -> Pipeline:
     return Pipeline(env, policy, options, seeded=True)
 
 
-@script(f"{SOTA}/ddpg/ddpg.py", "mujoco", note=V5)
+@script(f"{SOTA}/ddpg/ddpg.py", "mujoco", note=V5, sets_seed=True)
 def ddpg(envs: Envs, size: Size) -> Pipeline:
     env = TransformedEnv(_batched(envs, size, 1), _stack(size))
     spec = env.action_spec_unbatched
@@ -236,7 +236,7 @@ def rnd_mujoco(envs: Envs, size: Size) -> Pipeline:
     return Pipeline(env, ppo_actor(env, scale_lb=1e-8), options)
 
 
-@script(f"{SOTA}/redq/redq.py", "mujoco", note=f"{V5}; one of its two collectors")
+@script(f"{SOTA}/redq/redq.py", "mujoco", note=f"{V5}; one of its two collectors", sets_seed=True)
 def redq(envs: Envs, size: Size) -> Pipeline:
     def make() -> EnvBase:
         return TransformedEnv(
@@ -285,6 +285,7 @@ def redq(envs: Envs, size: Size) -> Pipeline:
     f"{SOTA}/dreamer/dreamer.py",
     "mujoco",
     note="gymnasium's HalfCheetah-v5 for DMControl's cheetah, states for pixels; 1 of 7 collectors",
+    sets_seed=True,
 )
 def dreamer(envs: Envs, size: Size) -> Pipeline:
     def slot() -> EnvBase:

@@ -101,7 +101,8 @@ class Script(NamedTuple):
     """A script of TorchRL's repository.
 
     ``path`` is its place there; ``make`` its env and policy, anew; ``needs`` the modules that must
-    be installed; ``note`` tells where ``make`` deviates.
+    be installed; ``note`` tells where ``make`` deviates; ``sets_seed``, whether the script calls
+    ``collector.set_seed``.
     """
 
     name: str
@@ -109,6 +110,7 @@ class Script(NamedTuple):
     make: Callable[[Envs, Size], Pipeline]
     needs: tuple[str, ...] = ()
     note: str = ""
+    sets_seed: bool = False
 
     def is_training(self) -> bool:
         """True for a training script; False for an example, a tutorial, and a script's variant."""
@@ -122,11 +124,11 @@ class Script(NamedTuple):
 SCRIPTS: dict[str, Script] = {}
 
 
-def script(path: str, *needs: str, note: str = "", name: str | None = None) -> Callable[[Any], Any]:
+def script(path: str, *needs: str, note: str = "", sets_seed: bool = False) -> Callable[[Any], Any]:
     """Register a function as the pipeline of a script."""
 
     def register(make: Callable[[Envs, Size], Pipeline]) -> Callable[[Envs, Size], Pipeline]:
-        entry = Script(name or make.__name__, path, make, needs, note)
+        entry = Script(make.__name__, path, make, needs, note, sets_seed)
         SCRIPTS[entry.name] = entry
         return make
 

@@ -103,3 +103,15 @@ def record(kind: Any, name: str, level: int) -> tuple[list[Any], list[str]]:
         return found, scripts.obstacles(collector.explain()) if kind is Collector else []
     finally:
         collector.shutdown()
+
+
+def test_a_script_that_sets_the_collectors_seed_has_other_batches_as_written() -> None:
+    import pipelines
+
+    from tdcollect.testing.speed import QUICK
+
+    script = scripts.SCRIPTS["discrete_sac"]
+    case = pipelines.Case(script.name, functools.partial(script.make, size=SIZE), script.sets_seed)
+    found = pipelines.measure(case, QUICK, levels=(1,))["levels"]["1"]
+    assert found["differs"] == ""
+    assert "observation" in found["as_written"]

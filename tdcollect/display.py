@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from html import escape
-from typing import Any
+from typing import Any, Protocol
 
 # Control characters move a terminal's cursor and write its title; the others reorder or break what
 # a reader sees. A lone surrogate cannot be written at all.
@@ -156,3 +156,27 @@ def text_table(rows: Sequence[Sequence[str]], header: Sequence[str]) -> str:
         return "  ".join(cells).rstrip()
 
     return "\n".join(line_text(line) for line in lines)
+
+
+class Table(Protocol):
+    """Shown as a table, between a headline and notes; without rows there is no table."""
+
+    def _head(self) -> str:
+        """Return the headline."""
+
+    def header(self) -> list[str]:
+        """Return the heads of the table's columns."""
+
+    def rows(self) -> list[list[str]]:
+        """Return the table's rows: a label, then a cell for each column."""
+
+    def notes(self) -> list[str]:
+        """Return the notes to the table, one sentence each."""
+
+    def __str__(self) -> str:
+        rows, notes = self.rows(), "\n".join(map(visible, self.notes()))
+        table = text_table(rows, self.header()) if rows else ""
+        return "\n\n".join(filter(None, [visible(self._head()), table, notes]))
+
+    def _repr_html_(self) -> str:
+        return html_table(self.header(), self.rows(), before=[self._head()], after=self.notes())

@@ -262,7 +262,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(display.Table):
     """Policies compared with the first of them; print it to see a table.
 
     Attributes:
@@ -306,14 +306,9 @@ class Comparison:
         means = (mean_text(d.difference) for d in self.differences)
         return display.one_line(self, self._head(), *means)
 
-    def __str__(self) -> str:
-        table = display.text_table(self.rows(), header=["", *self.names[1:]])
-        head, *notes = map(display.visible, [self._head(), "", *self.notes()])
-        return "\n".join([head, "", table, *notes])
-
-    def _repr_html_(self) -> str:
-        header = ["", *self.names[1:]]
-        return display.html_table(header, self.rows(), before=[self._head()], after=self.notes())
+    def header(self) -> list[str]:
+        """Return the heads of the table's columns."""
+        return ["", *self.names[1:]]
 
     def _head(self) -> str:
         return (

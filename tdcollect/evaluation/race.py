@@ -10,13 +10,12 @@ from typing import Any
 
 from tdcollect import check
 from tdcollect.display import (
+    Table,
     count_text,
-    html_table,
     number_text,
     number_texts,
     one_line,
     percent_text,
-    text_table,
 )
 from tdcollect.evaluation import ledger
 from tdcollect.evaluation.ledger import RACE, Episode
@@ -120,7 +119,7 @@ class Looks:
         return []
 
 
-class RaceResult:
+class RaceResult(Table):
     """The result of a race; print it to see who is better.
 
     Attributes:
@@ -204,7 +203,6 @@ class RaceResult:
             },
         }
 
-    @property
     def header(self) -> list[str]:
         """The names of the columns of :meth:`rows`."""
         sequence = f"{percent_text(1 - self.plan.rule.alpha)} sequence"
@@ -243,15 +241,8 @@ class RaceResult:
         episodes, looks = count_text(self.episodes, "episode"), count_text(self.looks, "look")
         return f"{won}, after {episodes} and {looks}"
 
-    def __str__(self) -> str:
-        table = text_table(self.rows(), self.header)
-        return "\n".join([self._head(), "", table, "", *self.notes()])
-
     def __repr__(self) -> str:
         return one_line(self, ", ".join(self.results), self._head())
-
-    def _repr_html_(self) -> str:
-        return html_table(self.header, self.rows(), before=[self._head()], after=self.notes())
 
 
 def path_of(root: Path, name: str) -> Path:

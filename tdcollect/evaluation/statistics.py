@@ -13,14 +13,13 @@ import numpy.typing as npt
 
 from tdcollect import check
 from tdcollect.display import (
+    Table,
     count_text,
-    html_table,
     number_columns,
     number_text,
     number_texts,
     one_line,
     percent_text,
-    text_table,
 )
 from tdcollect.packages import extra_module
 
@@ -451,7 +450,7 @@ class Adjusted:
 
 
 @dataclass(frozen=True)
-class Summary:
+class Summary(Table):
     """The statistics of an evaluation; print it to see a table.
 
     Attributes:
@@ -493,17 +492,9 @@ class Summary:
         return {key: found[key] for key in found if found[key] or key not in ("lost", "metrics")}
 
     def __repr__(self) -> str:
-        return one_line(self, self._counts(), f"{mean_text(self.returns)} of returns")
+        return one_line(self, self._head(), f"{mean_text(self.returns)} of returns")
 
-    def __str__(self) -> str:
-        lines = [self._counts(), "", text_table(self.rows(), self.header())]
-        notes = self.notes()
-        return "\n".join([*lines, "", *notes] if notes else lines)
-
-    def _repr_html_(self) -> str:
-        return html_table(self.header(), self.rows(), before=[self._counts()], after=self.notes())
-
-    def _counts(self) -> str:
+    def _head(self) -> str:
         return (
             f"{count_text(self.episodes, 'episode')}: {self.completed} completed, "
             f"{self.failed} failed, {lost_words(self.lost)}{self.restarted} restarted"

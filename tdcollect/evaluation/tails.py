@@ -55,7 +55,7 @@ class Failures:
 
 
 @dataclass(frozen=True)
-class Tails:
+class Tails(display.Table):
     """The bad end of an evaluation; print it to see a table.
 
     Attributes:
@@ -85,17 +85,11 @@ class Tails:
     def __repr__(self) -> str:
         return display.one_line(self, self._head(), *self._failure_words())
 
-    def __str__(self) -> str:
-        table = [display.text_table(self.rows(), self._header()), ""] if self.quantiles else []
-        return "\n".join([self._head(), "", *table, *map(display.visible, self.notes())])
-
-    def _repr_html_(self) -> str:
-        return display.html_table(self._header(), self.rows(), [self._head()], self.notes())
-
     def _head(self) -> str:
         return f"{display.count_text(self.episodes, 'episode')}, {self.completed} completed"
 
-    def _header(self) -> list[str]:
+    def header(self) -> list[str]:
+        """Return the heads of the table's columns."""
         return ["", "return", f"{display.percent_text(self.confidence)} interval"]
 
     def rows(self) -> list[list[str]]:

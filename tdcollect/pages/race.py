@@ -40,7 +40,7 @@ def race_page(race: RaceResult, back: tuple[str, str] | None = None) -> Page:
     more = [f"{left} more pairs are in the table."] if left > 0 else []
     labels, *cells = zip(*race.rows(), strict=True)
     kinds = ("n", "n", "n", "")
-    columns = [Column(*parts) for parts in zip(race.header[1:], cells, kinds, strict=True)]
+    columns = [Column(*parts) for parts in zip(race.header()[1:], cells, kinds, strict=True)]
     pairs = Table([Column("pair", labels), *columns], name="Pairs of policies")
     figures: list[Part] = (
         [Figures(drawn), *more] if drawn else ["No pair of episodes was compared."]

@@ -463,29 +463,3 @@ def test_a_return_that_is_not_finite_is_refused(value: float) -> None:
 def test_an_episode_without_success_is_refused() -> None:
     with pytest.raises(ValueError, match="to report success, got none in episode 0 of policy 'a'"):
         Rule(TWO, "success").value("a", Episode(0, 0, 0, episode_return=1.0))
-
-
-@pytest.mark.parametrize(
-    ("block", "message"),
-    [
-        ({"a": records([1.0], 2)}, r"policies that play, \['a', 'b'\], got those of \['a'\]"),
-        ({n: records([1.0], 2) for n in "abc"}, "policies that play"),
-        ({"a": records([1.0], 2), "b": records([1.0], 3)}, "the same episodes"),
-        ({n: records([1.0], 1) for n in TWO}, r"after 1, got \[1\] of 'a'"),
-        ({n: records([1.0], 2) * 2 for n in TWO}, "the same episodes"),
-        ({n: records([1.0, 2.0], 2)[::-1] for n in TWO}, "in the order of index"),
-        ({n: [] for n in TWO}, "the same episodes"),
-    ],
-)
-def test_blocks_that_are_refused(block: dict[str, list[Episode]], message: str) -> None:
-    standing = Standing(Rule(TWO))
-    standing.add({name: records([1.0, 2.0]) for name in TWO})
-    with pytest.raises(ValueError, match=message):
-        standing.add(block)
-
-
-def test_a_decided_race_takes_no_further_block() -> None:
-    standing = race(Rule(TWO), {"a": [1.0] * 100, "b": [0.0] * 100})
-    assert standing.ended
-    with pytest.raises(ValueError, match="no further block, since the race is decided; stop here"):
-        standing.add({"a": records([1.0], 100)})

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 @options.shown("--seed", type=int, default=0, help="Root seed.")
 @click.option(
     "--env-seeds",
-    callback=options.int_list,
+    type=options.int_list,
     metavar="INT,...",
     help="Seeds of the envs, one per episode, instead of those that follow from --seed.",
 )
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 @options.episode
 @click.option(
     "--shard",
-    callback=options.shard_of,
+    type=options.shard_of,
     metavar="I/N",
     help="Run shard I of N alone, I from 0; `tdcollect merge` makes one evaluation of them.",
 )
@@ -296,7 +296,7 @@ def merge(
 @click.option("--checkpoint", metavar="FILE", help=options.CHECKPOINT)
 @click.option("--vecnormalize", metavar="FILE", help=options.VECNORMALIZE)
 @click.option(
-    "--env-kwargs", metavar="JSON", callback=options.json_object, help="Arguments of the env."
+    "--env-kwargs", metavar="JSON", type=options.json_object, help="Arguments of the env."
 )
 @options.env_parts
 @click.option("--backend", help=options.BACKEND)
@@ -592,7 +592,7 @@ def suite() -> None:
 @options.crew
 @click.option(
     "--shard",
-    callback=options.shard_of,
+    type=options.shard_of,
     metavar="I/N",
     help="Run shard I of N of the evaluations, I from 0; shards may share --output-dir.",
 )

@@ -18,9 +18,7 @@ FOLDER = click.Path(path_type=Path)
 EXPLORATION = ("deterministic", "random", "mode", "median", "mean")
 
 
-def json_object(context: Any, parameter: Any, text: str | None) -> dict[str, Any] | None:
-    if text is None:
-        return None
+def json_object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -32,14 +30,10 @@ def json_object(context: Any, parameter: Any, text: str | None) -> dict[str, Any
 
 def calls(context: Any, parameter: Any, texts: tuple[str, ...]) -> list[Any] | None:
     """Return names, and JSON objects with a name; None if there are none."""
-    return [
-        json_object(context, parameter, text) if text.startswith("{") else text for text in texts
-    ] or None
+    return [json_object(text) if text.startswith("{") else text for text in texts] or None
 
 
-def int_list(context: Any, parameter: Any, text: str | None) -> list[int] | None:
-    if text is None:
-        return None
+def int_list(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError as error:
@@ -57,18 +51,14 @@ def by_name(context: Any, parameter: Any, texts: tuple[str, ...]) -> dict[str, s
     return found or None
 
 
-def step_limit(context: Any, parameter: Any, text: str | None) -> float | None:
-    if text is None or text == "inf":
-        return None if text is None else math.inf
+def step_limit(text: str) -> float:
     try:
-        return int(text)
+        return math.inf if text == "inf" else int(text)
     except ValueError as error:
         raise click.BadParameter(f"expected a number of steps, or inf, got {text!r}") from error
 
 
-def shard_of(context: Any, parameter: Any, text: str | None) -> Any:
-    if text is None:
-        return None
+def shard_of(text: str) -> Any:
     from tdcollect.evaluation.ledger import Shard
 
     found = re.fullmatch("([0-9]+)/([0-9]+)", text)
@@ -85,12 +75,12 @@ def some(context: Any, parameter: Any, given: tuple[str, ...]) -> tuple[str, ...
     return given or None
 
 
-def names(context: Any, parameter: Any, text: str | None) -> list[str] | None:
-    return None if text is None else text.split(",")
+def names(text: str) -> list[str]:
+    return text.split(",")
 
 
 env_kwargs = click.option(
-    "--env-kwargs", default="{}", metavar="JSON", callback=json_object, help="Arguments of ENV."
+    "--env-kwargs", default="{}", metavar="JSON", type=json_object, help="Arguments of ENV."
 )
 
 
@@ -137,14 +127,14 @@ episode = together(
     shown("--exploration-type", type=click.Choice(EXPLORATION), default="deterministic"),
     click.option(
         "--max-episode-steps",
-        callback=step_limit,
+        type=step_limit,
         metavar="INT",
         help="Truncate episodes at this length. Without it, one of a million steps is an error; "
         "with inf it is not.",
     ),
     click.option(
         "--reward-keys",
-        callback=names,
+        type=names,
         metavar="KEY,...",
         help="Reward entries that the return is made of, such as agents/reward.  [default: all]",
     ),

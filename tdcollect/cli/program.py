@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tdcollect.display import count_text, visible
+from tdcollect.evaluation.imports import exits_refused
 
 if TYPE_CHECKING:
     from tdcollect.evaluation.result import EvaluationResult
@@ -50,14 +51,10 @@ def _never_silent(command: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(command)
     def run(**given: Any) -> Any:
         try:
-            return command(**given)
+            with exits_refused():
+                return command(**given)
         except BrokenPipeError as error:  # not stdout's: see `say`
             raise RuntimeError(f"a pipe was closed at its other end: {error}") from error
-        except SystemExit as error:  # of a script that is no module: without `if __name__ == ...`
-            raise RuntimeError(
-                f"the code that was named ended the program by sys.exit({error.code!r}); nothing "
-                "was done. Put what a script runs under `if __name__ == '__main__':`"
-            ) from error
 
     return run
 

@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack
 
 import torch
 from tensordict import TensorDict
@@ -19,6 +19,7 @@ from torchrl.envs import EnvBase
 from tdcollect.evaluation.directory import Directory, check_directory, check_report_extras, finish
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
 from tdcollect.evaluation.episodes.data import Finished
+from tdcollect.evaluation.imports import exits_refused
 from tdcollect.evaluation.ledger import MIXED, Episode, Shard
 from tdcollect.evaluation.manifest import describe
 from tdcollect.evaluation.replay import Replay, replayer
@@ -35,9 +36,6 @@ from tdcollect.evaluation.workers.local import Workers, as_workers
 from tdcollect.evaluation.workers.worker import Job
 from tdcollect.progress import line_above, progress_bar, warn
 from tdcollect.randomness import NotReproducibleError
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 @takes_settings
@@ -472,22 +470,6 @@ class Recording:
         """Release the directory."""
         if self.directory is not None:
             self.directory.close()
-
-
-@contextmanager
-def exits_refused() -> Iterator[None]:
-    """Raise an error if code that is named ends the program, which would end all evaluations.
-
-    Raises:
-        RuntimeError: in place of ``SystemExit``.
-    """
-    try:
-        yield
-    except SystemExit as error:
-        raise RuntimeError(
-            f"the code that was named ended the program by sys.exit({error.code!r}); put what a "
-            "script runs under `if __name__ == '__main__':`"
-        ) from error
 
 
 @contextmanager

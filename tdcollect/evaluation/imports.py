@@ -7,7 +7,8 @@ import importlib.util
 import re
 import sys
 import sysconfig
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
@@ -80,6 +81,18 @@ def called(item: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     if not isinstance(kwargs, Mapping) or not all(isinstance(key, str) for key in kwargs):
         raise TypeError(f"expected kwargs to be keyword arguments, got {kwargs!r} in {item!r}")
     return name, dict(kwargs)
+
+
+@contextmanager
+def exits_refused() -> Iterator[None]:
+    """Make an error of the end of the program, which a script that is no module may ask for."""
+    try:
+        yield
+    except SystemExit as error:
+        raise RuntimeError(
+            f"the code that was named ended the program by sys.exit({error.code!r}); nothing was "
+            "done. Put what a script runs under `if __name__ == '__main__':`"
+        ) from error
 
 
 def _module(name: str, directory: Path | None) -> ModuleType:

@@ -21,7 +21,8 @@ from tdcollect.display import (
 from tdcollect.envs.make import make_env
 from tdcollect.evaluation.directory import check_report_extras
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
-from tdcollect.evaluation.evaluate import Recording, exits_refused, resumable, run
+from tdcollect.evaluation.evaluate import Recording, resumable, run
+from tdcollect.evaluation.imports import exits_refused
 from tdcollect.evaluation.ledger import TRAJECTORIES, Shard, is_finished, read_directory
 from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.evaluation.settings import EvaluationSettings

@@ -138,15 +138,11 @@ def class_of_collectors(given: Any) -> Any:
     """
     if given in (None, "single"):
         return Collector
-    if isinstance(given, str):
-        raise ValueError(  # noqa: TRY004
+    if not callable(given):
+        kind = ValueError if isinstance(given, str) else TypeError
+        raise kind(
             f"expected collector_class to be 'single', a class or a function, got {given!r}; leave "
             "it out for tdcollect.Collector"
-        )
-    if not callable(given):
-        raise TypeError(
-            f"expected collector_class to be a class or a function, got {type(given).__name__}; "
-            "leave it out for tdcollect.Collector"
         )
     return given
 

@@ -34,7 +34,7 @@ from torchrl.data import (
 
 from tdcollect import keys
 from tdcollect._upstream.torchrl import gym_space_to_spec, unchecked_tensordict
-from tdcollect.envs.process.values import Array, keeps, limits, unstack
+from tdcollect.envs.process.values import Array, keeps, limits, nest, unstack
 
 Path = tuple[str, ...]
 
@@ -455,14 +455,8 @@ class SpaceCodec:
 
     def read(self, entries: Sequence[Array]) -> Any:
         """Decode the entries' arrays ``[N, *shape]`` into gymnasium's batched form."""
-        return self._read(self._tree, entries)
-
-    def _read(self, tree: Any, entries: Sequence[Array]) -> Any:
-        if isinstance(tree, int):
-            return self.leaves[tree].read(entries[tree])
-        if isinstance(tree, dict):
-            return {name: self._read(part, entries) for name, part in tree.items()}
-        return tuple(self._read(part, entries) for part in tree)
+        values = [leaf.read(entry) for leaf, entry in zip(self.leaves, entries, strict=True)]
+        return nest(self._tree, values)
 
     def read_slots(self, entries: Sequence[Array]) -> Sequence[Any]:
         """Decode the entries' arrays ``[N, *shape]`` into one gymnasium value per slot."""

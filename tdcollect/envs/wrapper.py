@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -21,6 +21,7 @@ from tdcollect.envs.process.pool import WorkerLost
 from tdcollect.envs.process.values import Array, is_number
 from tdcollect.envs.slots import Can, Stepper
 from tdcollect.envs.spaces import StepBuffers, compose, key_of, nested
+from tdcollect.keys import Key, entry_path
 from tdcollect.seeding import slot_seeds
 
 
@@ -315,12 +316,7 @@ class GymnasiumEnv(EnvBase):
         for key, shape in self._actions:
             action = source.get(key, None)
             if action is None:
-                found = list(source.keys())
-                given = ", ".join(k if isinstance(k, str) else "/".join(k) for k in found)
-                raise KeyError(
-                    f"expected the entry {key!r} in the input of step(), got the entries {given}; "
-                    "have the policy write it (its out_keys)"
-                )
+                raise lacks_action(key, source.keys())
             if action.shape != shape:
                 raise ValueError(
                     f"expected {key!r} of shape {list(shape)}, as the action spec says, got "
@@ -434,6 +430,14 @@ class GymnasiumEnv(EnvBase):
             f"{type(self).__name__}({self.name}, backend={self.stepper.backend.name}, "
             f"batch_size={list(self.batch_size)}, device={self.device})"
         )
+
+
+def lacks_action(key: Key, given: Iterable[Key]) -> KeyError:
+    """Return the error of a step without an action."""
+    return KeyError(
+        f"expected the entry {key!r} in the input of step(), got the entries "
+        f"{', '.join(map(entry_path, given))}; have the policy write it (its out_keys)"
+    )
 
 
 def _check_alike(old: Stepper, new: Stepper) -> None:

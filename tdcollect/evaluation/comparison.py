@@ -307,7 +307,6 @@ class Comparison(display.Table):
         return display.one_line(self, self._head(), *means)
 
     def header(self) -> list[str]:
-        """Return the heads of the table's columns."""
         return ["", *self.names[1:]]
 
     def _head(self) -> str:
@@ -376,7 +375,6 @@ class Comparison(display.Table):
             yield from map(list, zip(labels, *(c[: len(labels)] for c in columns), strict=True))
 
     def notes(self) -> list[str]:
-        """Return the notes to the table, one sentence each."""
         alpha = 1 - self.confidence
         notes = [
             "p-value: sign-flip permutation test of the mean difference, two-sided. Detectable: "

@@ -369,11 +369,7 @@ def read_manifest(root: Path) -> dict[str, Any]:
             f"expected the manifest of an evaluation, got {file}, which is something else's; name "
             "another directory"
         )
-    if found.get("format") != FORMAT:
-        raise ValueError(
-            f"expected format {FORMAT}, got {found.get('format')!r} in {file}: another version of "
-            "tdcollect wrote it; read it with that one"
-        )
+    check_format(file, found, FORMAT)
     for name, accepts in _MANIFEST.items():
         if not accepts(value := manifest_entry(found, name)):
             raise ValueError(
@@ -392,6 +388,15 @@ def read_manifest(root: Path) -> dict[str, Any]:
             f" got {len(given)} seeds, {len({*given})} of them distinct; {_ASK}"
         )
     return found
+
+
+def check_format(file: Path, found: Mapping[str, Any], known: int) -> None:
+    """Refuse what another version of the package wrote."""
+    if found.get("format") != known:
+        raise ValueError(
+            f"expected format {known}, got {found.get('format')!r} in {file}: another version of "
+            "tdcollect wrote it; read it with that one"
+        )
 
 
 def is_finished(root: Path) -> bool:

@@ -204,7 +204,6 @@ class RaceResult(Table):
         }
 
     def header(self) -> list[str]:
-        """The names of the columns of :meth:`rows`."""
         sequence = f"{percent_text(1 - self.plan.rule.alpha)} sequence"
         return ["", "episodes", "difference", sequence, "decision"]
 
@@ -223,7 +222,6 @@ class RaceResult(Table):
         return rows
 
     def notes(self) -> list[str]:
-        """Return what to know beside the table, one sentence each."""
         rule, played = self.plan.rule, self.outcome["episodes"]
         found = [f"Asked: {rule.question}"]
         if not self.outcome["ended"]:
@@ -276,11 +274,7 @@ def read(root: Path) -> tuple[Plan, Mapping[str, Any]]:
     if not file.is_file():
         raise FileNotFoundError(f"expected the directory of a race, got {root}, without a {RACE}")
     found = ledger.read_object(file)
-    if found.get("format") != FORMAT:
-        raise ValueError(
-            f"expected format {FORMAT}, got {found.get('format')!r} in {file}: another version of "
-            "tdcollect wrote it; read it with that one"
-        )
+    ledger.check_format(file, found, FORMAT)
     try:
         plan = dict(found["plan"])
         return Plan(Rule(**plan.pop("rule")), **plan), found

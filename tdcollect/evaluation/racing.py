@@ -12,7 +12,7 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from torchrl.envs import EnvBase
 
@@ -50,7 +50,6 @@ from tdcollect.randomness import NotReproducibleError
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
-    from typing_extensions import Unpack
 
 
 @takes_settings

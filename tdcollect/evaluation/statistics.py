@@ -501,7 +501,6 @@ class Summary(Table):
         )
 
     def header(self) -> list[str]:
-        """Return the heads of the table's columns."""
         return ["", "return", "length (steps)", *self.metrics]
 
     def rows(self) -> list[list[str]]:
@@ -529,7 +528,6 @@ class Summary(Table):
         )
 
     def notes(self) -> list[str]:
-        """Return the notes to the table, one sentence each."""
         notes = []
         if self.success is not None:
             s = self.success

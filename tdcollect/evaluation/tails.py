@@ -89,7 +89,6 @@ class Tails(display.Table):
         return f"{display.count_text(self.episodes, 'episode')}, {self.completed} completed"
 
     def header(self) -> list[str]:
-        """Return the heads of the table's columns."""
         return ["", "return", f"{display.percent_text(self.confidence)} interval"]
 
     def rows(self) -> list[list[str]]:
@@ -105,7 +104,6 @@ class Tails(display.Table):
         return display.number_columns(rows) if rows else []
 
     def notes(self) -> list[str]:
-        """Return the notes to the table, one sentence each."""
         notes = self._failure_words()
         if self.worst_means and (few := min(self.worst_means) * self.completed) < FEW:
             share = display.percent_text(min(self.worst_means))

@@ -29,6 +29,7 @@ from tdcollect.envs.differences import (
     shown,
 )
 from tdcollect.envs.process.resumable import make_resumable
+from tdcollect.envs.process.values import slot_of
 from tdcollect.envs.process.worker import old_api
 from tdcollect.envs.spaces import SpaceCodec
 from tdcollect.randomness import GlobalRandomness
@@ -404,10 +405,7 @@ class PooledEnv(gym.Env[Any, Any]):
         self._pool.close()
 
 
-def _first(value: Any) -> Any:
+def _first(given: tuple[Any, ...]) -> Any:
     """Return the values of slot 0, of what a call of a pool returned."""
-    if isinstance(value, tuple):
-        return tuple(map(_first, value))
-    if isinstance(value, dict):
-        return {name: _first(item) for name, item in value.items() if name != "players"}
-    return value[0]
+    *values, info = slot_of(given, 0)
+    return *values, {name: item for name, item in info.items() if name != "players"}

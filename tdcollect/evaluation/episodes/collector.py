@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -48,9 +48,6 @@ from tdcollect.keys import Key
 from tdcollect.randomness import GlobalRandomness, NotReproducibleError, check_alone
 from tdcollect.threads import evaluating
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
 
 class Feed(Iterator[int]):
     """Gives the indices of the episodes to run, here those known from the start."""
@@ -78,7 +75,7 @@ _PROBED = 8  # episodes whose options the probe resets with
 _BLOCK_BYTES = 2**25  # or about this much memory, with large observations
 
 
-class EvaluationCollector:
+class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
     """Runs test episodes by index; iterate to get each as a TensorDict ``[L]``.
 
     Episode i resets its env with ``env_seed(seed, i)``, and the policy draws all its random
@@ -498,9 +495,6 @@ class EvaluationCollector:
     def close(self) -> None:
         """Close the env if it was made here; a second call does nothing."""
         self._opened.close()
-
-    def __enter__(self) -> EvaluationCollector:
-        return self
 
     def __exit__(self, *exception: Any) -> None:
         self.close()

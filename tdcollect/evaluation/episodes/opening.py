@@ -29,7 +29,7 @@ from tdcollect.envs.traits import (
     leaves_random_numbers_alone,
     transforms_of,
 )
-from tdcollect.envs.wrapper import GymnasiumEnv
+from tdcollect.envs.wrapper import GymnasiumEnv, lacks_action
 from tdcollect.evaluation.episodes.data import SUCCESS
 from tdcollect.evaluation.requested import RequestedEnv, closed_on_error, freeze, is_unstarted
 from tdcollect.evaluation.settings import EvaluationSettings
@@ -414,10 +414,7 @@ class SlotEnvs(SteppedEnv):
     ) -> tuple[StepDict, SlotError | None]:
         missing = [key for key in self.transformed.action_keys if key not in step]
         if missing:
-            raise KeyError(
-                f"expected the entry {missing[0]!r} in the input of step(), got the entries "
-                f"{', '.join(map(repr, step))}; have the policy write it (its out_keys)"
-            )
+            raise lacks_action(missing[0], step)
         causes: dict[int, Exception] = {}
         if self.device is not None:  # each entry crosses once, rather than once per slot
             step = StepDict((key, value.to(self.device)) for key, value in step.items())

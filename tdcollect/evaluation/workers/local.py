@@ -172,7 +172,7 @@ class Worker(ABC):
         return f"worker {self.rank} ({self.where})"
 
 
-class Workers(ABC):
+class Workers(contextlib.AbstractContextManager["Workers"], ABC):
     """Workers for test episodes, :class:`tdcollect.LocalWorkers` or :class:`tdcollect.RayWorkers`.
 
     They start when they are first needed, and stay for the evaluations that follow. They end with
@@ -227,9 +227,6 @@ class Workers(ABC):
             self._end()
         self._end = None
         self.crew.clear()
-
-    def __enter__(self) -> Workers:
-        return self
 
     def __exit__(self, *exception: Any) -> None:
         self.close()

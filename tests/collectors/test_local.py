@@ -189,7 +189,7 @@ RESTART = {"on_worker_lost": "restart", "preemptive_threshold": 0.5}
     [
         (SYNC, [two_slots], {"on_worker_lost": "x"}, ValueError, "'raise' or 'restart', got 'x'"),
         (SYNC, [two_slots], {"collector_class": "multi"}, ValueError, "function, got 'multi'"),
-        (SYNC, [two_slots], {"collector_class": 3}, TypeError, "a class or a function, got int"),
+        (SYNC, [two_slots], {"collector_class": 3}, TypeError, "a class or a function, got 3"),
         (SYNC, [two_slots], {"sync": True}, TypeError, "no sync for a MultiSyncCollector"),
         (SYNC, [two_slots], {"frames_per_batch": 0}, ValueError, "to be a positive int"),
         (SYNC, [two_slots], RESTART, ValueError, "no preemptive_threshold with on_worker_lost='r"),

@@ -212,9 +212,28 @@ step_of: Callable[[T.Transform], Method] = attrgetter("_step")
 reset_of: Callable[[T.Transform], Method] = attrgetter("_reset")
 casts_integers: Callable[[T.VecNormV2], bool] = attrgetter("_cast_int_to_float")
 """Tells whether a ``VecNormV2`` averages integers as floats."""
-lives_of: Callable[[T.EndOfLifeTransform], Any] = methodcaller("_get_lives")
 
 _CALLS = ("_call", "_step", "_reset", "_inv_call", "_apply_transform", "_inv_apply_transform")
+
+
+def lives_reader(transform: T.EndOfLifeTransform, base: EnvBase) -> Callable[[], Any]:
+    """A function that reads the lives of an env, as an ``EndOfLifeTransform`` around it does.
+
+    TorchRL's wrapper hands the path on to the gymnasium env inside, but lists all names of its own
+    first, twice: 100 us. They are listed once here. The path is followed at every call, since an
+    env may replace what lies on it.
+    """
+    path = transform.eol_attribute
+    hands_on = getattr(type(base), "__getattr__", None) is GymWrapper.__getattr__
+    if not hands_on or base.batch_size or path[0] in dir(base):
+        return transform._get_lives
+    follow = attrgetter(".".join(path))
+
+    def lives() -> Any:
+        found = follow(wrapped_env(base))
+        return found() if callable(found) else found
+
+    return lives
 
 
 def _overrides(transform: T.Transform, *names: str) -> bool:

@@ -249,7 +249,9 @@ def lower_members(members: Sequence[EnvBase]) -> tuple[list[StepTransform], bool
             together.append(made[0])
         else:
             once = False
-            if not upstream.does_nothing_in_steps(ones[0]):
+            if type(made[0]) is on_steps.EndOfLife and _are_alike(ones):
+                together.append(on_steps.EndOfLife.together(made))
+            elif not upstream.does_nothing_in_steps(ones[0]):
                 together.append(_EnvByEnv(made))
     return together, once
 

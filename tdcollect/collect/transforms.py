@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -345,7 +346,7 @@ class EndOfLife(StepTransform):
     anywhere = True
 
     def __init__(self, transform: T.EndOfLifeTransform, env: EnvBase):
-        self._transform = transform
+        self._read: Callable[[], Any] = upstream.lives_reader(transform, transform.parent.base_env)
         self._eol: Key = transform.eol_key
         self._lives: Key = transform.lives_key
         self._done: Key = transform.done_key
@@ -355,14 +356,21 @@ class EndOfLife(StepTransform):
 
     def step(self, step: StepDict, following: StepDict) -> None:
         done = following[self._done]
-        lives = torch.as_tensor(upstream.lives_of(self._transform), device=done.device)
+        lives = torch.as_tensor(self._read(), device=done.device)
         following[self._eol] = expand_as_right(step[self._lives] > lives, done) | done
         following[self._lives] = lives
 
     def reset(self, begun: StepDict, marks: StepDict, before: StepDict) -> None:
         done = before[self._done]
         begun[self._eol] = torch.zeros_like(done)
-        begun[self._lives] = torch.as_tensor(upstream.lives_of(self._transform), device=done.device)
+        begun[self._lives] = torch.as_tensor(self._read(), device=done.device)
+
+    @staticmethod
+    def together(single: Sequence[EndOfLife]) -> EndOfLife:
+        """One for the steps of a batch of envs, of those of each."""
+        joined, readers = copy(single[0]), [one._read for one in single]
+        joined._read = lambda: [read() for read in readers]
+        return joined
 
 
 # ---------------------------------------------------------------- entries renamed, dropped, checked

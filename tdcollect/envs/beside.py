@@ -12,7 +12,6 @@ import hashlib
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -30,6 +29,7 @@ from tdcollect._upstream.torchrl import (
     converts_actions,
     is_categorical,
     is_vectorised,
+    lives_reader,
     replaced_methods,
     set_wrapped_env,
     shared_values,
@@ -375,11 +375,7 @@ class _DirectSlot(SlotEnv):
         self._end: Any = next(ends, None)
         self._lives: Any = 0
         if self._end is not None:
-            self._read_lives = attrgetter(".".join(self._end.eol_attribute))
-
-    def _present_lives(self) -> Any:
-        lives = self._read_lives(self._base)
-        return lives() if callable(lives) else lives
+            self._present_lives = lives_reader(self._end, self._base)
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, Any]:
         observation, reward, terminated, truncated, info = self._stepped.step(action)

@@ -32,6 +32,8 @@ from torchrl.weight_update import SharedMemWeightSyncScheme
 from tdcollect._upstream import others, torchrl
 from tdcollect._upstream.collectors import CollectorState, DistributedState, RayState, WorkersState
 
+from ..zoo.torchrl_envs import Lives, atari_like
+
 pytestmark = pytest.mark.filterwarnings("ignore:::(torchrl|tensordict|torch|gymnasium)")
 
 cartpole = partial(E.GymEnv, "CartPole-v1")
@@ -55,6 +57,26 @@ def test_nobody_waits_for_the_word_of_a_worker_that_is_released() -> None:
     scheme._ack_queues = {}
     state.end_weight_sync()
     assert scheme._is_shutdown
+
+
+def test_lives_are_those_of_the_env_inside_however_often_that_is_made_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    game = atari_like()
+    end = next(part for part in game.transform if isinstance(part, E.EndOfLifeTransform))
+    vector = gym.vector.SyncVectorEnv([Lives] * 2, autoreset_mode=gym.vector.AutoresetMode.DISABLED)
+    slots = E.GymWrapper(vector)
+    several = E.TransformedEnv(slots, E.EndOfLifeTransform(eol_attribute="envs.ale.lives"))
+    read = torchrl.lives_reader(end, game.base_env)
+    read_several = torchrl.lives_reader(several.transform, slots)
+    for left in (3, 2):
+        game.base_env._env = Lives()
+        for env in (game.base_env._env, vector.envs[1]):
+            env.unwrapped.ale.left = left
+        assert read() == end._get_lives() == left
+        assert read_several().tolist() == several.transform._get_lives().tolist() == [3, left]
+    monkeypatch.setattr(nn.Module, "__dir__", None)  # all names: 50 us
+    assert read() == 2
 
 
 def test_states_before_the_constructor_has_set_them() -> None:

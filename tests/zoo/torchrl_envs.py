@@ -33,15 +33,15 @@ from torchrl.envs import (
 class Ale:
     """The part of an Atari env that knows how many lives are left."""
 
-    def __init__(self) -> None:
-        self.left = 3
+    def __init__(self, left: int = 3) -> None:
+        self.left = left
 
     def lives(self) -> int:
         return self.left
 
 
 class Lives(gym.Env):
-    """Three lives, of which a step may cost one; pictures and a state.
+    """Three lives, of which a step may cost one; pictures and a state; a new game at each reset.
 
     Args:
         longest: steps after which an episode is truncated.
@@ -63,7 +63,7 @@ class Lives(gym.Env):
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
-        self.ale.left, self.taken = (options or {}).get("lives", 3), 0
+        self.ale, self.taken = Ale((options or {}).get("lives", 3)), 0
         return self._observe(), {"lives": self.ale.left}
 
     def step(self, action: Any) -> Any:

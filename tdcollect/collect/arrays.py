@@ -30,7 +30,7 @@ from tdcollect._upstream.torchrl import (
     skipped_step,
     steps_alone,
 )
-from tdcollect.collect.lowering import Shown, inverted, lower_members, lower_transforms
+from tdcollect.collect.lowering import Shown, inverted, joined, lower_members, lower_transforms
 from tdcollect.collect.step_dict import StepDict, flat, like_rows, sent, with_index
 from tdcollect.collect.transforms import StepTransform
 from tdcollect.envs.adopted import ParallelEnv as OurParallelEnv
@@ -666,7 +666,7 @@ def plan_for(env: EnvBase, exact: Exact | None = None, reasons: Sequence[str] = 
     for transform in transforms:
         transform.attach(inner, further)
     last = [RewardShape(env)] if isinstance(inner, TorchRLEnv) else []
-    return Plan(ArrayEnv(inner, [*further, *transforms, *last], env, exact))
+    return Plan(ArrayEnv(inner, joined([*further, *transforms, *last]), env, exact))
 
 
 def by_episodes(plan: Plan, env: EnvBase, exact: Exact | None = None) -> ArrayEnv:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torchrl.envs import EnvBase, TransformedEnv
@@ -135,6 +135,25 @@ def lower_transforms(transforms: Sequence[T.Transform], env: EnvBase) -> list[St
     return lowered
 
 
+def joined(parts: Sequence[StepTransform]) -> list[StepTransform]:
+    """Transforms, innermost first, with those that one pass over an image can do joined."""
+    found: list[StepTransform] = []
+    for part in parts:
+        before = found[-1] if found else part
+        if _runs(before, T.ToTensorImage) and _runs(part, T.GrayScale):
+            from tdcollect.collect.images import gray  # others need no images
+
+            found[-1:] = gray(before, part)
+        else:
+            found.append(part)
+    return found
+
+
+def _runs(part: StepTransform, kind: type[T.Transform]) -> TypeGuard[OwnCode]:
+    """Tell whether a part runs TorchRL's own code of a class."""
+    return type(part) is OwnCode and type(part.transform) is kind
+
+
 def _changes_loop(transform: T.Transform, env: EnvBase) -> str:
     """Why TorchRL's own loop must run; empty where it need not."""
     name = type(transform).__name__
@@ -253,7 +272,7 @@ def lower_members(members: Sequence[EnvBase]) -> tuple[list[StepTransform], bool
                 together.append(on_steps.EndOfLife.together(made))
             elif not upstream.does_nothing_in_steps(ones[0]):
                 together.append(_EnvByEnv(made))
-    return together, once
+    return joined(together), once
 
 
 def _lowered_singly(stack: Sequence[T.Transform], env: EnvBase) -> list[StepTransform]:

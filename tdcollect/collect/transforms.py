@@ -98,6 +98,7 @@ class OwnCode(StepTransform):
     """A transform whose own code, which needs no more than StepDicts have, runs on them."""
 
     def __init__(self, transform: T.Transform, env: EnvBase, trait: Trait):
+        self.transform: Any = transform
         self._step, self._reset = upstream.step_of(transform), upstream.reset_of(transform)
         inverting = transform.in_keys_inv if trait.elementwise else upstream.inverts(transform)
         self._inverse = upstream.inverse_call_of(transform) if inverting else None

@@ -209,17 +209,7 @@ class RaceResult(Table):
 
     def rows(self) -> list[list[str]]:
         """Return a row for each pair of policies."""
-        rows = []
-        for pair in self.outcome["pairs"]:
-            first, second = pair["policies"]
-            difference, low, high = number_texts([pair["difference"], *pair["interval"]])
-            decisions = [
-                f"{first} is {word}" if word in ("better", "worse") else word
-                for word in pair["decisions"]
-            ]
-            cells = [str(pair["episodes"]), difference, f"{low} to {high}", " and ".join(decisions)]
-            rows.append([f"{first} - {second}", *cells])
-        return rows
+        return [pair_texts(pair) for pair in self.outcome["pairs"]]
 
     def notes(self) -> list[str]:
         rule, played = self.plan.rule, self.outcome["episodes"]
@@ -241,6 +231,17 @@ class RaceResult(Table):
 
     def __repr__(self) -> str:
         return one_line(self, ", ".join(self.results), self._head())
+
+
+def pair_texts(pair: Mapping[str, Any]) -> list[str]:
+    """Return what an outcome has of a pair: names, episodes, difference, interval, decision."""
+    first, second = pair["policies"]
+    difference, low, high = number_texts([pair["difference"], *pair["interval"]])
+    decisions = [
+        f"{first} is {word}" if word in ("better", "worse") else word for word in pair["decisions"]
+    ]
+    cells = [str(pair["episodes"]), difference, f"{low} to {high}", " and ".join(decisions)]
+    return [f"{first} - {second}", *cells]
 
 
 def path_of(root: Path, name: str) -> Path:

@@ -544,8 +544,13 @@ def check_folder(path: Path, described: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def error_file(path: Path, cell: Cell) -> Path:
-    """Return the file with the error of a cell that could not run, beside its directory."""
-    return (path / cell.path).with_name(f"{cell.run}.error.json")
+    """Return the file with the error of a cell that could not run."""
+    return error_beside(path / cell.path)
+
+
+def error_beside(root: Path) -> Path:
+    """Return the file with the error of an evaluation that could not run, beside its directory."""
+    return root.with_name(f"{root.name}.error.json")
 
 
 def write_error(path: Path, cell: Cell, reason: str) -> None:

@@ -140,6 +140,11 @@ def without_process_ids(text: str) -> str:
     return re.sub(r"\(process \d+ on ", "(on ", re.sub(r" \(process \d+\)", "", text))
 
 
+def p_text(value: float | None) -> str:
+    """Return a p-value with two digits; a dash for None."""
+    return "-" if value is None else f"{value:.2g}"
+
+
 def percent_text(share: float) -> str:
     """Return a share as percent: 0.95 as ``95%``."""
     return f"{100 * share:.6g}%"

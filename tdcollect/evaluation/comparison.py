@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -40,6 +40,8 @@ SAME_ACROSS = ("protocol", "returns", "policy.class", "policy.digest", *OF_POLIC
 OF_ENV = ("env", "max_episode_steps")  # what may differ across envs
 TRANSFORMS = "env.transforms"  # those of one policy may normalise its observations, say
 RETURN, SUCCESS = "return", "success"  # what a policy may be better in
+
+T = TypeVar("T")
 
 
 class Evaluation(Protocol):
@@ -186,7 +188,7 @@ class Difference:
     def __repr__(self) -> str:
         names = f"{self.name} minus {self.baseline}"
         counts = (display.count_text(len(self.values), "episode"), mean_text(self.difference))
-        return display.one_line(self, names, *counts, f"p-value {_p_text(self.p_value)}")
+        return display.one_line(self, names, *counts, f"p-value {display.p_text(self.p_value)}")
 
     @property
     def improvement(self) -> float | None:
@@ -355,10 +357,10 @@ class Comparison(display.Table):
             row("won, tied, lost", lambda d: f"{d.won}, {d.tied}, {d.lost}"),
             row("differ in data, in outcome", _differing_text),
             row("probability of improvement", lambda d: display.number_text(d.improvement)),
-            row("p-value", lambda d: _p_text(d.p_value)),
+            row("p-value", lambda d: display.p_text(d.p_value)),
         ]
         if len(self.differences) > 1:
-            rows.append(row("  Holm's correction", lambda d: _p_text(d.adjusted_p_value)))
+            rows.append(row("  Holm's correction", lambda d: display.p_text(d.adjusted_p_value)))
         rows.append(row("detectable difference", lambda d: d.detectable()))
         rows += [*self._metric_rows(percent)]
         if any(map(_failed_text, self.differences)):
@@ -639,12 +641,12 @@ def _metric_names(differences: Sequence[Difference]) -> list[str]:
     return [*dict.fromkeys(name for d in differences for name in d.metrics)]
 
 
-def holm(p_values: Mapping[str, float]) -> dict[str, float]:
+def holm(p_values: Mapping[T, float]) -> dict[T, float]:
     """Return the adjusted p-values of Holm, Scandinavian Journal of Statistics 6, 1979."""
-    tested = sorted((value, name) for name, value in p_values.items())
-    weighted = [(len(tested) - rank) * value for rank, (value, _) in enumerate(tested)]
+    tested = sorted(p_values, key=p_values.__getitem__)
+    weighted = [(len(tested) - rank) * p_values[name] for rank, name in enumerate(tested)]
     running = accumulate(weighted, max)
-    return {name: min(1.0, value) for (_, name), value in zip(tested, running, strict=True)}
+    return {name: min(1.0, value) for name, value in zip(tested, running, strict=True)}
 
 
 def _names(evaluations: Sequence[Evaluation], names: Sequence[str] | None) -> list[str]:
@@ -676,7 +678,7 @@ def _success_texts(s: SuccessDifference | None) -> list[str]:
         return ["-"] * 7
     ends = (s.interval.low, s.interval.high)
     shown = display.column_texts([s.rate, s.baseline_rate, s.difference, ends])
-    p_texts = [_p_text(s.p_value), _p_text(s.adjusted_p_value)]
+    p_texts = [display.p_text(s.p_value), display.p_text(s.adjusted_p_value)]
     return [*shown, f"{s.gained}, {s.lost}", *p_texts]
 
 
@@ -686,12 +688,8 @@ def _metric_texts(metric: MetricDifference | None) -> list[str]:
         return ["-"] * 6
     interval = statistics.ends(metric.difference.mean_interval)
     numbers = [metric.mean, metric.baseline_mean, metric.difference.mean, interval]
-    p_texts = [_p_text(metric.p_value), _p_text(metric.adjusted_p_value)]
+    p_texts = [display.p_text(metric.p_value), display.p_text(metric.adjusted_p_value)]
     return [*display.column_texts(numbers), *p_texts]
-
-
-def _p_text(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2g}"
 
 
 def _failed_text(difference: Difference) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from tdcollect import check, display
 from tdcollect.evaluation import comparison
 from tdcollect.evaluation.comparison import RETURN, SUCCESS, Evaluation
-from tdcollect.evaluation.statistics import Values, summarize
+from tdcollect.evaluation.statistics import Values, degrees_of_freedom, summarize
 from tdcollect.evaluation.tails import rate_bound
 from tdcollect.packages import extra_module
 
@@ -211,7 +211,8 @@ def plan_suite(
             f"expected two policies that have all their scores, of {', '.join(scores) or 'none'}, "
             f"got {', '.join(chosen) or 'none'}; name two"
         )
-    first, second = (_scores_of_episodes(results, policy) for policy in chosen)
+    played = results.episode_scores()
+    first, second = (played[policy].mean((0, 1)) for policy in chosen)
     ahead = (second - first)[np.isfinite(second - first)]
     std = float(ahead.std(ddof=1)) if len(ahead) > 1 else None
     needs = [_by_deviation("episodes of each task", std, len(ahead) - 1, aim)]
@@ -222,17 +223,6 @@ def plan_suite(
     tasks = display.count_text(len(results.scored_tasks), "task")
     told = f"{runs} on {tasks}, {display.count_text(results.episodes, 'episode')} each"
     return Plan(f"the mean score of {results.name}", told, *aim, tuple(needs))
-
-
-def _scores_of_episodes(results: SuiteResults, policy: str) -> Values:
-    """Return the scores of episodes ``[E]``: means over tasks and runs, NaN if one is missing."""
-    rows, records = [], results.records()
-    for task in results.scored_tasks:
-        low, high = results.ranges[task] or (0.0, 1.0)
-        for cell in results.of(task, policy):
-            returns = [e.episode_return for e in records[task, policy, cell.run]]
-            rows.append((np.array(returns, np.float64) - low) / (high - low))
-    return np.mean(rows, axis=0)
 
 
 def runs_needed(scores: Sequence[Values], aim: Aim) -> Need:
@@ -246,12 +236,10 @@ def runs_needed(scores: Sequence[Values], aim: Aim) -> Need:
         scores: of the two policies, float64 ``[runs, tasks]`` with at least two runs.
         aim: the difference of the mean scores over tasks, and the test.
     """
-    parts = [array.var(0, ddof=1) / array.shape[1] ** 2 for array in scores]
-    variance = float(np.concatenate(parts).sum())
-    pairs = zip(parts, scores, strict=True)
-    shares = sum(float((part**2).sum()) / (len(array) - 1) for part, array in pairs)
-    freedom = variance**2 / shares if shares else 1.0
-    return _by_deviation("runs of each policy", math.sqrt(variance), freedom, aim, samples=2)
+    parts = np.concatenate([array.var(0, ddof=1) / array.shape[1] ** 2 for array in scores])
+    freedoms = np.concatenate([np.full(array.shape[1], len(array) - 1) for array in scores])
+    freedom = degrees_of_freedom(parts, freedoms)
+    return _by_deviation("runs of each policy", math.sqrt(parts.sum()), freedom, aim, samples=2)
 
 
 def _by_deviation(

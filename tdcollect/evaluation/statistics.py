@@ -226,6 +226,16 @@ def interquartile_mean(values: Values, axis: int = -1) -> Any:
     return np.sort(values, axis).take(middle, axis).mean(axis)
 
 
+def degrees_of_freedom(parts: Values, freedoms: Values) -> float:
+    """Return the degrees of freedom of a sum of variances, each known with some of its own.
+
+    Satterthwaite, An Approximate Distribution of Estimates of Variance Components, Biometrics
+    Bulletin 2, 1946. One if all of them are zero.
+    """
+    shares = float((parts**2 / freedoms).sum())
+    return float(parts.sum()) ** 2 / shares if shares else 1.0
+
+
 def exact_mean(values: Values) -> float:
     """Return the mean from the exactly rounded sum, the same in any order and on any machine.
 
@@ -767,11 +777,9 @@ def adjusted_mean(
     of_residuals = float(((weights * residuals / np.maximum(1 - leverage, 0.01)) ** 2).sum())
     of_control = float(line.slope**2 * all_control.var(ddof=1)) / total
     variance = of_residuals + of_control
-    parts = of_residuals**2 / (count - 2) + of_control**2 / (total - 1)
-    reach = 0.0
-    if variance > 0:
-        quantile = stats.t.ppf(0.5 + confidence / 2, variance**2 / parts)
-        reach = float(quantile) * math.sqrt(variance)
+    parts, freedoms = np.array([of_residuals, of_control]), np.array([count - 2, total - 1])
+    quantile = stats.t.ppf(0.5 + confidence / 2, degrees_of_freedom(parts, freedoms))
+    reach = float(quantile) * math.sqrt(variance)
     mean = exact_mean(values) + float(line.slope) * ahead
     return Adjusted(mean, Interval(mean - reach, mean + reach), total, float(line.rvalue))
 

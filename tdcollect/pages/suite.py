@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from tdcollect.display import count_text, listed_text, number_text, percent_text
+from tdcollect.display import count_text, listed_text, number_text, p_text, percent_text
 from tdcollect.evaluation.statistics import ends
 from tdcollect.pages import plots
 from tdcollect.pages.build import (
@@ -35,17 +35,20 @@ def suite_page(results: SuiteResults, back: tuple[str, str] | None = None) -> Pa
     found = results.aggregates
     policies = count_text(len(results.policies), "policy")
     troubled = [cell for cell in results.cells if cell.status != FINISHED]
+    notes = [] if found is None else found.notes()
+    own = [] if found is None else found.difference_notes()  # which stand with the differences
     sections: list[tuple[str, Sequence[Part]]] = [
         ("Tasks and policies", [_heat_map(results)]),
         ("Evaluations", [_evaluations([cell for cell in results.cells if cell.episodes])]),
         ("Failed or missing", [_troubled(troubled)] if troubled else []),
-        ("Remarks", [*([] if found is None else found.notes()), *results.remarks]),
+        ("Remarks", [*(note for note in notes if note not in own), *results.remarks]),
         ("Scores and their sources", [_sources(results)]),
     ]
     if found is not None:
         sections[:0] = [
             ("Leaderboard", [*_leaderboard(found), Figures(_metrics(found), row=True)]),
             ("Profiles and improvement", [Figures(_profiles(found))]),
+            ("Differences of policies", _differences(found) if found.differences else []),
             ("Groups of tasks", _groups(found) if found.groups else []),
         ]
     return Page(
@@ -167,6 +170,25 @@ def _improvement(found: Aggregates) -> Figure:
     rows = _rows(found, of, "Over ")
     drawing = plots.intervals(rows, "probability of improvement", line_at=0.5, unit=True)
     return Figure("improvement", f"Probability of improvement of {best}", drawing, said, note)
+
+
+def _differences(found: Aggregates) -> list[Part]:
+    pairs, metric = found.pairs(), LABELS[found.metrics[0]]
+    each = [found.differences[a][b] for a, b in pairs]
+    columns = [
+        Column("policy", [a for a, _ in pairs]),
+        Column("minus", [b for _, b in pairs]),
+        Column(f"difference in {metric}", [str(one) for one in each], "n"),
+        Column("p-value", [p_text(one.p_value) for one in each], "n"),
+        Column("Holm's correction", [p_text(one.adjusted_p_value) for one in each], "n"),
+    ]
+    of = {b: found.differences[a][b] for a, b in pairs if a == pairs[0][0]}
+    drawing = plots.intervals(_rows(found, of, "Minus "), f"difference in {metric}", line_at=0.0)
+    said = _sentence(found, ((f"Minus {name}", one) for name, one in of.items()))
+    note = "Lower is better." if found.metrics[0] in LOWER_IS_BETTER else ""
+    title = f"Differences of {pairs[0][0]} from the others"
+    figure = Figure("differences", title, drawing, said, note)
+    return [*found.difference_notes(), Table(columns, name="Differences"), Figures([figure])]
 
 
 def _groups(found: Aggregates) -> list[Part]:

@@ -120,13 +120,23 @@ def _csv(found: Aggregates) -> str:
     writer = csv.writer(text, lineterminator="\n")
     metrics = [f"{metric}{end}" for metric in found.metrics for end in ("", "_low", "_high")]
     tasks = [f"score:{visible(task)}" for task in found.tasks]
-    writer.writerow(["rank", "policy", "runs", *metrics, *tasks])
+    others = [policy for _, policy in found.ranking()] if found.differences else []
+    ends_and_p = ("", "_low", "_high", "_p", "_adjusted_p")
+    minus = [f"minus:{visible(policy)}{end}" for policy in others for end in ends_and_p]
+    writer.writerow(["rank", "policy", "runs", *metrics, *tasks, *minus])
     for rank, policy in found.ranking():
         row: list[Any] = [rank, visible(policy), found.runs[policy]]
         for metric in found.metrics:
             estimate = found.estimates[policy][metric]
             row += [estimate.value, *(ends(estimate.interval) or ("", ""))]
-        writer.writerow([*row, *found.task_means[policy].values()])
+        row += found.task_means[policy].values()
+        for other in others:
+            if other == policy:
+                row += [""] * 5
+                continue
+            one = found.differences[policy][other]
+            row += [one.value, *(ends(one.interval) or ("", "")), one.p_value, one.adjusted_p_value]
+        writer.writerow(row)
     return text.getvalue()
 
 
@@ -139,6 +149,8 @@ def _markdown(found: Aggregates, title: str) -> str:
         ]
         parts.append("## Probability of improvement of the row over the column")
         parts.append(_table(["", *order], rows))
+    if found.differences:
+        parts += ["## Differences", _table(found.difference_header(), found.difference_rows())]
     rows = [
         [task, *(number_text(found.task_means[policy][task]) for policy in order)]
         for task in found.tasks

@@ -172,6 +172,7 @@ class Suite:
         seed: the root seed of each.
         metrics, confidence, drawn_runs: of the aggregates, as for
             :func:`tdcollect.suites.aggregate`; the first metric ranks the policies.
+        differences: True for the difference of each two policies too, on the same episodes.
         groups: True to aggregate groups of tasks too.
         whole: the number of episodes before :meth:`limited`; None if it is not.
         directory: the directory that relative paths start from.
@@ -192,6 +193,7 @@ class Suite:
     groups: bool = True
     confidence: float = 0.95
     drawn_runs: DrawnRuns = "n"
+    differences: bool = False
     whole: int | None = None
     directory: str = "."
 
@@ -211,7 +213,9 @@ class Suite:
                 f"expected metrics in [report] of {', '.join(METRICS)}, got {self.metrics!r}"
             )
         object.__setattr__(self, "metrics", tuple(self.metrics))
-        check.bools(**{"groups in [report]": self.groups})
+        check.bools(
+            **{f"{key} in [report]": getattr(self, key) for key in ("groups", "differences")}
+        )
         check.share(**{"confidence in [report]": self.confidence})
         check.one_of(("n", "n-1"), **{"drawn_runs in [report]": self.drawn_runs})
 

@@ -23,7 +23,7 @@ HUMAN, RANDOM, SB3 = "human-normalized", "random", "sb3"
 
 HEAD = ("name", "version", "episodes", "seed")
 """The keys of ``[suite]`` that decide episodes."""
-REPORT = ("metrics", "groups", "confidence", "drawn_runs")
+REPORT = ("metrics", "groups", "confidence", "drawn_runs", "differences")
 """The keys of ``[report]``, which decide none."""
 
 # Settings of the episodes, and of how they run.

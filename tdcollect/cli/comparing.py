@@ -173,6 +173,42 @@ def plan(
 
 
 @program.command()
+@click.argument("runs", nargs=-1, required=True, type=options.FOLDER, metavar="RUN...")
+@options.shown("--on", default="return", help="return, success, or the name of a metric.")
+@click.option("--threshold", type=float, help="Count the steps to a mean of at least this.")
+@options.flag("--lower-is-better", help="To a mean of at most the threshold, as of a cost.")
+@options.shown("--confidence", type=float, default=0.95, help="Of every interval.")
+@click.option("--output-dir", type=options.FOLDER, help="Directory for a page of the curves.")
+@options.as_json
+def curves(
+    runs: tuple[Path, ...],
+    output_dir: Path | None,
+    as_json: bool,
+    threshold: float | None,
+    lower_is_better: bool,
+    **asked: Any,
+) -> None:
+    """Show the learning curves of several training runs together.
+
+    RUN is the directory of an Evaluator, one of each run, tested on the same episodes. At each step
+    that all have: the interquartile mean over runs and its interval. Nothing is run.
+    """
+    if lower_is_better and threshold is None:
+        raise click.UsageError("--lower-is-better goes with --threshold")
+    if len({run.resolve() for run in runs}) < len(runs):
+        raise click.UsageError("expected directories that differ, got one of them twice")
+    from tdcollect.pages.curve import write_curves_page
+    from tdcollect.suites.curves import over_runs
+
+    names = distinct_names(runs) if len(runs) > 1 else [runs[0].resolve().name]
+    asked |= {"threshold": threshold, "lower_is_better": lower_is_better}
+    found = over_runs(runs, names=names, **asked)
+    report = None if output_dir is None else write_curves_page(output_dir, found)[-1]
+    more = "" if report is None else f"\n\nreport {report}"
+    tell(as_json, f"{found}{more}", report=report, **found.to_dict())
+
+
+@program.command()
 @click.argument("directory", type=options.FOLDER, metavar="DIR")
 @options.flag("--tails", help="Show what the mean hides: quantiles, failures, worst episodes.")
 @click.option("--below", type=float, help="Count a return below this as a failure, in --tails.")

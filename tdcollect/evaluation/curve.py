@@ -199,7 +199,7 @@ class Folder:
         """Refuse an evaluation of other episodes than those of the curve."""
         begun = [d for d in steps_of(self.path).values() if (d / ledger.MANIFEST).exists()]
         there = ledger.read_manifest(begun[0]) if begun else manifest
-        if found := ledger.differences(_episodes_of(there), _episodes_of(manifest)):
+        if found := ledger.differences(episodes_of(there), episodes_of(manifest)):
             raise ValueError(
                 f"{self.path} holds a curve of other episodes: {ledger.differences_text(found)}. "
                 "Choose another directory, or remove this one to start anew"
@@ -407,7 +407,7 @@ def evaluations_of(path: Path) -> list[Path]:
     return [*steps_of(path).values(), *steps_of(path, "report").values()]
 
 
-def _episodes_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
+def episodes_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entries of a manifest that decide which episodes are run."""
     entries = {
         key: ledger.manifest_entry(manifest, key)

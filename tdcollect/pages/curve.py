@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tdcollect.display import count_text, number_text, number_texts
+from tdcollect.display import count_text, listed_text, number_text, number_texts
+from tdcollect.evaluation.statistics import ends
 from tdcollect.pages import plots
-from tdcollect.pages.build import Card, Cell, Column, Figure, Figures, Page, Part, Table
+from tdcollect.pages.build import (
+    Card,
+    Cell,
+    Column,
+    Figure,
+    Figures,
+    Page,
+    Part,
+    Table,
+    write_page,
+)
+from tdcollect.pages.evaluation import intervals_sentence, number_and_interval
 
 if TYPE_CHECKING:
     from tdcollect.evaluation.curve import Best, Point
+    from tdcollect.suites.curves import Curves, Measure
+
+CURVES_REPORT = "curves.html"
+MOST_RUNS = 8  # with a line of their own
+MOST_MARKED = 60  # points of a line with a mark each
+MOST_ROWS = 24  # runs in a figure with a row each
 
 _INTERVAL = "95% interval"
 _BEST_BY = {"mean": "mean return", "iqm": "interquartile mean"}
@@ -58,16 +77,22 @@ def _curve_headline(
         name = f"Best {_BEST_BY[by]}"
         entries.append((name, number_text(best.value), f"at step {best.step:,}"))
     if report is not None:
-        value = report.mean if by == "mean" else report.iqm
         others = f"on {count_text(report.episodes, 'other episode')}"
-        entries.append((f"Reported {_BEST_BY[by]}", number_text(value), others))
+        if by == "mean":
+            entries.append(_mean_card("Reported mean return", report, others))
+        else:
+            entries.append((f"Reported {_BEST_BY[by]}", number_text(report.iqm), others))
     if curve:
         last = curve[-1]
-        mean, low, high = number_texts([last.mean, last.low, last.high])
-        words = "" if last.low is None else f", {_INTERVAL} {low} to {high}"
-        entries.append(("Last mean return", mean, f"at step {last.step:,}{words}"))
+        entries.append(_mean_card("Last mean return", last, f"at step {last.step:,}"))
     failed = f"{sum(point.failed for point in curve)} failed"
     return [*entries, ("Test episodes", str(sum(point.episodes for point in curve)), failed)]
+
+
+def _mean_card(name: str, point: Point, where: str) -> Card:
+    mean, low, high = number_texts([point.mean, point.low, point.high])
+    words = "" if point.low is None else f", {_INTERVAL} {low} to {high}"
+    return name, mean, f"{where}{words}"
 
 
 def _report(
@@ -95,7 +120,7 @@ def _curve_figures(curve: Sequence[Point], best: Best | None, by: str) -> list[F
         np.array([getattr(point, key) for point in curve], np.float64)  # None is NaN
         for key in ("step", "mean", "low", "high", "length")
     )
-    marks = len(curve) <= 60
+    marks = len(curve) <= MOST_MARKED
     metrics = _metric_curves(curve, marks)
     first, last = number_texts([float(mean[0]), float(mean[-1])])
     shows = (
@@ -175,3 +200,104 @@ def _columns(points: Sequence[Point]) -> list[Column]:
         Column("failed", [str(point.failed) for point in points], "n"),
         Column("ledger", [point.digest[:12] for point in points]),
     ]
+
+
+def write_curves_page(directory: Path, found: Curves) -> list[Path]:
+    """Write the page of the curves of several runs, and its figures; return the files."""
+    return write_page(directory / CURVES_REPORT, curves_page(found))
+
+
+def curves_page(found: Curves) -> Page:
+    """Return the page of the learning curves of several training runs."""
+    runs = count_text(len(found.runs), "training run")
+    episodes = count_text(found.episodes, "test episode")
+    steps, middles, intervals, *values = zip(*found.step_rows(), strict=True)
+    by_step = [
+        Column("step", steps, "n"),
+        Column("interquartile mean", middles, "n"),
+        Column(found.interval, intervals, "n"),
+        *(Column(name, cells, "n") for name, cells in zip(found.runs, values, strict=True)),
+    ]
+    labels, *numbers = zip(*found.run_rows(), strict=True)
+    measures = [*found.measures.values()]
+    by_run = [Column(m.name, cells, "n") for m, cells in zip(measures, numbers, strict=True)]
+    drawn = [_over_runs(found), _each_run(found)]
+    drawn += [_of_runs(found, name, one) for name, one in found.measures.items() if name != "last"]
+    return Page(
+        f"{found.env}: learning curves",
+        f"{_title(found.what)} of {episodes} at each step, over {runs}",
+        "Learning curves",
+        [
+            ("Figures", [Figures(drawn)]),
+            ("Runs", [Table([Column("run", labels), *by_run], sort=False, name="Runs")]),
+            ("Steps", [*found.notes(), Table(by_step, hint="words, or step>1000", name="Steps")]),
+        ],
+        [_measured(measure, found) for measure in measures],
+    )
+
+
+def _measured(measure: Measure, found: Curves) -> Card:
+    estimate = measure.estimate
+    value, remark = number_and_interval(estimate.value, estimate.interval, found.confidence)
+    if measure is found.measures.get("steps"):
+        reached = f"{len(found.runs) - len(found.never)} of {count_text(len(found.runs), 'run')}"
+        remark = f"{reached} came there, {remark}"
+    return _title(measure.name), value.replace("inf", "never"), remark.replace("inf", "never")
+
+
+def _over_runs(found: Curves) -> Figure:
+    x, bands = np.array(found.steps, np.float64), [one.interval for one in found.estimates]
+    y = np.array([one.value for one in found.estimates])
+    low, high = (
+        np.array([getattr(band, name, np.nan) for band in bands], np.float64)
+        for name in ("low", "high")
+    )
+    drawn = [plots.Line("interquartile mean", x, y, low, high)]
+    title = f"Over {count_text(len(found.runs), 'run')}"
+    first, last = number_texts([float(y[0]), float(y[-1])])
+    shows = (
+        f"The interquartile mean over runs is {first} at step {found.steps[0]:,} and {last} at "
+        f"step {found.steps[-1]:,}."
+    )
+    note = f"The band is the {found.interval}." if len(found.runs) > 1 else ""
+    if found.threshold is not None:
+        flat = np.full(2, found.threshold)
+        name = f"threshold {number_text(found.threshold)}"
+        drawn.append(plots.Line(name, x[[0, -1]], flat, series=1))
+    drawing = _lines(drawn, found)
+    return Figure("curves", title, drawing, shows, note)
+
+
+def _each_run(found: Curves) -> Figure:
+    x, shown = np.array(found.steps, np.float64), [*found.runs.items()][:MOST_RUNS]
+    drawn = [
+        plots.Line(name, x, np.array(values), series=at) for at, (name, values) in enumerate(shown)
+    ]
+    drawing = _lines(drawn, found)
+    texts = number_texts([values[-1] for _, values in shown])
+    said = [f"{name} {text}" for (name, _), text in zip(shown, texts, strict=True)]
+    shows = f"At step {found.steps[-1]:,}: {'; '.join(said)}."
+    left = len(found.runs) - len(shown)
+    note = f"The first {MOST_RUNS} runs are drawn; {left} more are in the tables." if left else ""
+    return Figure("runs", "Each run", drawing, shows, note)
+
+
+def _of_runs(found: Curves, key: str, measure: Measure) -> Figure:
+    one = measure.estimate
+    rows = [plots.Estimate("interquartile mean", one.value, ends(one.interval))]
+    rows += [plots.Estimate(name, value, None, 1) for name, value in measure.runs.items()]
+    drawing = plots.intervals(rows[:MOST_ROWS], measure.name)
+    said = intervals_sentence([("Interquartile mean", one.value, one.interval)], found.confidence)
+    shows = said.replace("inf", "never")
+    never = found.never if key == "steps" else []
+    note = f"Never there, and not drawn: {listed_text(never, MOST_ROWS)}." if never else ""
+    return Figure(f"measure_{key}", _title(measure.name), drawing, shows, note)
+
+
+def _lines(drawn: Sequence[plots.Line], found: Curves) -> plots.Drawing:
+    marks = len(found.steps) <= MOST_MARKED
+    return plots.lines(drawn, "training steps", plots.short(found.what), marks=marks)
+
+
+def _title(words: str) -> str:
+    return words[0].upper() + words[1:]

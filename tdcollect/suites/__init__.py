@@ -16,4 +16,4 @@ if TYPE_CHECKING:
     from tdcollect.suites.tables import Score as Score
     from tdcollect.suites.tables import Task as Task
 
-__getattr__, __dir__, __all__ = lazy(__name__)
+__getattr__, __dir__, __all__ = lazy(__name__, modules="curves")

@@ -10,9 +10,10 @@ import numpy as np
 from tdcollect import compare
 from tdcollect.evaluation import Request, summarize
 from tdcollect.evaluation.curve import Best, Point
-from tdcollect.pages.curve import curve_page
+from tdcollect.pages.curve import curve_page, write_curves_page
 from tdcollect.pages.evaluation import write_comparison_report, write_report
 from tdcollect.pages.suite import suite_page
+from tdcollect.suites.curves import together
 from tdcollect.suites.tables import Policy, Score, Task
 
 from ..evaluation.ledgers import ENV, ledger, manifest, run
@@ -34,6 +35,7 @@ def make_pages(folder: Path) -> dict[str, Path]:
         "evaluation": _evaluation(folder / "evaluation"),
         "comparison": _comparison(folder / "comparison"),
         "curve": _curve(folder / "curve"),
+        "curves": _curves(folder / "curves"),
         "suite": _suite(folder / "suite"),
     }
 
@@ -69,11 +71,23 @@ def _curve(folder: Path) -> Path:
     ]  # fmt: skip
     curve[4] = curve[4]._replace(mean=None, low=None, high=None, std=None)
     page = curve_page(
-        curve, Best(12000, 120.0, None), EVIL, "mean", lambda step: f"step {step}/{EVIL}.html"
+        curve,
+        Best(12000, 120.0, None),
+        EVIL,
+        "mean",
+        lambda step, kind="step": f"{kind} {step}/{EVIL}.html",
+        curve[-1],
     )
     folder.mkdir()
     (folder / "curve.html").write_bytes(page.html())
     return folder / "curve.html"
+
+
+def _curves(folder: Path) -> Path:
+    means = {name: {step: step * (2.0 + at) for step in range(9)}
+             for at, name in enumerate([EVIL, "long " * 30, "b"])}  # fmt: skip
+    found = together(means, env=EVIL, episodes=20, on=EVIL, threshold=17.0, resamples=99)
+    return write_curves_page(folder, found)[-1]
 
 
 def _suite(folder: Path) -> Path:

@@ -14,7 +14,7 @@ from tdcollect.pages.build import Column, Page, Table
 
 from .made import EPISODES, EVIL
 
-KINDS = ["evaluation", "comparison", "curve", "suite"]
+KINDS = ["evaluation", "comparison", "curve", "curves", "suite"]
 
 
 class Opened(NamedTuple):

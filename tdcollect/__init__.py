@@ -41,5 +41,7 @@ __version__ = own_version()
 __getattr__, __dir__, __all__ = lazy(
     __name__,
     inner="view",
-    modules="collect collectors envs evaluation keys seeding suites testing trajectories",
+    modules=(
+        "collect collectors envs evaluation keys policies seeding suites testing trajectories"
+    ),
 )

@@ -25,6 +25,7 @@ from torchrl.envs import EnvBase
 from tdcollect import check
 from tdcollect._upstream.collectors import CollectorState
 from tdcollect.keys import SLOT, TIME
+from tdcollect.policies import SpacePolicy
 from tdcollect.randomness import global_states, set_global_states
 
 _OPTIONAL_CALLABLES = ("postproc", "pre_collect_hook", "post_collect_hook", "policy_factory")
@@ -176,16 +177,26 @@ def explain_unfit_observations(entries: Mapping[Any, Any], env: EnvBase, error: 
         ) from error
 
 
-def cannot_wrap(policy: Any, env: EnvBase) -> str | None:
+def cannot_wrap(policy: Any, env: EnvBase, evaluating: bool = False) -> str | None:
     """The message why TorchRL could not make a policy of TensorDicts.
 
-    None where it could, and has called the policy: the error is the policy's own.
+    In an evaluation, it may name :mod:`tdcollect.policies`. None where TorchRL could, and has
+    called the policy: the error is the policy's own.
     """
     observed = list(env.observation_keys)
     if not callable(policy):
         advice = "leave it out for random actions"
-        if callable(getattr(policy, "act", None)):
-            advice = f"wrap its act, for one NumPy observation: {_row_by_row('policy.act', env)}"
+        acts = [name for name in _ACTING if callable(getattr(policy, name, None))]
+        if acts and evaluating:
+            reset = "" if callable(getattr(policy, "reset", None)) else ", reset=None"
+            agent = f"from_agent(lambda: copy.deepcopy(policy), act={acts[0]!r}{reset})"
+            advice = f"if it acts on one observation: tdcollect.policies.{agent}"
+        elif acts:
+            call = _row_by_row(f"policy.{acts[0]}", env)
+            advice = f"wrap its {acts[0]}, for one NumPy observation: {call}"
+        if isinstance(policy, SpacePolicy):
+            call = _row_by_row("policy.source", env)
+            advice = f"evaluations take it; collect with a function: {call}"
         if hasattr(policy, "predict"):
             advice = (
                 "pass tdcollect.evaluation.sb3.load_policy(model, env) for a model of "
@@ -212,12 +223,17 @@ def cannot_wrap(policy: Any, env: EnvBase) -> str | None:
     takes = "what it takes is not known" if names is None else f"takes ({', '.join(names)})"
     alone = ""
     if not isinstance(policy, nn.Module) and len(observed) == 1:
-        alone = f"; if it takes one NumPy observation: {_row_by_row('policy', env)}"
+        call = "tdcollect.policies.from_function(policy)"
+        call = call if evaluating else _row_by_row("policy", env)
+        alone = f"; if it takes one NumPy observation: {call}"
     return (
         "expected a policy that takes a TensorDict, or whose arguments are named like the env's "
         f"entries {observed}, got {_described(policy)}, which {takes}; wrap it: "
         f"TensorDictModule(policy, {made}){alone}"
     )
+
+
+_ACTING = ("select_action", "act", "get_action")  # methods that agents of other libraries have
 
 
 def _row_by_row(call: str, env: EnvBase) -> str:

@@ -28,6 +28,7 @@ from tdcollect.evaluation.episodes.data import digested_entries
 from tdcollect.evaluation.ledger import FORMAT, METRICS, OPTIONS, RANDOM
 from tdcollect.keys import entry_path
 from tdcollect.packages import versions
+from tdcollect.policies import AgentPolicy, SpacePolicy
 from tdcollect.seeding import EVALUATION_PROTOCOL
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def subject(collector: EvaluationCollector) -> dict[str, Any]:
         **({OPTIONS: _options(settings, indices)} if settings.episode_options is not None else {}),
         "max_episode_steps": settings.step_limit,
         "policy": {
-            "class": _class(collector.policy),
+            **_named(collector.policy),
             "structure": structure_digest(collector.policy),
             "digest": weights_digest(collector.policy),
             "exploration": settings.exploration_type.name.lower(),
@@ -100,6 +101,12 @@ def subject(collector: EvaluationCollector) -> dict[str, Any]:
 def weights_digest(policy: Any) -> str | None:
     """Return the SHA-256 of a policy's parameters and buffers; None if it has none."""
     state = policy.state_dict() if isinstance(policy, nn.Module) else {}
+    if isinstance(policy, SpacePolicy):
+        state = {
+            name: part.state_dict() if isinstance(part, nn.Module) else torch.as_tensor(part)
+            for name, part in policy.parts()
+            if isinstance(part, (nn.Module, torch.Tensor, np.ndarray))
+        }
     if not state:
         return None
     digest = hashlib.sha256()
@@ -124,8 +131,10 @@ def structure_digest(policy: Any) -> str | None:
     """Return the SHA-256 of a policy's structure: its modules and the functions they call.
 
     Layers of torch count with their settings, other modules and functions with their names. None
-    for a policy that is not a module.
+    for another policy; of a function, or one that makes agents, the digest of its code.
     """
+    if isinstance(policy, SpacePolicy):
+        return code_digest(policy.source)
     if not isinstance(policy, nn.Module):
         return None
     digest = hashlib.sha256()
@@ -194,6 +203,14 @@ def _code_values(values: Any) -> bytes:
         return b"(%b)" % b",".join(map(_code_values, values))
     plain = _is_plain(values) or isinstance(values, (bytes, complex, slice))
     return (repr(values) if plain else _class(values)).encode()
+
+
+def _named(policy: Any) -> dict[str, str]:
+    """Return the entry of a policy's class, and for one on the env's spaces of its kind."""
+    if not isinstance(policy, SpacePolicy):
+        return {"class": _class(policy)}
+    kind = "agent" if isinstance(policy, AgentPolicy) else "function"
+    return {"class": _class(policy.source), "kind": kind}
 
 
 def _class(policy: Any) -> str:

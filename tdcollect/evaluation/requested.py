@@ -24,6 +24,7 @@ from tdcollect.envs.make import make_env
 from tdcollect.envs.traits import all_transforms_of, flat_transforms, innermost, of_kind, runs_once
 from tdcollect.evaluation.episodes.policy import known_device
 from tdcollect.evaluation.imports import called, is_named, load_named
+from tdcollect.policies import SpacePolicy
 from tdcollect.randomness import GlobalStream, Outside
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def policy_from(
     else:
         with one_slot(env, env_kwargs, backend) as one:
             policy = factory(one)
-    if not callable(policy):
+    if not (callable(policy) or isinstance(policy, SpacePolicy)):
         raise TypeError(f"expected {name} to give a policy, got {policy!r}")
     return policy
 

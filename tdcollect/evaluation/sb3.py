@@ -18,9 +18,7 @@ from tensordict.nn import TensorDictModuleBase
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType, exploration_type
 
-from tdcollect.envs.spaces import key_of
-from tdcollect.envs.traits import base_of
-from tdcollect.envs.wrapper import GymnasiumEnv
+from tdcollect.evaluation.episodes.agents import OnSpaces
 from tdcollect.evaluation.episodes.policy import ACTION_MASKS, check_masks, choices_of
 from tdcollect.packages import extra_module
 
@@ -91,20 +89,15 @@ class SB3Policy(TensorDictModuleBase):
 
     def __init__(self, policy: Any, env: EnvBase, normalization: Any = None, epsilon: float = 0.0):
         super().__init__()
-        base = base_of(env)
-        if not isinstance(base, GymnasiumEnv):
-            raise TypeError(f"expected an env of tdcollect.make_env, got {env}")
-        backend = base.stepper.backend
-        self._observation, self._action = backend.observation, backend.action
-        _check_spaces(policy, self._observation.space, self._action.space)
-        self.in_keys = [key_of(path) for path in self._observation.paths]
+        self._on = OnSpaces(env)
+        _check_spaces(policy, self._on.observation.space, self._on.action.space)
+        self.in_keys = [*self._on.in_keys]
         self.mask_size: int | None = None
         if ACTION_MASKS in inspect.signature(policy.predict).parameters:
             check_masks(env)
             self.mask_size = int(choices_of(policy.action_space).sum())
             self.in_keys.append(ACTION_MASKS)
-        # In the order of the space, which that of the env's specs need not be.
-        self.out_keys = [key_of(path) for path in self._action.paths]
+        self.out_keys = self._on.out_keys
         self._noise_is_fixed = bool(getattr(policy, "use_sde", False))
         # Parameters and statistics are part of this module, so that a manifest holds their digest.
         self.policy = policy
@@ -123,29 +116,26 @@ class SB3Policy(TensorDictModuleBase):
                 "the noise of gSDE is drawn at each rollout, and no model file holds it; evaluate "
                 "with a deterministic exploration type"
             )
-        given = [_array(tensordict.get(key_of(path))) for path in self._observation.paths]
-        observation = self._observation.read(given)
+        observation = self._on.observation.read(self._on.observed(tensordict))
         if self._normalization is not None:
             observation = self._normalization.normalize_obs(observation)
         options: dict[str, Any] = {"deterministic": not explores}
         if self.mask_size is not None:
-            options["action_masks"] = _array(tensordict.get(ACTION_MASKS))
+            options["action_masks"] = tensordict.get(ACTION_MASKS).cpu().numpy()
         action, _ = self.policy.predict(observation, **options)
         if explores and self._epsilon:
             action = self._explored(action)
-        encoded = self._action.empty(len(action))
-        # A distribution over bits gives them as floats.
-        self._action.write(np.asarray(action).astype(self._action.space.dtype), encoded)
-        for key, entry in zip(self.out_keys, encoded, strict=True):
-            tensordict.set(key, torch.from_numpy(entry).to(tensordict.get(self.in_keys[0]).device))
+        device = tensordict.get(self.in_keys[0]).device
+        for key, entry in self._on.encoded(action).items():
+            tensordict.set(key, entry.to(device))
         return tensordict
 
     def _explored(self, action: Any) -> Any:
         """Replace each action by a random one with a chance of epsilon, as DQN and QRDQN do."""
         rows = (len(action),)
         instead = torch.rand(rows) < self._epsilon
-        drawn = torch.randint(int(self._action.space.n), rows)  # type: ignore[attr-defined]
-        return np.where(instead.numpy(), drawn.numpy() + self._action.space.start, action)  # type: ignore[attr-defined]
+        drawn = torch.randint(int(self._on.action.space.n), rows)  # type: ignore[attr-defined]
+        return np.where(instead.numpy(), drawn.numpy() + self._on.action.space.start, action)  # type: ignore[attr-defined]
 
 
 def _read(file: Any) -> tuple[Any, Mapping[str, Any]]:
@@ -233,10 +223,6 @@ def _form(space: Any, transpose: Any = None) -> Any:
         channels_last = is_image_space(space) and space.shape[0] not in (1, 3, 4)
         return (transpose(space) if transpose and channels_last else space).shape
     return space
-
-
-def _array(tensor: torch.Tensor) -> Any:
-    return tensor.detach().cpu().numpy()
 
 
 __all__ = ["SB3Policy", "load_policy"]

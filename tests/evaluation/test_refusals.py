@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import re
 from collections.abc import Callable
@@ -20,6 +21,8 @@ from torch import nn
 from torchrl.envs import ExplorationType, TransformedEnv
 from torchrl.envs import transforms as T
 
+import tdcollect
+import tdcollect.policies
 from tdcollect import Collector, make_env
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
 from tdcollect.randomness import NotReproducibleError, global_states
@@ -405,28 +408,38 @@ def acting() -> Any:
     return SimpleNamespace(act=of_one_observation)
 
 
-ADVICE = {
-    "a function of one observation": (lambda: of_one_observation, "NumPy observation: (.*), with"),
-    "an object that acts": (acting, "wrap its act, for one NumPy observation: (.*), with spec"),
-    "an agent": (Agent, r"wrap the method that acts: (.*)$"),
-    "an agent of PPO": (AgentOfPPO, r"wrap the method that acts: (.*)$"),
+SPEC, WRAPPED = r"NumPy observation: (.*), with spec", r"wrap the method that acts: (.*)$"
+ON_ONE = r"one NumPy observation: (tdcollect\.policies\..*)$"
+ADVICE = {  # in evaluations, and in collections
+    "a function of one observation": (lambda: of_one_observation, ON_ONE, SPEC),
+    "an object that acts": (acting, r"one observation: (tdcollect\.policies\..*)$", SPEC),
+    "an agent": (Agent, WRAPPED, WRAPPED),
+    "an agent of PPO": (AgentOfPPO, WRAPPED, WRAPPED),
 }
 
 
 @pytest.mark.parametrize(("name", "encoded"), [*zip(ADVICE, (False, True) * 2, strict=True)])
 def test_advice_on_how_to_wrap_a_policy_works_as_printed(name: str, encoded: bool) -> None:
-    make, pattern = ADVICE[name]
+    make, evaluating, collecting = ADVICE[name]
     policy = make()
     env = make_env(Walk, 2, categorical_action_encoding=encoded)
-    with pytest.raises(TypeError, match=f"expected .*{pattern}") as raised:
-        records(env, policy)
-    (line,) = re.findall(pattern, str(raised.value))
-    named = {"policy": policy, "env": env, "torch": torch, "TensorDictModule": TensorDictModule}
-    wrapped = eval(line, {**named, "spec": env.action_spec_unbatched})
-    assert len(records(env, wrapped, 5)) == 5
+
+    def wrapped(pattern: str, refusing: Callable[[], Any]) -> Any:
+        with pytest.raises(TypeError, match=f"expected .*{pattern}") as raised:
+            refusing()
+        (line,) = re.findall(pattern, str(raised.value))
+        named = {"policy": policy, "env": env, "torch": torch, "TensorDictModule": TensorDictModule}
+        named |= {"copy": copy, "tdcollect": tdcollect, "spec": env.action_spec_unbatched}
+        return eval(line, named)
+
+    advised = wrapped(evaluating, lambda: records(env, policy))
+    assert len(records(env, advised, 5)) == 5
+    frames = {"frames_per_batch": 10, "total_frames": 10}
+    advised = wrapped(collecting, lambda: Collector(env, policy, **frames))
+    assert len(records(env, advised, 5)) == 5
     for slots in (None, 2):
         made = make_env(Walk, slots, categorical_action_encoding=encoded)
-        (batch,) = Collector(made, wrapped, frames_per_batch=10, total_frames=10)
+        (batch,) = Collector(made, advised, **frames)
         assert batch.numel() == 10
 
 

@@ -27,6 +27,7 @@ from tdcollect.display import one_line
 from tdcollect.envs.traits import base_of, transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.actions import ActionCheck, LegalActions, Verdict, probe
+from tdcollect.evaluation.episodes.agents import Actors, BatchedFunction
 from tdcollect.evaluation.episodes.data import Assembly, Finished, Metrics, Returns
 from tdcollect.evaluation.episodes.opening import Opened, SlotEnvs, open_env
 from tdcollect.evaluation.episodes.policy import (
@@ -45,6 +46,7 @@ from tdcollect.evaluation.settings import (
     takes_settings,
 )
 from tdcollect.keys import Key
+from tdcollect.policies import SpacePolicy
 from tdcollect.randomness import GlobalRandomness, NotReproducibleError, check_alone
 from tdcollect.threads import evaluating
 
@@ -177,7 +179,7 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             self._check_open()
             self.returns = Returns(self.env, settings.reward_keys)
             with self._apart():
-                self._policy = as_policy(policy, self.env, settings.inference_batch_size)
+                self._policy = self._callable(policy)
                 self.policy_mode = mode_of(policy)
             self._check_fresh_envs()
             self._check_options()
@@ -187,6 +189,13 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         self.episodes: list[Episode] = []
         self.error: Exception | None = None
         self.errors: dict[int, str] = {}
+
+    def _callable(self, policy: Any) -> Any:
+        if isinstance(policy, SpacePolicy):
+            if not policy.batched:
+                return policy
+            policy = BatchedFunction(policy.source, self.env)
+        return as_policy(policy, self.env, self.settings.inference_batch_size)
 
     def _finish(self, env: EnvBase) -> EnvBase:
         if needs_state(self.policy):
@@ -369,7 +378,12 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             env = by_episodes(plan_for(self.env, exact), self.env, exact)
         slots = env.batch_size.numel()
         dims, size = len(env.batch_size), self.settings.inference_batch_size
-        inference = Inference(self._policy, size, slots, bool(dims), self.device)
+        policy = self._policy
+        inference: Inference | Actors
+        if isinstance(policy, SpacePolicy):
+            inference = Actors(policy, self.env, slots, bool(dims))
+        else:
+            inference = Inference(policy, size, slots, bool(dims), self.device)
         metrics = Metrics(self.settings.metrics)
         assembly = Assembly(
             self.env,
@@ -381,7 +395,6 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             self.settings.step_bound,
         )
         actions = ActionCheck(self.env, dims)
-        policy = self._policy
         legal = LegalActions(env, policy.spec) if isinstance(policy, RandomActions) else None
         max_restarts = self.settings.restarts
         failures: list[Finished] = []
@@ -466,7 +479,7 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         return Start(index, self.episode_seeds(index)[0], index, options)
 
     def _first_call(
-        self, inference: Inference, rows: StepDict, env: SteppedEnv, actions: ActionCheck
+        self, inference: Inference | Actors, rows: StepDict, env: SteppedEnv, actions: ActionCheck
     ) -> list[Key]:
         """Probe the policy before it acts; add the entries that it carries on."""
         randomness = GlobalRandomness()

@@ -320,14 +320,17 @@ def state_of(policy: Any) -> State:
     return found
 
 
-def check_kept(before: State, after: State) -> None:
+_AS_ENTRY = "Write what it must remember as an entry of the TensorDict"
+
+
+def check_kept(before: State, after: State, remember: str = _AS_ENTRY) -> None:
     """Refuse a policy whose state has changed in a call that had another one's inputs."""
     changed = [path for path in {**before, **after} if before.get(path) != after.get(path)]
     if changed:
         raise NotReproducibleError(
             f"the policy changes what it keeps, {', '.join(changed[:3])}, as it runs, so that an "
-            "episode may depend on those before it. Write what it must remember as an entry of the "
-            "TensorDict, and take out what only counts or records its calls"
+            f"episode may depend on those before it. {remember}, and take out what only counts or "
+            "records its calls"
         )
 
 
@@ -585,7 +588,7 @@ def as_policy(policy: Any, env: EnvBase, size: int) -> Callable[..., Any]:
     try:
         made: Callable[..., Any] = make_compatible_policy(policy, env.observation_spec, env=env)
     except TypeError as error:
-        reason = cannot_wrap(policy, env)
+        reason = cannot_wrap(policy, env, evaluating=True)
         if reason is None:
             raise
         raise TypeError(reason) from error

@@ -1,0 +1,180 @@
+"""Policies on the spaces of an env: functions and agents that act for one slot at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torchrl.envs import EnvBase
+
+from tdcollect.collect.step_dict import StepDict
+from tdcollect.envs.spaces import key_of
+from tdcollect.envs.traits import base_of
+from tdcollect.envs.wrapper import GymnasiumEnv
+from tdcollect.evaluation.episodes.policy import check_kept, check_same, state_of
+from tdcollect.keys import Key
+from tdcollect.policies import AgentPolicy, SpacePolicy
+from tdcollect.randomness import GlobalStream, Outside
+
+_AS_AGENT = "Put what it must remember into an agent: tdcollect.policies.from_agent(make)"
+
+
+class OnSpaces:
+    """Observations and actions of an env of ``make_env``, as its gymnasium spaces have them."""
+
+    def __init__(self, env: EnvBase):
+        base = base_of(env)
+        if not isinstance(base, GymnasiumEnv):
+            raise TypeError(f"expected an env of tdcollect.make_env, got {env}")
+        backend = base.stepper.backend
+        self.observation, self.action = backend.observation, backend.action
+        # In the order of the space, which that of the env's specs need not be.
+        self.in_keys: list[Key] = [key_of(path) for path in self.observation.paths]
+        self.out_keys: list[Key] = [key_of(path) for path in self.action.paths]
+
+    def observed(self, rows: Mapping[Key, torch.Tensor]) -> list[Any]:
+        """The arrays ``[N, ...]`` of observations."""
+        return [rows[key].detach().cpu().numpy() for key in self.in_keys]
+
+    def encoded(self, actions: Sequence[Any]) -> StepDict:
+        """The entries ``[N, ...]`` of actions of the space."""
+        entries = self.action.empty(len(actions))
+        for slot, action in enumerate(actions):
+            try:
+                self.action.write_slot(_fitted(self.action.space, action), entries, slot)
+            except (TypeError, ValueError, KeyError) as error:
+                raise ValueError(
+                    f"expected an action of the env's space, {self.action.space}, got "
+                    f"{_shown(action)}; return one that env.action_space.contains"
+                ) from error
+        return StepDict(zip(self.out_keys, map(torch.from_numpy, entries), strict=True))
+
+
+def _fitted(space: Any, action: Any) -> Any:
+    """An action as the space has it; leading axes of size 1 are dropped."""
+    if isinstance(space, spaces.Dict):
+        return {name: _fitted(part, action[name]) for name, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_fitted(*pair) for pair in zip(space.spaces, action, strict=True))
+    value = np.asarray(action.detach().cpu() if isinstance(action, torch.Tensor) else action)
+    while value.ndim > len(space.shape or ()) and len(value) == 1:
+        value = value[0]
+    fitted = value.astype(space.dtype)
+    if not isinstance(space, spaces.Box) and not (fitted == value).all():
+        raise ValueError("it has no whole numbers")
+    return fitted
+
+
+def _shown(action: Any) -> str:
+    shape = f" of shape {tuple(action.shape)}" if hasattr(action, "shape") else ""
+    text = repr(action)
+    return f"{text if len(text) <= 80 else text[:80] + '...'} ({type(action).__name__}{shape})"
+
+
+class BatchedFunction(TensorDictModuleBase):
+    """A function of the observations of a batch, as a policy on TensorDicts."""
+
+    def __init__(self, function: Callable[[Any], Any], env: EnvBase):
+        super().__init__()
+        self._function, self._on = function, OnSpaces(env)
+        self.in_keys, self.out_keys = self._on.in_keys, self._on.out_keys
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Write the actions for observations ``[B, ...]``."""
+        given = self._on.observed(tensordict)
+        actions = self._function(self._on.observation.read(given))
+        for key, value in self._on.encoded(_each(actions, len(given[0]))).items():
+            tensordict.set(key, value)
+        return tensordict
+
+
+def _each(actions: Any, count: int) -> list[Any]:
+    """The actions of a batch, one by one."""
+    if isinstance(actions, Mapping):
+        parts = {name: _each(part, count) for name, part in actions.items()}
+        return [{name: part[row] for name, part in parts.items()} for row in range(count)]
+    if isinstance(actions, tuple):
+        return [*zip(*(_each(part, count) for part in actions), strict=True)]
+    if len(actions) != count:
+        raise ValueError(
+            f"expected {count} actions, one for each observation of the batch, got {len(actions)}; "
+            "a function of one observation goes without batched=True"
+        )
+    return [*actions]
+
+
+class Actors:
+    """Acts in each slot by itself; used as :class:`Inference` is, which runs slots in batches.
+
+    What an episode's function or agent draws from the global generators comes from the stream of
+    its episode.
+    """
+
+    left_out: Sequence[Key] = ()
+
+    def __init__(self, policy: SpacePolicy, env: EnvBase, slots: int, batched: bool):
+        self._policy, self._on, self._batched = policy, OnSpaces(env), batched
+        self._acting: list[Actor | None] = [None] * slots
+        self.streams: Sequence[Any] = ()
+
+    def start(self, slot: int, seed: int) -> None:
+        """Give the episode that starts in a slot an actor of its own."""
+        self._acting[slot] = Actor(self._policy, seed)
+
+    def __call__(self, rows: StepDict, active: Sequence[int]) -> None:
+        """Act in the slots ``active``, and add the actions to the rows."""
+        observations = self._observations(rows)
+        encoded = self._on.encoded([self._acting[slot](observations[slot]) for slot in active])  # type: ignore[misc]
+        for key, value in encoded.items():
+            if not self._batched:
+                rows[key] = value[0]
+                continue
+            rows[key] = value.new_zeros((len(self._acting), *value.shape[1:]))
+            rows[key][[*active]] = value
+
+    def _observations(self, rows: StepDict) -> Sequence[Any]:
+        given = self._on.observed(rows)
+        return self._on.observation.read_slots(given if self._batched else [v[None] for v in given])
+
+    def probe(self, rows: StepDict) -> StepDict:
+        """Act twice at the first observation, and refuse a policy that does not act the same."""
+        observation = self._observations(rows)[0]
+        before = None if isinstance(self._policy, AgentPolicy) else state_of(self._policy.source)
+        first, again = (self._on.encoded([Actor(self._policy, 0)(observation)]) for _ in range(2))
+        check_same(
+            first,
+            again,
+            "gives other actions {} for the same observation and random stream at an episode's "
+            "start: it keeps something from one episode to the next, or draws random numbers that "
+            "no seed reaches, such as those of its own np.random.default_rng(). Draw from "
+            f"np.random, torch or random themselves. {_AS_AGENT}",
+        )
+        if before is not None:
+            check_kept(before, state_of(self._policy.source), _AS_AGENT)
+        return first
+
+    def check(self) -> None:
+        """Draws are the policy's own: there is nothing to check."""
+
+    def remembered(self, rows: StepDict, carried: list[Key]) -> list[Key]:
+        """Entries that go from one step to the next: none, as agents remember by themselves."""
+        return []
+
+
+class Actor:
+    """The function or agent of one episode, with the episode's random stream."""
+
+    def __init__(self, policy: SpacePolicy, seed: int):
+        self._stream = GlobalStream(seed)
+        with Outside(), self._stream:
+            self._act = policy.begin()
+
+    def __call__(self, observation: Any) -> Any:
+        """Return the action at an observation."""
+        with Outside(), self._stream:
+            return self._act(observation)

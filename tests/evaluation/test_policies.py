@@ -1,0 +1,244 @@
+"""Functions and agents as policies: the oracle is a plain gymnasium loop over the same episodes."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import nn
+
+import tdcollect
+from tdcollect.policies import from_agent, from_function
+from tdcollect.randomness import GlobalStream, NotReproducibleError, Outside
+from tdcollect.seeding import env_seed, policy_seed
+
+from .envs import Walk, pictures
+from .policies import net
+
+BOX = spaces.Box(-2.0, 2.0, (3,), np.float32)
+SPACES: dict[str, Any] = {
+    "discrete": (spaces.Discrete(3, start=1), lambda x: 1 + int(abs(x[0]) * 7) % 3),
+    "an array of one number": (spaces.Discrete(3), lambda x: np.array([int(x[0] > 0)])),
+    "box": (BOX, lambda x: np.tanh(x).astype(np.float64)),
+    "a row of torch": (BOX, lambda x: torch.from_numpy(x)[None].tanh()),
+    "choices": (spaces.MultiDiscrete([2, 3]), lambda x: [int(x[0] > 0), int(x[1] > 0)]),
+    "bits": (spaces.MultiBinary(3), lambda x: x > 0),
+    "a dict": (
+        spaces.Dict(a=spaces.Discrete(2), b=BOX),
+        lambda x: {"a": int(x[0] > 0), "b": np.tanh(x)},
+    ),
+}
+
+
+def played(env: gym.Env[Any, Any], begin: Callable[[], Any], index: int) -> tuple[float, int]:
+    """Return and length of an episode, in gymnasium's loop; the policy draws from its stream."""
+    stream = GlobalStream(policy_seed(0, index))
+    observation, _ = env.reset(seed=env_seed(0, index))
+    with Outside(), stream:
+        act = begin()
+    rewards = []
+    while True:
+        with Outside(), stream:
+            action = act(observation)
+        observation, reward, terminated, truncated, _ = env.step(action)
+        rewards.append(float(reward))
+        if terminated or truncated:
+            return sum(rewards), len(rewards)
+
+
+def assert_as_played(result: Any, env: gym.Env[Any, Any], begin: Callable[[], Any]) -> None:
+    for record in result.episodes:
+        expected, length = played(env, begin, record.index)
+        assert record.length == length
+        assert record.episode_return == pytest.approx(expected, rel=1e-5, abs=1e-5)
+
+
+def flat(action: Any) -> Any:
+    """An action as the walk's env takes it, whatever form the function gives it."""
+    if isinstance(action, dict):
+        return {name: flat(part) for name, part in action.items()}
+    value = np.asarray(action)
+    return value[0] if value.shape in [(1,), (1, 3)] else value
+
+
+@pytest.mark.parametrize("encoded", [False, True])
+@pytest.mark.parametrize("name", SPACES)
+def test_a_function_acts_as_in_gymnasiums_loop(name: str, encoded: bool) -> None:
+    space, act = SPACES[name]
+    if isinstance(space, spaces.Dict):
+        encoded = True  # of its parts
+    env = tdcollect.make_env(partial(Walk, space), 3, categorical_action_encoding=encoded)
+    result = tdcollect.evaluate(env, from_function(act), 7, progress=False)
+    assert_as_played(result, Walk(space), lambda: lambda x: flat(act(x)))
+
+
+def test_dicts_and_pictures_reach_a_function_as_the_env_gives_them() -> None:
+    seen: deque[Any] = deque(maxlen=1)
+
+    def act(observation: Any) -> int:
+        seen.append(observation)
+        return int(observation.sum()) % 3
+
+    result = tdcollect.evaluate(pictures, from_function(act), 3, progress=False)
+    assert seen[0].dtype == np.uint8
+    assert seen[0].shape == (8, 8, 3)
+    assert_as_played(result, pictures(), lambda: act)
+
+
+def test_a_batched_function_gives_the_same_episodes() -> None:
+    def best(observation: Any) -> Any:
+        return (observation[..., 0] > 0).astype(np.int64)
+
+    one, many = (
+        tdcollect.evaluate(Walk, from_function(best, batched), 9, num_envs=4, progress=False)
+        for batched in (False, True)
+    )
+    assert one.digest == many.digest
+
+
+class Remembering:
+    """An agent with a queue of actions, a history, and draws of its own."""
+
+    def __init__(self, network: nn.Module, chance: float = 0.3):
+        self.network, self.chance = network, chance
+
+    def reset(self) -> None:
+        self.queue: list[int] = []
+        self.history: deque[Any] = deque(maxlen=3)
+        self.offset = random.random()
+
+    def select_action(self, observation: Any) -> int:
+        self.history.append(observation)
+        if not self.queue:
+            mean = torch.from_numpy(np.mean(self.history, 0, dtype=np.float32))
+            best = int(self.network(mean + self.offset).argmax())
+            self.queue = [best, 1 - best, best]
+        if np.random.rand() < self.chance or torch.rand(()) < 0.1:  # noqa: NPY002
+            return 0
+        return self.queue.pop()
+
+
+def begun(make: Callable[[], Any]) -> Callable[[], Any]:
+    def begin() -> Any:
+        agent = make()
+        agent.reset()
+        return agent.select_action
+
+    return begin
+
+
+def test_agents_remember_their_own_episode_for_any_slots_and_workers() -> None:
+    make = partial(Remembering, net(3, 2))
+    agents = from_agent(make)
+    results = [
+        tdcollect.evaluate(Walk, agents, 11, num_envs=slots, workers=workers, progress=False)
+        for slots, workers in ((1, None), (5, None), (16, None), (2, 2))
+    ]
+    assert len({result.digest for result in results}) == 1
+    assert_as_played(results[0], Walk(), begun(make))
+
+
+def test_an_agent_without_reset_and_with_other_names() -> None:
+    class Counting:
+        def __init__(self) -> None:
+            self.calls = 0
+
+        def act(self, observation: Any) -> int:
+            self.calls += 1
+            return self.calls % 2
+
+    result = tdcollect.evaluate(
+        Walk, from_agent(Counting, act="act", reset=None), 5, num_envs=2, progress=False
+    )
+    assert_as_played(result, Walk(), lambda: Counting().act)
+    with pytest.raises(TypeError, match=r"a method select_action\(\), got .*act=\.\.\., reset="):
+        tdcollect.evaluate(Walk, from_agent(Counting), 2, progress=False)
+
+
+def test_the_manifest_says_what_acts(tmp_path: Any) -> None:
+    def evaluated(policy: Any) -> Any:
+        return tdcollect.evaluate(Walk, policy, 2, progress=False).manifest["policy"]
+
+    def never(observation: Any) -> int:
+        return 0
+
+    first = evaluated(from_function(never))
+    assert first["kind"] == "function"
+    assert first["class"].endswith("never")
+    assert first != evaluated(from_function(lambda observation: 0))
+    agents = [from_agent(partial(Remembering, net(3, 2, seed))) for seed in (0, 0, 1)]
+    one, same, other = map(evaluated, agents)
+    assert one == same
+    assert one["kind"] == "agent"
+    assert one["digest"] not in (None, other["digest"])
+    assert (one | {"digest": 0}) == (other | {"digest": 0})
+
+
+def remembers() -> Any:
+    calls: list[int] = []
+
+    def act(observation: Any) -> int:
+        calls.append(0)
+        return len(calls) % 2
+
+    return act
+
+
+def draws_its_own() -> Any:
+    generator = np.random.default_rng()
+    return lambda observation: generator.random(3)
+
+
+@pytest.mark.parametrize(
+    ("make", "space", "said"),
+    [(remembers, None, "from_agent"), (draws_its_own, BOX, "default_rng")],
+)
+def test_a_function_that_keeps_something_is_refused(make: Any, space: Any, said: str) -> None:
+    with pytest.raises(NotReproducibleError, match=said):
+        tdcollect.evaluate(partial(Walk, space), from_function(make()), 4, progress=False)
+
+
+def test_agents_that_share_something_are_refused() -> None:
+    shared = [0]
+
+    class Sharing:
+        def select_action(self, observation: Any) -> int:
+            shared[0] += 1
+            return shared[0] % 2
+
+    with pytest.raises(NotReproducibleError, match="keeps something from one episode to the next"):
+        tdcollect.evaluate(Walk, from_agent(Sharing, reset=None), 4, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("space", "action", "said"),
+    [
+        (spaces.Discrete(2), 2, r"Discrete\(2\), got 2 \(int\)"),
+        (spaces.Discrete(2), 0.5, r"got 0.5 \(float\)"),
+        (spaces.Discrete(2), None, r"got None \(NoneType\)"),
+        (BOX, np.zeros(2), r"got array\(\[0., 0.\]\) \(ndarray of shape \(2,\)\)"),
+        (spaces.Dict(a=BOX), {"b": 0}, r"got \{'b': 0\} \(dict\)"),
+    ],
+)
+def test_an_action_that_the_env_does_not_take_is_told(space: Any, action: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=f"expected an action of the env's space, .*{said}"):
+        tdcollect.evaluate(partial(Walk, space), from_function(lambda x: action), 2, progress=False)
+
+
+def test_other_envs_and_numbers_of_actions_are_refused() -> None:
+    from torchrl.envs import GymEnv
+
+    with pytest.raises(TypeError, match=r"expected an env of tdcollect.make_env"):
+        tdcollect.evaluate(GymEnv("CartPole-v1"), from_function(lambda x: 0), 2, progress=False)
+    with pytest.raises(ValueError, match=r"expected 16 actions, .* got 1; a function of one obs"):
+        tdcollect.evaluate(Walk, from_function(lambda x: [0], batched=True), 2, progress=False)
+    with pytest.raises(TypeError, match="expected a function, got 7"):
+        from_function(7)  # type: ignore[arg-type]

@@ -39,9 +39,10 @@ QUANTITIES = ("return", "success")
 )
 @click.option(
     "--on",
-    type=click.Choice(QUANTITIES),
-    help="What these two are about: the mean return or the success rate.  [default: return]",
+    metavar="NAME",
+    help="What these two are about: return, success, or a metric.  [default: return]",
 )
+@options.flag("--lower-is-better", help="Of a metric such as a cost.")
 @options.flag(
     "--across-envs", help="Compare one policy in envs that differ, on episodes of the same numbers."
 )
@@ -52,6 +53,7 @@ def compare(
     confidence: float,
     across_envs: bool,
     on: str | None,
+    lower_is_better: bool,
     as_json: bool,
     **margins: float | None,
 ) -> int:
@@ -62,8 +64,9 @@ def compare(
     says so.
     """
     asked = {name: margin for name, margin in margins.items() if margin is not None}
-    if on is not None and not asked:
-        raise click.UsageError("--on goes with --fail-if-worse or --require-not-worse MARGIN")
+    if (on or lower_is_better) and not asked:
+        name = "--on" if on else "--lower-is-better"
+        raise click.UsageError(f"{name} goes with --fail-if-worse or --require-not-worse MARGIN")
     if len(directories) < 2:
         raise click.UsageError("expected two directories or more")
     if len({directory.resolve() for directory in directories}) < len(directories):
@@ -75,7 +78,7 @@ def compare(
     names = distinct_names(directories)
     found = tdcollect.compare(*results, names=names, confidence=confidence, across_envs=across_envs)
     verdicts = [
-        _reason(difference, name, margin, on or "return")
+        _reason(difference, name, margin, on or "return", lower_is_better)
         for name, margin in asked.items()
         for difference in found.differences
     ]
@@ -110,17 +113,17 @@ def finished(directory: Path) -> EvaluationResult:
     return result
 
 
-def _reason(d: Difference, name: str, margin: float, on: str) -> str | None:
+def _reason(d: Difference, name: str, margin: float, *on: Any) -> str | None:
     """Return why a difference does not pass an option; None if it does."""
     than = f"worse than {d.baseline} by"
     if name == "fail_if_worse":
-        passed, verdict = not d.is_worse(margin, on), f"shown to be {than} more than {margin:g}"
+        passed, verdict = not d.is_worse(margin, *on), f"shown to be {than} more than {margin:g}"
     else:
-        passed = d.is_not_worse(margin, on)
+        passed = d.is_not_worse(margin, *on)
         verdict = f"not shown to be {than} less than {margin:g}, if at all"
-    value, interval = d.measured(on)
-    rate = "success rates" if on == "success" else "mean returns"
-    found = f"difference of {rate} {number_text(value)} {interval or 'without an interval'}"
+    value, interval = d.measured(on[0])
+    told = {"return": "mean returns", "success": "success rates"}.get(on[0], f"mean {on[0]}")
+    found = f"difference of {told} {number_text(value)} {interval or 'without an interval'}"
     return None if passed else f"{d.name} is {verdict}: {found}"
 
 

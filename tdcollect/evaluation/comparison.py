@@ -201,7 +201,9 @@ class Difference:
             return None
         return (self.won + self.tied / 2) / len(self.values)
 
-    def is_worse(self, margin: float = 0.0, on: str = RETURN) -> bool:
+    def is_worse(
+        self, margin: float = 0.0, on: str = RETURN, lower_is_better: bool = False
+    ) -> bool:
         """Tell whether the policy is shown to be worse than the baseline by more than ``margin``.
 
         It is if the whole interval of the difference lies below ``-margin``: of the adjusted one
@@ -209,25 +211,36 @@ class Difference:
 
         Args:
             margin: in units of ``on``, finite and not negative.
-            on: ``"return"`` for the mean return, ``"success"`` for the success rate.
+            on: ``"return"`` for the mean return, ``"success"`` for the success rate, or the name
+                of a metric that both evaluations have, for its mean.
+            lower_is_better: of a metric such as a cost.
 
         Raises:
             ValueError: for another margin, or if the env does not report success.
         """
-        interval = self.measured(on)[1]
+        interval = self._upwards(on, lower_is_better)
         return interval is not None and interval.high < -_margin(margin)
 
-    def is_not_worse(self, margin: float, on: str = RETURN) -> bool:
+    def is_not_worse(self, margin: float, on: str = RETURN, lower_is_better: bool = False) -> bool:
         """Tell whether the policy is shown to be worse by less than ``margin``, if at all.
 
         It is if the whole interval of the difference lies above ``-margin``; see :meth:`is_worse`.
         """
-        interval = self.measured(on)[1]
+        interval = self._upwards(on, lower_is_better)
         return interval is not None and interval.low > -_margin(margin)
+
+    def _upwards(self, on: str, lower_is_better: bool) -> Interval | None:
+        """Return the interval of the difference, turned so that higher is better."""
+        interval = self.measured(on)[1]
+        if interval is None or not lower_is_better:
+            return interval
+        return Interval(-interval.high, -interval.low)
 
     def measured(self, on: str) -> tuple[float | None, Interval | None]:
         """Return the difference in ``on``, with its interval; see :meth:`is_worse`."""
-        check.one_of([RETURN, SUCCESS], on=on)
+        check.one_of([RETURN, SUCCESS, *self.metrics], on=on)
+        if on in self.metrics:
+            return self.metrics[on].difference.mean, self.metrics[on].difference.mean_interval
         if on == RETURN and self.adjusted is not None:
             return self.adjusted.mean, self.adjusted.interval
         if on == RETURN:

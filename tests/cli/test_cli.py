@@ -352,11 +352,11 @@ def test_compare_prints_the_comparison(typed, here) -> None:
     assert "runs/lean is unfinished: it lacks 6 of its episodes" in err
 
 
-def test_compare_ends_with_status_3_where_a_policy_is_shown_to_be_worse(typed) -> None:
+def test_compare_ends_with_status_3_where_a_policy_is_shown_to_be_worse(typed, here) -> None:
+    (here / "counting.py").write_text("steps = len\n")
+    more = "--episodes 8 --metric steps=counting.py:steps --quiet"
     for name, policy in [("lean", "@:lean"), ("random", "random")]:
-        typed(
-            f"evaluate CartPole-v1 --policy {policy} --episodes 8 --output-dir runs/{name} --quiet"
-        )
+        typed(f"evaluate CartPole-v1 --policy {policy} --output-dir runs/{name} {more}")
     for options, status in [
         ("--fail-if-worse runs/lean runs/random", 3),
         ("runs/lean runs/random --fail-if-worse", 3),
@@ -367,6 +367,11 @@ def test_compare_ends_with_status_3_where_a_policy_is_shown_to_be_worse(typed) -
         ("--require-not-worse 1 runs/lean runs/random", 3),
         ("--require-not-worse 1 --fail-if-worse 1000 runs/lean runs/random", 3),
         ("--fail-if-worse runs/random runs/lean runs/random/../random", 2),
+        ("--fail-if-worse --on steps runs/lean runs/random", 3),
+        ("--fail-if-worse --on steps --lower-is-better runs/lean runs/random", 0),
+        ("--fail-if-worse --on steps --lower-is-better runs/random runs/lean", 3),
+        ("--require-not-worse 1 --on steps --lower-is-better runs/lean runs/random", 0),
+        ("--lower-is-better runs/lean runs/random", 2),
     ]:
         assert typed(f"compare {options}")[0] == status
     said = typed("compare runs/lean runs/random --fail-if-worse")[2]
@@ -376,6 +381,8 @@ def test_compare_ends_with_status_3_where_a_policy_is_shown_to_be_worse(typed) -
     said = typed("compare runs/lean runs/random --require-not-worse 1")[2]
     told = "tdcollect: random is not shown to be worse than lean by less than 1, if at all: "
     assert re.fullmatch(told + difference, said.strip())
+    said = typed("compare runs/lean runs/random --fail-if-worse --on steps")[2]
+    assert re.search("by more than 0: " + difference.replace("returns", "steps"), said)
     status, out, _ = typed("compare runs/lean runs/random --fail-if-worse 1000 --json")
     assert (status, json.loads(out)["reasons"]) == (0, [])
     status, _, err = typed("compare runs/lean runs/random --fail-if-worse --on success")

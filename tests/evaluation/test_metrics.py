@@ -331,6 +331,7 @@ def test_policies_are_compared_by_them() -> None:
     assert cost.difference.mean == pytest.approx(values.mean())
     assert cost.difference.mean_interval is not None
     assert 0 < (cost.p_value or 0) <= 1
+    assert difference.measured("cost") == (cost.difference.mean, cost.difference.mean_interval)
     both = ~np.isnan(first.metrics["above"]) & ~np.isnan(second.metrics["above"])
     assert difference.metrics["above"].difference.count == both.sum()
     rows = {label: texts for label, *texts in found.rows()}

@@ -24,6 +24,7 @@ from torchrl.envs import EnvBase
 
 from tdcollect import check
 from tdcollect._upstream.collectors import CollectorState
+from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.keys import SLOT, TIME
 from tdcollect.policies import SpacePolicy
 from tdcollect.randomness import global_states, set_global_states
@@ -130,6 +131,20 @@ def check_options(options: Any) -> None:
             f"expected options to be a dict, as gymnasium's reset() takes it, got {options!r}; "
             "leave it out for none"
         )
+
+
+def check_takes_options(base: EnvBase) -> None:
+    """Raise ValueError for an env, without its transforms, that takes no options of each slot."""
+    if isinstance(base, GymnasiumEnv):
+        if base.can.each_options:
+            return
+        what = f"the backend {base.backend_name!r} of {base.name}"
+    else:
+        what = f"a {type(base).__name__}, which is not tdcollect's,"
+    raise ValueError(
+        f"expected no reset_options: {what} takes no reset options of each slot; use "
+        "tdcollect.make_env of a gymnasium env with backend='serial' or 'process'"
+    )
 
 
 # ------------------------------------------------------------------------------------ the policy

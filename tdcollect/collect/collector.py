@@ -33,6 +33,7 @@ from tdcollect.collect.arguments import (
     check_one,
     check_options,
     check_replay_buffer,
+    check_takes_options,
     explain_first_call,
     explain_weights_error,
     explain_wrapping_error,
@@ -45,6 +46,7 @@ from tdcollect.collect.statistics import Monitor, StatsAttribute, slots_of, with
 from tdcollect.collect.torchrl_loop import changed
 from tdcollect.display import one_line
 from tdcollect.envs.adopted import take_over
+from tdcollect.envs.slots import ResetOptions
 from tdcollect.envs.traits import base_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.keys import IS_INIT, as_path
@@ -169,6 +171,9 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
             A ``replay_buffer`` that is a ``ReplayBufferEnsemble`` of N, with ``routing_key=
             ("collector", "slot")``, keeps the slots apart.
         progress: show a progress bar while iterating (needs tqdm), or a line every 30 seconds.
+        reset_options: a function ``(slot, episode)``, which returns gymnasium's options for the
+            reset that begins this episode, or None. A slot's episodes count from 0, each reset
+            being one; ``set_seed`` counts from 0 again, and ``load_state_dict`` goes on.
         **kwargs: as the parent has them.
 
     Attributes:
@@ -193,8 +198,13 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
         hooks: AnyHooks = None,
         by_arrival: bool = False,
         progress: bool = False,
+        reset_options: Callable[[int, int], Mapping[str, Any] | None] | None = None,
         **kwargs: Any,
     ):
+        asked: Any = reset_options
+        if asked is not None and not isinstance(asked, ResetOptions):  # which a worker is given
+            asked = ResetOptions(asked)
+        self._reset_options: ResetOptions | None = asked
         self.by_arrival = by_arrival
         if by_arrival:
             check_by_arrival(kwargs)
@@ -233,6 +243,12 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
         check_made(env)
         self._made_env = not isinstance(create_env_fn, EnvBase)
         take_over(env)
+        base = base_of(env)
+        if self._reset_options is not None:
+            check_takes_options(base)
+            self._reset_options.start(base.num_envs)
+        if isinstance(base, GymnasiumEnv):  # another collector may have had the env
+            base.stepper.reset_options = self._reset_options
         return env
 
     def _maybe_setup_policy_env_transforms(self, env: EnvBase, policy: Any) -> EnvBase:
@@ -605,11 +621,16 @@ def needs_state(policy: Any) -> bool:
     ) or any(as_path(key)[-1] == IS_INIT for key in getattr(policy, "in_keys", None) or ())
 
 
+_WITH_OPTIONS = ("process", "ray", "distributed", "submitit")
+
+
 def refuse_elsewhere(options: dict[str, Any], backend: str) -> None:
     """Take options of this process alone out; raise ValueError for any but their defaults."""
     for name, default in (Collector.__init__.__kwdefaults__ or {}).items():
         value = options.pop(name, default)
-        if value is not default and value != default:
+        if name == "reset_options" and value is not None and backend in _WITH_OPTIONS:
+            options[name] = value  # which it hands on to its workers
+        elif value is not default and value != default:
             raise ValueError(
                 f"expected no {name} with backend={backend!r}, whose collectors run in other "
                 f"processes, got {name}={value!r}; leave it out, or choose backend='direct'"

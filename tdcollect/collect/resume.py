@@ -53,7 +53,10 @@ def add_state(state: dict[str, Any], collector: Any, components: Sequence[str] |
     if RANDOM in chosen:
         state[RANDOM] = pack(global_states())
     if ENVS in chosen:
-        state[ENVS] = pack(_save_slots(collector))
+        slots = _save_slots(collector)
+        if collector._reset_options is not None:
+            slots["begun"] = collector._reset_options.begun
+        state[ENVS] = pack(slots)
 
 
 def keep_state(collector: Any) -> Any:
@@ -189,7 +192,9 @@ def _load_slots(collector: Any, state: dict[str, Any], known_ids: bool) -> None:
     base = base_of(collector.env)
     slots = range(collector.env.batch_size.numel())
     failed = dict.fromkeys(slots, state.get("why", ""))
-    tried = False
+    tried, asked = False, collector._reset_options
+    if asked is not None and len(state.get("begun", ())) == len(slots):
+        asked.begun[:] = state["begun"]
     if "slots" in state:
         if type(base) is not GymnasiumEnv:
             failed = dict.fromkeys(slots, f"the env here is a {type(base).__name__}")
@@ -219,9 +224,10 @@ def _load_slots(collector: Any, state: dict[str, Any], known_ids: bool) -> None:
 
 def _start_afresh(collector: Any, slots: list[int], disturbed: bool) -> None:
     """Have slots begin an episode, where they are not at the first step of one."""
+    runner = collector._runner
     if len(slots) < collector.env.batch_size.numel():
         collector.reset(slots)
-    elif disturbed or collector._runner.stale or collector._monitor.collected:
+    elif disturbed or runner.stale or collector._monitor.collected or collector._reset_options:
         collector.reset()
     else:
         collector._monitor.lose()

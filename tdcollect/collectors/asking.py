@@ -25,6 +25,7 @@ from tdcollect.collect.run import Explanation, Part
 from tdcollect.collect.statistics import Moments, Statistics
 from tdcollect.display import count_text, one_line
 from tdcollect.envs.adopted import chain
+from tdcollect.envs.slots import ResetOptions
 from tdcollect.envs.traits import base_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 
@@ -76,6 +77,8 @@ class WorkerFacts(NamedTuple):
     """N of its env."""
     seeds_in_a_row: bool
     """Slot i of its env is seeded with ``seed + i``."""
+    has_options: bool = False
+    """Its resets have options by slot, counted over all workers."""
 
 
 class WorkerReport(NamedTuple):
@@ -96,7 +99,7 @@ def facts_of(collector: Any) -> WorkerFacts:
     in_a_row = isinstance(base, GymnasiumEnv) or (
         isinstance(base, GymWrapper) and bool(base.batch_size)
     )
-    return WorkerFacts(collector.n_env, in_a_row)
+    return WorkerFacts(collector.n_env, in_a_row, collector._reset_options is not None)
 
 
 def report_of(collector: Any, parts: Any = ()) -> WorkerReport:
@@ -211,26 +214,40 @@ class WorkerMethods:
         threading.Thread(target=answer, name="tdcollect-reports", daemon=True).start()
 
 
+def options_of_workers(reset_options: Any, kind: Any, workers: int) -> list[dict[str, Any]]:
+    """The arguments of the collectors in workers for reset options; ``kind`` is their class."""
+    if reset_options is None:
+        return [{} for _ in range(workers)]
+    if not (isinstance(kind, type) and issubclass(kind, Collector)):
+        raise TypeError(
+            "expected tdcollect.Collector in the workers for reset_options, got the "
+            f"collector_class {getattr(kind, '__name__', kind)!r}; leave one of the two out"
+        )
+    return [{"reset_options": ResetOptions(reset_options, worker)} for worker in range(workers)]
+
+
 @dataclass(eq=False)
 class InnerCollector:
     """Makes the collector of a worker: given to TorchRL in the place of a class, and pickled.
 
-    Each worker has a number that its trajectory ids begin with, and a channel for its reports.
+    Each worker has a number that its trajectory ids begin with, a channel for its reports, and
+    arguments of its own.
     """
 
     cls: type[Collector]
     numbers: Sequence[int]
     channels: Sequence[Connection]
+    options: Sequence[Mapping[str, Any]]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """A collector, in a worker."""
         meta: Any = type(self.cls)
         # TorchRL sets attributes of the class before it makes the collector.
-        given = {k: v for k, v in vars(self).items() if k not in ("cls", "numbers", "channels")}
+        given = {k: v for k, v in vars(self).items() if k not in self.__dataclass_fields__}
         cls = meta(f"{self.cls.__name__}InWorker", (WorkerMethods, self.cls), given)
         worker = kwargs.get("worker_idx") or 0
         kwargs["traj_pool"] = TrajectoryIds(self.numbers[worker])
-        collector = cls(*args, backend="direct", **kwargs)
+        collector = cls(*args, backend="direct", **kwargs, **self.options[worker])
         _share_tensors_alone(collector, kwargs.get("use_buffers"))
         collector.note_report()
         collector.serve(self.channels[worker])
@@ -373,6 +390,13 @@ class Asking(BaseCollector):
     def _learn_facts(self) -> None:
         """Ask for what is the same as long as the workers live."""
         self._facts = self._ask_all(facts_of)
+        if any(one.has_options for one in self._facts) and len({*self._slots}) > 1:
+            slots = self._slots
+            self.shutdown()
+            raise ValueError(
+                "expected workers with as many slots each for reset_options, which count slots "
+                f"over all of them, got {slots}; give their envs the same num_envs"
+            )
 
     def _seed_workers(self, seed: int, static_seed: bool) -> Any:
         """Seed all workers; return the seed for the next env, as TorchRL computes it.

@@ -33,6 +33,7 @@ from tdcollect.collectors.asking import (
     TrajectoryIds,
     WorkerLostError,
     WorkerReport,
+    options_of_workers,
 )
 from tdcollect.display import one_line
 from tdcollect.keys import TRAJ_IDS
@@ -262,9 +263,9 @@ class DistributedWorkers(Asking):
         kind = options["collector_class"]
         given = options.get("collector_kwargs") or {}
         given = [given] * len(envs) if isinstance(given, Mapping) else given
-        own: list[dict[str, Any]] = [{} for _ in envs]
-        if issubclass(kind, TorchRLCollector):
-            own = [{"traj_pool": TrajectoryIds(worker)} for worker in range(len(envs))]
+        own = options_of_workers(options.pop("reset_options", None), kind, len(envs))
+        for worker, each in enumerate(own if issubclass(kind, TorchRLCollector) else ()):
+            each["traj_pool"] = TrajectoryIds(worker)
         if issubclass(kind, LinkedCollector):
             host = "localhost" if options.get("launcher") == "mp" else own_address()
             self._links = Links(host, len(envs))
@@ -418,7 +419,8 @@ class DistributedCollector(DistributedWorkers, TorchRLDistributedCollector):
     Args:
         create_env_fn: functions that make envs, one per worker.
         policy: the policy; each worker has a copy.
-        **kwargs: as the parent has them. ``collector_class="single"``, the default, is
+        **kwargs: as the parent has them, and ``reset_options`` as :class:`tdcollect.Collector` has
+            it; slot i of worker w is ``w N + i``. ``collector_class="single"``, the default, is
             :class:`tdcollect.Collector` with a connection to this process, over which
             :meth:`set_seed` goes; a class of yours derives from :class:`LinkedCollector`.
     """
@@ -435,7 +437,8 @@ class DistributedCollector(DistributedWorkers, TorchRLDistributedCollector):
         # The parent makes a collector of TorchRL's with the options of worker 0.
         options = self.collector_kwargs
         self.collector_kwargs = [{**options[0]}]
-        self.collector_kwargs[0].pop("link", None)
+        for name in ("link", "reset_options"):
+            self.collector_kwargs[0].pop(name, None)
         super()._make_container()
         self.collector_kwargs = options
 

@@ -26,6 +26,7 @@ from tdcollect.collectors.asking import (
     WorkerLostError,
     WorkerReport,
     load_state,
+    options_of_workers,
     seeded,
     set_version,
 )
@@ -81,6 +82,7 @@ class MultiCollector(Asking, upstream.MultiCollector, metaclass=_BySync):
             so does one that is killed as it writes to the replay buffer, with the lock of all.
         collector_class: of the collectors in the workers; None or ``"single"`` for
             :class:`tdcollect.Collector`.
+        reset_options: as :class:`tdcollect.Collector` has it; slot i of worker w is ``w N + i``.
         **kwargs: as TorchRL has them.
 
     Attributes:
@@ -97,6 +99,7 @@ class MultiCollector(Asking, upstream.MultiCollector, metaclass=_BySync):
         *,
         on_worker_lost: str = "raise",
         collector_class: Any = None,
+        reset_options: Any = None,
         **kwargs: Any,
     ):
         self.closed = True
@@ -115,10 +118,11 @@ class MultiCollector(Asking, upstream.MultiCollector, metaclass=_BySync):
         check_on_worker_lost(on_worker_lost, kwargs)
         inner = class_of_collectors(collector_class)
         self._ours = isinstance(inner, type) and issubclass(inner, Collector)
+        options = options_of_workers(reset_options, inner, workers)
         check_shared_buffer(create_env_fn[0] if several else create_env_fn, policy, kwargs)
         self.reports = Reports(workers if self._ours else 0)
         if self._ours:
-            inner = InnerCollector(inner, range(workers), self.reports.ends)
+            inner = InnerCollector(inner, range(workers), self.reports.ends, options)
         self._crews = Crews(self, inner, kwargs)
         try:
             super().__init__(create_env_fn, policy, collector_class=inner, **kwargs)
@@ -388,7 +392,7 @@ class Crews:
         inner, number = self._inner, collector.num_workers + self.begun
         if isinstance(inner, InnerCollector):
             end = collector.reports.replace(worker)
-            inner = InnerCollector(inner.cls, [number], [end])
+            inner = InnerCollector(inner.cls, [number], [end], [inner.options[worker]])
         self.begun += 1
         with same_threads():
             crew = self._make(collector, worker, inner)

@@ -25,6 +25,7 @@ from tdcollect.collectors.asking import (
     Asking,
     TrajectoryIds,
     WorkerLostError,
+    options_of_workers,
     take_place,
     take_weights,
 )
@@ -52,6 +53,7 @@ class RayCollector(Asking, TorchRLRayCollector):
         on_worker_lost: ``"raise"`` ends the collection with a :class:`WorkerLostError` that names
             the worker. ``"restart"`` starts another in its place, seeded from the lost one's seed,
             with the weights that were sent last; :attr:`lost` has it on record.
+        reset_options: as :class:`tdcollect.Collector` has it; slot i of worker w is ``w N + i``.
         **kwargs: as the parent has them. ``collector_class="single"``, the default, is
             :class:`tdcollect.Collector`. Without ``ray_init_config`` and a Ray that runs, a quiet
             one without a dashboard starts, and stops with the last collector that uses it.
@@ -78,6 +80,7 @@ class RayCollector(Asking, TorchRLRayCollector):
         policy: Any = None,
         *,
         on_worker_lost: str = "raise",
+        reset_options: Any = None,
         **kwargs: Any,
     ):
         check_on_worker_lost(on_worker_lost, kwargs)
@@ -102,7 +105,8 @@ class RayCollector(Asking, TorchRLRayCollector):
         # The parent writes into these, and would share one dict between workers.
         options = kwargs.get("collector_kwargs") or {}
         options = [options] * count if isinstance(options, Mapping) else options
-        kwargs["collector_kwargs"] = [dict(each) for each in options]
+        own = options_of_workers(reset_options, kind, count)
+        kwargs["collector_kwargs"] = [{**a, **b} for a, b in zip(options, own, strict=True)]
         self._one_env = isinstance(kind, type) and issubclass(kind, TorchRLCollector)
         self._connection = "" if kwargs.get("ray_init_config") else ray_cluster.connect(None)
         try:

@@ -285,6 +285,7 @@ class VectorBackend(Backend):
         share_no_options(env)
         self._set_spaces(env.single_observation_space, env.single_action_space, categorical)
         self._latest: Mapping[str, Any] = {}
+        self._has_begun = False
         self.spec = env.unwrapped.get_attr("spec")[0] if resets_singly else env.spec  # type: ignore[attr-defined]
         # SAME_STEP: first observations and infos of episodes that the vector env began by itself.
         self._fresh: dict[int, list[Array]] = {}
@@ -292,7 +293,7 @@ class VectorBackend(Backend):
     def reset(self, starts: Starts, options: dict[str, Any] | None, out: SlotBuffers) -> None:
         slots = list(starts)
         if isinstance(options, EachOptions):  # a vector env takes those of one slot at a time
-            if len(slots) == self.num_envs:  # and must have been reset as a whole
+            if not self._has_begun:  # and must have been reset as a whole
                 self.env.reset(options=options_of(options, slots[0]))
             for slot in slots:
                 self.reset({slot: starts[slot]}, options_of(options, slot) or {}, out)
@@ -316,6 +317,7 @@ class VectorBackend(Backend):
             mask[slots] = True
         seeded = any(seed is not None for seed in starts.values())
         observation, info = self.env.reset(seed=seeds if seeded else None, options=given or None)
+        self._has_begun = True
         if not isinstance(info, Mapping):
             raise TypeError(
                 f"expected the infos of {self.env} to be a dict, as gymnasium.vector has it, got "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
@@ -65,6 +66,7 @@ def make_env(
     Args:
         env: a gymnasium id; a callable that makes a ``gymnasium.Env``; a ``gymnasium.Env`` (one
             slot); a ``gymnasium.vector.VectorEnv``; or, with ``backend="envpool"``, an EnvPool id.
+            A callable with a parameter ``slot`` is given the index of the slot that it makes.
         num_envs: the number of slots N, for ``batch_size=[N]``; None for one slot with
             ``batch_size=[]``, as ``GymEnv`` has it. A vector env brings its own.
         backend: ``"serial"`` (plain envs in this process, the default), ``"process"`` (plain envs
@@ -160,6 +162,7 @@ def make_env(
             stepper = Stepper(
                 made, bookkeeping, name=_name(env), check_finite=check_finite, max_restarts=restarts
             )
+            stepper.takes_slot = takes_slot(env, settings)
             if seeds is not None:
                 stepper.set_seeds(seeds)
         except BaseException:
@@ -318,7 +321,7 @@ def _factories(
     elsewhere: bool = False,
 ) -> list[Callable[[], gym.Env[Any, Any]]]:
     """One callable per slot; ``elsewhere`` for a process that knows no ids of this one."""
-    factory: Callable[[], gym.Env[Any, Any]]
+    factory: Callable[..., gym.Env[Any, Any]]
     if isinstance(env, str):
         # An unknown id raises before anything is made; gymnasium imports those of module:id.
         spec = None if ":" in env else spec_of(env)
@@ -329,6 +332,8 @@ def _factories(
     else:
         factory = partial(env, **kwargs)
     factories = [factory] * slots
+    if takes_slot(env, kwargs):
+        factories = [partial(factory, slot=slot) for slot in range(slots)]
     if isinstance(env, str):
         # gymnasium checks the first reset and step, and then costs time: one slot's check will do.
         unchecked = partial(factory, **{"disable_env_checker": True, **kwargs})
@@ -338,6 +343,32 @@ def _factories(
 
         return [partial(make_resumable, make, resumable == "history") for make in factories]
     return factories
+
+
+def takes_slot(make: Any, kwargs: Mapping[str, Any] | None = None) -> bool:
+    """Tell whether a function makes the env of a slot from its index, ``slot``.
+
+    One that is given its ``slot``, by ``kwargs`` or by ``functools.partial``, does not.
+    """
+    bound = make.keywords if isinstance(make, partial) else {}
+    if isinstance(make, (gym.Env, EnvBase, str)) or "slot" in {**bound, **(kwargs or {})}:
+        return False
+    try:
+        asked = inspect.signature(make).parameters.get("slot")
+    except (TypeError, ValueError):  # as for some functions written in C
+        return False
+    return asked is not None and asked.kind in (asked.POSITIONAL_OR_KEYWORD, asked.KEYWORD_ONLY)
+
+
+def refuse_slot(make: Any, kwargs: Mapping[str, Any] | None = None) -> None:
+    """Raise ValueError for a function that :func:`takes_slot`, where all slots must be alike."""
+    if takes_slot(make, kwargs):
+        name = _name(make.func if isinstance(make, partial) else make)
+        raise ValueError(
+            f"expected a function that makes the same env for every slot, got {name}, which takes "
+            "the slot's index: an episode must not depend on its slot; pass "
+            f"functools.partial({name}, slot=0)"
+        )
 
 
 def _name(env: Any) -> str:

@@ -8,6 +8,8 @@ adds counters, a time limit, waiting seeds, checks, and restarts of envs that fa
 from __future__ import annotations
 
 import abc
+import copy
+import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, TypeAlias
@@ -20,7 +22,14 @@ from gymnasium.envs.registration import EnvSpec
 from torchrl.data import Bounded, Categorical, TensorSpec, Unbounded
 
 from tdcollect import keys
-from tdcollect.envs.process.values import Array, InfoEntry, as_flag, as_reward
+from tdcollect.envs.process.values import (
+    Array,
+    EachOptions,
+    InfoEntry,
+    as_flag,
+    as_reward,
+    options_of,
+)
 from tdcollect.envs.process.worker import old_api
 from tdcollect.envs.spaces import (
     Bookkeeping,
@@ -32,6 +41,7 @@ from tdcollect.envs.spaces import (
     check_names,
     observation_name,
 )
+from tdcollect.processes.channel import packed
 from tdcollect.seeding import restart_seed
 
 RESUMABLE = ("serial", "process")
@@ -408,6 +418,51 @@ class WaitingSeeds:
         self._derived.update(set(slots).intersection(state["derived"]))
 
 
+class ResetOptions:
+    """Reset options of a collector: a function of slot and episode, and the episodes so far.
+
+    Args:
+        give: the function.
+        worker: of the collector, whose slots follow those of the workers before it.
+
+    Attributes:
+        begun: the episodes that each slot has begun, ``[N]`` int64.
+    """
+
+    def __init__(self, give: Callable[[int, int], Mapping[str, Any] | None], worker: int = 0):
+        if not callable(give):
+            raise TypeError(
+                "expected reset_options to be a function of slot and episode, which returns a dict "
+                f"or None, got {give!r}; pass lambda slot, episode: {{...}}"
+            )
+        self._give, self._worker = give, worker
+        self.begun = np.zeros(0, np.int64)
+
+    def start(self, slots: int) -> None:
+        """Count from 0 in so many slots."""
+        self.begun = np.zeros(slots, np.int64)
+
+    def of(self, slots: Iterable[int]) -> EachOptions:
+        """The options of the next episode of each of ``slots``."""
+        found = EachOptions()
+        for slot in slots:
+            at = self._worker * len(self.begun) + slot, int(self.begun[slot])
+            options = self._give(*at)
+            if options is not None and not isinstance(options, Mapping):
+                raise TypeError(
+                    f"expected reset_options to return a dict or None, got {options!r} for slot "
+                    f"{at[0]}, episode {at[1]}"
+                )
+            found[slot] = copy.deepcopy(options)  # envs may change theirs
+        return found
+
+    def __getstate__(self) -> bytes:
+        return packed(vars(self))  # for a worker, with any function
+
+    def __setstate__(self, state: bytes) -> None:
+        vars(self).update(pickle.loads(state))
+
+
 # --- steps -------------------------------------------------------------------------------------
 
 
@@ -424,7 +479,12 @@ class Stepper:
         broken: the failures of the latest step, by slot, after which the envs were built anew and
             the episodes broken off.
         restarts: the envs built anew after failures so far.
+        takes_slot: whether each slot's env was made from the slot's index, and may differ.
+        reset_options: of the collector that steps the slots; given to resets without options.
     """
+
+    takes_slot = False
+    reset_options: ResetOptions | None = None
 
     def __init__(
         self,
@@ -599,6 +659,8 @@ class Stepper:
     ) -> SlotError | None:
         """Reset slots; returns the failures, with episode and seed."""
         failed: SlotError | None = None
+        if options is None and self.reset_options is not None:
+            options = self.reset_options.of(starts)
         try:
             self.backend.reset(starts, options, out)
         except SlotError as error:
@@ -611,6 +673,8 @@ class Stepper:
         """Note the episodes that have begun."""
         self._counters.started(starts)
         rows = list(starts)
+        if self.reset_options is not None:
+            self.reset_options.begun[rows] += 1
         if self.bookkeeping.episode_reward:
             self._returns[rows] = 0
         self._must_reset[rows] = False
@@ -717,6 +781,8 @@ class Stepper:
         Seeds that are None, or not given, are those that wait, or the env's own generator.
         """
         self.check_open("reset")
+        if options is None and self.reset_options is not None:
+            options = self.reset_options.of(slots)
         starts = self._seeds.of(slots)
         if seeds is not None:
             given = zip(slots, seeds, strict=True)
@@ -775,7 +841,8 @@ class Stepper:
         if failed is not None and self.max_restarts is not None:
             again = sorted(failed.causes)
             self._restart(failed, again)
-            self.send_reset(again, [starts[slot] for slot in again], asked[again[0]][1])
+            options = EachOptions((slot, options_of(asked[slot][1], slot)) for slot in again)
+            self.send_reset(again, [starts[slot] for slot in again], options)
             failed = None
         return begun, failed
 

@@ -364,6 +364,7 @@ class GymnasiumEnv(EnvBase):
             made.close()
             raise
         made.restarts = self.stepper.restarts  # one count for the env's life
+        made.reset_options = self.stepper.reset_options
         old, self.stepper = self.stepper, made
         self._env_kwargs = settings
         old.close()

@@ -197,6 +197,20 @@ RESTART = {"on_worker_lost": "restart", "preemptive_threshold": 0.5}
         (ASYNC, [], {}, ValueError, "expected"),
         (ASYNC, ["CartPole-v1"], {}, TypeError, "expected"),
         (MultiCollector, [two_slots], {}, TypeError, "sync to be True or False, got None"),
+        (
+            SYNC,
+            [two_slots],
+            {"reset_options": 3},
+            TypeError,
+            "to be a function of slot and episode",
+        ),
+        (
+            SYNC,
+            [two_slots],
+            {"reset_options": print, "collector_class": upstream.Collector},
+            TypeError,
+            "tdcollect.Collector in the workers for reset_options, got the collector_class 'Coll",
+        ),
     ],
 )
 def test_refused_before_a_worker_starts(
@@ -272,6 +286,40 @@ def test_rows_of_unlike_agents_reach_the_parent() -> None:
     env = ENVS["HeterogeneousCountingEnv[2]"]
     with ending(MultiSyncCollector([env] * 2, None, frames_per_batch=8)) as collector:
         assert [batch.numel() for batch in batches(collector, 2)] == [8, 8]
+
+
+# ---------------------------------------------------------------------------------- reset options
+
+
+def low(slot: int, episode: int) -> dict[str, float]:
+    """CartPole starts between these bounds, which tell slot and episode."""
+    place = 0.01 * slot + 0.001 * episode
+    return {"low": place, "high": place}
+
+
+def test_reset_options_count_slots_on_over_the_workers() -> None:
+    whole = Collector(cartpole(4), noisy(), frames_per_batch=4 * 30, reset_options=low)
+    made = Collector(
+        [two_slots] * 2,
+        noisy(),
+        backend="process",
+        sync=True,
+        frames_per_batch=4 * 30,
+        reset_options=lambda slot, episode: low(slot, episode),
+        backend_options={"cat_results": "stack"},
+    )
+    with ending(made) as collector:
+        for each in (whole, collector):
+            each.set_seed(3)
+        found, expected = (torch.stack(batches(each, 2)) for each in (collector, whole))
+    assert torch.equal(found[OBSERVATION].flatten(1, 2), expected[OBSERVATION])
+
+
+def test_reset_options_are_for_workers_with_as_many_slots() -> None:
+    with pytest.raises(ValueError, match=r"for reset_options, .* got \[2, 1\]; give their envs"):
+        MultiSyncCollector(
+            [two_slots, partial(cartpole, 1)], noisy(), frames_per_batch=8, reset_options=low
+        )
 
 
 # ----------------------------------------------------------------------------------- single envs

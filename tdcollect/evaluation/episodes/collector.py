@@ -220,6 +220,19 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             )
 
     def _check_options(self) -> None:
+        if isinstance(self.base, GymnasiumEnv):
+            stepper = self.base.stepper
+            if stepper.takes_slot and self.slots > 1:
+                raise ValueError(
+                    f"expected slots that are alike, got {self.base.name}, made from the slot's "
+                    "index: an episode must not depend on its slot; bind it: functools.partial("
+                    f"{self.base.name}, slot=0)"
+                )
+            if stepper.reset_options is not None:
+                raise ValueError(
+                    "expected an env that no collector with reset_options steps, as these would "
+                    f"begin the episodes; make another {self.base.name}, with episode_options"
+                )
         if self.settings.options_by_index and not self.base.can.each_options:
             what = f"the env {self.base.name}, one of TorchRL that is not gymnasium's,"
             if isinstance(self.base, GymnasiumEnv):

@@ -19,7 +19,7 @@ from tdcollect._upstream.torchrl import carried_entries, resets_with_seed, wrapp
 from tdcollect.collect.arrays import SteppedEnv
 from tdcollect.collect.step_dict import StepDict, flat
 from tdcollect.display import one_line
-from tdcollect.envs.make import make_env
+from tdcollect.envs.make import make_env, refuse_slot
 from tdcollect.envs.process.values import options_of
 from tdcollect.envs.slots import Can, SlotError
 from tdcollect.envs.spaces import nested
@@ -87,6 +87,7 @@ def open_env(
         return _open_made(env, episodes, finish, ours=False)
     check_env(env, "a gymnasium env that is made already goes through tdcollect.make_env(env)")
     env_kwargs = settings.env_kwargs
+    refuse_slot(env, env_kwargs)
     slots = min(SLOTS if settings.num_envs is None else settings.num_envs, episodes)
     if not isinstance(env, str):
         make = partial(_made, env, env_kwargs or {})

@@ -24,6 +24,7 @@ from torchrl.envs import EnvBase
 
 from tdcollect import check
 from tdcollect._upstream.collectors import CollectorState
+from tdcollect.envs.process.values import ResetOptions
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.keys import SLOT, TIME
 from tdcollect.policies import SpacePolicy
@@ -133,18 +134,23 @@ def check_options(options: Any) -> None:
         )
 
 
-def check_takes_options(base: EnvBase) -> None:
-    """Raise ValueError for an env, without its transforms, that takes no options of each slot."""
-    if isinstance(base, GymnasiumEnv):
-        if base.can.each_options:
-            return
-        what = f"the backend {base.backend_name!r} of {base.name}"
-    else:
-        what = f"a {type(base).__name__}, which is not tdcollect's,"
-    raise ValueError(
-        f"expected no reset_options: {what} takes no reset options of each slot; use "
-        "tdcollect.make_env of a gymnasium env with backend='serial' or 'process'"
-    )
+def give_options(base: EnvBase, asked: ResetOptions | None) -> None:
+    """Have an env, without its transforms, ask for the options of its resets, from here on.
+
+    Raises:
+        ValueError: if it takes no options of each slot.
+    """
+    ours = isinstance(base, GymnasiumEnv)
+    if asked is not None:
+        if not (ours and base.can.each_options):
+            what = f"the backend {base.backend_name!r}" if ours else f"a {type(base).__name__}"
+            raise ValueError(
+                f"expected no reset_options: {what} takes no reset options of each slot; use "
+                "tdcollect.make_env of a gymnasium env with backend='serial' or 'process'"
+            )
+        asked.start(base.num_envs)
+    if ours:
+        base.stepper.reset_options = asked
 
 
 # ------------------------------------------------------------------------------------ the policy

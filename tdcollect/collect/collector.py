@@ -33,10 +33,10 @@ from tdcollect.collect.arguments import (
     check_one,
     check_options,
     check_replay_buffer,
-    check_takes_options,
     explain_first_call,
     explain_weights_error,
     explain_wrapping_error,
+    give_options,
     round_up,
 )
 from tdcollect.collect.policy import unknown_class
@@ -46,7 +46,7 @@ from tdcollect.collect.statistics import Monitor, StatsAttribute, slots_of, with
 from tdcollect.collect.torchrl_loop import changed
 from tdcollect.display import one_line
 from tdcollect.envs.adopted import take_over
-from tdcollect.envs.slots import ResetOptions
+from tdcollect.envs.process.values import GiveOptions, ResetOptions
 from tdcollect.envs.traits import base_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.keys import IS_INIT, as_path
@@ -198,13 +198,12 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
         hooks: AnyHooks = None,
         by_arrival: bool = False,
         progress: bool = False,
-        reset_options: Callable[[int, int], Mapping[str, Any] | None] | None = None,
+        reset_options: GiveOptions | ResetOptions | None = None,
         **kwargs: Any,
     ):
-        asked: Any = reset_options
-        if asked is not None and not isinstance(asked, ResetOptions):  # which a worker is given
-            asked = ResetOptions(asked)
-        self._reset_options: ResetOptions | None = asked
+        if reset_options is not None and not isinstance(reset_options, ResetOptions):
+            reset_options = ResetOptions(reset_options)
+        self._reset_options = reset_options
         self.by_arrival = by_arrival
         if by_arrival:
             check_by_arrival(kwargs)
@@ -243,12 +242,7 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
         check_made(env)
         self._made_env = not isinstance(create_env_fn, EnvBase)
         take_over(env)
-        base = base_of(env)
-        if self._reset_options is not None:
-            check_takes_options(base)
-            self._reset_options.start(base.num_envs)
-        if isinstance(base, GymnasiumEnv):  # another collector may have had the env
-            base.stepper.reset_options = self._reset_options
+        give_options(base_of(env), self._reset_options)
         return env
 
     def _maybe_setup_policy_env_transforms(self, env: EnvBase, policy: Any) -> EnvBase:

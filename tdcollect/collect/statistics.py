@@ -79,10 +79,11 @@ class Figures:
 
 
 class Spreads:
-    """The spreads of returns and lengths of episodes."""
+    """The spreads of returns and lengths of episodes, and of numbers that hooks return."""
 
     returns: Any
     lengths: Any
+    logged: Any
 
     @property
     def return_stats(self) -> Spread | None:
@@ -93,6 +94,12 @@ class Spreads:
     def length_stats(self) -> Spread | None:
         """Of the lengths; None where no episode ended."""
         return spread(self.lengths)
+
+    @property
+    def logged_stats(self) -> dict[str, Spread]:
+        """Of the numbers that hooks have returned, by name."""
+        found = {name: spread(np.array(values)) for name, values in self.logged.items()}
+        return {name: numbers for name, numbers in found.items() if numbers is not None}
 
 
 class Episodes(NamedTuple):
@@ -131,6 +138,7 @@ class Collection(Figures, Spreads):
             off so are not among those that ended; their steps count, the marked one included.
         group_returns: of several rewards, ``[E]`` float64 of each reward entry, by its path
             (``"agents/reward"``): the mean over its agents; empty for a single reward.
+        logged: the numbers that hooks have returned, float64, by name.
     """
 
     steps: int
@@ -144,6 +152,7 @@ class Collection(Figures, Spreads):
     shaped_returns: Floats | None = None
     restarts: int = 0
     group_returns: dict[str, Floats] = field(default_factory=dict)
+    logged: dict[str, Floats] = field(default_factory=dict)
 
     @property
     def episodes(self) -> int:
@@ -156,7 +165,8 @@ class Collection(Figures, Spreads):
         return None if self.shaped_returns is None else spread(self.shaped_returns)
 
     def __repr__(self) -> str:
-        return _line(self, f"{self.episodes} episodes")
+        logged = [f"mean {name} {found.mean:.4g}" for name, found in self.logged_stats.items()]
+        return _line(self, f"{self.episodes} episodes", *logged)
 
 
 @dataclass(repr=False)
@@ -265,12 +275,16 @@ class Window(Spreads):
 
     Args:
         size: K.
+
+    Attributes:
+        logged: the latest K numbers of each name that hooks have returned.
     """
 
     def __init__(self, size: int):
         self.size = size
         self._returns: deque[float] = deque(maxlen=size)
         self._lengths: deque[int] = deque(maxlen=size)
+        self.logged: dict[str, deque[float]] = {}
 
     def add(self, returns: Floats, lengths: Ints) -> None:
         """Take in episodes, in order."""
@@ -308,6 +322,9 @@ class Statistics:
     Only whole episodes count: an episode counts in the collection in which it ends, with the steps
     that it had in collections before. Episodes that a reset cuts short are not counted.
 
+    Numbers that :class:`tdcollect.Hooks` return are kept beside them, as ``logged``: by name, all
+    of the latest collection, and the latest K.
+
     A call gives the dict of counters of TorchRL's ``collector.stats()``.
 
     Args:
@@ -322,6 +339,7 @@ class Statistics:
         self._window = Window(window)
         self._lifetime = Lifetime()
         self._latest: Collection | None = None
+        self.waiting: dict[str, list[float]] = {}  # numbers of hooks in the collection at hand
 
     @property
     def latest(self) -> Collection | None:
@@ -346,6 +364,27 @@ class Statistics:
         self._latest = collection
         self._lifetime.add(collection)
         self._window.add(collection.returns, collection.lengths)
+        self.log({})
+
+    def log(self, numbers: Mapping[str, Any], now: bool = True) -> None:
+        """Take in numbers of a hook, for the latest collection; not ``now``: for that at hand."""
+        self._check()
+        names = numbers if isinstance(numbers, Mapping) else [numbers]
+        if not all(isinstance(name, str) and _is_free(name) for name in names):
+            raise ValueError(
+                "expected a hook to return None, or numbers by names that are those of no "
+                f"statistic, got {numbers!r}; leave the return out, or choose another name"
+            )
+        for name, given in numbers.items():
+            values = torch.as_tensor(given, dtype=torch.float64).reshape(-1).tolist()
+            self.waiting.setdefault(name, []).extend(values)
+        if now and self.waiting and self._latest is not None:
+            logged, size = dict(self._latest.logged), self._window.size
+            for name, values in self.waiting.items():
+                logged[name] = np.append(logged.get(name, []), values)
+                self._window.logged.setdefault(name, deque(maxlen=size)).extend(values)
+            self._latest = replace(self._latest, logged=logged)
+            self.waiting = {}
 
     def add_shaped(self, returns: Floats) -> None:
         """Take in the shaped returns of the latest collection."""
@@ -364,9 +403,12 @@ class Statistics:
         """All of it, as nested arrays and numbers."""
         window = self._window.returns, self._window.lengths
         latest = None if self._latest is None else vars(self._latest).copy()
-        if latest is not None and not latest["group_returns"]:
-            del latest["group_returns"]
-        return {"lifetime": asdict(self._lifetime), "window": window, "latest": latest}
+        for name in ("group_returns", "logged"):
+            if latest is not None and not latest[name]:
+                del latest[name]
+        state = {"lifetime": asdict(self._lifetime), "window": window, "latest": latest}
+        logged = {name: np.array(values) for name, values in self._window.logged.items()}
+        return {**state, "logged": logged} if logged else state
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Load the result of :meth:`save_state`."""
@@ -374,6 +416,8 @@ class Statistics:
             held = Moments(**value) if isinstance(value, Mapping) else value
             setattr(self._lifetime, name, held)
         self._window.load(*state["window"])
+        logged, size = state.get("logged", {}), self._window.size
+        self._window.logged = {name: deque(values, size) for name, values in logged.items()}
         self._latest = None if state["latest"] is None else Collection(**state["latest"])
 
     def __call__(self) -> dict[str, Any]:
@@ -397,9 +441,17 @@ class Statistics:
             return line
         parts = [("latest collection", _lines(self._latest)), ("lifetime", _lines(self._lifetime))]
         last = [f"returns   {self._window.return_stats}", f"lengths   {self._window.length_stats}"]
+        last += _logged_lines(self._window)
         if self._window.episodes:
             parts.append((f"latest {self._window.episodes} episodes", last))
         return "\n".join(f"{name}\n" + "\n".join(f"  {x}" for x in lines) for name, lines in parts)
+
+
+def _is_free(name: str) -> bool:
+    """Tell whether a name is not that of a statistic, or of a number of ``LogStatistics``."""
+    groups = ("return_", "length_", "shaped_return_", "window_return_", "episode_seconds_")
+    known = name in Collection.__dataclass_fields__ or hasattr(Collection, name)
+    return not known and not name.startswith(groups)
 
 
 def _line(of: Collection | Lifetime, *counts: str) -> str:
@@ -491,6 +543,10 @@ class Tally:
 _NONE = Episodes(np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.int64))
 
 
+def _logged_lines(part: Spreads) -> list[str]:
+    return [f"logged    {name}: {found}" for name, found in part.logged_stats.items()]
+
+
 def _lines(part: Any) -> list[str]:
     groups = part.group_returns if isinstance(part, Collection) else {}
     lines = [
@@ -510,7 +566,7 @@ def _lines(part: Any) -> list[str]:
     if part.env_seconds is not None:
         lines.append(f"env       {part.env_seconds:.4g} s")
         lines.append(f"policy    {part.policy_seconds:.4g} s")
-    return lines
+    return lines + (_logged_lines(part) if isinstance(part, Collection) else [])
 
 
 class Ends(NamedTuple):
@@ -734,7 +790,7 @@ class Monitor:
         self._tally, self._shaped, *_ = self._tallies
         self._newly_restarted(None)
         if self._watch is not None:
-            self._watch.attach(collector.env)
+            self._watch.attach(collector.env, self.stats)
 
     def _counters(self) -> dict[str, Any]:
         collector = self._collector()
@@ -771,6 +827,7 @@ class Monitor:
 
     def miss(self) -> None:
         """Leave out the episodes in flight, some of whose steps were not seen."""
+        self.stats.waiting.clear()
         for tally in self._tallies:
             tally.miss()
 

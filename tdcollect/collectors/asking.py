@@ -17,15 +17,17 @@ import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase, is_non_tensor
 from torchrl.collectors import BaseCollector
+from torchrl.data.utils import CloudpickleWrapper
 from torchrl.envs import GymWrapper
 
+from tdcollect import check
 from tdcollect._upstream.collectors import CollectorState
 from tdcollect.collect import Collector
 from tdcollect.collect.run import Explanation, Part
 from tdcollect.collect.statistics import Moments, Statistics
 from tdcollect.display import count_text, one_line
 from tdcollect.envs.adopted import chain
-from tdcollect.envs.slots import ResetOptions
+from tdcollect.envs.process.values import ResetOptions
 from tdcollect.envs.traits import base_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 
@@ -219,11 +221,10 @@ def options_of_workers(reset_options: Any, kind: Any, workers: int) -> list[dict
     if reset_options is None:
         return [{} for _ in range(workers)]
     if not (isinstance(kind, type) and issubclass(kind, Collector)):
-        raise TypeError(
-            "expected tdcollect.Collector in the workers for reset_options, got the "
-            f"collector_class {getattr(kind, '__name__', kind)!r}; leave one of the two out"
-        )
-    return [{"reset_options": ResetOptions(reset_options, worker)} for worker in range(workers)]
+        raise TypeError(f"expected tdcollect.Collector in workers for reset_options, got {kind}")
+    check.callables(reset_options=reset_options)
+    give = CloudpickleWrapper(reset_options)
+    return [{"reset_options": ResetOptions(give, worker)} for worker in range(workers)]
 
 
 @dataclass(eq=False)
@@ -391,12 +392,9 @@ class Asking(BaseCollector):
         """Ask for what is the same as long as the workers live."""
         self._facts = self._ask_all(facts_of)
         if any(one.has_options for one in self._facts) and len({*self._slots}) > 1:
-            slots = self._slots
+            text = f"expected workers of as many slots each for reset_options, got {self._slots}"
             self.shutdown()
-            raise ValueError(
-                "expected workers with as many slots each for reset_options, which count slots "
-                f"over all of them, got {slots}; give their envs the same num_envs"
-            )
+            raise ValueError(f"{text}; give their envs the same num_envs")
 
     def _seed_workers(self, seed: int, static_seed: bool) -> Any:
         """Seed all workers; return the seed for the next env, as TorchRL computes it.
@@ -499,7 +497,13 @@ def merged_states(
         for state, first in zip(states, np.cumsum([0, *slots[:-1]]), strict=True)
         if state["latest"] is not None
     ]
+    logged = [state.get("logged", {}) for state in states]
+    found = {
+        name: _merged_windows([(one[name], one[name]) for one in logged if name in one], window)[0]
+        for name in dict.fromkeys(name for one in logged for name in one)
+    }
     return {
+        "logged": found,
         "lifetime": _merged([state["lifetime"] for state in states]),
         "window": _merged_windows([state["window"] for state in states], window),
         "latest": _merged(latest) if latest else None,
@@ -512,15 +516,16 @@ _LONGEST = ("seconds", "seconds_between", "env_seconds", "policy_seconds")
 def _merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The longest times, the sums of counts, the moments of all, and all episodes of each part."""
     merged: dict[str, Any] = {}
-    for name, first in parts[0].items():
-        values = [part[name] for part in parts]
+    for name in dict.fromkeys(name for part in parts for name in part):
+        values = [part[name] for part in parts if name in part]
+        first = values[0]
         if name in _LONGEST:
             merged[name] = max((value for value in values if value is not None), default=None)
         elif any(value is None for value in values):
             merged[name] = None
         elif isinstance(first, np.ndarray):
             merged[name] = np.concatenate(values)
-        elif name == "group_returns":
+        elif name in ("group_returns", "logged"):
             merged[name] = _merged(values)
         elif isinstance(first, Mapping):
             moments = Moments(**first)

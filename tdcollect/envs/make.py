@@ -162,7 +162,7 @@ def make_env(
             stepper = Stepper(
                 made, bookkeeping, name=_name(env), check_finite=check_finite, max_restarts=restarts
             )
-            stepper.takes_slot = takes_slot(env, settings)
+            stepper.makes = env, settings
             if seeds is not None:
                 stepper.set_seeds(seeds)
         except BaseException:
@@ -321,7 +321,7 @@ def _factories(
     elsewhere: bool = False,
 ) -> list[Callable[[], gym.Env[Any, Any]]]:
     """One callable per slot; ``elsewhere`` for a process that knows no ids of this one."""
-    factory: Callable[..., gym.Env[Any, Any]]
+    factory: Any
     if isinstance(env, str):
         # An unknown id raises before anything is made; gymnasium imports those of module:id.
         spec = None if ":" in env else spec_of(env)
@@ -350,14 +350,13 @@ def takes_slot(make: Any, kwargs: Mapping[str, Any] | None = None) -> bool:
 
     One that is given its ``slot``, by ``kwargs`` or by ``functools.partial``, does not.
     """
-    bound = make.keywords if isinstance(make, partial) else {}
-    if isinstance(make, (gym.Env, EnvBase, str)) or "slot" in {**bound, **(kwargs or {})}:
-        return False
+    given = {**(kwargs or {}), **(make.keywords if isinstance(make, partial) else {})}
     try:
         asked = inspect.signature(make).parameters.get("slot")
-    except (TypeError, ValueError):  # as for some functions written in C
+    except (TypeError, ValueError):  # no function, or one of some that are written in C
         return False
-    return asked is not None and asked.kind in (asked.POSITIONAL_OR_KEYWORD, asked.KEYWORD_ONLY)
+    by_name = asked is not None and asked.kind in (asked.POSITIONAL_OR_KEYWORD, asked.KEYWORD_ONLY)
+    return by_name and "slot" not in given
 
 
 def refuse_slot(make: Any, kwargs: Mapping[str, Any] | None = None) -> None:
@@ -365,9 +364,8 @@ def refuse_slot(make: Any, kwargs: Mapping[str, Any] | None = None) -> None:
     if takes_slot(make, kwargs):
         name = _name(make.func if isinstance(make, partial) else make)
         raise ValueError(
-            f"expected a function that makes the same env for every slot, got {name}, which takes "
-            "the slot's index: an episode must not depend on its slot; pass "
-            f"functools.partial({name}, slot=0)"
+            f"expected no parameter slot of {name}, as a test episode must not depend on its slot; "
+            f"pass functools.partial({name}, slot=0)"
         )
 
 

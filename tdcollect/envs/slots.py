@@ -8,8 +8,6 @@ adds counters, a time limit, waiting seeds, checks, and restarts of envs that fa
 from __future__ import annotations
 
 import abc
-import copy
-import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, TypeAlias
@@ -22,14 +20,7 @@ from gymnasium.envs.registration import EnvSpec
 from torchrl.data import Bounded, Categorical, TensorSpec, Unbounded
 
 from tdcollect import keys
-from tdcollect.envs.process.values import (
-    Array,
-    EachOptions,
-    InfoEntry,
-    as_flag,
-    as_reward,
-    options_of,
-)
+from tdcollect.envs.process.values import Array, InfoEntry, ResetOptions, as_flag, as_reward
 from tdcollect.envs.process.worker import old_api
 from tdcollect.envs.spaces import (
     Bookkeeping,
@@ -41,7 +32,6 @@ from tdcollect.envs.spaces import (
     check_names,
     observation_name,
 )
-from tdcollect.processes.channel import packed
 from tdcollect.seeding import restart_seed
 
 RESUMABLE = ("serial", "process")
@@ -418,51 +408,6 @@ class WaitingSeeds:
         self._derived.update(set(slots).intersection(state["derived"]))
 
 
-class ResetOptions:
-    """Reset options of a collector: a function of slot and episode, and the episodes so far.
-
-    Args:
-        give: the function.
-        worker: of the collector, whose slots follow those of the workers before it.
-
-    Attributes:
-        begun: the episodes that each slot has begun, ``[N]`` int64.
-    """
-
-    def __init__(self, give: Callable[[int, int], Mapping[str, Any] | None], worker: int = 0):
-        if not callable(give):
-            raise TypeError(
-                "expected reset_options to be a function of slot and episode, which returns a dict "
-                f"or None, got {give!r}; pass lambda slot, episode: {{...}}"
-            )
-        self._give, self._worker = give, worker
-        self.begun = np.zeros(0, np.int64)
-
-    def start(self, slots: int) -> None:
-        """Count from 0 in so many slots."""
-        self.begun = np.zeros(slots, np.int64)
-
-    def of(self, slots: Iterable[int]) -> EachOptions:
-        """The options of the next episode of each of ``slots``."""
-        found = EachOptions()
-        for slot in slots:
-            at = self._worker * len(self.begun) + slot, int(self.begun[slot])
-            options = self._give(*at)
-            if options is not None and not isinstance(options, Mapping):
-                raise TypeError(
-                    f"expected reset_options to return a dict or None, got {options!r} for slot "
-                    f"{at[0]}, episode {at[1]}"
-                )
-            found[slot] = copy.deepcopy(options)  # envs may change theirs
-        return found
-
-    def __getstate__(self) -> bytes:
-        return packed(vars(self))  # for a worker, with any function
-
-    def __setstate__(self, state: bytes) -> None:
-        vars(self).update(pickle.loads(state))
-
-
 # --- steps -------------------------------------------------------------------------------------
 
 
@@ -479,11 +424,11 @@ class Stepper:
         broken: the failures of the latest step, by slot, after which the envs were built anew and
             the episodes broken off.
         restarts: the envs built anew after failures so far.
-        takes_slot: whether each slot's env was made from the slot's index, and may differ.
+        makes: the function that made the envs, if one did, and its arguments.
         reset_options: of the collector that steps the slots; given to resets without options.
     """
 
-    takes_slot = False
+    makes: tuple[Any, Mapping[str, Any] | None] = (None, None)
     reset_options: ResetOptions | None = None
 
     def __init__(
@@ -659,15 +604,19 @@ class Stepper:
     ) -> SlotError | None:
         """Reset slots; returns the failures, with episode and seed."""
         failed: SlotError | None = None
-        if options is None and self.reset_options is not None:
-            options = self.reset_options.of(starts)
         try:
-            self.backend.reset(starts, options, out)
+            self.backend.reset(starts, self._options(starts, options), out)
         except SlotError as error:
             failed = error
         if self._finite:
             failed = not_finite("reset", self.backend.observation, starts, out, failed)
         return None if failed is None else self._counters.located(failed, starts)
+
+    def _options(self, starts: Starts, options: dict[str, Any] | None) -> dict[str, Any] | None:
+        """The options of resets: those given, or else those that the collector's function gives."""
+        if options is None and self.reset_options is not None:
+            return self.reset_options.of(starts)
+        return options
 
     def _begun(self, starts: Starts, out: StepBuffers) -> None:
         """Note the episodes that have begun."""
@@ -781,8 +730,6 @@ class Stepper:
         Seeds that are None, or not given, are those that wait, or the env's own generator.
         """
         self.check_open("reset")
-        if options is None and self.reset_options is not None:
-            options = self.reset_options.of(slots)
         starts = self._seeds.of(slots)
         if seeds is not None:
             given = zip(slots, seeds, strict=True)
@@ -791,7 +738,7 @@ class Stepper:
         self._starting.update({slot: (seed, options) for slot, seed in starts.items()})
         for slot in slots:
             self._fallen.pop(slot, None)
-        self.backend.send_reset(starts, options)
+        self.backend.send_reset(starts, self._options(starts, options))
 
     def receive(self, out: StepBuffers, *, restart: bool = True) -> Came:
         """Wait for slots that were sent, and write their rows, as :meth:`step` and reset do.
@@ -841,8 +788,7 @@ class Stepper:
         if failed is not None and self.max_restarts is not None:
             again = sorted(failed.causes)
             self._restart(failed, again)
-            options = EachOptions((slot, options_of(asked[slot][1], slot)) for slot in again)
-            self.send_reset(again, [starts[slot] for slot in again], options)
+            self.send_reset(again, [starts[slot] for slot in again], asked[again[0]][1])
             failed = None
         return begun, failed
 

@@ -202,9 +202,9 @@ def test_a_resumed_collector_asks_as_one_that_goes_on(resumable: bool) -> None:
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "same-step": (
         partial(vector, AutoresetMode.SAME_STEP),
-        "the backend 'gymnasium' of .* takes no reset options of each slot; use tdcollect.make_env",
+        "the backend 'gymnasium' takes no reset options of each slot; use tdcollect.make_env",
     ),
-    "torchrl": (partial(GymEnv, "CartPole-v1"), "a GymEnv, which is not tdcollect's, takes no"),
+    "torchrl": (partial(GymEnv, "CartPole-v1"), "a GymEnv takes no reset options of"),
 }
 
 
@@ -216,7 +216,7 @@ def test_envs_without_options_of_each_slot_are_refused(name: str) -> None:
 
 
 def test_what_is_no_function_or_returns_no_dict_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"^expected reset_options to be a function of slot and"):
+    with pytest.raises(TypeError, match=r"^expected reset_options to be callable or None, got"):
         collector(give={"level": 1})
     with pytest.raises(TypeError, match=r"dict or None, got \[2\] for slot 2, episode 0$"):
         collector(give=lambda slot, episode: [2] if slot == 2 else None)
@@ -225,7 +225,7 @@ def test_what_is_no_function_or_returns_no_dict_is_refused() -> None:
 def test_options_end_with_the_collector_that_has_them() -> None:
     env = make()
     first = collector(env)
-    with pytest.raises(ValueError, match=r"^expected an env that no collector with reset_options"):
+    with pytest.raises(ValueError, match=r"^expected an env of no collector with reset_options"):
         EvaluationCollector(env, act, 2)
     second = collector(env, None)
     assert (second.rollout()["observation"][..., 0] == -1).all()
@@ -269,7 +269,7 @@ TAKES: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("name", TAKES)
 def test_test_episodes_refuse_slots_that_differ(name: str) -> None:
-    told = r"got made, which takes .* must not depend on its slot; pass functools.partial\(made, sl"
+    told = r"parameter slot of made, .* depend on its slot; pass functools.partial\(made, slot=0\)$"
     with pytest.raises(ValueError, match=told):
         TAKES[name](made)
 
@@ -278,5 +278,5 @@ def test_test_episodes_run_where_slots_are_alike() -> None:
     assert evaluate(partial(made, slot=0), None, 2, progress=False).episodes
     assert evaluate(made, None, 2, progress=False, env_kwargs={"slot": 0}).episodes
     assert len(list(EvaluationCollector(make_env(made, 1), None, 2))) == 2
-    with pytest.raises(ValueError, match=r"^expected slots that are alike, got made"):
+    with pytest.raises(ValueError, match=r"^expected no parameter slot of made"):
         EvaluationCollector(make_env(made, 2), None, 2)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import mmap
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from tdcollect import check
 
 Array = np.ndarray[Any, Any]
 Tree = Any
@@ -202,6 +205,42 @@ def options_of(options: Mapping[Any, Any] | None, slot: int) -> dict[str, Any] |
     """The reset options of a slot, out of those of each slot, or of all."""
     found: Any = options.get(slot) if isinstance(options, EachOptions) else options
     return found
+
+
+GiveOptions = Callable[[int, int], Mapping[str, Any] | None]
+
+
+class ResetOptions:
+    """Reset options of a collector: a function of slot and episode, and the episodes so far.
+
+    Args:
+        give: the function.
+        worker: of the collector, whose slots follow those of the workers before it.
+
+    Attributes:
+        begun: the episodes that each slot has begun, ``[N]`` int64.
+    """
+
+    def __init__(self, give: GiveOptions, worker: int = 0):
+        check.callables(reset_options=give)
+        self.give, self.worker = give, worker
+
+    def start(self, slots: int) -> None:
+        """Count from 0 in so many slots."""
+        self.begun = np.zeros(slots, np.int64)
+
+    def of(self, slots: Iterable[int]) -> EachOptions:
+        """The options of the next episode of each of ``slots``."""
+        found = EachOptions()
+        for slot in slots:
+            at = self.worker * len(self.begun) + slot, int(self.begun[slot])
+            found[slot] = copy.deepcopy(self.give(*at))  # envs may change theirs
+            if not isinstance(found[slot], Mapping | None):
+                raise TypeError(
+                    f"expected reset_options to return a dict or None, got {found[slot]!r} for "
+                    f"slot {at[0]}, episode {at[1]}"
+                )
+        return found
 
 
 # --- shared memory -----------------------------------------------------------------------------

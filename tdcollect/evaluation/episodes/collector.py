@@ -24,6 +24,7 @@ from tdcollect.collect.lowering import exact_reward_of
 from tdcollect.collect.policy import RandomActions
 from tdcollect.collect.step_dict import StepDict, placement
 from tdcollect.display import one_line
+from tdcollect.envs.make import refuse_slot
 from tdcollect.envs.traits import base_of, transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.actions import ActionCheck, LegalActions, Verdict, probe
@@ -221,18 +222,13 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
 
     def _check_options(self) -> None:
         if isinstance(self.base, GymnasiumEnv):
-            stepper = self.base.stepper
-            if stepper.takes_slot and self.slots > 1:
+            if self.base.stepper.reset_options is not None:
                 raise ValueError(
-                    f"expected slots that are alike, got {self.base.name}, made from the slot's "
-                    "index: an episode must not depend on its slot; bind it: functools.partial("
-                    f"{self.base.name}, slot=0)"
+                    "expected an env of no collector with reset_options, which would begin the "
+                    f"episodes; make another {self.base.name}, with episode_options"
                 )
-            if stepper.reset_options is not None:
-                raise ValueError(
-                    "expected an env that no collector with reset_options steps, as these would "
-                    f"begin the episodes; make another {self.base.name}, with episode_options"
-                )
+            if self.slots > 1:
+                refuse_slot(*self.base.stepper.makes)
         if self.settings.options_by_index and not self.base.can.each_options:
             what = f"the env {self.base.name}, one of TorchRL that is not gymnasium's,"
             if isinstance(self.base, GymnasiumEnv):

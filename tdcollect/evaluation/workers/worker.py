@@ -27,7 +27,6 @@ from torchrl.envs import EnvBase, Transform, TransformedEnv
 from torchrl.envs import transforms as T
 from torchrl.weight_update import WeightStrategy
 
-from tdcollect.envs.make import refuse_slot
 from tdcollect.envs.traits import all_transforms_of
 from tdcollect.evaluation.episodes.collector import EvaluationCollector, Feed
 from tdcollect.evaluation.manifest import subject
@@ -112,9 +111,6 @@ class Job:
     num_workers: int = 1
     policy_factory: Callable[..., Any] | None = None
     no_recorders: bool = False
-
-    def __post_init__(self) -> None:
-        refuse_slot(self.env, self.settings.env_kwargs)
 
     def pickled(self) -> Pickled:
         """Pickle the job; raises TypeError that names a part which cannot be."""

@@ -164,15 +164,19 @@ def _metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def code_digest(function: Any) -> str | None:
-    """Return the SHA-256 of a function's compiled code, of functions in it and of its values.
+    """Return the SHA-256 of the compiled code of a function or class, and of values in it.
 
-    Comments and line numbers do not count, nor does the process that it was sent to. None for an
-    object whose code is not Python's.
+    Comments and line numbers do not count, nor does the process that it was sent to; a class has
+    the code of its own methods. None for an object whose code is not Python's.
     """
     digest = hashlib.sha256()
     while isinstance(function, partial):
         digest.update(_code_values((*function.args, *sorted(function.keywords.items()))))
         function = function.func
+    if isinstance(function, type):
+        methods = {n: f for n, f in vars(function).items() if isinstance(f, FunctionType)}
+        digest.update(_code_values(sorted(methods.items())))
+        return digest.hexdigest()
     if not isinstance(function, (FunctionType, MethodType)):
         function = getattr(type(function), "__call__", None)  # noqa: B004
     code = getattr(function, "__code__", None)

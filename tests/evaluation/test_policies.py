@@ -163,6 +163,20 @@ def test_an_agent_without_reset_and_with_other_names() -> None:
         tdcollect.evaluate(Walk, from_agent(Counting), 2, progress=False)
 
 
+class Alternating:
+    def reset(self) -> None:
+        self.next = 0
+
+    def select_action(self, observation: Any) -> int:
+        self.next = 1 - self.next
+        return self.next
+
+
+class Reversed(Alternating):
+    def select_action(self, observation: Any) -> int:
+        return 1 - super().select_action(observation)
+
+
 def test_the_manifest_says_what_acts(tmp_path: Any) -> None:
     def evaluated(policy: Any) -> Any:
         return tdcollect.evaluate(Walk, policy, 2, progress=False).manifest["policy"]
@@ -180,6 +194,9 @@ def test_the_manifest_says_what_acts(tmp_path: Any) -> None:
     assert one["kind"] == "agent"
     assert one["digest"] not in (None, other["digest"])
     assert (one | {"digest": 0}) == (other | {"digest": 0})
+    codes = [evaluated(from_agent(kind))["structure"] for kind in (Alternating, Reversed)]
+    assert None not in codes
+    assert codes[0] != codes[1]
 
 
 def remembers() -> Any:

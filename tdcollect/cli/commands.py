@@ -66,6 +66,7 @@ if TYPE_CHECKING:
 @options.retry_lost
 @options.recheck
 @options.flag("--keep-trajectories", help="Keep the episodes' data in --output-dir.")
+@options.film(help=f"{options.FILM}--output-dir.")
 @options.flag("--quiet", help="Show no progress and no table.")
 @options.as_json
 def evaluate(
@@ -73,6 +74,7 @@ def evaluate(
     policy: str,
     episodes: int | None,
     output_dir: Path | None,
+    film: str | None,
     quiet: bool,
     as_json: bool,
     **given: Any,
@@ -86,8 +88,9 @@ def evaluate(
         ("retry_lost", "--retry-lost needs the directory of the evaluation"),
         ("keep_trajectories", "--keep-trajectories needs a directory"),
         ("shard", "--shard needs a directory to merge from"),
+        ("film", "--film needs a directory for the films"),
     ):
-        if given[name] and output_dir is None:
+        if {**given, "film": film}[name] and output_dir is None:
             raise click.UsageError(f"{needs}: --output-dir DIR")
     if episodes == 0:
         raise ValueError("expected --episodes to be positive, got 0: there is nothing to report")
@@ -117,6 +120,8 @@ def evaluate(
             workers=crew,
             **given,
         )
+        if film is not None:
+            result.film(film)
     return say_result(result, output_dir, as_json, quiet, given["shard"])
 
 
@@ -287,10 +292,11 @@ def merge(
 
 @program.command()
 @click.argument("directory", type=options.FOLDER)
-@click.argument("index", type=click.IntRange(min=0))
+@click.argument("index", type=click.IntRange(min=0), required=False)
 @click.option(
     "--video", type=options.FOLDER, metavar="FILE", help="Write a video of the episode, as .mp4."
 )
+@options.film(help=f"{options.FILM}DIRECTORY. Instead of INDEX.")
 @click.option("--env", help="ENV of evaluate; the options below are likewise those of evaluate.")
 @click.option("--policy", help=options.POLICY)
 @click.option("--checkpoint", metavar="FILE", help=options.CHECKPOINT)
@@ -306,19 +312,31 @@ def merge(
 )
 @options.as_json
 def replay(
-    directory: Path, index: int, video: Path | None, trust: bool, as_json: bool, **typed: Any
+    directory: Path,
+    index: int | None,
+    video: Path | None,
+    film: str | None,
+    trust: bool,
+    as_json: bool,
+    **typed: Any,
 ) -> None:
     """Run episode INDEX of an evaluation again, and check that it is the same to the bit.
 
     This runs the env and the policy that --env and --policy name. Code that the directory names is
     printed, and runs only with --trust.
     """
+    if (index is None) == (film is None) or (film is not None and video is not None):
+        raise click.UsageError("expected INDEX, with --video FILE or without; or --film EPISODES")
     with redirect_stdout(sys.stderr):
         import tdcollect
+        from tdcollect.evaluation.tails import indices_of
 
         # Refuse a wrong directory or episode before anything is made.
-        tdcollect.EvaluationResult.load(directory).record(index)
-        request = _wanted(directory, index, typed, trust)
+        found = tdcollect.EvaluationResult.load(directory)
+        for at in [index] if index is not None else indices_of(f"{film}", found.episodes):
+            found.record(at)
+        asked = f"--film {film}" if index is None else f"{index}"
+        request = _wanted(directory, asked, typed, trust)
         # In a directory that somebody sent, a module may have the name of one that was meant.
         look = trust or not Path.cwd().is_relative_to(directory.resolve())
         made_env, made_policy = request.make(look)
@@ -330,7 +348,16 @@ def replay(
             backend=request.backend,
             device=request.device,
         )
-        record = result.replayed(index, video).record
+        films, record = [], None
+        if index is None:
+            films = result.film(f"{film}")
+        else:
+            record = result.replayed(index, video).record
+    if record is None:
+        pages = f"tdcollect view {shlex.quote(os.fspath(directory))}"
+        lines = [f"film {os.path.relpath(path)}" for path in films] or ["no film"]
+        tell(as_json, "\n".join([*lines, f"pages {pages}"]), films=[*map(str, films)])
+        return
     if as_json:
         print_json(**json.loads(record.to_json()), same=True, video=video)
         return
@@ -350,7 +377,7 @@ class UntrustedError(click.ClickException):
         click.echo(visible(self.message, lines=True), file, err=True)
 
 
-def _wanted(directory: Path, index: int, typed: Mapping[str, Any], trust: bool) -> Request:
+def _wanted(directory: Path, asked: str, typed: Mapping[str, Any], trust: bool) -> Request:
     """Return the env and the policy to run again: as typed, or with ``trust`` as kept there.
 
     Raises:
@@ -374,11 +401,11 @@ def _wanted(directory: Path, index: int, typed: Mapping[str, Any], trust: bool) 
     absolute = Request(**{"env": "", "policy": "", **given}).with_paths(os.path.abspath)
     request = replace(kept, **{name: getattr(absolute, name) for name in given})
     if not trust:
-        raise UntrustedError(_ways(directory, index, request, typed))
+        raise UntrustedError(_ways(directory, asked, request, typed))
     return request
 
 
-def _ways(directory: Path, index: int, request: Request, typed: Mapping[str, Any]) -> str:
+def _ways(directory: Path, asked: str, request: Request, typed: Mapping[str, Any]) -> str:
     """Return the message with what the directory names, and how to go on."""
     from tdcollect.evaluation.request import option_of, typed_options
 
@@ -388,8 +415,8 @@ def _ways(directory: Path, index: int, request: Request, typed: Mapping[str, Any
         for name, value in named.items()
         for one in (value if isinstance(value, list) else [value])
     )
-    command = request.command(index, directory, os.getcwd())
-    trusting = ["tdcollect", "replay", os.fspath(directory), str(index), "--trust"]
+    command = request.command(asked, directory, os.getcwd())
+    trusting = ["tdcollect", "replay", os.fspath(directory), *asked.split(), "--trust"]
     trusting += typed_options(typed)
     return (
         "tdcollect: replay runs what you name, and what a directory names only with --trust, as it "
@@ -550,6 +577,12 @@ def bench(env: str, num_envs: int, seconds: float, as_json: bool) -> int:
 @options.flag(
     "--overwrite", help="Replace pages that lie in DIR, too, and all that is beside them."
 )
+@options.shown(
+    "--episodes",
+    callback=options.which,
+    default="worst:5",
+    help="Of those whose data are there, the ones with a page: worst:3, failed, or 1,5.",
+)
 @click.option(
     "--serve",
     type=click.IntRange(0, 65535),
@@ -560,7 +593,12 @@ def bench(env: str, num_envs: int, seconds: float, as_json: bool) -> int:
 )
 @options.as_json
 def view(
-    directory: Path, output_dir: Path, overwrite: bool, serve: int | None, as_json: bool
+    directory: Path,
+    output_dir: Path,
+    overwrite: bool,
+    episodes: str,
+    serve: int | None,
+    as_json: bool,
 ) -> None:
     """Write the pages of all evaluations, learning curves and suites below DIR, with an index.
 
@@ -570,7 +608,7 @@ def view(
     from tdcollect.pages.view import HOST, server_of
     from tdcollect.pages.view import view as write
 
-    index, found = write(directory, output_dir, overwrite)
+    index, found = write(directory, output_dir, overwrite, episodes)
     server = None if serve is None else server_of(output_dir, serve)
     address = None if server is None else f"http://{HOST}:{server.server_port}/"
     if as_json:

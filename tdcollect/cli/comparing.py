@@ -72,6 +72,7 @@ def compare(
     if len({directory.resolve() for directory in directories}) < len(directories):
         raise click.UsageError("expected directories that differ, got one of them twice")
     import tdcollect
+    from tdcollect.pages.episode import write_compared
     from tdcollect.pages.evaluation import write_comparison_report
 
     results = [finished(directory) for directory in directories]
@@ -83,7 +84,11 @@ def compare(
         for difference in found.differences
     ]
     reasons = [reason for reason in verdicts if reason is not None]
-    report = None if output_dir is None else write_comparison_report(output_dir, found)[-1]
+    report = None
+    if output_dir is not None:
+        by_name = dict(zip(names, results, strict=True))
+        pages = write_compared(output_dir, by_name, found.differences, found.env)
+        report = write_comparison_report(output_dir, found, pages)[-1]
     more = "" if report is None else f"\n\nreport {report}"
     told = {"reasons": reasons} if asked else {}
     tell(as_json, f"{found}{more}", report=report, **found.to_dict(), **told)

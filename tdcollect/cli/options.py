@@ -71,6 +71,17 @@ def shard_of(text: str) -> Any:
         ) from error
 
 
+def which(context: Any, parameter: Any, text: str | None) -> str | None:
+    if text is not None:
+        from tdcollect.evaluation.tails import indices_of
+
+        try:
+            indices_of(text)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from error
+    return text
+
+
 def some(context: Any, parameter: Any, given: tuple[str, ...]) -> tuple[str, ...] | None:
     return given or None
 
@@ -102,6 +113,8 @@ env_parts = together(
     _repeated("--transform", "transforms", callback=calls, help=TRANSFORM),
     click.option("--env-state", metavar="FILE", help=ENV_STATE),
 )
+FILM = "Film these episodes: worst:3, failed, or indices such as 1,5. The films go to films/ in "
+film = partial(click.option, "--film", callback=which, metavar="EPISODES")
 crew = together(
     click.option(
         "--workers",

@@ -338,6 +338,7 @@ def read_runs(path: Path) -> list[Any]:
 
 
 _META = "meta.json"
+_BFLOAT16 = np.dtype(np.uint16, metadata={"is": "bfloat16"})
 _TYPE, _TENSORDICT = "_type", "<class 'tensordict._td.TensorDict'>"
 _NOT_ENTRIES = ("shape", "device", _TYPE)  # in meta.json, beside the entries
 _FORMAT = {"_format_version": 1, "_class": "tensordict:TensorDict"}  # there since tensordict 0.15
@@ -425,7 +426,7 @@ def read_arrays(path: Path) -> dict[str, Any]:
 
 
 def _dtype(name: str) -> np.dtype[Any]:
-    return np.dtype({"bfloat16": "uint16"}.get(name, name))
+    return _BFLOAT16 if name == "bfloat16" else np.dtype(name)
 
 
 @contextmanager
@@ -556,10 +557,17 @@ def _check_kind(path: Path, kind: Any, called: str) -> Any:
 
 
 def check_data(
-    root: Path, record: Episode, manifest: Mapping[str, Any], listed: Mapping[str, str] | None
-) -> None:
-    """Check the data ``[L]`` that were kept of an episode against its record."""
-    path = ledger.trajectory_path(root, record.index)
+    root: Path,
+    record: Episode,
+    manifest: Mapping[str, Any],
+    listed: Mapping[str, str] | None,
+    folder: str = ledger.TRAJECTORIES,
+) -> dict[str, np.ndarray[Any, Any]]:
+    """Check the data ``[L]`` that were kept of an episode against its record; return them by path.
+
+    Those of a film, in another ``folder``, are listed nowhere.
+    """
+    path = ledger.trajectory_path(root, record.index, folder)
     data = dict(_flat(read_arrays(path)))
     try:
         counted = (manifest.get("returns") or {}).get("rewards")
@@ -576,6 +584,7 @@ def check_data(
             f"the data kept of episode {record.index} are not those of its record: "
             f"{'; '.join(found)}. Run the episode again instead: replay({record.index})"
         )
+    return data
 
 
 def _flat(entries: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:

@@ -325,6 +325,8 @@ SHARD = "shard.json"
 SUITE = "suite.json"
 RACE = "race.json"
 TRAJECTORIES = "trajectories"
+FILMS = "films"
+"""Films of episodes that ran again, and their data if none are kept; no part of an evaluation."""
 _ASK = "ask for the file as it was, or evaluate again in another directory"
 RECHECK = "recheck"
 """The entry of the last file, false, of a run that ran no episode once more; else it is absent."""
@@ -428,9 +430,14 @@ def options_by_index(manifest: Mapping[str, Any]) -> dict[int, Any]:
     return {} if listed is None else dict(zip(asked_indices(manifest), listed, strict=True))
 
 
-def trajectory_path(root: Path, index: int) -> Path:
+def trajectory_path(root: Path, index: int, folder: str = TRAJECTORIES) -> Path:
     """Return the path of the data of an episode."""
-    return root / TRAJECTORIES / trajectory_name(index)
+    return root / folder / trajectory_name(index)
+
+
+def film_path(root: Path, index: int) -> Path:
+    """Return the path of the film of an episode."""
+    return root / FILMS / f"{trajectory_name(index)}.mp4"
 
 
 def trajectory_name(index: int) -> str:
@@ -438,10 +445,10 @@ def trajectory_name(index: int) -> str:
     return f"{index:06d}"
 
 
-def kept_trajectories(root: Path) -> frozenset[int]:
+def kept_trajectories(root: Path, folder: str = TRAJECTORIES, ending: str = "") -> frozenset[int]:
     """Return the indices of the episodes that have a folder of data; it may hold anything."""
-    folder = root / TRAJECTORIES
-    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    paths = (root / folder).iterdir() if (root / folder).is_dir() else ()
+    names = [path.name.removesuffix(ending) for path in paths if path.name.endswith(ending)]
     return frozenset(int(name) for name in names if _KEPT.fullmatch(name))
 
 

@@ -65,6 +65,10 @@ class Replayed(NamedTuple):
     manifest: dict[str, Any]
 
 
+class RaisedAgainError(RuntimeError):
+    """The env raised at every try, in an episode that ran again."""
+
+
 Replay = Callable[[int, "str | os.PathLike[str] | None"], Replayed]
 
 
@@ -86,7 +90,7 @@ def replayer(
             manifest = describe(again)
             (finished,) = again.run(keep_trajectories=True)
         if finished.data is None:
-            raise RuntimeError(
+            raise RaisedAgainError(
                 f"the env raised in episode {index} again, at every try: "
                 f"{type(again.error).__name__}: {again.error}"
             ) from again.error
@@ -96,6 +100,14 @@ def replayer(
 
 
 _VIDEOS = (".mp4", ".mkv", ".mov")
+
+
+class _Film(RenderCollection[Any, Any]):
+    """Takes the pictures of one episode, up to the step or the reset that raises."""
+
+    def reset(self, **how: Any) -> Any:
+        self.frame_list = []
+        return super().reset(**how)
 
 
 def _rendered(env: str | Callable[..., Any], **kwargs: Any) -> Any:
@@ -125,7 +137,7 @@ def filmed(
             f"expected a gymnasium id or a callable to make an env to film, got {env}; it is made "
             "already"
         )
-    films: list[RenderCollection[Any, Any]] = []
+    films: list[_Film] = []
 
     def film(made: Any) -> gym.Env[Any, Any]:
         if not isinstance(made, gym.Env) or made.render_mode != "rgb_array":
@@ -134,14 +146,17 @@ def filmed(
                 f"expected an env with render_mode='rgb_array' to film, got {made}; have it made "
                 "so (env_kwargs)"
             )
-        films.append(RenderCollection(made))
+        films.append(_Film(made))
         return films[-1]
 
     if isinstance(env, RequestedEnv):
         yield replace(env, env=partial(_rendered, env.env), outermost=film)
     else:
         yield lambda **kwargs: film(_rendered(env, **kwargs))
-    last = films[-1]
+    # An env that raised was made anew, and may have no picture.
+    last = next((one for one in reversed(films) if one.frame_list), None)
+    if last is None:
+        return
     pictures = [np.ascontiguousarray(picture, dtype=np.uint8) for picture in last.frame_list]
     height, width = pictures[0].shape[:2]
     rate = float(last.metadata.get("render_fps", 30))

@@ -116,11 +116,14 @@ class Request:
         return replace(kept, directory=os.path.normpath(os.path.join(start, kept.directory)))
 
     def command(
-        self, index: int | str, directory: str | os.PathLike[str], start: str | os.PathLike[str]
+        self, asked: str, directory: str | os.PathLike[str], start: str | os.PathLike[str]
     ) -> str:
-        """Return the shell command that runs an episode again, as it is typed in ``start``."""
+        """Return the shell command that runs an episode again, as it is typed in ``start``.
+
+        What is asked for is the index of the episode, or ``--film`` with several.
+        """
         seen = self.with_paths(lambda path: _relative(os.path.join(self.directory, path), start))
-        typed = ["tdcollect", "replay", _relative(directory, start), str(index)]
+        typed = ["tdcollect", "replay", _relative(directory, start), *asked.split()]
         entries = {**vars(seen), "env_kwargs": seen.env_kwargs or None, "directory": None}
         typed += typed_options(entries)
         command = shlex.join(typed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
@@ -17,13 +18,16 @@ import numpy as np
 
 from tdcollect import check
 from tdcollect.display import listed_text, one_line
-from tdcollect.evaluation.directory import check_data, read_trajectory
+from tdcollect.evaluation.directory import check_data, read_trajectory, write_trajectory
 from tdcollect.evaluation.ledger import (
+    FAILED,
+    FILMS,
     KEYS,
     TRAJECTORIES,
     Episode,
     asked_indices,
     differences,
+    film_path,
     kept_trajectories,
     ledger_digest,
     read_directory,
@@ -33,7 +37,7 @@ from tdcollect.evaluation.ledger import (
     trajectory_path,
 )
 from tdcollect.evaluation.statistics import Summary, in_order, metrics_of, summarize
-from tdcollect.files import write_atomically
+from tdcollect.files import check_no_links, write_atomically
 from tdcollect.packages import extra_module
 
 if TYPE_CHECKING:
@@ -269,6 +273,54 @@ class EvaluationResult:
         if not recorded.lost and record_differences(recorded, again.record):
             raise RuntimeError(self._unequal(recorded, again, filmed=video is not None))
         return again
+
+    def film(self, which: str) -> list[Path]:
+        """Run episodes again as :meth:`replay` does, and film them; the env must render to arrays.
+
+        The films go to ``films/`` in the directory, with the data of episodes whose data were not
+        kept: `tdcollect view` makes a page of each.
+
+        Args:
+            which: ``"worst:3"`` for the three lowest returns; ``"failed"`` for the episodes whose
+                env raised, or said that they were no success; or indices, ``"1,5"``. The film of
+                an episode whose env raises ends there.
+
+        Returns:
+            The films; one whose env raised before there was a picture has none.
+
+        Raises:
+            KeyError, RuntimeError: as :meth:`replay`.
+            ValueError: for anything else to film, or for a result without a directory.
+        """
+        from tdcollect.evaluation.tails import indices_of
+
+        indices = indices_of(which, self.episodes)
+        if self.directory is None:
+            raise ValueError(
+                "expected a result with a directory, which the films go to, got one without: "
+                "evaluate with output_dir, or film an episode with replay(index, video=FILE)"
+            )
+        records = [self.record(index) for index in indices]
+        return [path for record in records if (path := self._film(record)).exists()]
+
+    def _film(self, record: Episode) -> Path:
+        from tdcollect.evaluation.replay import RaisedAgainError
+
+        assert self.directory is not None
+        path = film_path(self.directory, record.index)
+        try:
+            data = self.replay(record.index, path)
+        except RaisedAgainError:
+            if record.status != FAILED:
+                raise
+            return path
+        if not trajectory_path(self.directory, record.index).exists():
+            folder = trajectory_path(self.directory, record.index, FILMS)
+            check_no_links(folder.parent, folder.name)
+            if folder.exists():
+                shutil.rmtree(folder)
+            write_trajectory(folder, data)
+        return path
 
     def _unequal(self, recorded: Episode, again: Replayed, filmed: bool) -> str:
         """Say why an episode differs from its record, as far as the manifests tell."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -10,12 +11,14 @@ from typing import Any
 import numpy as np
 
 from tdcollect import check, display
-from tdcollect.evaluation.ledger import Episode
+from tdcollect.evaluation.ledger import FAILED, Episode
 from tdcollect.evaluation.statistics import FEW, Interval, Values, ends, in_order
 from tdcollect.packages import extra_module
 
 QUANTILES = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
 WORST_PARTS = (0.05, 0.1, 0.25)
+WHICH = "worst:3, failed, or indices such as 1,5"
+_WHICH = re.compile("worst:([1-9][0-9]{0,8})|failed|[0-9]{1,18}(,[0-9]{1,18})*")
 
 
 @dataclass(frozen=True)
@@ -170,6 +173,29 @@ def _badness(episode: Episode) -> tuple[float, int]:
     if value is None:
         return -math.inf, episode.index - 10**18  # before all that completed
     return -math.inf if math.isnan(value) else value, episode.index
+
+
+def indices_of(which: str, episodes: Sequence[Episode] = ()) -> list[int]:
+    """Return the indices of the episodes that a text names, the worst first.
+
+    Args:
+        which: ``"worst:3"`` for the lowest returns of the episodes that completed; ``"failed"`` for
+            those whose env raised, or said that they were no success; or indices, ``"1,5"``.
+        episodes: the records. Indices are returned whether there is such a record or not.
+
+    Raises:
+        ValueError: for another text.
+    """
+    found = _WHICH.fullmatch(which)
+    if found is None:
+        raise ValueError(f"expected episodes as {WHICH}, got {which!r}")
+    if which == "failed":
+        named = [e for e in episodes if e.status == FAILED or e.success is False]
+        return [e.index for e in sorted(named, key=_badness)]
+    if found[1]:
+        completed = sorted((e for e in episodes if e.completed), key=_badness)
+        return [e.index for e in completed[: int(found[1])]]
+    return sorted({int(index) for index in which.split(",")})
 
 
 def _quantile(returns: Values, share: float, confidence: float) -> Quantile:

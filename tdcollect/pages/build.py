@@ -1,7 +1,8 @@
 """Pages of one HTML file: plain data, shown by one template that escapes every text.
 
-A page needs no other file and no network. Its Content-Security-Policy lets nothing load, and only
-the package's own style and script run: whatever a text holds, it stays text.
+A page needs no other file and no network. Its Content-Security-Policy lets nothing load but films
+that the page itself holds, and only the package's own style and script run: whatever a text holds,
+it stays text.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ FIGURES = "figures"
 FILTERED = 8  # rows from which a table has a filter field
 TALL = 16  # rows from which it scrolls
 ALIGNED = 40  # columns of a table whose numbers stand at the right
+_FILM = "data:"  # the scheme of films
 
 
 class Paragraph(NamedTuple):
@@ -61,6 +63,19 @@ class Figures:
     part: ClassVar = "figures"
     figures: Sequence[Figure]
     row: bool = False
+
+
+@dataclass(frozen=True)
+class Film:
+    """A film, as the bytes of an MP4 file, with its title; the page holds it."""
+
+    part: ClassVar = "film"
+    title: str
+    content: bytes
+
+    def address(self) -> str:
+        """Return the film as an address that is its own content."""
+        return f"{_FILM}video/mp4;base64,{base64.b64encode(self.content).decode()}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +142,7 @@ class Table:
         return " ".join([*marks, *["heat"] * self.heat])
 
 
-Part = str | Paragraph | Figures | Table
+Part = str | Paragraph | Figures | Film | Table
 Card = tuple[str, str, str]
 """A main number with its name before it, and a remark."""
 
@@ -155,7 +170,9 @@ class Page:
 
     def html(self) -> bytes:
         """Return the page as UTF-8, the same bytes for the same data."""
-        script, policy = _package_text("page.js"), content_policy()
+        parts = [part for _, parts in self.sections for part in parts]
+        policy = content_policy(films=any(isinstance(part, Film) for part in parts))
+        script = _package_text("page.js")
         return _rendered("page.html", page=self, policy=policy, style=_style(), script=script)
 
 
@@ -177,8 +194,8 @@ def heat(score: float | None) -> str:
 
 
 @functools.cache
-def content_policy() -> str:
-    """Return the Content-Security-Policy of every page."""
+def content_policy(films: bool = False) -> str:
+    """Return the Content-Security-Policy of a page; one with films may play those that it holds."""
     hashes = [
         base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         for text in (_style(), _package_text("page.js"))
@@ -186,7 +203,7 @@ def content_policy() -> str:
     return (
         "default-src 'none'; style-src 'sha256-{}'; script-src 'sha256-{}'; base-uri 'none'; "
         "form-action 'none'".format(*hashes)
-    )
+    ) + f"; media-src {_FILM}" * films
 
 
 @functools.cache

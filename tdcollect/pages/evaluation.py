@@ -61,6 +61,7 @@ LISTED = 100  # entries of a list in the manifest, such as given seeds
 MOST = 10_000  # rows of a table of episodes
 EXTREMES = 200  # of more episodes: the lowest, the highest, and those that failed or were restarted
 _HERE = "the directory of this page"
+_LEADS = "An underlined number leads to the page of its episode."
 IMPROVEMENT = (
     "Probability of improvement: the share of paired episodes with a higher return than the "
     "baseline's, (won + tied / 2) / episodes."
@@ -104,10 +105,12 @@ def report_page(
     again: Commands,
     kept: Mapping[int, str | None] = MappingProxyType({}),
     back: tuple[str, str] | None = None,
+    pages: Mapping[int, str] = MappingProxyType({}),
 ) -> Page:
     """Return the page of an evaluation, as :func:`write_report` writes it.
 
-    Episodes whose data are ``kept`` have a path to them relative to the page, or None for no link.
+    Episodes whose data are ``kept`` have a path to them relative to the page, or None for no link;
+    those with ``pages`` of their own, the path to theirs.
     """
     records = in_order(episodes)
     completed = [episode for episode in records if episode.completed]
@@ -135,7 +138,7 @@ def report_page(
                     *summary.notes(),
                 ],
             ),
-            ("Episodes", [*_episodes(records, completed, again, kept)]),
+            ("Episodes", [*_episodes(records, completed, again, kept, pages)]),
             ("How it was made", [*_manifest(manifest)]),
         ],
         _headline(summary, same),
@@ -304,6 +307,7 @@ def _episodes(
     completed: Sequence[Episode],
     again: Commands,
     kept: Mapping[int, str | None],
+    pages: Mapping[int, str],
 ) -> Iterator[Part]:
     lowest = heapq.nsmallest(LOWEST, completed, lambda e: (_order(e.episode_return), e.index))
     few = lowest[: len(completed) // 4]  # of five episodes, five would be all
@@ -332,7 +336,7 @@ def _episodes(
         listed = [e for e in records if e.index in indices]
     else:
         listed = [*records]
-    yield _episode_table(records, listed, again, kept)
+    yield _episode_table(records, listed, again, kept, pages)
 
 
 def _episode_table(
@@ -340,15 +344,16 @@ def _episode_table(
     listed: Sequence[Episode],
     again: Commands,
     kept: Mapping[int, str | None],
+    pages: Mapping[int, str],
 ) -> Table:
     first: dict[str, int] = {}  # the first episode with a digest: later ones repeat it to the bit
     for e in records:
         first.setdefault(e.digest or str(e.index), e.index)
     columns = [
-        Column("episode", [str(e.index) for e in listed], "n"),
+        _numbers(pages, [e.index for e in listed]),
         Column("return", [e.episode_return for e in listed], "n"),
         Column("length", ["-" if e.length is None else str(e.length) for e in listed], "n"),
-        Column("ended", [_ended(e) for e in listed]),
+        Column("ended", [ended(e) for e in listed]),
     ]
     for name in metrics_of([e for e in records if e.completed]):
         columns.append(Column(name, [(e.metrics or {}).get(name) for e in listed], "n"))
@@ -369,7 +374,14 @@ def _episode_table(
     if kept:
         found = [Cell("kept", kept[e.index]) if e.index in kept else "-" for e in listed]
         columns.append(Column("data", found))
-    return Table(columns, commands=again, hint="words, or return<100", name="Episodes")
+    caption = _LEADS * bool(pages)
+    return Table(columns, caption, commands=again, hint="words, or return<100", name="Episodes")
+
+
+def _numbers(pages: Mapping[int, str], indices: Sequence[int]) -> Column:
+    """Return the column of episodes, of which some lead to a page."""
+    cells = [Cell(str(at), pages[at]) if at in pages else str(at) for at in indices]
+    return Column("episode", cells, "n")
 
 
 def _extremes(items: Sequence[Any], key: Callable[[Any], float]) -> list[Any]:
@@ -385,7 +397,8 @@ def _order(value: float | None) -> float:
     return float("-inf") if value is None or value != value else value
 
 
-def _ended(episode: Episode) -> str | Cell:
+def ended(episode: Episode) -> str | Cell:
+    """Return how an episode ended."""
     if not episode.completed:
         return Cell(episode.status, kind="bad")
     flags = [("terminated", episode.terminated), ("truncated", episode.truncated)]
@@ -422,14 +435,21 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, str]]:
 
 
 def write_comparison_report(
-    directory: str | os.PathLike[str], comparison: Comparison
+    directory: str | os.PathLike[str],
+    comparison: Comparison,
+    pages: Mapping[int, str] = MappingProxyType({}),
 ) -> list[Path]:
-    """Write ``comparison.html`` and its figures as :func:`write_report` does; return the files."""
-    return write_page(Path(directory, COMPARISON_REPORT), comparison_page(comparison))
+    """Write ``comparison.html`` and its figures as :func:`write_report` does; return the files.
+
+    ``pages`` has the paths of those of single episodes.
+    """
+    return write_page(Path(directory, COMPARISON_REPORT), comparison_page(comparison, pages))
 
 
-def comparison_page(comparison: Comparison) -> Page:
-    """Return the page of a comparison."""
+def comparison_page(
+    comparison: Comparison, pages: Mapping[int, str] = MappingProxyType({})
+) -> Page:
+    """Return the page of a comparison, which leads to ``pages`` of episodes."""
     differences, (baseline, *others) = comparison.differences, comparison.names
     drawn = [*_together(comparison)]
     for place, difference in enumerate(differences, 1):
@@ -455,7 +475,7 @@ def comparison_page(comparison: Comparison) -> Page:
                 [table("Differences", comparison.return_rows()), *comparison.notes(), IMPROVEMENT],
             ),
             ("Success", [table("Success", success)] if success else []),
-            ("Episodes", [*_paired_episodes(comparison)] if paired else []),
+            ("Episodes", [*_paired_episodes(comparison, pages)] if paired else []),
         ],
         _comparison_headline(differences[0]) if len(differences) == 1 else [],
     )
@@ -537,7 +557,7 @@ def _difference_figures(d: Difference, place: int) -> Iterator[Figure]:
     yield Figure(f"pairs_{place}", f"{d.name} and {d.baseline}", pairs, shows, note)
 
 
-def _paired_episodes(comparison: Comparison) -> Iterator[Part]:
+def _paired_episodes(comparison: Comparison, pages: Mapping[int, str]) -> Iterator[Part]:
     """Yield the table of episodes with the returns of all policies, or of those that matter."""
     differences = comparison.differences
     by_index = [dict(zip(d.episodes, d.values, strict=True)) for d in differences]
@@ -558,10 +578,11 @@ def _paired_episodes(comparison: Comparison) -> Iterator[Part]:
         columns.append(Column(d.name, [returns.get(index) for index in indices], "n"))
         columns.append(Column("difference", [values.get(index) for index in indices], "n"))
     first = [
-        Column("episode", [*map(str, indices)], "n"),
+        _numbers(pages, indices),
         Column(comparison.names[0], [baseline.get(index) for index in indices], "n"),
     ]
-    yield Table([*first, *columns], "Returns of each episode.", hint="words, or difference<0")
+    caption = f"Returns of each episode. {_LEADS * bool(pages)}".strip()
+    yield Table([*first, *columns], caption, hint="words, or difference<0")
 
 
 def _spread(values: Sequence[float], things: str) -> str:

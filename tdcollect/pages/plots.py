@@ -244,9 +244,10 @@ def lines(
     marks: bool = False,
     best: tuple[float, float] | None = None,
     integer_x: bool = True,
+    dashed_at: float | None = None,
     height: float = HEIGHT,
 ) -> Any:
-    """Draw lines with bands at no more than 600 points each; mark each point, or ``best``."""
+    """Draw lines with bands at no more than 600 points each; mark each point, ``best``, or an x."""
     axes = _axes(x_label, y_label, height=height)
     dashes: dict[int, Any] = {}  # of lines that are the same: by turns, so that each is seen
     for equal in equal_lines(drawn_lines):
@@ -274,6 +275,8 @@ def lines(
     if best is not None:
         edge = {"markeredgecolor": _COLOURS["series2"], "markeredgewidth": 1.8}
         axes.plot(*best, "o", markersize=8, markerfacecolor="none", label="best", **edge)
+    if dashed_at is not None:
+        _dashed_line(axes, dashed_at)
     if y_limits is not None:
         axes.set_ylim(*y_limits)
     if integer_x:

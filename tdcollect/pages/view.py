@@ -32,11 +32,13 @@ from tdcollect.evaluation.curve import PAGE as CURVE_PAGE
 from tdcollect.evaluation.race import RaceResult, path_of
 from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.statistics import Summary, ends, summarize
+from tdcollect.evaluation.tails import indices_of
 from tdcollect.files import replaced, write_atomically
 from tdcollect.pages.build import (
     REPORT,
     Cell,
     Column,
+    Commands,
     Figure,
     Figures,
     Page,
@@ -45,6 +47,7 @@ from tdcollect.pages.build import (
     content_policy,
 )
 from tdcollect.pages.curve import curve_page
+from tdcollect.pages.episode import EPISODES, episode_page, filmed, read_played, with_data
 from tdcollect.pages.evaluation import (
     COMPARISON_REPORT,
     calls_of,
@@ -64,6 +67,7 @@ INDEX = "index.html"
 PAGES = "pages"
 COMPARISON = "comparison"
 WHERE = "the folder that was viewed"
+SHOWN = "worst:5"  # of each evaluation, with pages of their own
 LEFT_OUT = "left out, as its numbers are in no file: tdcollect compare makes it anew"
 T = TypeVar("T")
 Where = str | os.PathLike[str]
@@ -73,6 +77,7 @@ _KINDS = {
     name.split()[-1]: name for name in ("suite", "race", "evaluation", "learning curve", COMPARISON)
 }
 _FIGURES, _ROWS = 6, 20  # figures of the index, and rows of each
+_FILMED = 100  # episodes of an evaluation that have a page as they have a film
 
 
 @dataclass(frozen=True)
@@ -111,7 +116,9 @@ class Viewed:
         return found
 
 
-def view(directory: Where, output_dir: Where, overwrite: bool = False) -> tuple[Path, list[Viewed]]:
+def view(
+    directory: Where, output_dir: Where, overwrite: bool = False, episodes: str = SHOWN
+) -> tuple[Path, list[Viewed]]:
     """Write the pages of all evaluations, curves, races and suites below a folder, and an index.
 
     Nothing that the folder names is run, and links to folders in it are not followed. The same
@@ -123,6 +130,8 @@ def view(directory: Where, output_dir: Where, overwrite: bool = False) -> tuple[
             replaced as a whole.
         overwrite: replace pages that lie in ``directory`` too, where somebody else may have put
             them, and whatever is beside them.
+        episodes: the episodes of each evaluation that have a page, if their data are there:
+            ``"worst:5"``, ``"failed"``, or indices, ``"1,5"``; those with a film have one too.
 
     Returns:
         The index, and what was found, by path.
@@ -130,9 +139,10 @@ def view(directory: Where, output_dir: Where, overwrite: bool = False) -> tuple[
     root, out = Path(directory), Path(os.path.abspath(output_dir))
     if not root.is_dir():
         raise FileNotFoundError(f"expected a folder with evaluations, got {root}")
+    indices_of(episodes)
     _check(root, out, overwrite)
     with replaced(out) as new:
-        found = [*_Pages(root, out, new).found()]
+        found = [*_Pages(root, out, new, episodes).found()]
         if all(one.kind == COMPARISON for one in found):
             raise FileNotFoundError(
                 f"expected evaluations below {root}, as tdcollect.evaluate writes them with an "
@@ -166,8 +176,8 @@ def _check(root: Path, out: Path, overwrite: bool) -> None:
 class _Pages:
     """Writes the pages of what lies below ``root``, but not in ``out``, to ``new``."""
 
-    def __init__(self, root: Path, out: Path, new: Path):
-        self.root, self.out, self.new = root, out, new
+    def __init__(self, root: Path, out: Path, new: Path, episodes: str):
+        self.root, self.out, self.new, self.which = root, out, new, episodes
 
     def found(self) -> Iterator[Viewed]:
         """Write all pages; yield what they are of, without parts of curves, races and suites."""
@@ -203,7 +213,8 @@ class _Pages:
         """Write the page of an evaluation, if it is finished, with a link to another page."""
         path = self._path(here)
         try:
-            _, manifest, episodes, shard, last = ledger.read_directory(here)
+            files = ledger.read_directory(here)
+            _, manifest, episodes, shard, last = files
             env, request = str(ledger.manifest_entry(manifest, "env.id")), _request(here)
             name = str(ledger.manifest_entry(manifest, "policy.class")).rpartition(".")[2]
             policy = name if request is None else request.policy  # as it was typed
@@ -223,8 +234,26 @@ class _Pages:
             again = commands_of(request, here, self.root, WHERE)
         page_path = f"{PAGES}/{path}/{REPORT}"
         back = _back(page_path, target, text)
-        self._write(page_path, report_page(manifest, episodes, summary, again, kept, back))
+        pages = self._episodes(files, policy, again, page_path)
+        self._write(page_path, report_page(manifest, episodes, summary, again, kept, back, pages))
         return Viewed(path, "evaluation", FINISHED, page_path, env, policy, summary)
+
+    def _episodes(
+        self, files: ledger.Files, policy: str, again: Commands, report: str
+    ) -> dict[int, str]:
+        """Write the pages of episodes with data or a film; return their paths from the report."""
+        films, there = filmed(files.root), filmed(files.root) | with_data(files.root)
+        records = {record.index: record for record in files.episodes if record.index in there}
+        env = str(ledger.manifest_entry(files.manifest, "env.id"))
+        paths = {}
+        for index in (*indices_of(self.which, [*records.values()]), *sorted(films)[:_FILMED]):
+            if index in records and index not in paths:
+                paths[index] = f"{EPISODES}/{ledger.trajectory_name(index)}.html"
+                page_path = f"{os.path.dirname(report)}/{paths[index]}"
+                back = _back(page_path, report, "The evaluation")
+                played = read_played(policy, files.root, records[index], files.manifest, again)
+                self._write(page_path, episode_page([played], env, back))
+        return paths
 
     def curve(self, here: Path, parts: Sequence[str]) -> Viewed:
         """Write the page of a curve, and those of its evaluations."""

@@ -54,7 +54,7 @@ COMPARED = 3  # episodes that differ most, of each policy
 _LINES = 6  # in a figure
 _FIGURES = 40  # on a page
 _ROWS = 200  # in the table of entries
-_MARKED = 60  # steps, if each has a mark
+_MARKED, _THIN = 60, 200  # steps that have a mark each, and from which lines are thin
 _MOST_DATA = 1 << 32  # bytes that are read
 _MOST_FILM = 1 << 25  # bytes of a film on a page
 _REWARDS, _ACTIONS, _OBSERVATIONS, _OTHERS = "Rewards", "Actions", "Observations", "Other entries"
@@ -193,12 +193,16 @@ def episode_page(played: Sequence[Played], env: str, back: tuple[str, str] | Non
 
 def _cards(played: Sequence[Played]) -> Iterator[Card]:
     for one in played:
-        record, words = one.record, [ended(one.record)]
-        words += ["-" if record.length is None else count_text(record.length, "step")]
+        record, how = one.record, ended(one.record)
+        words = [how.text if isinstance(how, Cell) else how]
+        words += [] if record.length is None else [f"after {count_text(record.length, 'step')}"]
         if record.success is not None:
             words.append("success" if record.success else "no success")
-        remark = ", ".join(word.text if isinstance(word, Cell) else word for word in words)
-        yield one.name if len(played) > 1 else "Return", number_text(record.episode_return), remark
+        value = number_text(record.episode_return)
+        if len(played) > 1:
+            yield f"Return of {one.name}", value, ", ".join(words)
+        else:
+            yield from (("Return", value, ""), ("Ended", words[0], ", ".join(words[1:])))
 
 
 def _again(played: Sequence[Played]) -> Iterator[Part]:
@@ -269,12 +273,14 @@ def _first_differences(
             a, b = entry.rows[0], entry.rows[at]
             if a is None or b is None:
                 cells.append("not in both")
-            elif (difference := first_difference(a, b)) is None:
+                continue
+            difference = first_difference(*(_plain(rows, entry.section) for rows in (a, b)))
+            if difference is None:
                 cells.append("never")
             else:
-                step, words = entry.first + difference[0], difference[1]
-                found.append((step, f"{entry.name}{words}"))
-                cells.append(f"step {step}: {words.strip()}")
+                row, place, values = difference
+                found.append((entry.first + row, f"{entry.name}{place} is {values}"))
+                cells.append(f"step {entry.first + row}, {f'{place}: ' * bool(place)}{values}")
         columns.append(Column(other.name, cells, "t"))
         names = f"{played[0].name} and {other.name}"
         if found:
@@ -287,23 +293,27 @@ def _first_differences(
         else:
             parts.append(f"{names}: without the data of both, nothing can be compared.")
     if steps:
-        parts.append(Table([Column("entry", [e.name for e in compared]), *columns], sort=False))
+        columns.insert(0, Column("entry", [entry.name for entry in compared]))
+        parts.append(Table(columns, sort=False, name="The first difference of each entry"))
+        parts.append(
+            "In the figures the dashed line is the first step that differs; but for rewards, they "
+            "end soon after the shortest of the episodes."
+        )
     return parts, steps
 
 
-def first_difference(first: Rows, second: Rows) -> tuple[int, str] | None:
-    """Return the first place at which rows differ to the bit, and how; None if they do not.
+def first_difference(first: Rows, second: Rows) -> tuple[int, str, str] | None:
+    """Return the first row that differs to the bit, the place in it, and both values.
 
-    Rows that only one has are no difference.
+    None if there is none; rows that only one has are no difference.
     """
     for at, (a, b) in enumerate(zip(chain(*first), chain(*second), strict=False)):
         if (a.dtype, a.shape) != (b.dtype, b.shape):
-            return at, f" is {a.dtype} {[*a.shape]} and {b.dtype} {[*b.shape]}"
+            return at, "", f"{a.dtype} {[*a.shape]} and {b.dtype} {[*b.shape]}"
         if a.tobytes() != b.tobytes():
-            flat = zip(a.reshape(-1), b.reshape(-1), strict=True)
-            values = enumerate((x, y) for x, y in flat)
-            place, (x, y) = next(v for v in values if v[1][0].tobytes() != v[1][1].tobytes())
-            return at, f"{f'[{place}]' if a.size > 1 else ''} is {x} and {y}"
+            pairs = enumerate(zip(a.reshape(-1), b.reshape(-1), strict=True))
+            place, both = next((n, (x, y)) for n, (x, y) in pairs if x.tobytes() != y.tobytes())
+            return at, f"[{place}]" * (a.size > 1), " and ".join(map(str, both))
     return None
 
 
@@ -311,20 +321,24 @@ def _drawn(
     played: Sequence[Played], entries: Iterable[_Entry], step: int | None
 ) -> tuple[list[tuple[str, Figure]], int]:
     """Return the figures with their sections, and how many are left out."""
-    wanted = [(e.section, *one) for e in entries for one in _lines(e, [p.name for p in played])]
+    lengths = [one.record.length or 0 for one in played if one.data]
+    shared = min(lengths, default=0) * 11 // 10 + 10  # steps that are drawn side by side
+    names = [one.name for one in played]
+    wanted = [(entry.section, *one) for entry in entries for one in _lines(entry, names, shared)]
     drawn = []
     for place, (section, title, lines) in enumerate(wanted[:_FIGURES]):
         steps = max(len(line.x) for line in lines)
-        drawing = plots.lines(lines, "step", "", marks=steps <= _MARKED, dashed_at=step)
-        note = "The dashed line is the first step that differs. " * (step is not None)
+        marks, width = steps <= _MARKED, 1.6 if steps <= _THIN else 0.8
+        drawing = plots.lines(lines, "step", "", marks=marks, dashed_at=step, line_width=width)
+        note = ""
         if steps > plots.MOST_POINTS:
-            note += f"Of {steps} steps, {plots.MOST_POINTS} are drawn, at even distances."
+            note = f"Of {steps} steps, {plots.MOST_POINTS} are drawn, at even distances."
         shows = " ".join(map(_said, lines))
-        drawn.append((section, Figure(f"entry_{place}", title, drawing, shows, note.strip())))
+        drawn.append((section, Figure(f"entry_{place}", title, drawing, shows, note)))
     return drawn, len(wanted) - len(drawn)
 
 
-def _lines(entry: _Entry, names: Sequence[str]) -> Iterator[tuple[str, list[Line]]]:
+def _lines(entry: _Entry, names: Sequence[str], shared: int) -> Iterator[tuple[str, list[Line]]]:
     """Yield the figures of a small entry: several numbers, or one number of several policies."""
     found = [(at, _numbers(rows, entry.section)) for at, rows in enumerate(entry.rows) if rows]
     kept = [(at, values) for at, values in found if values is not None]
@@ -333,6 +347,8 @@ def _lines(entry: _Entry, names: Sequence[str]) -> Iterator[tuple[str, list[Line
         with np.errstate(invalid="ignore", over="ignore"):
             summed = [(at, np.cumsum(values, 0)) for at, values in kept]
         groups.append((f"{entry.name}, summed up", summed))
+    elif several:
+        groups = [(entry.name, [(at, values[:shared]) for at, values in kept])]
     for title, runs in groups:
         width = max((values.shape[1] for _, values in runs), default=0)
         each = 1 if several else _LINES
@@ -353,20 +369,24 @@ def _lines(entry: _Entry, names: Sequence[str]) -> Iterator[tuple[str, list[Line
 
 
 def _numbers(rows: Rows, section: str) -> Values | None:
-    """Return rows as float64 ``[L, K]``; None if one has no numbers, or too many to draw.
-
-    Actions that are one-hot throughout are the place of the one.
-    """
+    """Return rows as float64 ``[L, K]``; None if one has no numbers, or too many to draw."""
+    rows = _plain(rows, section)
     size, dtype = math.prod(rows[0].shape[1:]), rows[0].dtype
     if not 0 < size <= SMALL or dtype.kind not in "biuf":
         return None
     values = np.concatenate(rows).reshape(-1, size)
     if dtype.metadata:  # bfloat16, as its bits
         values = (values.astype(np.uint32) << 16).view(np.float32)
-    one_hot = dtype.kind in "biu" and size > 1 and bool(((values == 1).sum(1) == 1).all())
-    if section == _ACTIONS and one_hot and np.isin(values, (0, 1)).all():
-        values = values.argmax(1)[:, None]
     return values.astype(np.float64)
+
+
+def _plain(rows: Rows, section: str) -> Rows:
+    """Return actions that are one-hot throughout as the place of the one, and other rows as is."""
+    first = rows[0]
+    if section != _ACTIONS or first.ndim != 2 or first.dtype.kind not in "biu":
+        return rows
+    one_hot = first.shape[1] > 1 and np.isin(first, (0, 1)).all() and (first.sum(1) == 1).all()
+    return (first.argmax(1),) if one_hot else rows
 
 
 def _said(line: Line) -> str:
@@ -377,6 +397,8 @@ def _said(line: Line) -> str:
         return f"{name}: no number can be drawn.{more}"
     ends = [values[0], values[-1], values.min(), values.max()]
     begin, end, low, high = number_texts([float(value) for value in ends])
+    if low == high:
+        return f"{name}: {low} throughout.{more}"
     return f"{name}: {begin} at first, {end} at last, from {low} to {high}.{more}"
 
 

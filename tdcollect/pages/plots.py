@@ -245,6 +245,7 @@ def lines(
     best: tuple[float, float] | None = None,
     integer_x: bool = True,
     dashed_at: float | None = None,
+    line_width: float = 1.6,
     height: float = HEIGHT,
 ) -> Any:
     """Draw lines with bands at no more than 600 points each; mark each point, ``best``, or an x."""
@@ -259,7 +260,7 @@ def lines(
         x, y = line.x[points], line.y[points]
         y = np.where(_drawable(y), y, np.nan)
         style: dict[str, Any] = {"marker": "o", "markersize": 3.5} if marks else {}
-        style |= {"color": colour, "linewidth": 1.6, "label": short(line.name)}
+        style |= {"color": colour, "linewidth": line_width, "label": short(line.name)}
         style["linestyle"] = _STYLES[line.series // SERIES % len(_STYLES)]
         (drawn_line,) = axes.plot(x, y, **style)
         if place in dashes:

@@ -74,7 +74,6 @@ def evaluate(
     policy: str,
     episodes: int | None,
     output_dir: Path | None,
-    film: str | None,
     quiet: bool,
     as_json: bool,
     **given: Any,
@@ -90,7 +89,7 @@ def evaluate(
         ("shard", "--shard needs a directory to merge from"),
         ("film", "--film needs a directory for the films"),
     ):
-        if {**given, "film": film}[name] and output_dir is None:
+        if given[name] and output_dir is None:
             raise click.UsageError(f"{needs}: --output-dir DIR")
     if episodes == 0:
         raise ValueError("expected --episodes to be positive, got 0: there is nothing to report")
@@ -102,9 +101,12 @@ def evaluate(
         crew = options.crew_of(stack, given)
         import tdcollect
         from tdcollect.evaluation.directory import check_directory
+        from tdcollect.evaluation.tails import indices_of
 
         if output_dir is not None:
             check_directory(output_dir)  # before an env is made for the policy
+        film = given.pop("film")
+        indices_of(film or "failed")  # refuses other texts
         request = _request(env, policy, given)
         made_env, made_policy = request.make()
         if episodes is None:
@@ -311,20 +313,13 @@ def merge(
     "--trust", help="Run the code that the directory names, unless named here. It may be any code."
 )
 @options.as_json
-def replay(
-    directory: Path,
-    index: int | None,
-    video: Path | None,
-    film: str | None,
-    trust: bool,
-    as_json: bool,
-    **typed: Any,
-) -> None:
+def replay(directory: Path, index: int | None, trust: bool, as_json: bool, **typed: Any) -> None:
     """Run episode INDEX of an evaluation again, and check that it is the same to the bit.
 
     This runs the env and the policy that --env and --policy name. Code that the directory names is
     printed, and runs only with --trust.
     """
+    video, film = typed.pop("video"), typed.pop("film")
     if (index is None) == (film is None) or (film is not None and video is not None):
         raise click.UsageError("expected INDEX, with --video FILE or without; or --film EPISODES")
     with redirect_stdout(sys.stderr):
@@ -333,7 +328,7 @@ def replay(
 
         # Refuse a wrong directory or episode before anything is made.
         found = tdcollect.EvaluationResult.load(directory)
-        for at in [index] if index is not None else indices_of(f"{film}", found.episodes):
+        for at in indices_of(film, found.episodes) if index is None else [index]:
             found.record(at)
         asked = f"--film {film}" if index is None else f"{index}"
         request = _wanted(directory, asked, typed, trust)
@@ -350,7 +345,7 @@ def replay(
         )
         films, record = [], None
         if index is None:
-            films = result.film(f"{film}")
+            films = result.film(film)
         else:
             record = result.replayed(index, video).record
     if record is None:
@@ -579,7 +574,6 @@ def bench(env: str, num_envs: int, seconds: float, as_json: bool) -> int:
 )
 @options.shown(
     "--episodes",
-    callback=options.which,
     default="worst:5",
     help="Of those whose data are there, the ones with a page: worst:3, failed, or 1,5.",
 )
@@ -592,14 +586,7 @@ def bench(env: str, num_envs: int, seconds: float, as_json: bool) -> int:
     help="Serve the pages on 127.0.0.1, at a free port unless one is named, until interrupted.",
 )
 @options.as_json
-def view(
-    directory: Path,
-    output_dir: Path,
-    overwrite: bool,
-    episodes: str,
-    serve: int | None,
-    as_json: bool,
-) -> None:
+def view(directory: Path, output_dir: Path, serve: int | None, as_json: bool, **how: Any) -> None:
     """Write the pages of all evaluations, learning curves and suites below DIR, with an index.
 
     The pages are static files that need no network. They are made anew from the ledgers, which are
@@ -608,7 +595,7 @@ def view(
     from tdcollect.pages.view import HOST, server_of
     from tdcollect.pages.view import view as write
 
-    index, found = write(directory, output_dir, overwrite, episodes)
+    index, found = write(directory, output_dir, **how)
     server = None if serve is None else server_of(output_dir, serve)
     address = None if server is None else f"http://{HOST}:{server.server_port}/"
     if as_json:

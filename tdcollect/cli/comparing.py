@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,8 +85,7 @@ def compare(
     reasons = [reason for reason in verdicts if reason is not None]
     report = None
     if output_dir is not None:
-        by_name = dict(zip(names, results, strict=True))
-        pages = write_compared(output_dir, by_name, found.differences, found.env)
+        pages = write_compared(output_dir, results, found)
         report = write_comparison_report(output_dir, found, pages)[-1]
     more = "" if report is None else f"\n\nreport {report}"
     told = {"reasons": reasons} if asked else {}
@@ -252,11 +250,10 @@ def summary(
 def _worst_lines(directory: Path, result: EvaluationResult, found: Tails) -> Iterator[str]:
     """Yield the worst episodes, each with what runs it again."""
     from tdcollect.evaluation.request import Request
-    from tdcollect.pages.evaluation import calls_of, commands_of
+    from tdcollect.pages.evaluation import again_of
 
-    again = calls_of(result.manifest, os.fspath(directory), "this directory")
-    if (request := Request.read(directory)) is not None:
-        again = commands_of(request, directory, Path.cwd(), "this directory")
+    request = Request.read(directory)
+    again = again_of(request, result.manifest, directory, Path.cwd(), "this directory")
     for place, episode in enumerate(found.worst):
         if not place:
             yield f"\nWorst episodes. {again.how}\n"

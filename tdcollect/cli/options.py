@@ -71,17 +71,6 @@ def shard_of(text: str) -> Any:
         ) from error
 
 
-def which(context: Any, parameter: Any, text: str | None) -> str | None:
-    if text is not None:
-        from tdcollect.evaluation.tails import indices_of
-
-        try:
-            indices_of(text)
-        except ValueError as error:
-            raise click.BadParameter(str(error)) from error
-    return text
-
-
 def some(context: Any, parameter: Any, given: tuple[str, ...]) -> tuple[str, ...] | None:
     return given or None
 
@@ -114,7 +103,7 @@ env_parts = together(
     click.option("--env-state", metavar="FILE", help=ENV_STATE),
 )
 FILM = "Film these episodes: worst:3, failed, or indices such as 1,5. The films go to films/ in "
-film = partial(click.option, "--film", callback=which, metavar="EPISODES")
+film = partial(click.option, "--film", metavar="EPISODES")
 crew = together(
     click.option(
         "--workers",

@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,13 @@ class Request:
             ) from error
         start = os.path.realpath(directory)
         return replace(kept, directory=os.path.normpath(os.path.join(start, kept.directory)))
+
+    @classmethod
+    def readable(cls, directory: str | os.PathLike[str]) -> Request | None:
+        """Read the request that a directory keeps; None for one that cannot be read, too."""
+        with suppress(ValueError, OSError):
+            return cls.read(directory)
+        return None
 
     def command(
         self, asked: str, directory: str | os.PathLike[str], start: str | os.PathLike[str]

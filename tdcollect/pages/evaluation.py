@@ -61,7 +61,6 @@ LISTED = 100  # entries of a list in the manifest, such as given seeds
 MOST = 10_000  # rows of a table of episodes
 EXTREMES = 200  # of more episodes: the lowest, the highest, and those that failed or were restarted
 _HERE = "the directory of this page"
-_LEADS = "An underlined number leads to the page of its episode."
 IMPROVEMENT = (
     "Probability of improvement: the share of paired episodes with a higher return than the "
     "baseline's, (won + tied / 2) / episodes."
@@ -93,7 +92,7 @@ def write_report(
         The files written, the page last.
     """
     root = Path(directory)
-    again = commands_of(request, root, root) if request is not None else calls_of(manifest)
+    again = again_of(request, manifest, root, root)
     kept = {index: f"{TRAJECTORIES}/{trajectory_name(index)}/" for index in kept_trajectories(root)}
     return write_page(root / REPORT, report_page(manifest, episodes, summary, again, kept))
 
@@ -105,12 +104,11 @@ def report_page(
     again: Commands,
     kept: Mapping[int, str | None] = MappingProxyType({}),
     back: tuple[str, str] | None = None,
-    pages: Mapping[int, str] = MappingProxyType({}),
 ) -> Page:
     """Return the page of an evaluation, as :func:`write_report` writes it.
 
-    Episodes whose data are ``kept`` have a path to them relative to the page, or None for no link;
-    those with ``pages`` of their own, the path to theirs.
+    Episodes whose data are ``kept`` have a path to them, or to a page of their own, relative to the
+    page; or None for no link.
     """
     records = in_order(episodes)
     completed = [episode for episode in records if episode.completed]
@@ -138,7 +136,7 @@ def report_page(
                     *summary.notes(),
                 ],
             ),
-            ("Episodes", [*_episodes(records, completed, again, kept, pages)]),
+            ("Episodes", [*_episodes(records, completed, again, kept)]),
             ("How it was made", [*_manifest(manifest)]),
         ],
         _headline(summary, same),
@@ -148,8 +146,19 @@ def report_page(
     )
 
 
-def commands_of(request: Request, directory: Path, start: Path, where: str = _HERE) -> Commands:
-    """Return the commands of ``tdcollect replay``, typed in ``start``, which is ``where``."""
+def again_of(
+    request: Request | None,
+    manifest: Mapping[str, Any],
+    directory: Path,
+    start: Path,
+    where: str = _HERE,
+) -> Commands:
+    """Return what runs episodes again, typed in ``start``, which is ``where``.
+
+    They are commands of ``tdcollect replay`` if a request names env and policy, else calls.
+    """
+    if request is None:
+        return _calls_of(manifest, os.path.relpath(directory, start), where)
     one, other = (request.command(index, directory, start) for index in "12")
     place = next(place for place, (a, b) in enumerate(zip(one, other, strict=True)) if a != b)
     return Commands(
@@ -161,7 +170,7 @@ def commands_of(request: Request, directory: Path, start: Path, where: str = _HE
     )
 
 
-def calls_of(manifest: Mapping[str, Any], path: str = ".", where: str = _HERE) -> Commands:
+def _calls_of(manifest: Mapping[str, Any], path: str, where: str) -> Commands:
     """Return the calls in Python that run episodes again, with the path of their directory."""
     given = ["env"]
     if manifest_entry(manifest, "policy.class") != RANDOM:
@@ -245,7 +254,7 @@ def _histogram(
         interval_name=interval_name(confidence),
         zero=zero,
     )
-    shows = _spread(values, things)
+    shows = spread(values, things)
     if mean is not None:
         shows += f" The mean is {with_interval(mean, interval, confidence)}."
     return Figure(name, title, drawing, shows, note)
@@ -307,7 +316,6 @@ def _episodes(
     completed: Sequence[Episode],
     again: Commands,
     kept: Mapping[int, str | None],
-    pages: Mapping[int, str],
 ) -> Iterator[Part]:
     lowest = heapq.nsmallest(LOWEST, completed, lambda e: (_order(e.episode_return), e.index))
     few = lowest[: len(completed) // 4]  # of five episodes, five would be all
@@ -336,7 +344,7 @@ def _episodes(
         listed = [e for e in records if e.index in indices]
     else:
         listed = [*records]
-    yield _episode_table(records, listed, again, kept, pages)
+    yield _episode_table(records, listed, again, kept)
 
 
 def _episode_table(
@@ -344,13 +352,12 @@ def _episode_table(
     listed: Sequence[Episode],
     again: Commands,
     kept: Mapping[int, str | None],
-    pages: Mapping[int, str],
 ) -> Table:
     first: dict[str, int] = {}  # the first episode with a digest: later ones repeat it to the bit
     for e in records:
         first.setdefault(e.digest or str(e.index), e.index)
     columns = [
-        _numbers(pages, [e.index for e in listed]),
+        Column("episode", [str(e.index) for e in listed], "n"),
         Column("return", [e.episode_return for e in listed], "n"),
         Column("length", ["-" if e.length is None else str(e.length) for e in listed], "n"),
         Column("ended", [ended(e) for e in listed]),
@@ -372,16 +379,13 @@ def _episode_table(
         columns.append(Column("equal to", cells, "n"))
     columns.append(Column("env seed", [str(e.env_seed) for e in listed], "n"))
     if kept:
-        found = [Cell("kept", kept[e.index]) if e.index in kept else "-" for e in listed]
+        pages = [str(kept.get(e.index)).endswith(".html") for e in listed]
+        found = [
+            Cell("page" if page else "kept", kept[e.index]) if e.index in kept else "-"
+            for page, e in zip(pages, listed, strict=True)
+        ]
         columns.append(Column("data", found))
-    caption = _LEADS * bool(pages)
-    return Table(columns, caption, commands=again, hint="words, or return<100", name="Episodes")
-
-
-def _numbers(pages: Mapping[int, str], indices: Sequence[int]) -> Column:
-    """Return the column of episodes, of which some lead to a page."""
-    cells = [Cell(str(at), pages[at]) if at in pages else str(at) for at in indices]
-    return Column("episode", cells, "n")
+    return Table(columns, commands=again, hint="words, or return<100", name="Episodes")
 
 
 def _extremes(items: Sequence[Any], key: Callable[[Any], float]) -> list[Any]:
@@ -412,15 +416,16 @@ def _manifest(manifest: Mapping[str, Any]) -> Iterator[Part]:
             f"Not the same for all episodes: {path}, {listed_text(values)}. Episodes may differ "
             "from those of one machine.",
         )
-    paths, texts = zip(*_leaves("", manifest), strict=True)
+    paths, texts = zip(*leaves("", manifest), strict=True)
     columns = [Column("entry", paths), Column("value", texts, "t")]
     yield Table(columns, "The manifest of the evaluation.")
 
 
-def _leaves(path: str, value: Any) -> Iterator[tuple[str, str]]:
+def leaves(path: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Yield the entries of nested mappings as text, by their paths."""
     if isinstance(value, Mapping) and value:
         for key, entry in sorted(value.items()):  # as they are in the file
-            yield from _leaves(f"{path}.{key}" if path else str(key), entry)
+            yield from leaves(f"{path}.{key}" if path else str(key), entry)
     elif value is None or (isinstance(value, (Mapping, list, tuple)) and not value):
         yield path, "none"
     elif isinstance(value, str):
@@ -578,14 +583,13 @@ def _paired_episodes(comparison: Comparison, pages: Mapping[int, str]) -> Iterat
         columns.append(Column(d.name, [returns.get(index) for index in indices], "n"))
         columns.append(Column("difference", [values.get(index) for index in indices], "n"))
     first = [
-        _numbers(pages, indices),
+        Column("episode", [Cell(str(i), pages[i]) if i in pages else str(i) for i in indices], "n"),
         Column(comparison.names[0], [baseline.get(index) for index in indices], "n"),
     ]
-    caption = f"Returns of each episode. {_LEADS * bool(pages)}".strip()
-    yield Table([*first, *columns], caption, hint="words, or difference<0")
+    yield Table([*first, *columns], "Returns of each episode.", hint="words, or difference<0")
 
 
-def _spread(values: Sequence[float], things: str) -> str:
+def spread(values: Sequence[float] | Values, things: str) -> str:
     """Return where values lie: ``Half of the returns lie between 1 and 5, all between 0 and 9.``"""
     found = finite(values)
     left = len(values) - len(found)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence, Set
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -50,8 +49,7 @@ from tdcollect.pages.curve import curve_page
 from tdcollect.pages.episode import EPISODES, episode_page, filmed, read_played, with_data
 from tdcollect.pages.evaluation import (
     COMPARISON_REPORT,
-    calls_of,
-    commands_of,
+    again_of,
     intervals_sentence,
     percents,
     report_page,
@@ -215,7 +213,7 @@ class _Pages:
         try:
             files = ledger.read_directory(here)
             _, manifest, episodes, shard, last = files
-            env, request = str(ledger.manifest_entry(manifest, "env.id")), _request(here)
+            env, request = str(ledger.manifest_entry(manifest, "env.id")), Request.readable(here)
             name = str(ledger.manifest_entry(manifest, "policy.class")).rpartition(".")[2]
             policy = name if request is None else request.policy  # as it was typed
             count = len(ledger.asked_indices(manifest))
@@ -228,14 +226,12 @@ class _Pages:
             status = "refused" if (here / ledger.REFUSED).exists() else "unreadable"
             return Viewed(path, "evaluation", f"{status}: {self._within(error)}")
         summary = summarize(episodes)
-        kept = dict.fromkeys(ledger.kept_trajectories(here))
-        again = calls_of(manifest, path, WHERE)
-        if request is not None:
-            again = commands_of(request, here, self.root, WHERE)
+        kept: dict[int, str | None] = dict.fromkeys(ledger.kept_trajectories(here))
+        again = again_of(request, manifest, here, self.root, WHERE)
         page_path = f"{PAGES}/{path}/{REPORT}"
         back = _back(page_path, target, text)
-        pages = self._episodes(files, policy, again, page_path)
-        self._write(page_path, report_page(manifest, episodes, summary, again, kept, back, pages))
+        kept |= self._episodes(files, policy, again, page_path)
+        self._write(page_path, report_page(manifest, episodes, summary, again, kept, back))
         return Viewed(path, "evaluation", FINISHED, page_path, env, policy, summary)
 
     def _episodes(
@@ -317,12 +313,6 @@ class _Pages:
 
 def _back(page_path: str, target: str = INDEX, text: str = "All evaluations") -> tuple[str, str]:
     return text, os.path.relpath(target, os.path.dirname(page_path))
-
-
-def _request(here: Path) -> Request | None:
-    with suppress(ValueError, OSError):
-        return Request.read(here)
-    return None
 
 
 def index_page(name: str, found: Sequence[Viewed]) -> Page:

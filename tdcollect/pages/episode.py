@@ -222,11 +222,11 @@ def _first_differences(
             if a and b and (difference := first_difference(a, b)) is not None:
                 step = entry.first + difference[0]
                 where = f"in step {step}" if step else "at the reset"
-                found.append((step, f"{where} {entry.name}{difference[1]}"))
+                found.append((step, f"{where}: {entry.name}{difference[1]}"))
         found.sort(key=lambda one: one[0])
         steps += [step for step, _ in found[:1]]
         first, *others = [text for _, text in found] or ["in no step that both have"]
-        more = f" Other entries: {listed_text(others)}." if others else ""
+        more = f" Others: {listed_text(others)}." if others else ""
         parts.append(f"{played[0].name} and {other.name} first differ {first}.{more}")
     if steps:
         parts.append(

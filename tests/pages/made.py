@@ -10,7 +10,9 @@ import numpy as np
 from tdcollect import compare
 from tdcollect.evaluation import Request, summarize
 from tdcollect.evaluation.curve import Best, Point
+from tdcollect.pages.build import Commands
 from tdcollect.pages.curve import curve_page, write_curves_page
+from tdcollect.pages.episode import Played, episode_page
 from tdcollect.pages.evaluation import write_comparison_report, write_report
 from tdcollect.pages.suite import suite_page
 from tdcollect.suites.curves import together
@@ -25,6 +27,7 @@ EVIL = (
     "<style>@import 'https://evil.test/y.css'</style>"
     '"\' onmouseover="document.title=1" $1 {} ]]> &lt; \u202e'
 )
+AGAIN = Commands("tdcollect replay . ", f" --env {EVIL}", EVIL)
 EPISODES = 40
 RETURNS = np.random.default_rng(0).normal(300, 80, EPISODES).round(1)
 
@@ -37,6 +40,7 @@ def make_pages(folder: Path) -> dict[str, Path]:
         "curve": _curve(folder / "curve"),
         "curves": _curves(folder / "curves"),
         "suite": _suite(folder / "suite"),
+        "episode": _episode(folder / "episode"),
     }
 
 
@@ -88,6 +92,37 @@ def _curves(folder: Path) -> Path:
              for at, name in enumerate([EVIL, "long " * 30, "b"])}  # fmt: skip
     found = together(means, env=EVIL, episodes=20, on=EVIL, threshold=17.0, resamples=99)
     return write_curves_page(folder, found)[-1]
+
+
+def _film(file: Path) -> bytes:
+    """Return a film of 20 pictures, or none where there is no ffmpeg to write it."""
+    try:
+        from imageio_ffmpeg import write_frames
+    except ModuleNotFoundError:
+        return b"\0\0\0\x08ftyp"
+    writer = write_frames(str(file), (64, 48), fps=10, macro_block_size=2)
+    writer.send(None)
+    for picture in np.random.default_rng(0).integers(0, 256, (20, 48, 64, 3), np.uint8):
+        writer.send(picture)
+    writer.close()
+    return file.read_bytes()
+
+
+def _episode(folder: Path) -> Path:
+    folder.mkdir()
+    (record, other) = (replace(ledger(RETURNS)[length], length=length) for length in (30, 12))
+    film = _film(folder / "film.mp4")
+    names = {"observation": [EVIL], "action": ["action"], "reward": ["reward"]}
+    played = []
+    for one, name in ((record, EVIL), (replace(other, index=30), "long " * 30)):
+        steps = np.arange(one.length or 0, dtype=np.float64)
+        rows = np.sin(steps[:, None] * np.arange(1, 9))
+        data = {EVIL: rows, f"next/{EVIL}": rows, "action": steps[:, None], "next/reward": steps}
+        data |= {f"value {EVIL}": steps * 1e200, f"image {EVIL}": np.zeros((len(steps), 9, 9))}
+        played.append(Played(name, one, AGAIN, names, data, film, [f"{EVIL} is not shown"]))
+    page = episode_page(played, EVIL, ("The evaluation", f"../{EVIL}.html"))
+    (folder / "episode.html").write_bytes(page.html())
+    return folder / "episode.html"
 
 
 def _suite(folder: Path) -> Path:

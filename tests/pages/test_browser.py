@@ -14,7 +14,7 @@ from tdcollect.pages.build import Column, Page, Table
 
 from .made import EPISODES, EVIL
 
-KINDS = ["evaluation", "comparison", "curve", "curves", "suite"]
+KINDS = ["evaluation", "comparison", "curve", "curves", "suite", "episode"]
 
 
 class Opened(NamedTuple):
@@ -167,6 +167,14 @@ def test_the_command_of_an_episode_is_copied(table: Any, pages: dict[str, Path])
     assert copied.startswith("tdcollect replay . 12 --env CartPole-v1 --policy '")
 
 
+def test_a_film_plays_in_its_page(browser: Any, pages: dict[str, Path]) -> None:
+    pytest.importorskip("imageio_ffmpeg")
+    page = opened(browser, pages["episode"]).page
+    films = page.evaluate(PLAYED)
+    assert films == [[64, 48, 2, True]] * 2
+    page.context.close()
+
+
 def test_a_figure_by_itself_follows_light_and_dark(browser: Any, pages: dict[str, Path]) -> None:
     path = pages["comparison"].parent / "figures" / "returns.svg"
     found = opened(browser, path)
@@ -179,6 +187,12 @@ def test_a_figure_by_itself_follows_light_and_dark(browser: Any, pages: dict[str
     assert (found.requests, found.said) == ([path.as_uri()], [])
     found.page.context.close()
 
+
+PLAYED = """() => Promise.all([...document.querySelectorAll('video')].map(async (film) => {
+  await film.play();
+  await new Promise((done) => film.addEventListener('timeupdate', done, { once: true }));
+  return [film.videoWidth, film.videoHeight, Math.round(film.duration), film.error === null];
+}))"""
 
 PAPER = "getComputedStyle(document.body).backgroundColor"
 

@@ -36,6 +36,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("b", "altered", "half", "their <pages>#?"):
         shutil.copytree(root / "a" / "whole", root / name)
     (root / "b" / "request.json").unlink()
+    shutil.rmtree(root / "b" / "trajectories")
     unfinished(root / "half", 2)
     lines = (root / "altered" / "episodes.jsonl").read_text()
     (root / "altered" / "episodes.jsonl").write_text(
@@ -89,7 +90,7 @@ def test_links_between_the_pages_lead_to_files(out: Path) -> None:
             target = file.parent / urllib.request.url2pathname(link)
             assert target.is_file(), (file, link)
             seen.add(target.resolve())
-    assert len(seen) == 7
+    assert len(seen) == 7 + 2 * 3  # two have a page for each episode, too
 
 
 def test_no_page_of_the_folder_is_taken_over(runs: Path, out: Path) -> None:

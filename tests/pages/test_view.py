@@ -21,7 +21,7 @@ from tdcollect.evaluation.curve import point_of, to_csv
 from tdcollect.pages.build import content_policy
 from tdcollect.pages.view import Viewed, server_of, view
 
-from ..evaluation.ledgers import contents, unfinished
+from ..evaluation.ledgers import GONE, alter, contents, unfinished
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +37,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(root / "a" / "whole", root / name)
     (root / "b" / "request.json").unlink()
     shutil.rmtree(root / "b" / "trajectories")
+    alter(root / "b" / "results.json", {"trajectories": GONE})
     unfinished(root / "half", 2)
     lines = (root / "altered" / "episodes.jsonl").read_text()
     (root / "altered" / "episodes.jsonl").write_text(

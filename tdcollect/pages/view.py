@@ -7,7 +7,7 @@ that are found there are neither copied nor linked.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -428,15 +428,17 @@ def _listing(
 
 def server_of(folder: Path, port: int) -> ThreadingHTTPServer:
     """Return a server of the pages that a folder holds now, for this machine alone."""
-    pages = {f"/{file.relative_to(folder).as_posix()}" for file in folder.rglob("*.html")}
-    handler = type("Handler", (_Handler,), {"pages": pages | {"/"}})
+    files = {f"/{file.relative_to(folder).as_posix()}": file for file in folder.rglob("*.html")}
+    films = content_policy(films=True).encode()
+    pages = {path: films in file.read_bytes()[:2000] for path, file in files.items()}
+    handler = type("Handler", (_Handler,), {"pages": {"/": False, **pages}})
     return ThreadingHTTPServer((HOST, port), partial(handler, directory=str(folder)))
 
 
 class _Handler(SimpleHTTPRequestHandler):
     """Answers requests to this machine by its own names, quietly, with pages that it knows."""
 
-    pages: Set[str]
+    pages: Mapping[str, bool]  # True for one with films
 
     def send_head(self) -> Any:
         """Refuse other names: a page of somebody else may have resolved its own name to here."""
@@ -451,7 +453,8 @@ class _Handler(SimpleHTTPRequestHandler):
 
     def end_headers(self) -> None:
         """Have the policy of pages hold for every answer."""
-        self.send_header("Content-Security-Policy", content_policy())
+        films = self.pages.get(unquote(getattr(self, "path", "")), False)
+        self.send_header("Content-Security-Policy", content_policy(films))
         super().end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:

@@ -107,6 +107,7 @@ def _read_data(root: Path, record: ledger.Episode, manifest: Mapping[str, Any]) 
     listed = None if last is None else last.get(ledger.TRAJECTORIES, {})
     for folder, digests in ((ledger.TRAJECTORIES, listed), (ledger.FILMS, None)):
         if (path := ledger.trajectory_path(root, record.index, folder)).exists():
+            check_no_links(root, path.relative_to(root))
             files = [os.path.join(at, file) for at, _, names in os.walk(path) for file in names]
             if (size := sum(os.lstat(file).st_size for file in files)) > _MOST_DATA:
                 raise ValueError(f"expected at most {_MOST_DATA} bytes in {path}, got {size}")

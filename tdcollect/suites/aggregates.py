@@ -547,7 +547,8 @@ class Aggregates:
         notes = [
             f"Differences: {drawn} drawn anew, the same episodes for all policies. Their p-values "
             f"are adjusted by Holm's correction for all {count_text(tested, 'comparison')} of two "
-            f"policies of this leaderboard, in the {LABELS[self.metrics[0]]} alone."
+            f"policies of this leaderboard, in the {LABELS[self.metrics[0]]} alone.",
+            "The intervals of scores do not draw episodes anew: they are about these episodes.",
         ]
         if single := [policy for policy, runs in self.runs.items() if runs == 1]:
             notes.append(f"Differences from {listed_text(single)} take the one run as it is.")

@@ -21,13 +21,19 @@ def test_the_tables_have_the_rows_of_the_script() -> None:
     done = run_script(ROOT / "benchmarks" / "suite_intervals.py", *quick)
     assert done.returncode == 0, done.stderr
     tables = done.stdout.strip().split("\n\n")
-    assert len(tables) == 2
-    for table in tables:
+    assert len(tables) == 4
+    for table in tables[:2]:
         head, _, *rows = table.splitlines()
         name = head.split(" | ")[0]
         shown = PAGE.split(f"\n{name} | ", 1)[1].split("\n\n", 1)[0].splitlines()
         # The same rows; with fewer suites, other figures.
         assert [row.split(" | ")[:2] for row in shown[2:]] == [row.split(" | ")[:2] for row in rows]
+
+    for table, named in zip(tables[2:], (4, 1), strict=True):
+        head, _, *rows = table.splitlines()
+        assert head in PAGE
+        for row in rows:
+            assert f"\n{' | '.join(row.split(' | ')[:named])} | " in PAGE
 
 
 def test_the_notes_of_few_runs_have_the_figures_of_the_tables() -> None:

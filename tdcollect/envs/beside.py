@@ -37,7 +37,7 @@ from tdcollect._upstream.torchrl import (
     without_locks,
     wrapped_env,
 )
-from tdcollect.envs.process.values import InfoEntry, limits
+from tdcollect.envs.process.values import Begun, InfoEntry, Options, limits
 from tdcollect.envs.spaces import SpaceCodec, by_name, compose, key_of, observation_name
 from tdcollect.envs.traits import TRAITS, NotKnown, base_of, runs_once, traits_of, transforms_of
 from tdcollect.randomness import global_states, set_global_states
@@ -385,9 +385,7 @@ class _DirectSlot(SlotEnv):
             info = self._with_lives(info, ended)
         return observation, reward, terminated, truncated, info
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Options | None = None) -> Begun:
         ended = False
         if self._recorder is None:
             observation, info = self.env.reset(seed=seed, options=options)
@@ -440,9 +438,7 @@ class _Recorder(gym.Wrapper[Any, Any, Any, Any]):
         self._keep(given[0], given[4])
         return given
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Options | None = None) -> Begun:
         observation, info = self.env.reset(seed=seed, options=options)
         self._keep(observation, info)
         return observation, info
@@ -477,9 +473,7 @@ class _TensorDictSlot(SlotEnv):
         ends = bool(following[keys.TERMINATED]), bool(following[keys.TRUNCATED])
         return observation, following[keys.REWARD].item(), *ends, info
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Options | None = None) -> Begun:
         begin = None
         if self._present is not None:
             begin = TensorDict({keys.RESET: torch.ones(1, dtype=torch.bool)})

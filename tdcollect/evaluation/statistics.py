@@ -40,9 +40,7 @@ def generator(seed: int, *stream: int) -> np.random.Generator:
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=stream))
 
 
-def resampled_means(
-    values: Values, cut: int, resamples: int, rng: np.random.Generator
-) -> npt.NDArray[np.float64]:
+def resampled_means(values: Values, cut: int, resamples: int, rng: np.random.Generator) -> Values:
     """Return the means of bootstrap resamples of ``values [E]``, each without its extremes.
 
     A resample is E values, drawn with replacement (Efron, *Bootstrap Methods: Another Look at the
@@ -71,9 +69,7 @@ def resampled_means(
     return np.concatenate(found)
 
 
-def _means_by_blocks(
-    values: Values, cut: int, resamples: int, rng: np.random.Generator
-) -> npt.NDArray[np.float64]:
+def _means_by_blocks(values: Values, cut: int, resamples: int, rng: np.random.Generator) -> Values:
     """Return the means of :func:`resampled_means`, drawn by blocks of the sorted values.
 
     Blocks are about ``sqrt(E)`` values long, but each of the ``sqrt(E)`` lowest and highest values

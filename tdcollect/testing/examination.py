@@ -29,7 +29,7 @@ from tdcollect.envs.differences import (
     shown,
 )
 from tdcollect.envs.process.resumable import make_resumable
-from tdcollect.envs.process.values import slot_of
+from tdcollect.envs.process.values import Begun, Options, slot_of
 from tdcollect.envs.process.worker import old_api
 from tdcollect.envs.spaces import SpaceCodec
 from tdcollect.randomness import GlobalRandomness
@@ -387,9 +387,7 @@ class PooledEnv(gym.Env[Any, Any]):
         self.observation_space = self._pool.observation_space
         self.action_space = self._pool.action_space
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Options | None = None) -> Begun:
         if seed is not None:
             self._pool.close()
             self._pool = self._make(seed)

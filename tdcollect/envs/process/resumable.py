@@ -16,6 +16,7 @@ import gymnasium as gym
 import numpy as np
 
 from tdcollect._upstream.others import WRAPPER_STATE
+from tdcollect.envs.process.values import Begun, Options
 
 State = dict[str, Any]
 """An env's state: ``"how"`` to bring it back, and the data for that. Built-in and NumPy types."""
@@ -57,9 +58,7 @@ class ResumableEnv(gym.Wrapper[Any, Any, Any, Any]):
         """The env's own: this wrapper changes nothing."""
         return self.env.spec
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Options | None = None) -> Begun:
         """Start an episode, and record how."""
         if self._rebuild is not None and self._present is not None and not self._snapshots:
             self._past.append(self._present._replace(actions=_stacked(self._present.actions)))

@@ -197,6 +197,11 @@ def write_info(
 # --- reset options -----------------------------------------------------------------------------
 
 
+Options = dict[str, Any]
+Begun = tuple[Any, dict[str, Any]]
+"""What a reset of a gymnasium env gives: the observation and the info."""
+
+
 class EachOptions(dict[Any, Any]):
     """Reset options by slot, in the place of those of all slots."""
 

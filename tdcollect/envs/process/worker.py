@@ -43,6 +43,8 @@ STEP, RESET, CALL = range(3)
 EnvFactory = Callable[[], "gym.Env[Any, Any]"]
 Spaces = tuple[Any, Any]
 """The observation space and the action space."""
+Answer = tuple[dict[int, Described], dict[int, Any]]
+"""By slot, the failures, and the results that fit no array."""
 
 _OLD = re.compile(r"keyword argument 'seed'|expected 5, got 4|step gave 4 values|<class 'gym\.")
 _OLD_API = (
@@ -224,9 +226,7 @@ class Worker(EnvSlots):
         self.infos = infos
         self.info_arrays = map_arrays(self.files[1], shared.num_envs, infos)
 
-    def step(
-        self, slots: Sequence[int] | None, actions: Sequence[Array] | None = None
-    ) -> tuple[dict[int, Described], dict[int, Any]]:
+    def step(self, slots: Sequence[int] | None, actions: Sequence[Array] | None = None) -> Answer:
         """Step ``slots`` (ascending, None for all), with the actions in shared memory unless given.
 
         Returns, by slot, failures, and observation and infos that do not fit the shared memory.
@@ -249,9 +249,7 @@ class Worker(EnvSlots):
 
         return self._each(range(first, first + len(envs)) if slots is None else slots, step)
 
-    def reset(
-        self, starts: Mapping[int, int | None], options: dict[str, Any] | None
-    ) -> tuple[dict[int, Described], dict[int, Any]]:
+    def reset(self, starts: Mapping[int, int | None], options: dict[str, Any] | None) -> Answer:
         """Reset some slots, with one seed each or none; returns what :meth:`step` does."""
 
         def reset(slot: int) -> tuple[Any, Mapping[str, Any]]:
@@ -262,7 +260,7 @@ class Worker(EnvSlots):
 
     def _each(
         self, slots: Iterable[int], call: Callable[[int], tuple[Any, Mapping[str, Any]]]
-    ) -> tuple[dict[int, Described], dict[int, Any]]:
+    ) -> Answer:
         """Write the observation and infos of each slot's call to shared memory, if they fit."""
         failed: dict[int, Described] = {}
         misfits: dict[int, Any] = {}

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy as np
 from gymnasium.vector.utils import create_empty_array
 
 from tdcollect.display import one_line
-from tdcollect.envs.process.pool import Commands, WorkerPool, WorkerProcess, usable_cores
+from tdcollect.envs.process.pool import Commands, Outcome, WorkerPool, WorkerProcess, usable_cores
 from tdcollect.envs.process.values import (
     Array,
     Shared,
@@ -97,10 +98,10 @@ class ProcessBackend(Backend):
         self._pool.call("share", self._shared, self.info)
 
     def reset(self, starts: Starts, options: dict[str, Any] | None, out: SlotBuffers) -> None:
-        failed, misfits = self._pool.ask("reset", RESET, self._resets(starts, options))
-        self._write([slot for slot in starts if slot not in failed], misfits, failed, out)
-        if failed:
-            raise SlotError("reset", dict(sorted(failed.items())))
+        outcome = self._pool.ask("reset", RESET, self._resets(starts, options))
+        self._write(list(starts), outcome, out)
+        if outcome.failed:
+            raise SlotError("reset", dict(sorted(outcome.failed.items())))
 
     def _resets(self, starts: Starts, options: dict[str, Any] | None) -> Commands:
         """The resets of slots, by worker."""
@@ -114,12 +115,10 @@ class ProcessBackend(Backend):
 
     def step(self, actions: Sequence[Array], slots: Sequence[int] | None, out: SlotBuffers) -> None:
         stepped: Sequence[int] = range(self.num_envs) if slots is None else slots
-        failed, misfits = self._pool.ask("step", STEP, self._steps(actions, slots))
-        if failed:
-            stepped = [slot for slot in stepped if slot not in failed]
-        self._write_outcome(self._write(stepped, misfits, failed, out), out)
-        if failed:
-            raise SlotError("step", dict(sorted(failed.items())))
+        outcome = self._pool.ask("step", STEP, self._steps(actions, slots))
+        self._write_outcome(self._write(stepped, outcome, out), out)
+        if outcome.failed:
+            raise SlotError("step", dict(sorted(outcome.failed.items())))
 
     def _steps(self, actions: Sequence[Array], slots: Sequence[int] | None) -> Commands:
         """The steps of ``slots``, by worker.
@@ -170,10 +169,9 @@ class ProcessBackend(Backend):
         came: dict[str, list[int]] = {"step": [], "reset": []}
         errors: dict[str, dict[int, Exception]] = {"step": {}, "reset": {}}
         for asked in self._pool.collect(self.can.wait_num, self._wait_timeout):
-            failed, misfits = self._pool.outcome(asked)
-            fine = [slot for slot in asked.slots if slot not in failed]
-            came[asked.verb] += self._write_singly(fine, misfits, failed, out)
-            errors[asked.verb].update(sorted(failed.items()))
+            outcome = self._pool.outcome(asked)
+            came[asked.verb] += self._write(asked.slots, outcome, out)
+            errors[asked.verb].update(sorted(outcome.failed.items()))
         self._write_outcome(came["step"], out)
         told = [SlotError(verb, failed) if failed else None for verb, failed in errors.items()]
         return Came(came["step"], came["reset"], *told)
@@ -181,34 +179,21 @@ class ProcessBackend(Backend):
     def recall(self) -> None:
         self._pool.forget()
 
-    def _write(
-        self,
-        slots: Sequence[int],
-        misfits: Mapping[int, Any],
-        failed: dict[int, Exception],
-        out: SlotBuffers,
-    ) -> Sequence[int]:
+    def _write(self, slots: Sequence[int], outcome: Outcome, out: SlotBuffers) -> Sequence[int]:
         """Write observations and infos, from shared memory or as they came.
 
-        Returns the slots that are written; adds the errors of the others to ``failed``.
+        Returns the slots that are written; adds the errors of the others to those that failed.
         """
-        if len(slots) < self.num_envs or misfits:
-            return self._write_singly(slots, misfits, failed, out)
-        try:
-            self.observation.write(self._observation, out.observation)
-        except ValueError:
-            return self._write_singly(slots, misfits, failed, out)
-        for array, values in zip(out.info, self._infos, strict=True):
-            array[...] = values
-        return slots
+        failed, misfits = outcome
+        if failed:
+            slots = [slot for slot in slots if slot not in failed]
+        if len(slots) == self.num_envs and not misfits:
+            with suppress(ValueError):  # written singly, they show whose result is at fault
+                self.observation.write(self._observation, out.observation)
+                for array, values in zip(out.info, self._infos, strict=True):
+                    array[...] = values
+                return slots
 
-    def _write_singly(
-        self,
-        slots: Sequence[int],
-        misfits: Mapping[int, Any],
-        failed: dict[int, Exception],
-        out: SlotBuffers,
-    ) -> Sequence[int]:
         def write(slot: int) -> None:
             if slot in misfits:
                 observation, info = misfits[slot]

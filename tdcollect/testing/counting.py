@@ -556,23 +556,14 @@ class _Rows:
         got: torch.Tensor | None = None,
         where: torch.Tensor | None = None,
         first_step: int = 0,
+        wrong: torch.Tensor | None = None,
     ) -> None:
-        """Fail at the first row (of those in ``where``) that is not as expected."""
+        """Fail at the first row, of those in ``where``, that is not as expected; or is ``wrong``."""
         got = self[key] if got is None else got
-        expected = torch.as_tensor(expected, device=got.device).expand(got.shape)
-        wrong = (got != expected).flatten(2).any(-1) if got.ndim > 2 else got != expected
-        self.refuse(rule, key, wrong if where is None else wrong & where, expected, got, first_step)
-
-    def refuse(
-        self,
-        rule: str,
-        key: Key,
-        wrong: torch.Tensor,
-        expected: torch.Tensor | str,
-        got: torch.Tensor,
-        first_step: int = 0,
-    ) -> None:
-        """Fail if any row is wrong (bool ``[N, T]``), naming the earliest one."""
+        if wrong is None:
+            expected = torch.as_tensor(expected, device=got.device).expand(got.shape)
+            wrong = (got != expected).flatten(2).any(-1) if got.ndim > 2 else got != expected
+        wrong = wrong if where is None else wrong & where
         if not wrong.any():
             return
         step = int(wrong.any(0).nonzero()[0])
@@ -683,9 +674,9 @@ def _check_traj_ids(rows: _Rows, before: _Rows | None) -> None:
     within = step[:, 1:] > 0
     rule = "traj_ids stay the same within an episode"
     rows.check(rule, keys.TRAJ_IDS, ids[:, :-1], ids[:, 1:], within, first_step=first + 1)
-    same = ~within & (ids[:, 1:] == ids[:, :-1])
+    same = ids[:, 1:] == ids[:, :-1]
     rule = "traj_ids change where an episode starts"
-    rows.refuse(rule, keys.TRAJ_IDS, same, "another id", ids[:, 1:], first_step=first + 1)
+    rows.check(rule, keys.TRAJ_IDS, "another id", ids[:, 1:], ~within, first + 1, wrong=same)
     _check_unique(rows, seen)
 
 
@@ -700,7 +691,7 @@ def _check_unique(rows: _Rows, seen: torch.Tensor) -> None:
     repeated = torch.zeros_like(chunks)
     repeated[chunks] = counts[index] > 1
     repeated |= starts & torch.isin(ids, seen)
-    rows.refuse("no two episodes share a traj_id", keys.TRAJ_IDS, repeated, "a new id", ids)
+    rows.check("no two episodes share a traj_id", keys.TRAJ_IDS, "a new id", wrong=repeated)
 
 
 def _check_bookkeeping(rows: _Rows) -> None:

@@ -397,7 +397,10 @@ def read_trajectory(path: Path) -> Any:
     from tensordict import TensorDict
 
     def mapped(file: Path, name: str, shape: list[int]) -> torch.Tensor:
-        return torch.from_numpy(_mapped(file, name, shape)).view(getattr(torch, name))
+        dtype, size = getattr(torch, name), prod(shape)
+        if not size:  # has no file
+            return torch.empty(shape, dtype=dtype)
+        return torch.from_file(str(file), shared=False, size=size, dtype=dtype).view(shape)
 
     def made(entries: dict[str, Any], shape: list[int]) -> TensorDict:
         return TensorDict(entries, shape, device="cpu")
@@ -412,15 +415,14 @@ def read_arrays(path: Path) -> dict[str, Any]:
     ``bfloat16``, which NumPy lacks, is read as the ``uint16`` of the same bits.
     """
 
+    def mapped(file: Path, name: str, shape: list[int]) -> np.ndarray[Any, Any]:
+        if not prod(shape):
+            return np.empty(shape, _dtype(name))
+        return np.memmap(file, _dtype(name), "c", shape=tuple(shape)).view(np.ndarray)
+
     with _reading(path):
-        found: dict[str, Any] = _read(path, _mapped, lambda entries, shape: entries)
+        found: dict[str, Any] = _read(path, mapped, lambda entries, shape: entries)
         return found
-
-
-def _mapped(file: Path, name: str, shape: list[int]) -> np.ndarray[Any, Any]:
-    if not prod(shape):  # has no file
-        return np.empty(shape, _dtype(name))
-    return np.memmap(file, _dtype(name), "c", shape=tuple(shape)).view(np.ndarray)
 
 
 def _dtype(name: str) -> np.dtype[Any]:

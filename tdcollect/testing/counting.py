@@ -558,7 +558,7 @@ class _Rows:
         first_step: int = 0,
         wrong: torch.Tensor | None = None,
     ) -> None:
-        """Fail at the first row, of those in ``where``, that is not as expected; or is ``wrong``."""
+        """Fail at the first row, of those in ``where``, that is not as expected, or ``wrong``."""
         got = self[key] if got is None else got
         if wrong is None:
             expected = torch.as_tensor(expected, device=got.device).expand(got.shape)

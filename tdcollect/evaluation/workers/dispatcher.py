@@ -28,6 +28,7 @@ from tdcollect.evaluation.workers.local import (
     MOST_HELD,
     Ended,
     Fetch,
+    Message,
     Open,
     Opened,
     Probing,
@@ -134,8 +135,8 @@ class Dispatcher:
         workers.turn += 1
         try:
             while found := list(workers.wait(0)):  # what was left unread comes before an end
-                for worker, answer in found:
-                    if answer is None or isinstance(answer, Raised):
+                for worker, message in found:
+                    if message is None or isinstance(message.what, Raised):
                         self._end(worker)  # which had nothing to do
         except BaseException:
             self.close()
@@ -197,9 +198,12 @@ class Dispatcher:
         idle = not self._schedule.held(worker.rank)
         more = self._schedule.hand_out(worker.rank, opened.slots)
         if more:
-            worker.send(Run(self.workers.turn, work.key, more, work.keep))
+            self._send(worker, work, Run(more, work.keep))
             if idle:
                 self._watch(worker)
+
+    def _send(self, worker: Worker, work: Evaluation, what: Open | Run | Fetch) -> None:
+        worker.send(Message(self.workers.turn, work.key, what))
 
     def _watch(self, worker: Worker) -> None:
         """Begin to look at the steps of a worker that is at work from now on."""
@@ -216,7 +220,7 @@ class Dispatcher:
             ready = [r for r, seat in self._schedule.seats_at(work).items() if seat.opened]
             if ready and self.workers.crew[min(ready)] is not asked:
                 asked = self.workers.crew[min(ready)]
-                asked.send(Fetch(self.workers.turn, work.key))
+                self._send(asked, work, Fetch())
             for _, what in chain(self.hand_out(), self.answers()):
                 if isinstance(what, Exception):
                     raise what
@@ -229,13 +233,14 @@ class Dispatcher:
         answers = list(self.workers.wait(seconds))
         # Before anything else, as a worker cannot go on whose answers are not read.
         hanging = self._hanging({worker.rank for worker, _ in answers}) if timeout else []
-        for worker, answer in answers:
+        for worker, message in answers:
             there = self.workers.crew.get(worker.rank) is worker
-            if answer is None:
+            if message is None:
                 if there:
                     yield from self._lose(worker)
                 continue
-            work = self._by_key.get(answer.key) if answer.turn == self.workers.turn else None
+            turn, key, answer = message
+            work = self._by_key.get(key) if turn == self.workers.turn else None
             seat = self._schedule.seats.get(worker.rank) if there else None
             if isinstance(answer, Raised) and there:
                 self._end(worker)  # its env may be anywhere
@@ -252,7 +257,7 @@ class Dispatcher:
                 seat.skipped = answer.skipped
             elif isinstance(answer, State):
                 self._states.append(answer.state)
-            else:
+            elif isinstance(answer, Raised):
                 yield self._fail(work, raised_there(answer.failure, worker.name))
         for worker, limit in hanging:
             if self.workers.crew.get(worker.rank) is worker:
@@ -278,8 +283,7 @@ class Dispatcher:
         self._by_key[key] = work
         sent = None if key in worker.holds else job
         verdict = self.workers.verdicts.get(env_key)
-        turn, skipped = self.workers.turn, work.skipped
-        worker.send(Open(turn, around, key, sent, work.weights, verdict, skipped))
+        self._send(worker, work, Open(around, sent, work.weights, verdict, work.skipped))
         worker.holds = [*(held for held in worker.holds if held != key), key][-MOST_HELD:]
         self._watch(worker)
 

@@ -58,14 +58,11 @@ MOST_HELD = 4
 class Open(NamedTuple):
     """Make env and policy of a job, unless they are there; set the policy's weights.
 
-    ``turn`` tells evaluations apart, in all messages, and ``key`` jobs. ``job`` is None if this
-    worker holds it, ``weights`` are None to leave them, and ``verdict`` to probe the env, without
-    the ``skipped`` groups of seeds, which end workers.
+    ``job`` is None if this worker holds it, ``weights`` are None to leave them, and ``verdict`` to
+    probe the env, without the ``skipped`` groups of seeds, which end workers.
     """
 
-    turn: int
     around: Surroundings
-    key: str
     job: bytes | None
     weights: Mapping[str, bytes] | None
     verdict: Verdict | None
@@ -75,8 +72,6 @@ class Open(NamedTuple):
 class Run(NamedTuple):
     """Run these episodes of a job too, with their data if ``keep``."""
 
-    turn: int
-    key: str
     indices: Sequence[int]
     keep: bool
 
@@ -84,15 +79,10 @@ class Run(NamedTuple):
 class Fetch(NamedTuple):
     """Answer with the policy's ``state_dict``."""
 
-    turn: int
-    key: str
-
 
 class Opened(NamedTuple):
     """Env and policy of a job are there; with the manifest as this worker sees it, but for git."""
 
-    turn: int
-    key: str
     manifest: dict[str, Any]
     verdict: Verdict
     slots: int
@@ -103,16 +93,12 @@ class Opened(NamedTuple):
 class Probing(NamedTuple):
     """Env and policy of a job are made, and the env is probed, without ``skipped`` groups."""
 
-    turn: int
-    key: str
     skipped: int
 
 
 class Ended(NamedTuple):
     """An episode ended: its record, its error as text if it failed, its data if they are kept."""
 
-    turn: int
-    key: str
     record: Episode
     error: str | None
     data: TensorDict | None
@@ -121,21 +107,21 @@ class Ended(NamedTuple):
 class State(NamedTuple):
     """The policy's ``state_dict``, on the CPU; empty if it has none."""
 
-    turn: int
-    key: str
     state: dict[str, Any]
 
 
 class Raised(NamedTuple):
     """A job cannot go on: the exception that says why."""
 
-    turn: int
-    key: str
     failure: Described
 
 
-Message = Open | Run | Fetch
-Answer = Probing | Opened | Ended | State | Raised
+class Message(NamedTuple):
+    """A message to a worker, or its answer: the number of the evaluation, the job, and what."""
+
+    turn: int
+    key: str
+    what: Open | Run | Fetch | Probing | Opened | Ended | State | Raised
 
 
 class Worker(ABC):
@@ -208,7 +194,7 @@ class Workers(contextlib.AbstractContextManager["Workers"], ABC):
         """Start a worker, or another one in the place of one that was lost."""
 
     @abstractmethod
-    def wait(self, seconds: float) -> Iterable[tuple[Worker, Answer | None]]:
+    def wait(self, seconds: float) -> Iterable[tuple[Worker, Message | None]]:
         """Wait for answers, so long at most; None comes from a worker that is lost."""
 
     def close(self) -> None:
@@ -340,7 +326,7 @@ class LocalWorkers(Workers):
         worker = self.crew[rank] = LocalWorker(rank, start)
         return worker
 
-    def wait(self, seconds: float) -> Iterator[tuple[Worker, Answer | None]]:
+    def wait(self, seconds: float) -> Iterator[tuple[Worker, Message | None]]:
         awaited: dict[int, LocalWorker] = {}
         waiting = select.poll()
         for worker in self.crew.values():
@@ -403,7 +389,7 @@ class LocalWorker(Worker):
         with contextlib.suppress(OSError):
             self._channel.send(message)
 
-    def answers(self, ready: set[int]) -> Iterator[Answer | None]:
+    def answers(self, ready: set[int]) -> Iterator[Message | None]:
         """Yield the answers that are there; None if the process has ended, and said all it had to.
 
         ``ready`` are the descriptors that an event was seen on.

@@ -19,7 +19,6 @@ from tdcollect._upstream.others import bounded, started_here
 from tdcollect.display import count_text
 from tdcollect.evaluation.workers.local import (
     EXIT_SECONDS,
-    Answer,
     LocalWorker,
     LocalWorkers,
     Message,
@@ -134,7 +133,7 @@ class RayWorkers(Workers):
             f"each; {waiting} will wait until it grows"
         )
 
-    def wait(self, seconds: float) -> Iterator[tuple[Worker, Answer | None]]:
+    def wait(self, seconds: float) -> Iterator[tuple[Worker, Message | None]]:
         deadline = time.monotonic() + seconds
         answered = False
         while not answered and self.crew:
@@ -301,7 +300,7 @@ class _Remote(Worker):
             pickled = self._actors.stored(pickle.dumps(message))
             self._actor.put.options(**_PUT).remote(self._life, pickled)
 
-    def read(self) -> Iterator[Answer | None]:
+    def read(self) -> Iterator[Message | None]:
         """Yield the answer that is there; None if the worker was lost instead."""
         import ray
 

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -34,7 +35,6 @@ from tdcollect.evaluation.requested import RequestedEnv, placed, policy_from
 from tdcollect.evaluation.settings import EvaluationSettings
 from tdcollect.evaluation.workers.local import (
     MOST_HELD,
-    Answer,
     Ended,
     Fetch,
     Message,
@@ -221,7 +221,7 @@ Receive = Callable[[bool], Message | None]
 is none yet."""
 
 
-def serve(receive: Receive, beat: Callable[[], None]) -> Generator[Answer, None, None]:
+def serve(receive: Receive, beat: Callable[[], None]) -> Generator[Message, None, None]:
     """Do what the driver says until it goes; yields the answers, and calls ``beat`` at each step.
 
     Running out of memory ends the loop, as it would end the process elsewhere: what fits beside
@@ -233,20 +233,21 @@ def serve(receive: Receive, beat: Callable[[], None]) -> Generator[Answer, None,
     message = receive(True)
     try:
         while message is not None:
-            turn, key = message.turn, message.key
+            turn, key, what = message
+            answer = partial(Message, turn, key)
             try:
-                if isinstance(message, Open):
-                    message.around.enter()
-                    yield from _open(jobs, message, beat)
-                elif isinstance(message, Fetch):
-                    yield State(turn, key, _state(jobs[key].policy))
-                else:
-                    feed.begin(message)
-                    yield from _ended(jobs[key], message, feed)
+                if isinstance(what, Open):
+                    what.around.enter()
+                    yield from map(answer, _open(jobs, key, what, beat))
+                elif isinstance(what, Fetch):
+                    yield answer(State(_state(jobs[key].policy)))
+                elif isinstance(what, Run):
+                    feed.begin(turn, what)
+                    yield from map(answer, _ended(jobs[key], what, feed))
             except Exception as error:
                 if _lacks_memory(error):
                     raise
-                yield Raised(turn, key, described(error))
+                yield answer(Raised(described(error)))
             message = feed.following.pop() if feed.following else receive(True)
     finally:
         for collector in jobs.values():
@@ -260,9 +261,8 @@ def _lacks_memory(error: Exception) -> bool:
 
 
 def _open(
-    jobs: dict[str, EvaluationCollector], message: Open, beat: Callable[[], None]
-) -> Iterator[Answer]:
-    turn, key = message.turn, message.key
+    jobs: dict[str, EvaluationCollector], key: str, message: Open, beat: Callable[[], None]
+) -> Iterator[Probing | Opened]:
     collector = jobs.pop(key, None)
     if collector is None:
         assert message.job is not None  # else the driver knows that it is held here
@@ -273,11 +273,11 @@ def _open(
     if message.weights is not None:
         set_weights(collector, message.weights)
     if message.verdict is None:
-        yield Probing(turn, key, message.skipped)
+        yield Probing(message.skipped)
     verdict = collector.prepare(message.verdict, beat, message.skipped)
     assert verdict is not None
     env, threads = repr(collector.base), torch.get_num_threads()
-    yield Opened(turn, key, subject(collector), verdict, collector.slots, env, threads)
+    yield Opened(subject(collector), verdict, collector.slots, env, threads)
 
 
 def _state(policy: Any) -> dict[str, Any]:
@@ -292,7 +292,7 @@ def _ended(collector: EvaluationCollector, message: Run, feed: _Feed) -> Iterato
     for finished in collector.run(message.keep, feed):
         record = finished.record
         error = None if record.completed else collector.errors[record.index]
-        yield Ended(message.turn, message.key, record, error, finished.data)
+        yield Ended(record, error, finished.data)
         feed.stepped()  # to send them may take as long as a step
         del finished  # else its data would stay in memory beside the next one's
 
@@ -310,8 +310,8 @@ class _Feed(Feed):
         self.stepped = beat  # type: ignore[method-assign]
         self.following: list[Message | None] = []
 
-    def begin(self, message: Run) -> None:
-        self._turn, self._keep = message.turn, message.keep
+    def begin(self, turn: int, message: Run) -> None:
+        self._turn, self._keep = turn, message.keep
         self._waiting = deque(message.indices)
 
     def __next__(self) -> int:
@@ -329,9 +329,9 @@ class _Feed(Feed):
         return not self.following
 
     def _take(self, message: Message | None) -> None:
-        more = isinstance(message, Run) and (message.turn, message.keep) == (self._turn, self._keep)
-        if more:
-            self._waiting += message.indices  # type: ignore[union-attr]
+        run = None if message is None or message.turn != self._turn else message.what
+        if isinstance(run, Run) and run.keep == self._keep:
+            self._waiting += run.indices
         else:
             self.following.append(message)
 

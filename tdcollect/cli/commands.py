@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping
-from contextlib import ExitStack, redirect_stdout, suppress
+from contextlib import redirect_stdout, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from tdcollect.cli.program import (
     print_json,
     program,
     resumable,
+    running,
     say,
     say_result,
     status_of,
@@ -93,12 +94,7 @@ def evaluate(
             raise click.UsageError(f"{needs}: --output-dir DIR")
     if episodes == 0:
         raise ValueError("expected --episodes to be positive, got 0: there is nothing to report")
-    with (
-        redirect_stdout(sys.stderr),  # for what the user's own code prints
-        resumable(output_dir),
-        ExitStack() as stack,
-    ):
-        crew = options.crew_of(stack, given)
+    with running(output_dir, given) as crew:
         import tdcollect
         from tdcollect.evaluation.directory import check_directory
         from tdcollect.evaluation.tails import indices_of
@@ -225,8 +221,7 @@ def race(
     for name in checkpoints | vecnormalizes:
         if name not in policies:
             raise click.UsageError(f"expected a name of --policy, {[*policies]}, got {name!r}")
-    with redirect_stdout(sys.stderr), resumable(output_dir), ExitStack() as stack:
-        crew = options.crew_of(stack, given)
+    with running(output_dir, given) as crew:
         import tdcollect
 
         parts = {name: given.pop(name) for name in ("wrappers", "transforms", "env_state")}
@@ -653,8 +648,7 @@ def run(file: Path, output_dir: Path, quiet: bool, as_json: bool, **chosen: Any)
     FILE is the TOML file of the suite. The exit status is 3 if episodes were lost with their
     workers; else 1 if an evaluation could not run, or episodes failed.
     """
-    with redirect_stdout(sys.stderr), resumable(output_dir), ExitStack() as stack:
-        crew = options.crew_of(stack, chosen)
+    with running(output_dir, chosen) as crew:
         read = _suite_of(file, chosen)
         found = read.run(output_dir, workers=crew, progress=not quiet, **chosen)
     return _say_suite(found, output_dir, as_json, quiet)

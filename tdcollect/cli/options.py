@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from contextlib import ExitStack
 from functools import partial, reduce
 from pathlib import Path
 from typing import Any
@@ -188,20 +187,6 @@ recheck = flag(
     callback=lambda context, parameter, given: not given,
     help="Do not run the shortest episode once more at the end; results.json tells.",
 )
-
-
-def crew_of(stack: ExitStack, given: dict[str, Any]) -> Any:
-    """Take the options of ``crew`` out of all; return the workers, to be closed with the stack."""
-    workers, count, address = (given.pop(n) for n in ("workers", "ray_workers", "ray_address"))
-    if count is not None and workers is not None:
-        raise click.UsageError("--workers and --ray-workers exclude each other; give one of them")
-    if address is not None and count is None:
-        raise click.UsageError("--ray-address goes with --ray-workers N")
-    if count is None:
-        return workers
-    import tdcollect
-
-    return stack.enter_context(tdcollect.RayWorkers(count, address=address))
 
 
 selection = together(

@@ -9,7 +9,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +78,22 @@ def resumable(output_dir: Path | None) -> Iterator[None]:
         if output_dir is None:
             raise
         raise click.Abort("the same command resumes the evaluation") from error
+
+
+@contextmanager
+def running(output_dir: Path | None, given: dict[str, Any]) -> Iterator[Any]:
+    """Give the workers that were asked for; what the user's own code prints goes to stderr."""
+    workers, count, address = (given.pop(n) for n in ("workers", "ray_workers", "ray_address"))
+    if count is not None and workers is not None:
+        raise click.UsageError("--workers and --ray-workers exclude each other; give one of them")
+    if address is not None and count is None:
+        raise click.UsageError("--ray-address goes with --ray-workers N")
+    with redirect_stdout(sys.stderr), resumable(output_dir), ExitStack() as stack:
+        if count is not None:
+            import tdcollect
+
+            workers = stack.enter_context(tdcollect.RayWorkers(count, address=address))
+        yield workers
 
 
 def drop_output() -> None:

@@ -212,13 +212,9 @@ def _check_num_envs(env: Any, num_envs: int | None) -> int:
                 "leave num_envs out"
             )
         return env.num_envs
+    check.positive_int_or_none(num_envs=num_envs)
     if num_envs is None:
         return 1
-    if not check.is_count(num_envs, 1):
-        raise ValueError(
-            "expected num_envs to be a positive int, or None for one unbatched slot, got "
-            f"{num_envs!r}"
-        )
     if isinstance(env, gym.Env) and num_envs > 1:
         raise ValueError(
             f"expected a gymnasium id or a callable to make {num_envs} slots from, got the single "

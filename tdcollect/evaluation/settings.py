@@ -137,10 +137,7 @@ class EvaluationSettings:
     def __post_init__(self) -> None:
         indices = _indices(self.episodes)
         object.__setattr__(self, "episode_indices", indices)
-        if not is_count(self.seed):
-            raise ValueError(
-                f"expected a root seed that is an int and not negative, got {self.seed!r}"
-            )
+        check.count(seed=self.seed)
         check.positive_int_or_none(num_envs=self.num_envs)
         if self.max_episode_steps != math.inf:
             check.positive_int_or_none(max_episode_steps=self.max_episode_steps)

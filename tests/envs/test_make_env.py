@@ -123,7 +123,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     *(
         ({**more, name: value}, told.format(name))
         for name, values, told, more in [
-            ("num_envs", NO_COUNT, "expected {} to be a positive int, or None for", {}),
+            ("num_envs", NO_COUNT, "expected {} to be a positive int or None", {}),
             ("max_episode_steps", NO_COUNT, "expected {} to be a positive int or None, got", {}),
             ("num_workers", [*NO_COUNT, 3], COUNT, TWO),
             ("wait_num", [*NO_COUNT, 3], COUNT, TWO),

@@ -47,7 +47,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"queue_size": 0}, "expected queue_size to be a positive int, got 0"),
     ({"max_steps": -1}, "expected max_episode_steps to be a positive int or None, got -1"),
     ({"frames_per_batch": 0}, "expected frames_per_batch to be a positive int or None, got 0"),
-    ({"seed": -1}, "expected a root seed that is an int and not negative, got -1"),
+    ({"seed": -1}, "expected seed to be an int and not negative, got -1"),
     ({"busy_policy": "replace"}, "busy_policy to be 'queue', 'skip' or 'error', got 'repl"),
     ({"backend": "invalid"}, "expected backend to be 'thread', 'process' or 'ray', got 'inv"),
     ({"best": "median"}, "expected best to be 'mean' or 'iqm', got 'median'"),

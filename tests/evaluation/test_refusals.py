@@ -298,7 +298,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("episodes", [2**63], r"below 2\*\*63"),
     ("episodes", 2**63, r"below 2\*\*63"),
     ("episodes", True, COUNT),
-    ("seed", -1, "expected a root seed that is an int and not negative, got -1"),
+    ("seed", -1, "expected seed to be an int and not negative, got -1"),
     ("seed", 0.5, "expected a root seed"),
     ("env_seeds", [1, 2], "expected a seed for each .* up to index 4, got 2 seeds"),
     ("env_seeds", 5, "expected env_seeds to be one int per episode, or a function"),

@@ -112,14 +112,10 @@ class TrajectoryIndex:
         done = _grid(batch, keys.NEXT_DONE if done_key is None else done_key, time_dim)
         mask = _grid(batch, beside(ids_at, keys.MASK), time_dim)
 
-        if trajectory_key is not None and ids is None:
-            raise KeyError(
-                f"expected an entry {trajectory_key!r} with trajectory ids, got {entries_of(batch)}"
-            )
-        if done_key is not None and done is None:
-            raise KeyError(
-                f"expected an entry {done_key!r} with done flags, got {entries_of(batch)}"
-            )
+        asked = (("trajectory ids", trajectory_key, ids), ("done flags", done_key, done))
+        for what, key, found in asked:
+            if key is not None and found is None:
+                raise KeyError(f"expected an entry {key!r} with {what}, got {entries_of(batch)}")
         if ids is not None and (ids.is_floating_point() or ids.is_complex()):
             raise TypeError(f"expected integer ids in {ids_at!r}, got {ids.dtype}")
         for name, flags in (("done flags", done), ("the mask", mask)):

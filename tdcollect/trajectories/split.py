@@ -327,11 +327,7 @@ def unpad(padded: TensorDictBase, *, mask_key: Key | None = None) -> TensorDict:
         ValueError, TypeError: for a mask of another shape, or not of bools.
     """
     mask_key = beside(keys.TRAJ_IDS, keys.MASK) if mask_key is None else mask_key
-    mask = padded.get(mask_key, None)
-    if mask is None:
-        raise KeyError(
-            f"expected a mask in {mask_key!r}, got {entries_of(padded)}: name it with mask_key="
-        )
+    mask = _entry(padded, mask_key, "a mask", "mask_key")
     if mask.dtype is not torch.bool:
         raise TypeError(f"expected a mask of dtype torch.bool, got {mask.dtype}")
     if mask.shape != padded.batch_size:
@@ -517,11 +513,11 @@ def last(batch: TensorDictBase, index: TrajectoryIndex | None = None) -> TensorD
     return flat_rows(batch, index.time_dim, index.starts + index.lengths - 1)
 
 
-def _entry(batch: TensorDictBase, key: Key) -> torch.Tensor:
+def _entry(batch: TensorDictBase, key: Key, what: str = "rewards", by: str = "key") -> torch.Tensor:
     value = batch.get(key, None)
     if value is None:
         raise KeyError(
-            f"expected rewards in {key!r}, got {entries_of(batch)}: name the entry with key="
+            f"expected {what} in {key!r}, got {entries_of(batch)}: name the entry with {by}="
         )
     return value
 

@@ -60,7 +60,7 @@ OTHER_INDEX = r"batch of size \[2, 4\], as the index has it, got \[2, 3"
 OTHER_VALUES = r"values of shape \[2, 4, '...'\].*batch size of the index.*got \[2, 3\]"
 TWO_ORIGINS = "expected index= or trajectory_key= and done_key=, got both"
 WITHOUT_IDS = make(DONE, ids=False)
-NO_MASK = r"expected a mask in .*'mask'.*name it with mask_key="
+NO_MASK = r"expected a mask in .*'mask'.*name the entry with mask_key="
 CASES: list[tuple[type[Exception], Callable[[], Any], str]] = [
     (ValueError, lambda: SPLIT(make(DONE)[0, 0]), NO_TIME),
     (ValueError, lambda: returns(make(DONE)[0, 0]), NO_TIME),

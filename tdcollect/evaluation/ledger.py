@@ -118,21 +118,10 @@ class Episode:
             )
         own = {name: found[key] for name, key in KEYS.items()}
         record = cls(**own, group_returns=groups, metrics=metrics)
-        plain = isinstance(groups, dict) and {*map(type, groups.values())} == {float}
-        if groups is not None and not (record.completed and plain):
-            raise ValueError(
-                f"expected {GROUPS} to be one float per reward entry, in an episode that "
-                f"completed, got {_shortened(groups)}"
-            )
-        if metrics is not None and not (record.completed and _are_metrics(metrics)):
-            raise ValueError(
-                f"expected {METRICS} to be a float or null by name, in an episode that completed, "
-                f"got {_shortened(metrics)}"
-            )
         for name, (accepts, expected) in _CHECKS[record.status in (FAILED, LOST)].items():
-            value = getattr(record, name)
+            value, key = getattr(record, name), KEYS.get(name, name)
             if not accepts(value):
-                raise ValueError(f"expected {KEYS[name]} to be {expected}, got {_shortened(value)}")
+                raise ValueError(f"expected {key} to be {expected}, got {_shortened(value)}")
         return record
 
 
@@ -158,13 +147,12 @@ def is_metric_name(name: Any) -> bool:
     return fits and name not in KEYS.values()
 
 
+def _are_floats(found: Any, kinds: set[type]) -> bool:
+    return isinstance(found, dict) and bool(found) and {*map(type, found.values())} <= kinds
+
+
 def _are_metrics(found: Any) -> bool:
-    return (
-        isinstance(found, dict)
-        and bool(found)
-        and all(map(is_metric_name, found))
-        and {*map(type, found.values())} <= {float, type(None)}
-    )
+    return _are_floats(found, {float, type(None)}) and all(map(is_metric_name, found))
 
 
 def is_digest(value: Any) -> bool:
@@ -197,6 +185,14 @@ _MEASURED = {
     "truncated": _BOOL,
     "success": (lambda value: value is None or isinstance(value, bool), "true, false or null"),
     "digest": (is_digest, "a SHA-256 in hexadecimal"),
+    GROUPS: (
+        lambda value: value is None or _are_floats(value, {float}),
+        "one float per reward entry",
+    ),
+    METRICS: (
+        lambda value: value is None or _are_metrics(value),
+        "a float or null by name",
+    ),
 }
 # The check of each attribute, by whether the episode did not complete.
 _CHECKS: dict[bool, dict[str, Any]] = {

@@ -382,13 +382,10 @@ def _dtype(player: TorchRLPlayer) -> str:
     for where, row in player.all_rows():
         for key, spec in specs.items():
             value = row[under_next(key)]
-            if value.dtype != spec.dtype:
-                raise Failed(f"{where}: next {key!r}: expected {spec.dtype}, got {value.dtype}")
-            if value.shape != spec.shape:
-                raise Failed(
-                    f"{where}: next {key!r}: expected shape {list(spec.shape)}, got "
-                    f"{list(value.shape)}"
-                )
+            shapes = f"shape {list(spec.shape)}", f"shape {list(value.shape)}"
+            for expected, got in ((spec.dtype, value.dtype), shapes):
+                if expected != got:
+                    raise Failed(f"{where}: next {key!r}: expected {expected}, got {got}")
     return ""
 
 

@@ -299,7 +299,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("episodes", 2**63, r"below 2\*\*63"),
     ("episodes", True, COUNT),
     ("seed", -1, "expected seed to be an int and not negative, got -1"),
-    ("seed", 0.5, "expected a root seed"),
+    ("seed", 0.5, "expected seed to be an int"),
     ("env_seeds", [1, 2], "expected a seed for each .* up to index 4, got 2 seeds"),
     ("env_seeds", 5, "expected env_seeds to be one int per episode, or a function"),
     ("env_seeds", [0, 1, -1, 3, 4], "got -1 for episode 2"),

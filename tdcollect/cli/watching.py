@@ -5,6 +5,7 @@ Nothing is written, and no lock is taken: the run cannot notice.
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import time
@@ -26,7 +27,10 @@ from tdcollect.suites.results import error_beside, read_folder
 from tdcollect.suites.suite import EVALUATIONS
 
 WAITING, RUNNING, STOPPED, FINISHED = "waiting", "running", "stopped", "finished"
-_PATIENCE = 10.0  # seconds without a writer, as between two evaluations of a suite
+# Seconds without a writer: a race has none as it draws its page, and a suite has none as it makes
+# the env and the policy of its next evaluation.
+_PATIENCE = {"race": 10.0, "suite": 60.0}
+_REST = 20  # times as long as a look took: the run has better use for the processors
 _LOCKS = Path("/proc/locks")
 
 
@@ -35,7 +39,7 @@ class Watched:
 
     def __init__(self, root: Path):
         self.root = root
-        self._parts: dict[Path, tuple[list[Any], Files]] = {}  # begun, and when they were read
+        self._parts: dict[Path, Files] = {}  # evaluations that have begun
         self._looks: race.Looks | None = None
         self._since: tuple[float, int] | None = None
 
@@ -47,26 +51,24 @@ class Watched:
             check_output(self.root, "an evaluation, a race or a suite", kinds)
             return {"kind": "run", "state": WAITING}
         found = kind()
-        found["episodes"] = sum(len(files.episodes) for _, files in self._parts.values())
-        changed = [stamps[0][0] for stamps, _ in self._parts.values() if stamps[0]]
-        found["quiet"] = max(0.0, time.time() - max(changed)) if changed else 0.0
+        found["episodes"] = sum(len(files.episodes) for files in self._parts.values())
+        ledgers = [_stat(root / ledger.EPISODES) for root in self._parts]
+        changed = max((one.st_mtime for one in ledgers if one), default=time.time())
+        found["quiet"] = max(0.0, time.time() - changed)
         found["writers"] = writers = _writers(self._parts)
-        gone = writers == [] and found["quiet"] > _PATIENCE
+        gone = writers == [] and found["quiet"] > _PATIENCE.get(found["kind"], 0.0)
         found["state"] = FINISHED if found.pop("ended") else STOPPED if gone else RUNNING
         return found | self._pace(found)
 
     def _read(self, roots: Sequence[Path]) -> list[Files | None]:
-        """Return the files of evaluations, read again where they have changed; None without any."""
-        parts = {}
+        """Return the files of evaluations, of which those that have ended are read once."""
+        before, self._parts = self._parts, {}
         for root in roots:
-            if (root / ledger.MANIFEST).exists():
-                stamps = [_stamp(root / n) for n in (ledger.EPISODES, ledger.RESULTS, ledger.SHARD)]
-                then, files = self._parts.get(root, (None, None))
-                if files is None or then != stamps:
-                    files = ledger.read_directory(root)
-                parts[root] = stamps, files
-        self._parts = parts
-        return [parts[root][1] if root in parts else None for root in roots]
+            if root in before and before[root].last is not None:
+                self._parts[root] = before[root]
+            elif (root / ledger.MANIFEST).exists():
+                self._parts[root] = ledger.read_directory(root)
+        return [self._parts.get(root) for root in roots]
 
     def _whole(self) -> dict[str, Any]:
         (files,) = self._read([self.root])
@@ -119,11 +121,9 @@ class Watched:
         return {"per_minute": pace, "seconds_left": 60 * max(0, found["of"] - count) / pace}
 
 
-def _stamp(file: Path) -> tuple[float, int, int] | None:
-    """Return what changes with a file; None if it is not there."""
+def _stat(file: Path) -> os.stat_result | None:
     with suppress(FileNotFoundError):
-        found = file.stat()
-        return found.st_mtime, found.st_size, found.st_ino
+        return file.stat()
     return None
 
 
@@ -140,8 +140,7 @@ def _writers(roots: Iterable[Path]) -> list[dict[str, int]] | None:
     """Return the processes of this machine that have locked a directory; None if none can tell."""
     if not _LOCKS.exists():
         return None
-    stamps = [_stamp(root / LOCK) for root in roots]
-    inodes = {str(stamp[2]) for stamp in stamps if stamp is not None}
+    inodes = {str(found.st_ino) for root in roots if (found := _stat(root / LOCK)) is not None}
     held = [line.split() for line in _LOCKS.read_text().splitlines() if " POSIX " in line]
     # number, POSIX, ADVISORY, WRITE, process, device:inode; one that waits has an arrow before
     pids = {int(words[4]) for words in held if words[5].rpartition(":")[2] in inodes}
@@ -189,7 +188,7 @@ def follow(root: Path, interval: float | None, as_json: bool) -> None:
     watched, rows = Watched(root), 0
     drawn = sys.stdout.isatty() and not as_json
     while True:
-        found = watched.look()
+        began, found = time.monotonic(), watched.look()
         head, facts = f"{root}: {found['kind']} {found['state']}", [*_facts(found)]
         if as_json:
             print_json(None, directory=root, **found)
@@ -199,7 +198,8 @@ def follow(root: Path, interval: float | None, as_json: bool) -> None:
             say(f"{time.strftime('%H:%M:%S')} {head}: {'; '.join(facts)}")
         if found["state"] == FINISHED:
             return
-        time.sleep(interval or (2.0 if drawn else SECONDS_BETWEEN_LINES))
+        rest = _REST * (time.monotonic() - began)
+        time.sleep(max(rest, interval or (2.0 if drawn else SECONDS_BETWEEN_LINES)))
 
 
 def _redraw(lines: Sequence[str], rows: int) -> int:

@@ -124,20 +124,15 @@ def _spaces(
     if unlike := differences({name: asked.get(name) for name in found}, found):
         text = differences_text(unlike, "in the manifest")
         raise ValueError(f"expected the env that was evaluated, got another one: {text}")
-    return backend.observation, backend.action, _limited(spec, manifest["max_episode_steps"])
-
-
-def _limited(spec: EnvSpec | None, limit: int | None) -> EnvSpec | None:
-    """Return a spec with the time limit of an evaluation; None if it cannot be written."""
     try:
         if spec is not None:
-            limits = [most for most in (spec.max_episode_steps, limit) if most is not None]
-            spec.max_episode_steps = min(limits, default=None)
+            limits = (spec.max_episode_steps, manifest["max_episode_steps"])
+            spec.max_episode_steps = min((n for n in limits if n is not None), default=None)
             spec.to_json()
     except (TypeError, ValueError) as error:
         warn(f"the data set has no env spec, so that it cannot make its env: {error}")
-        return None
-    return spec
+        spec = None
+    return backend.observation, backend.action, spec
 
 
 def _buffer(
@@ -172,10 +167,9 @@ def _with_last(data: Any, key: keys.Key) -> np.ndarray[Any, Any]:
 def _read(codec: SpaceCodec, rows_of: Callable[[Any], np.ndarray[Any, Any]]) -> Any:
     """Return the entries of a space as gymnasium has its values, a row per step."""
     entries = [rows_of(key_of(path)) for path in codec.paths]
-    shapes = [rows.shape[1:] for rows in entries], [leaf.shape for leaf in codec.leaves]
-    if shapes[0] != shapes[1]:
+    if [rows.shape[1:] for rows in entries] != [leaf.shape for leaf in codec.leaves]:
         raise ValueError(
-            f"expected entries {codec.paths} of shapes {shapes[1]}, as the env has them, got "
-            f"{shapes[0]}; pass env as the evaluation took it"
+            f"expected entries {codec.paths} of the shapes that the env has, got others; pass env "
+            "as the evaluation took it"
         )
     return codec.read(entries)

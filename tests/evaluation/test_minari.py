@@ -118,6 +118,10 @@ def test_a_data_set_is_the_env_played_again(kind: str, tmp_path: Path) -> None:
         f"Drawn/{kind}-v0", None, 6, max_episode_steps=4, keep_trajectories=True, progress=False
     )
     assert {e.truncated for e in ran.episodes} == {True, False}
+    if minari.__version__ == "0.5.3" and kind != "discrete":
+        with pytest.raises(ImportError, match=r"minari from 0\.5\.4 on, got 0\.5\.3, which"):
+            ran.to_minari(f"drawn/{kind}-v0")
+        return
     dataset = ran.to_minari(f"drawn/{kind}-v0", author="me", description="drawn")
     check_played_again(dataset, ran)
     assert dataset.spec.env_spec.max_episode_steps == 4
@@ -139,7 +143,7 @@ def test_infos_and_reset_options_and_an_env_that_is_passed(tmp_path: Path) -> No
         make, None, 4, output_dir=tmp_path / "one", keep_trajectories=True, episode_options=options
     )
     ran = EvaluationResult.load(tmp_path / "one")
-    with pytest.raises(ValueError, match=r"shapes \[\(7,\)\], as the env has them, got \[\(\)\]"):
+    with pytest.raises(ValueError, match=r"of the shapes that the env has, got others; pass env"):
         ran.to_minari("drawn/infos-v0")
     dataset = ran.to_minari("drawn/infos-v0", make)
     check_played_again(dataset, ran, options)

@@ -22,10 +22,9 @@ _DECIDING = (
     *("tdcollect", "torch", "tensordict", "torchrl", "gymnasium", "numpy"),
     *("ale-py", "box2d", "dm-control", "envpool", "mujoco", "pettingzoo", "vmas"),  # if installed
 )
-_EXTRAS = {  # of the others, evaluate
-    **{name: name for name in ("envpool", "minari", "ray")},
-    "h5py": "minari",
-    "imageio_ffmpeg": "video",
+# Of the others, evaluate.
+_EXTRAS = {"h5py": "minari", "imageio_ffmpeg": "video"} | {
+    n: n for n in ("envpool", "minari", "ray")
 }
 _PACKAGES = {"pandas": "pandas", "stable_baselines3": "stable-baselines3"}  # of no extra
 

@@ -105,7 +105,12 @@ class Watched:
                 means.setdefault(task, {}).setdefault(policy, []).append(mean)
         left = sum(files is None or files.last is None for files in parts)
         found = {"kind": "suite", "of": suite["episodes"] * len(roots), "ended": not left}
-        found["evaluations"] = {"ended": len(every) - left, "of": len(every)}
+        failed = len(every) - len(roots)
+        found["evaluations"] = {
+            "ended": len(every) - left,
+            "could_not_run": failed,
+            "of": len(every),
+        }
         of_task = {t: {p: fmean(runs) for p, runs in of.items()} for t, of in means.items()}
         return found | {"mean_returns": of_task}
 
@@ -164,7 +169,8 @@ def _facts(found: Mapping[str, Any]) -> Iterator[str]:
     most = "at most " * (found["kind"] == "race" and found["state"] != FINISHED)
     yield f"{found['episodes']} of {most}{found['of']} episodes"
     if "evaluations" in found:
-        yield "{ended} of {of} evaluations have ended".format(**found["evaluations"])
+        told = "{ended} of {of} evaluations have ended, {could_not_run} could not run"
+        yield told.format(**found["evaluations"])
     if "per_minute" in found:
         left = seconds_text(round(found["seconds_left"]))
         yield f"{found['per_minute']:.3g} per minute, {most or 'about '}{left} left"

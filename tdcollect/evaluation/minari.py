@@ -5,14 +5,12 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
-from torchrl.envs import EnvBase
 
 from tdcollect import check, keys
 from tdcollect.envs.spaces import SpaceCodec, by_name, key_of
@@ -113,9 +111,7 @@ def _spaces(
             f"expected env (--env) as the evaluation took it, for the spaces of {asked['id']}: "
             "without it, only a registered env without arguments is made"
         )
-    env = asked["id"] if env is None else env
-    made_before = isinstance(env, EnvBase)
-    with nullcontext(env) if made_before else one_slot(env, env_kwargs, None) as made:
+    with one_slot(asked["id"] if env is None else env, env_kwargs, None) as made:
         base = innermost(made)
         if not isinstance(base, GymnasiumEnv):
             raise TypeError(f"expected a gymnasium env, as Minari has its spaces, got {base!r}")

@@ -123,8 +123,6 @@ def policy_from(
     torch.manual_seed(0)
     if not _wants_env(factory):
         policy = factory()
-    elif isinstance(env, EnvBase):
-        policy = factory(env)
     else:
         with one_slot(env, env_kwargs, backend) as one:
             policy = factory(one)
@@ -166,9 +164,12 @@ def is_unstarted(env: Any) -> bool:
 
 @contextmanager
 def one_slot(
-    env: str | Callable[..., Any], env_kwargs: dict[str, Any] | None, backend: str | None
+    env: str | Callable[..., Any] | EnvBase, env_kwargs: dict[str, Any] | None, backend: str | None
 ) -> Iterator[EnvBase]:
-    """Yield an env of one slot, closed afterwards."""
+    """Yield an env of one slot, closed afterwards; one that is made already as it is."""
+    if isinstance(env, EnvBase):
+        yield env
+        return
     bare = env.bare if isinstance(env, RequestedEnv) else env
     made = bare if isinstance(bare, str) else bare(**env_kwargs or {})
     if isinstance(made, str):

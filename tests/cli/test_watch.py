@@ -155,7 +155,7 @@ def test_a_suite_counts_its_evaluations_and_has_the_means_so_far(
     found = Watched(root).look()
     assert found["state"] == "finished"
     count = len(results.cells)
-    assert found["evaluations"] == {"ended": count, "of": count}
+    assert found["evaluations"] == {"ended": count, "could_not_run": 0, "of": count}
     for task, means in found["mean_returns"].items():
         for policy, mean in means.items():
             runs = [cell.mean for cell in results.of(task, policy)]
@@ -169,6 +169,7 @@ def test_a_suite_counts_its_evaluations_and_has_the_means_so_far(
         age(root, seconds)
         found = Watched(root).look()
         assert (found["state"], found["evaluations"]["ended"]) == (state, count - 1)
+    assert found["evaluations"]["could_not_run"] == 1
     assert found["of"] - found["episodes"] == results.episodes - 2
 
 

@@ -546,10 +546,11 @@ class Aggregates:
         tested = sum(self.differences[a][b].p_value is not None for a, b in self.pairs())
         notes = [
             f"Differences: {drawn} drawn anew, the same episodes for all policies. Their p-values "
-            f"are adjusted by Holm's correction for all {count_text(tested, 'comparison')} of two "
-            f"policies of this leaderboard, in the {LABELS[self.metrics[0]]} alone.",
-            "The intervals of scores do not draw episodes anew: they are about these episodes.",
+            f"are adjusted by Holm's correction for {count_text(tested, 'comparison')}: all pairs "
+            f"of policies of this leaderboard, in the {LABELS[self.metrics[0]]}.",
         ]
+        if several:
+            notes.append("Intervals of scores draw runs alone: they are about these episodes.")
         if single := [policy for policy, runs in self.runs.items() if runs == 1]:
             notes.append(f"Differences from {listed_text(single)} take the one run as it is.")
         return notes

@@ -211,7 +211,9 @@ def test_episodes_that_are_not_of_the_scores_are_refused(change: Any, message: s
 def test_all_pairs_are_shown_with_what_was_adjusted_for(tmp_path: Path) -> None:
     found = quick(played(RUNS))
     assert found.pairs() == [("c", "b"), ("c", "a"), ("b", "a")]
-    said = "adjusted by Holm's correction for all 3 comparisons of two policies of this leaderboard"
+    said = (
+        "by Holm's correction for 3 comparisons: all pairs of policies of this leaderboard, in the"
+    )
     text, markdown = str(found), export(found, "markdown", tmp_path / "l.md").read_text()
     for shown in (text, markdown, found._repr_html_()):
         assert said.replace("'", "&#x27;" if "<table" in shown else "'") in shown

@@ -54,14 +54,12 @@ def map_entries(
 
     def each(value: LazyStackedTensorDict) -> LazyStackedTensorDict:
         """Heterogeneous agents, say: the same for each."""
-        parts = [
-            visit(part, TensorDict({}, batch_size=inner(part), device=part.device))
-            for part in value.tensordicts
-        ]
+        parts = [visit(part, inner(part)) for part in value.tensordicts]
         stack_dim = value.stack_dim - batch.ndim + len(size)
         return LazyStackedTensorDict(*parts, stack_dim=stack_dim)
 
-    def visit(source: TensorDictBase, result: TensorDict) -> TensorDict:
+    def visit(source: TensorDictBase, size: torch.Size) -> TensorDict:
+        result = TensorDict({}, batch_size=size, device=source.device)
         for key, value in _items(source):
             if is_non_tensor(value):
                 entry = _map_non_tensor(value, operation, inner(value))
@@ -72,8 +70,7 @@ def map_entries(
             ):
                 entry = each(value)
             elif is_tensor_collection(value):
-                empty = TensorDict({}, batch_size=inner(value), device=value.device)
-                entry = visit(value, empty)
+                entry = visit(value, inner(value))
                 if not isinstance(value, TensorDictBase):  # a tensorclass stays one
                     entry = type(value).from_tensordict(entry)
             else:
@@ -81,7 +78,7 @@ def map_entries(
             result.set(key, entry)
         return result
 
-    result = visit(batch, TensorDict({}, batch_size=size, device=batch.device))
+    result = visit(batch, size)
     if names is not None and any(names):
         result.names = list(names)
     return result

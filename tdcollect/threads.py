@@ -1,4 +1,4 @@
-"""Locks between threads that collect and threads that evaluate.
+"""Locks between threads that collect and threads that evaluate; the threads of torch.
 
 Both use state that a process has once: the global random states, the exploration type, and the
 modules of a policy. An evaluation restores all of it, which works only if no other thread uses it
@@ -16,6 +16,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
+
+import torch
+
+
+@contextmanager
+def with_threads(count: int) -> Iterator[None]:
+    """Run torch on ``count`` threads of the CPU: sums round by how they are split."""
+    before = torch.get_num_threads()
+    try:
+        if before != count:
+            torch.set_num_threads(count)
+        yield
+    finally:
+        if torch.get_num_threads() != before:
+            torch.set_num_threads(before)
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from multiprocessing.sharedctypes import SynchronizedBase
 from multiprocessing.synchronize import Lock, RLock
 from typing import Any
 
-import torch
 from tensordict import TensorDictBase
 from torchrl.collectors import Collector, MultiCollector
 from torchrl.data import ReplayBuffer
@@ -158,13 +156,3 @@ def kept_by_others(lock: Any, seconds: float) -> bool:
         lock.release()
         return False
     return not lock._semlock._count()
-
-
-@contextmanager
-def same_threads() -> Iterator[None]:
-    """Undo the change of torch's number of threads that TorchRL's collectors make."""
-    before = torch.get_num_threads()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -13,10 +13,11 @@ from multiprocessing import util
 from operator import methodcaller
 from typing import Any
 
+import torch
 import torchrl.collectors as upstream
 
 from tdcollect import check
-from tdcollect._upstream.collectors import MultiCollectorMeta, WorkersState, same_threads
+from tdcollect._upstream.collectors import MultiCollectorMeta, WorkersState
 from tdcollect.collect import Collector
 from tdcollect.collect.arguments import check_arguments
 from tdcollect.collect.collector import extends
@@ -38,6 +39,7 @@ from tdcollect.collectors.dispatch import (
 from tdcollect.collectors.pipes import Guard, Reports, WorkerPipe, WorkerQueue
 from tdcollect.display import count_text, one_line
 from tdcollect.processes.child import ending
+from tdcollect.threads import with_threads
 
 
 class _BySync(MultiCollectorMeta):
@@ -394,7 +396,7 @@ class Crews:
             end = collector.reports.replace(worker)
             inner = InnerCollector(inner.cls, [number], [end], [inner.options[worker]])
         self.begun += 1
-        with same_threads():
+        with with_threads(torch.get_num_threads()):  # TorchRL's collectors change it
             crew = self._make(collector, worker, inner)
         if self.weights is not None:
             crew.update_policy_weights_(self.weights)

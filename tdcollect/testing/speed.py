@@ -37,6 +37,7 @@ from tdcollect.envs.differences import mismatch
 from tdcollect.envs.make import make_env
 from tdcollect.packages import versions
 from tdcollect.progress import progress_bar
+from tdcollect.threads import with_threads
 
 
 class Program(NamedTuple):
@@ -186,17 +187,16 @@ def bench(env_id: str = "CartPole-v1", num_envs: int = 8, seconds: float = 60.0)
     found: dict[str, Any] = {"env": env_id, "steps": effort.steps, "processor": processor()}
     found |= {"cores": os.cpu_count(), "load_before": os.getloadavg()[0], "versions": versions()}
     rounds = len(pipelines) * effort.rounds
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with torch.random.fork_rng(devices=[]), progress_bar(rounds, "rounds") as bar:
-            after = partial(bar.update, 1)
-            rows = [
-                {"pipeline": name} | _row(*envs, actions, effort, after)
-                for name, envs in pipelines.items()
-            ]
-    finally:
-        torch.set_num_threads(threads)
+    with (
+        with_threads(1),
+        torch.random.fork_rng(devices=[]),
+        progress_bar(rounds, "rounds") as bar,
+    ):
+        after = partial(bar.update, 1)
+        rows = [
+            {"pipeline": name} | _row(*envs, actions, effort, after)
+            for name, envs in pipelines.items()
+        ]
     return found | {"load_after": os.getloadavg()[0], "pipelines": rows}
 
 

@@ -49,7 +49,7 @@ from tdcollect.evaluation.settings import (
 from tdcollect.keys import Key
 from tdcollect.policies import SpacePolicy
 from tdcollect.randomness import GlobalRandomness, NotReproducibleError, check_alone
-from tdcollect.threads import evaluating
+from tdcollect.threads import evaluating, with_threads
 
 
 class Feed(Iterator[int]):
@@ -525,19 +525,6 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         state = (f"seed={self.settings.seed}", f"ended={len(self.episodes)}")
         episodes = f"{len(self.episode_indices)} episodes of {self.base.name}"
         return one_line(self, episodes, *state, f"{self.slots} slots")
-
-
-@contextmanager
-def with_threads(count: int) -> Iterator[None]:
-    """Run torch on ``count`` threads of the CPU: sums round by how they are split."""
-    before = torch.get_num_threads()
-    try:
-        if before != count:
-            torch.set_num_threads(count)
-        yield
-    finally:
-        if torch.get_num_threads() != before:
-            torch.set_num_threads(before)
 
 
 @contextmanager

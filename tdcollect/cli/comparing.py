@@ -208,7 +208,7 @@ def curves(
 
     names = distinct_names(runs) if len(runs) > 1 else [runs[0].resolve().name]
     asked |= {"threshold": threshold, "lower_is_better": lower_is_better}
-    found = over_runs(runs, names=names, **asked)
+    found = over_runs(dict(zip(names, runs, strict=True)), **asked)
     report = None if output_dir is None else write_curves_page(output_dir, found)[-1]
     more = "" if report is None else f"\n\nreport {report}"
     tell(as_json, f"{found}{more}", report=report, **found.to_dict())

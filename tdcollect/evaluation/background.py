@@ -17,19 +17,12 @@ import torch
 from tensordict import TensorDict
 
 from tdcollect import keys
-from tdcollect.evaluation.curve import (
-    TRANSFORMS,
-    Best,
-    Folder,
-    Kind,
-    Point,
-    point_of,
-)
+from tdcollect.evaluation.curve import Best, Folder, Kind, Point, check_report, point_of
 from tdcollect.evaluation.evaluate import Recording, run
 from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.evaluation.workers.dispatcher import Evaluation
 from tdcollect.evaluation.workers.local import LocalWorkers, Workers
-from tdcollect.evaluation.workers.worker import POLICY, Weights, template, unpickled
+from tdcollect.evaluation.workers.worker import POLICY, template, unpickled
 from tdcollect.processes.channel import Described, described, packed
 from tdcollect.processes.child import leave
 from tdcollect.trajectories import split_trajectories
@@ -183,7 +176,7 @@ class Answering:
             self._applied = True
             if self._folder is not None:
                 if request.kind == "report":
-                    self._folder.check_report(request.step, manifest)
+                    check_report(self._folder.step_path(request.step), manifest)
                 else:
                     self._folder.check_same_episodes(manifest)
                 path = self._folder.step_path(request.step, request.kind)
@@ -250,15 +243,6 @@ def _of_transforms(weights: Mapping[str, bytes]) -> dict[str, Any]:
     """Return the weights of a request that are not the policy's, as torch saves them."""
     others = (name for name in weights if name != POLICY)
     return {name: pickle.loads(weights[name]).to_save() for name in others}
-
-
-def kept_weights(path: Path, best: Best) -> dict[str, bytes]:
-    """Return the weights of the best that a directory holds, as those of a request."""
-    found = {} if best.path is None else {POLICY: torch.load(best.path, weights_only=True)}
-    if (file := path / TRANSFORMS).is_file():
-        saved = torch.load(file, weights_only=True)
-        found |= {name: Weights.from_saved(*one) for name, one in saved.items()}
-    return {name: pickle.dumps(one) for name, one in found.items()}
 
 
 def main(end: int) -> None:

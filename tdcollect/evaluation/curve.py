@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import pickle
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -205,15 +206,6 @@ class Folder:
                 "Choose another directory, or remove this one to start anew"
             )
 
-    def check_report(self, step: int, manifest: Mapping[str, Any]) -> None:
-        """Refuse a report of other weights than those of a step, and of the same episodes."""
-        if found := _differences(self.step_path(step), manifest):
-            raise ValueError(
-                f"expected the weights of step {step} in {self.path}, which is the best, got "
-                f"others: {ledger.differences_text(found)}. Those of an earlier process may not be "
-                "kept whole: evaluate the step again with its weights, then ask for the report"
-            )
-
     def note(
         self,
         point: Point,
@@ -274,19 +266,23 @@ def read_report(path: Path, step: int) -> EvaluationResult | None:
     if not ledger.is_finished(directory):
         return None
     result = EvaluationResult.load(directory)
-    if found := _differences(path / step_name(step), result.manifest):
-        text = ledger.differences_text(found, "in a report of this step")
-        raise ValueError(f"{directory} is no report of step {step}: {text}; remove it")
+    check_report(path / step_name(step), result.manifest)
     return result
 
 
-def _differences(step: Path, report: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Return the differences of a report's manifest from that which a step would have."""
+def check_report(step: Path, manifest: Mapping[str, Any]) -> None:
+    """Refuse a report of other weights than those of a step, or of episodes that chose."""
     chosen, root = ledger.read_manifest(step), "seeds.root"
-    keys = (*SAME, "policy")
-    wanted, own = ({key: one.get(key) for key in keys} for one in (chosen, report))
+    wanted, own = ({key: one.get(key) for key in (*SAME, "policy")} for one in (chosen, manifest))
     wanted[root] = report_seed(ledger.manifest_entry(chosen, root))
-    return ledger.differences(wanted, own | {root: ledger.manifest_entry(report, root)})
+    own[root] = ledger.manifest_entry(manifest, root)
+    if found := ledger.differences(wanted, own):
+        text = ledger.differences_text(found, "for this step")
+        raise ValueError(
+            f"expected a report of the weights of {step}, got another: {text}. Weights of an "
+            "earlier process may not be kept whole: evaluate the step again with its weights; "
+            "remove a report that is none"
+        )
 
 
 def read_folder(
@@ -372,13 +368,23 @@ def _written(
     path: Path, curve: Sequence[Point], best: Best | None, name: str, by: str
 ) -> dict[str, bytes]:
     """Return the files of a curve that nothing reads to go on, by their names."""
-
-    def page_of(step: int, kind: Kind = "step") -> str:
-        return f"{step_name(step, kind)}/{REPORT}"
-
-    page = curve_page(curve, best, name, by, page_of, report_point(path, best))
+    page_of, report = lambda *part: f"{step_name(*part)}/{REPORT}", report_point(path, best)
+    page = curve_page(curve, best, name, by, page_of, report)
     drawn = page.figures()
     return {CURVE: to_csv(curve), **({FIGURE: drawn[0].file()} if drawn else {}), PAGE: page.html()}
+
+
+def kept_weights(path: Path, best: Best) -> dict[str, bytes]:
+    """Return the weights of the best that a directory holds, pickled, by model id."""
+    import torch
+
+    from tdcollect.evaluation.workers.worker import POLICY, Weights
+
+    found = {} if best.path is None else {POLICY: torch.load(best.path, weights_only=True)}
+    if (file := path / TRANSFORMS).is_file():
+        saved = torch.load(file, weights_only=True)
+        found |= {name: Weights.from_saved(*one) for name, one in saved.items()}
+    return {name: pickle.dumps(one) for name, one in found.items()}
 
 
 def report_point(path: Path, best: Best | None) -> Point | None:

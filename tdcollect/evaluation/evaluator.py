@@ -29,18 +29,18 @@ from torchrl.envs.utils import ExplorationType
 from tdcollect import check, keys
 from tdcollect.collect.collector import Collector
 from tdcollect.display import count_text, one_line
-from tdcollect.evaluation.background import Answer, Failure, Request, Setup, kept_weights
+from tdcollect.evaluation.background import Answer, Failure, Request, Setup
 from tdcollect.evaluation.curve import (
     BEST_BY,
     Best,
     Point,
+    kept_weights,
     read_folder,
     read_report,
     value_of,
     with_point,
 )
 from tdcollect.evaluation.episodes.opening import check_env
-from tdcollect.evaluation.ledger import asked_indices
 from tdcollect.evaluation.replay import Replay, Replayed, replayer
 from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.evaluation.settings import EvaluationSettings, Metrics, Options, check_names
@@ -195,8 +195,8 @@ class Evaluator:
         if report_episodes is not None:
             # The options of an episode that chose may make it the same under any seed.
             first = 0 if episode_options is None else num_trajectories
-            others = range(first, first + report_episodes) if first else report_episodes
-            report = pickled_part("settings", settings_of(others, report_seed(seed)))
+            others = settings_of(range(first, first + report_episodes), report_seed(seed))
+            report = pickled_part("settings", others)
         if isinstance(env, EnvBase) and dump_video:
             check_recorders(env)
         self._policy = policy
@@ -759,28 +759,18 @@ class Courier:
             raise RuntimeError("expected an evaluation with a finite return before a report")
         if self.report is not None and self.report[0] == best.step:
             return self.report[1]
+        wanted = [*pickle.loads(self._setup.report or b"").episode_indices]
         found = None if folder is None else read_report(folder, best.step)
-        if found is None or not self._is_whole(found):
+        if found is None or [e.index for e in found.episodes if not e.lost] != wanted:
             if request is None or request.step != best.step:
                 if folder is None:
-                    raise ValueError(
-                        f"expected the weights of step {best.step}, which is the best, got none: "
-                        "the step that was better was evaluated again. Evaluate this one again, or "
-                        "pass an output_dir, which keeps them"
-                    )
+                    raise ValueError(f"step {best.step} is the best again: evaluate it once more")
                 weights = kept_weights(folder, best)  # of a process before this one
                 request = asked.request._replace(step=best.step, weights=weights)
             asked.request = request._replace(kind="report")
             found = self._result(asked.request, self._answer(asked.request))
         self.report = best.step, found
         return found
-
-    def _is_whole(self, report: EvaluationResult) -> bool:
-        """Tell whether a report has the episodes that are asked for, and lost none."""
-        settings: EvaluationSettings = pickle.loads(self._setup.report or b"")
-        root, indices = report.manifest["seeds"]["root"], asked_indices(report.manifest)
-        same = root == settings.seed and [*indices] == [*settings.episode_indices]
-        return same and not any(episode.lost for episode in report.episodes)
 
     def tell(self, metrics: Mapping[str, Any]) -> None:
         if self.on_result is None:

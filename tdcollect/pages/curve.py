@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tdcollect.display import count_text, listed_text, number_text, number_texts
-from tdcollect.evaluation.statistics import ends
+from tdcollect.display import count_text, number_text, number_texts
 from tdcollect.pages import plots
 from tdcollect.pages.build import (
     Card,
@@ -22,16 +21,13 @@ from tdcollect.pages.build import (
     Table,
     write_page,
 )
-from tdcollect.pages.evaluation import intervals_sentence, number_and_interval
 
 if TYPE_CHECKING:
     from tdcollect.evaluation.curve import Best, Point
-    from tdcollect.suites.curves import Curves, Measure
+    from tdcollect.suites.curves import Curves
 
 CURVES_REPORT = "curves.html"
-MOST_RUNS = 8  # with a line of their own
-MOST_MARKED = 60  # points of a line with a mark each
-MOST_ROWS = 24  # runs in a figure with a row each
+MOST_RUNS = 10  # with a line of their own
 
 _INTERVAL = "95% interval"
 _BEST_BY = {"mean": "mean return", "iqm": "interquartile mean"}
@@ -120,7 +116,7 @@ def _curve_figures(curve: Sequence[Point], best: Best | None, by: str) -> list[F
         np.array([getattr(point, key) for point in curve], np.float64)  # None is NaN
         for key in ("step", "mean", "low", "high", "length")
     )
-    marks = len(curve) <= MOST_MARKED
+    marks = len(curve) <= 60
     metrics = _metric_curves(curve, marks)
     first, last = number_texts([float(mean[0]), float(mean[-1])])
     shows = (
@@ -209,95 +205,49 @@ def write_curves_page(directory: Path, found: Curves) -> list[Path]:
 
 def curves_page(found: Curves) -> Page:
     """Return the page of the learning curves of several training runs."""
-    runs = count_text(len(found.runs), "training run")
-    episodes = count_text(found.episodes, "test episode")
-    steps, middles, intervals, *values = zip(*found.step_rows(), strict=True)
-    by_step = [
-        Column("step", steps, "n"),
-        Column("interquartile mean", middles, "n"),
-        Column(found.interval, intervals, "n"),
-        *(Column(name, cells, "n") for name, cells in zip(found.runs, values, strict=True)),
-    ]
-    labels, *numbers = zip(*found.run_rows(), strict=True)
-    measures = [*found.measures.values()]
-    by_run = [Column(m.name, cells, "n") for m, cells in zip(measures, numbers, strict=True)]
-    drawn = [_over_runs(found), _each_run(found)]
-    drawn += [_of_runs(found, name, one) for name, one in found.measures.items() if name != "last"]
+    heads, rows = found.header(), found.rows()
+    names, *columns = zip(*rows, strict=True)
+    table = [Column(head, cells, "n") for head, cells in zip(heads[1:], columns, strict=True)]
+    last, *measured = rows[len(found.steps) - 1 :]
     return Page(
         f"{found.env}: learning curves",
-        f"{_title(found.what)} of {episodes} at each step, over {runs}",
+        f"{found.what} of {count_text(found.episodes, 'test episode')} at each step, over "
+        f"{count_text(len(found.runs), 'training run')}",
         "Learning curves",
         [
-            ("Figures", [Figures(drawn)]),
-            ("Runs", [Table([Column("run", labels), *by_run], sort=False, name="Runs")]),
-            ("Steps", [*found.notes(), Table(by_step, hint="words, or step>1000", name="Steps")]),
+            ("Figures", [Figures(_over_runs(found))]),
+            ("Numbers", [Table([Column("step", names), *table], sort=False), *found.notes()]),
         ],
-        [_measured(measure, found) for measure in measures],
+        [
+            (f"{heads[1]}, {name}".capitalize(), value, f"{heads[2]} {interval}")
+            for name, value, interval, *_ in [[f"at step {last[0]}", *last[1:]], *measured]
+        ],
     )
 
 
-def _measured(measure: Measure, found: Curves) -> Card:
-    estimate = measure.estimate
-    value, remark = number_and_interval(estimate.value, estimate.interval, found.confidence)
-    if measure is found.measures.get("steps"):
-        reached = f"{len(found.runs) - len(found.never)} of {count_text(len(found.runs), 'run')}"
-        remark = f"{reached} came there, {remark}"
-    return _title(measure.name), value.replace("inf", "never"), remark.replace("inf", "never")
-
-
-def _over_runs(found: Curves) -> Figure:
-    x, bands = np.array(found.steps, np.float64), [one.interval for one in found.estimates]
-    y = np.array([one.value for one in found.estimates])
+def _over_runs(found: Curves) -> list[Figure]:
+    x, both = np.array(found.steps, np.float64), [point.estimate for point in found.points]
+    y = np.array([one.value for one in both])
     low, high = (
-        np.array([getattr(band, name, np.nan) for band in bands], np.float64)
-        for name in ("low", "high")
+        np.array([getattr(one.interval, end, np.nan) for one in both]) for end in ("low", "high")
     )
-    drawn = [plots.Line("interquartile mean", x, y, low, high)]
-    title = f"Over {count_text(len(found.runs), 'run')}"
-    first, last = number_texts([float(y[0]), float(y[-1])])
-    shows = (
-        f"The interquartile mean over runs is {first} at step {found.steps[0]:,} and {last} at "
-        f"step {found.steps[-1]:,}."
-    )
-    note = f"The band is the {found.interval}." if len(found.runs) > 1 else ""
+    middle = [plots.Line("interquartile mean", x, y, low, high)]
     if found.threshold is not None:
-        flat = np.full(2, found.threshold)
         name = f"threshold {number_text(found.threshold)}"
-        drawn.append(plots.Line(name, x[[0, -1]], flat, series=1))
-    drawing = _lines(drawn, found)
-    return Figure("curves", title, drawing, shows, note)
-
-
-def _each_run(found: Curves) -> Figure:
-    x, shown = np.array(found.steps, np.float64), [*found.runs.items()][:MOST_RUNS]
-    drawn = [
-        plots.Line(name, x, np.array(values), series=at) for at, (name, values) in enumerate(shown)
+        middle.append(plots.Line(name, x, np.full(len(x), found.threshold), series=1))
+    values = np.array([point.runs for point in found.points]).T[:MOST_RUNS]
+    runs = [plots.Line(found.runs[at], x, own, series=at) for at, own in enumerate(values)]
+    over, each = (
+        plots.lines(drawn, "training steps", plots.short(found.what)) for drawn in (middle, runs)
+    )
+    ends = f"at step {found.points[0].name}", f"at step {found.points[-1].name}"
+    first, last = number_texts([float(y[0]), float(y[-1])])
+    shows = f"The interquartile mean over runs is {first} {ends[0]} and {last} {ends[1]}."
+    note = f"The band is the {found.header()[2]}." if len(found.runs) > 1 else ""
+    said = f"The means of runs are from {number_text(values[:, -1].min())} to "
+    said += f"{number_text(values[:, -1].max())} {ends[1]}."
+    left = len(found.runs) - len(runs)
+    return [
+        Figure("curves", "Interquartile mean over runs", over, shows, note),
+        Figure("runs", "Each run", each, said, f"{left} more are in the table." * bool(left)),
     ]
-    drawing = _lines(drawn, found)
-    texts = number_texts([values[-1] for _, values in shown])
-    said = [f"{name} {text}" for (name, _), text in zip(shown, texts, strict=True)]
-    shows = f"At step {found.steps[-1]:,}: {'; '.join(said)}."
-    left = len(found.runs) - len(shown)
-    note = f"The first {MOST_RUNS} runs are drawn; {left} more are in the tables." if left else ""
-    return Figure("runs", "Each run", drawing, shows, note)
-
-
-def _of_runs(found: Curves, key: str, measure: Measure) -> Figure:
-    one = measure.estimate
-    rows = [plots.Estimate("interquartile mean", one.value, ends(one.interval))]
-    rows += [plots.Estimate(name, value, None, 1) for name, value in measure.runs.items()]
-    drawing = plots.intervals(rows[:MOST_ROWS], measure.name)
-    said = intervals_sentence([("Interquartile mean", one.value, one.interval)], found.confidence)
-    shows = said.replace("inf", "never")
-    never = found.never if key == "steps" else []
-    note = f"Never there, and not drawn: {listed_text(never, MOST_ROWS)}." if never else ""
-    return Figure(f"measure_{key}", _title(measure.name), drawing, shows, note)
-
-
-def _lines(drawn: Sequence[plots.Line], found: Curves) -> plots.Drawing:
-    marks = len(found.steps) <= MOST_MARKED
-    return plots.lines(drawn, "training steps", plots.short(found.what), marks=marks)
-
-
-def _title(words: str) -> str:
-    return words[0].upper() + words[1:]

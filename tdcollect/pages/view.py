@@ -263,11 +263,8 @@ class _Pages:
         found = {n: self.evaluation(here / n, page_path, "The learning curve") for n in parts}
         known = next(((o.env, o.policy) for o in found.values() if o.env != "-"), ("-", "-"))
         pages = {name: f"{name}/{REPORT}" for name, one in found.items() if one.page is not None}
-
-        def page_of(*part: Any) -> str | None:
-            return pages.get(step_name(*part))
-
-        page = curve_page(curve, best, known[0], by, page_of, report, _back(page_path))
+        page_of, back = lambda *part: pages.get(step_name(*part)), _back(page_path)
+        page = curve_page(curve, best, known[0], by, page_of, report, back)
         self._write(page_path, page)
         return Viewed(path, "curve", FINISHED, page_path, *known, curve=curve, best=best)
 

@@ -21,7 +21,6 @@ from tdcollect.suites import curves
 from tdcollect.suites.curves import Curves, over_runs
 
 from ..evaluation.envs import Walk
-from ..evaluation.ledgers import alter
 from ..evaluation.policies import categorical
 from ..forkserver import run_script
 from .parts import without_figures
@@ -62,12 +61,11 @@ def test_the_notes_of_few_runs_have_the_figures_of_the_table() -> None:
 
 def test_estimates_are_scipys() -> None:
     found = together(resamples=4000)
+    (area,) = found.measures
     areas = integrate.trapezoid(VALUES, STEPS) / 100
-    assert [*found.measures["area"].runs.values()] == pytest.approx(areas)
-    for estimate, values in [
-        *zip(found.estimates, VALUES.T, strict=True),
-        (found.measures["area"].estimate, areas),
-    ]:
+    assert area.runs == pytest.approx(areas)
+    for measure, values in zip([*found.points, area], [*VALUES.T, areas], strict=True):
+        estimate = measure.estimate
         assert estimate.value == pytest.approx(stats.trim_mean(values, 0.25))
         wanted = stats.bootstrap(
             [values], lambda x, axis: stats.trim_mean(x, 0.25, axis), n_resamples=4000,
@@ -76,42 +74,40 @@ def test_estimates_are_scipys() -> None:
         drawn = 0.1 * values.std()  # error of the ends by the resamples
         assert estimate.interval.low == pytest.approx(wanted.low, abs=drawn)
         assert estimate.interval.high == pytest.approx(wanted.high, abs=drawn)
-    narrow, wide = (together(confidence=c).estimates[0].interval for c in (0.5, 0.99))
+    narrow, wide = (together(confidence=c).points[0].estimate.interval for c in (0.5, 0.99))
     assert wide.low < narrow.low < narrow.high < wide.high
 
 
 def test_the_seed_decides_and_the_order_of_runs_does_not() -> None:
-    one, same, turned = together(), together(), together(VALUES[::-1])
+    one, same, turned, other = together(), together(), together(VALUES[::-1]), together(seed=1)
+    estimates = [[m.estimate for m in (*c.points, *c.measures)] for c in (one, turned, other)]
     assert one == same
-    assert (turned.estimates, turned.measures["area"].estimate) == (
-        one.estimates,
-        one.measures["area"].estimate,
-    )
-    assert together(seed=1).estimates != one.estimates
+    assert estimates[0] == estimates[1] != estimates[2]
 
 
 @pytest.mark.parametrize("threshold", [-50.0, 5.0, 8.0, 50.0])
 def test_steps_to_a_threshold_are_those_of_the_first_mean_there(threshold: float) -> None:
     found = together(threshold=threshold)
-    measure = found.measures["steps"]
-    for row, step in zip(VALUES, measure.runs.values(), strict=True):
+    measure = found.measures[-1]
+    for row, step in zip(VALUES, measure.runs, strict=True):
         there = [at for at, value in zip(STEPS, row, strict=True) if value >= threshold]
         assert step == (there[0] if there else math.inf)
-    assert measure.estimate.value == stats.trim_mean([*measure.runs.values()], 0.25)
+    assert measure.estimate.value == stats.trim_mean(measure.runs, 0.25)
     assert not math.isnan(measure.estimate.interval.high)
-    assert found.never == [name for name, step in measure.runs.items() if step == math.inf]
-    below = together(-VALUES, threshold=-threshold, lower_is_better=True).measures["steps"]
+    below = together(-VALUES, threshold=-threshold, lower_is_better=True).measures[-1]
     assert (below.runs, below.estimate) == (measure.runs, measure.estimate)
-    for text in (str(found), curves_page(found).html().decode()):
-        assert ("never came to" in text) == ("never" in text) == bool(found.never)
-        assert "inf" not in text.replace("infinitely", "").partition("<style>")[0]
+    last = found.rows()[-1]
+    assert [cell == "never" for cell in last[3:]] == [math.isinf(step) for step in measure.runs]
+    told = "A run that never comes to the threshold" in found.notes()[-1]
+    assert told == ("never" in last)
+    assert f">{last[-1]}<" in curves_page(found).html().decode()
 
 
 def test_runs_that_share_some_steps_are_compared_on_these() -> None:
     means = {"a": {0: 1.0, 5: 2.0, 9: 3.0}, "b": {5: 4.0, 7: 1.0, 9: 6.0}}
     found = curves.together(means, env="Walk", episodes=5)
     assert (found.steps, found.left_out) == ((5, 9), (0, 7))
-    assert found.runs == {"a": (2.0, 3.0), "b": (4.0, 6.0)}
+    assert [point.runs for point in found.points] == [(2.0, 4.0), (3.0, 6.0)]
     told = "All runs share 2 steps; those that some lack are left out: 0 and 7."
     assert told in found.notes()
     assert "2 runs are too few for the intervals: in simulations" in str(found)
@@ -124,10 +120,10 @@ def test_runs_that_share_some_steps_are_compared_on_these() -> None:
 
 def test_one_run_at_one_step_has_neither_interval_nor_area() -> None:
     found = together(VALUES[:1, :1], STEPS[:1])
-    assert found.estimates[0].interval is None
-    assert [*found.measures] == ["last"]
+    assert found.points[0].estimate.interval is None
+    assert found.measures == ()
     assert "One run: no interval." in str(found)
-    assert b"no interval" in curves_page(found).html()
+    assert b"One run: no interval." in curves_page(found).html()
 
 
 @pytest.fixture(scope="module")
@@ -142,50 +138,51 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             with torch.no_grad():
                 policy.module[0].module[-1].bias += torch.randn(2)
             path = root / f"r{run}" / "curve" / f"step-{step:09d}"
-            metrics = {"moves": lambda data: len(data)}
-            tdcollect.evaluate(Walk, policy, 3, output_dir=path, progress=False, metrics=metrics)
+            how: dict[str, Any] = {"output_dir": path, "progress": False, "metrics": {"moves": len}}
+            tdcollect.evaluate(Walk, policy, 3, **how)
     shutil.copytree(root / "r0/curve/step-000000020", root / "r0/curve/step-000000030")
     (root / "r0/curve/step-000000030/results.json").unlink()
     return root
 
 
 def test_curves_come_from_the_ledgers_of_the_runs(runs: Path, tmp_path: Path, capsys: Any) -> None:
-    paths = sorted(map(str, runs.glob("*/curve")))
-    assert main(["curves", *paths, "--threshold", "-99", "--output-dir", str(tmp_path)]) == 0
+    paths = {path.parent.name: path for path in sorted(runs.glob("*/curve"))}
+    typed = [*map(str, paths.values())]
+    assert main(["curves", *typed, "--threshold", "-99", "--output-dir", str(tmp_path)]) == 0
     out = capsys.readouterr().out
-    found = over_runs(paths, names=["r0", "r1", "r2"], threshold=-99)
+    found, moves = over_runs(paths, threshold=-99), over_runs(paths, on="moves")
     assert out == f"{found}\n\nreport {tmp_path / 'curves.html'}\n"
-    moves = over_runs(paths, names=[*found.runs], on="moves").runs
-    for run, values in found.runs.items():
-        for step, mean, count in zip((10, 20), values, moves[run], strict=True):
+    for at, step in enumerate((10, 20)):
+        for run, mean, count in zip(
+            paths, found.points[at].runs, moves.points[at].runs, strict=True
+        ):
             result = tdcollect.EvaluationResult.load(runs / run / f"curve/step-{step:09d}")
             assert (mean, count) == (result.summary().returns.mean, result.lengths.mean())
     assert (found.steps, found.left_out, found.episodes) == ((10, 20), (30,), 3)
     assert (tmp_path / "curves.html").read_bytes() == curves_page(found).html()
-    assert main(["curves", *paths, "--json", "--threshold", "1e9"]) == 0
+    assert main(["curves", *typed, "--json", "--threshold", "1e9"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["runs"]["r1"] == [*found.runs["r1"]]
-    assert set(told["measures"]["steps"]["runs"].values()) == {None}
-    assert main(["curves", paths[0]]) == 0
+    assert told["points"][0]["runs"] == [*found.points[0].runs]
+    assert set(told["measures"][-1]["runs"]) == {None}
+    assert main(["curves", typed[0]]) == 0
     assert "One run: no interval." in capsys.readouterr().out
 
 
 def test_runs_that_cannot_be_put_together_are_refused(runs: Path, tmp_path: Path) -> None:
-    here = Path(shutil.copytree(runs, tmp_path / "runs"))
-    one, other = here / "r0" / "curve", here / "r1" / "curve"
-    names = ["a", "b"]
-    with pytest.raises(ValueError, match=r"one of return, success, moves in .* got 'cost'"):
-        over_runs([one], on="cost")
-    with pytest.raises(ValueError, match="each with a name of its own"):
-        over_runs([one, other])
+    one = runs / "r0" / "curve"
+    with pytest.raises(ValueError, match=r"one of return, moves, success in .* got 'cost'"):
+        over_runs({"a": one}, on="cost")
     with pytest.raises(ValueError, match=r"got .*none, which holds no finished evaluation"):
-        over_runs([one, here / "none"])
-    for entry, value, told in [
-        (("env", "id"), "Run", "env.id is 'Walk' in a and 'Run' in b"),
-        (("seeds", "root"), 7, "seeds.root is 0 in a and 7 in b"),
+        over_runs({"a": one, "b": runs / "none"})
+    for env, seed, told in [
+        ("CartPole-v1", 0, "env.id is 'Walk' in a and 'CartPole-v1' in b"),
+        (Walk, 7, "seeds.root is 0 in a and 7 in b"),
     ]:
-        alter(other / "step-000000010" / "manifest.json", {entry: value})
+        path = tmp_path / str(seed)
+        with without_figures():
+            how: dict[str, Any] = {"output_dir": path / "step-000000010", "progress": False}
+            tdcollect.evaluate(env, None, 3, seed, metrics={"moves": len}, **how)
         with pytest.raises(ValueError, match=f"on the same episodes, but a and b differ: .*{told}"):
-            over_runs([one, other], names=names)
+            over_runs({"a": one, "b": path}, on="moves")
     assert main(["curves", str(one), str(one)]) == 2
     assert main(["curves", str(one), "--lower-is-better"]) == 2

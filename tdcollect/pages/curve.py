@@ -238,7 +238,8 @@ def _over_runs(found: Curves) -> list[Figure]:
     values = np.array([point.runs for point in found.points]).T[:MOST_RUNS]
     runs = [plots.Line(found.runs[at], x, own, series=at) for at, own in enumerate(values)]
     over, each = (
-        plots.lines(drawn, "training steps", plots.short(found.what)) for drawn in (middle, runs)
+        plots.lines(drawn, "training steps", plots.short(found.what), marks=len(x) <= 60)
+        for drawn in (middle, runs)
     )
     ends = f"at step {found.points[0].name}", f"at step {found.points[-1].name}"
     first, last = number_texts([float(y[0]), float(y[-1])])

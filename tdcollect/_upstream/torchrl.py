@@ -210,6 +210,7 @@ call_of: Callable[[T.Transform], Method] = attrgetter("_call")
 inverse_call_of: Callable[[T.Transform], Method] = attrgetter("_inv_call")
 step_of: Callable[[T.Transform], Method] = attrgetter("_step")
 reset_of: Callable[[T.Transform], Method] = attrgetter("_reset")
+mapping_of: Callable[[T.Transform], Method] = attrgetter("_apply_transform")
 casts_integers: Callable[[T.VecNormV2], bool] = attrgetter("_cast_int_to_float")
 """Tells whether a ``VecNormV2`` averages integers as floats."""
 
@@ -251,6 +252,11 @@ def inverts(transform: T.Transform) -> bool:
 
 def reads_step(transform: T.Transform) -> bool:
     return _overrides(transform, "_step")
+
+
+def maps_entries(transform: T.Transform) -> bool:
+    """Tell whether a step maps each entry by the one function of the class, and does no more."""
+    return not _overrides(transform, "_step", "_call") and _overrides(transform, "_apply_transform")
 
 
 def changes_loop(transform: T.Transform) -> bool:

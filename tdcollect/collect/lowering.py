@@ -20,7 +20,7 @@ from tdcollect import keys
 from tdcollect._upstream import torchrl as upstream
 from tdcollect.collect import transforms as on_steps
 from tdcollect.collect.step_dict import StepDict
-from tdcollect.collect.transforms import Applied, Changed, Island, OwnCode, StepTransform
+from tdcollect.collect.transforms import Applied, Changed, Island, Mapped, OwnCode, StepTransform
 from tdcollect.envs.traits import EnvAction, NotKnown, of_kind, runs_once, traits_of, transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.keys import Key, from_next, is_next
@@ -151,7 +151,7 @@ def joined(parts: Sequence[StepTransform]) -> list[StepTransform]:
 
 def _runs(part: StepTransform, kind: type[T.Transform]) -> TypeGuard[OwnCode]:
     """Tell whether a part runs TorchRL's own code of a class."""
-    return type(part) is OwnCode and type(part.transform) is kind
+    return type(part) is Mapped and type(part.transform) is kind
 
 
 def _changes_loop(transform: T.Transform, env: EnvBase) -> str:
@@ -182,6 +182,8 @@ def _lower(transform: T.Transform, env: EnvBase) -> StepTransform:
     entries = (*transform.in_keys, *transform.out_keys)
     if kind in (T.Stack, T.Timer) and any(isinstance(key, tuple) for key in entries):
         raise NotKnown("has nested entries")
+    if trait.elementwise and upstream.maps_entries(transform):
+        return Mapped(transform, env, trait)
     return OwnCode(transform, env, trait)
 
 

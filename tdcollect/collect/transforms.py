@@ -132,6 +132,42 @@ class OwnCode(StepTransform):
             entries.update(changed)
 
 
+class Mapped(OwnCode):
+    """A transform that maps one tensor to another: its function, without the calls around it."""
+
+    def __init__(self, transform: T.Transform, env: EnvBase, trait: Trait):
+        super().__init__(transform, env, trait)
+        self._pairs = list(zip(transform.in_keys, transform.out_keys, strict=True))
+        self._map: Callable[[Tensor], Tensor] = upstream.mapping_of(transform)
+        if type(transform) is T.ClipTransform:
+            self._map = _clip_of(transform)
+
+    def step(self, step: StepDict, following: StepDict) -> None:
+        if not all(in_key in following for in_key, _ in self._pairs):
+            super().step(step, following)  # which says what is missing
+            return
+        for in_key, out_key in self._pairs:
+            following[out_key] = self._map(following[in_key])
+
+
+def _clip_of(transform: T.ClipTransform) -> Callable[[Tensor], Tensor]:
+    """The function of a ClipTransform; few numbers are clipped in NumPy, to the same bits."""
+    own, bounds = upstream.mapping_of(transform), (transform.low, transform.high)
+    # Which zero is the larger, of two signs, is not agreed on.
+    if any(bound is None or bound.ndim or not bound for bound in bounds):
+        return own
+    low, high = (bound.numpy() for bound in bounds)
+
+    def clip(value: Tensor) -> Tensor:
+        if not _is_small(value):
+            return own(value)
+        array = value.numpy()
+        above = np.maximum(array, low, dtype=array.dtype)
+        return torch.from_numpy(np.minimum(above, high, out=above, casting="same_kind"))
+
+    return clip
+
+
 class Applied(OwnCode):
     """A user's transform that only maps tensors; its results may be of other kinds."""
 
@@ -597,8 +633,8 @@ class _Norm(StepTransform):
 class _VecNorm(_Norm):
     """VecNorm: discounted sums over all slots, looked up once.
 
-    Where there are few numbers, NumPy computes on the memory of TorchRL's tensors: its operations
-    round as torch's do, and cost a fifth.
+    Where there are few numbers, NumPy computes on the memory of TorchRL's tensors: its sums,
+    products and quotients round as torch's do, and cost a fifth.
     """
 
     def __init__(self, transform: T.VecNorm, pairs: Pairs, batch_size: torch.Size):
@@ -644,9 +680,9 @@ class _VecNorm(_Norm):
             count *= decay
             count += self._batch_size.numel()
         mean = total / count
-        of_arrays = isinstance(mean, np.ndarray)
-        at_least, root = (np.maximum, np.sqrt) if of_arrays else (torch.clamp_min, torch.sqrt)
-        std = root(at_least(squares / count - mean**2, transform.eps))
+        at_least: Any = np.maximum if isinstance(mean, np.ndarray) else torch.clamp_min
+        std = at_least(squares / count - mean**2, transform.eps)
+        torch.as_tensor(std).sqrt_()  # in place; MKL's root, which torch takes, is not NumPy's
         return (value - mean) / at_least(std, transform.eps)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -11,20 +12,24 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tensordict import TensorDict
 from torchrl import envs as E
 from torchrl.collectors import Collector as TorchRLCollector
+from torchrl.data import Composite, Unbounded
 from torchrl.envs.transforms import _timer as timer
 
 from tdcollect import Collector
 from tdcollect.collect import arrays
-from tdcollect.collect.lowering import LOWERED, exact_reward_of
+from tdcollect.collect.lowering import LOWERED, exact_reward_of, lower_transforms
+from tdcollect.collect.step_dict import StepDict
 from tdcollect.envs.traits import TRAITS, of_kind
 
 from . import policies, transforms
 from .envs import ENVS, masked
 from .loops import on_arrays
-from .oracle import UPSTREAM, batches, check_same, parents_state
+from .oracle import UPSTREAM, assert_same, batches, check_same, parents_state
 from .transforms import ISLANDS, OBS, STATEFUL, STATELESS, R, begun
 
 pytestmark = pytest.mark.filterwarnings(UPSTREAM)
@@ -313,3 +318,72 @@ def test_set_seed_keeps_statistics_in_the_memory_that_is_shared() -> None:
     Collector(E.TransformedEnv(ENVS["cartpole"](), norm), frames_per_batch=24).set_seed(0)
     assert data["count", OBS] == 1
     assert torch.equal(norm._loc[OBS], data["loc", OBS])
+
+
+ODD = [0.0, -0.0, 1e-30, -1e-40, 3e38, math.inf, -math.inf, math.nan]
+
+
+@st.composite
+def numbers(draw: st.DrawFn, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    """Any numbers: ordinary ones, and some odd."""
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    found = torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) * 10
+    for place in draw(st.lists(st.integers(0, max(0, found.numel() - 1)), max_size=3)):
+        found.view(-1)[place] = draw(st.sampled_from(ODD))
+    return found
+
+
+def in_steps(env: E.TransformedEnv, given: list[torch.Tensor], part: Any) -> list[Any]:
+    """The entries after each of some steps, on StepDicts or, without a part, by TorchRL's code."""
+    found = []
+    for value in given:
+        entries = StepDict({OBS: value.clone()})
+        if part is None:
+            entries = env.transform._call(TensorDict(entries, env.batch_size))
+        else:
+            part.step(StepDict(), entries)
+        found.append(entries[OBS])
+    return found
+
+
+class Fixed(E.EnvBase):
+    """An env of a batch size, which is never stepped."""
+
+    def __init__(self, batch: tuple[int, ...]):
+        super().__init__(batch_size=batch)
+        self.observation_spec = Composite({OBS: Unbounded((*batch, 3))}, shape=batch)
+        self.action_spec, self.reward_spec = Unbounded((*batch, 1)), Unbounded((*batch, 1))
+
+    _reset = _step = _set_seed = lambda self, *given: None
+
+
+@settings(max_examples=80, deadline=None)
+@given(data=st.data())
+def test_few_numbers_in_numpy_have_the_bits_of_torchrl(data: st.DataObject) -> None:
+    """VecNorm, frozen or with other statistics from some step on; ClipTransform."""
+    dtype = data.draw(st.sampled_from([torch.float32, torch.float64]))
+    batch = data.draw(st.sampled_from([(), (1,), (3,), (40,), (2, 3)]))
+    given = data.draw(st.lists(numbers(dtype, (*batch, 3)), min_size=1, max_size=4))
+    options = {
+        "decay": data.draw(st.sampled_from([0.9999, 0.5, 1.0])),
+        "eps": data.draw(st.sampled_from([1e-4, 1e-2, 0.0])),
+    }
+    frozen, replaced = data.draw(st.booleans()), data.draw(st.booleans())
+    low, high = sorted(
+        data.draw(st.lists(st.sampled_from([-3, 0.0, 0.1, 7]), min_size=2, max_size=2, unique=True))
+    )
+    makers = [
+        lambda: E.VecNorm(in_keys=[OBS], **options),
+        lambda: E.ClipTransform([OBS], low=low, high=high),
+    ]
+    for make in makers:
+        records = []
+        for ours in (True, False):
+            env = E.TransformedEnv(Fixed(batch), make())
+            part = lower_transforms([env.transform], env)[0] if ours else None
+            first, state = in_steps(env, given, part), env.transform.state_dict()
+            if isinstance(env.transform, E.VecNorm):
+                env.transform.frozen = frozen
+                env.transform._td = env.transform._td.clone() if replaced else env.transform._td
+            records.append([first, state, in_steps(env, given, part), env.transform.state_dict()])
+        assert_same(*records)

@@ -395,7 +395,9 @@ class EndOfLife(StepTransform):
     def step(self, step: StepDict, following: StepDict) -> None:
         done = following[self._done]
         lives = torch.as_tensor(self._read(), device=done.device)
-        following[self._eol] = expand_as_right(step[self._lives] > lives, done) | done
+        lost = step[self._lives] > lives
+        few = lost.numel() == done.numel()
+        following[self._eol] = (lost.view_as(done) if few else expand_as_right(lost, done)) | done
         following[self._lives] = lives
 
     def reset(self, begun: StepDict, marks: StepDict, before: StepDict) -> None:
@@ -665,9 +667,10 @@ class _VecNorm(_Norm):
             sums = self._sums.of(key)
             assert sums is not None
         small = sums[0].dtype is sums[1].dtype and all(map(_is_small, sums))
+        arrays: Any = tuple(part.numpy() for part in sums) if small else None
         self._kept = self._sums.kept
-        self._found[key] = sums, tuple(part.numpy() for part in sums) if small else None
-        return self._found[key]
+        self._found[key] = sums, arrays
+        return sums, arrays
 
     def _normed(self, value: Any, total: Any, squares: Any, count: Any) -> Any:
         transform = self._transform
@@ -683,7 +686,9 @@ class _VecNorm(_Norm):
         at_least: Any = np.maximum if isinstance(mean, np.ndarray) else torch.clamp_min
         std = at_least(squares / count - mean**2, transform.eps)
         torch.as_tensor(std).sqrt_()  # in place; MKL's root, which torch takes, is not NumPy's
-        return (value - mean) / at_least(std, transform.eps)
+        normed = value - mean
+        normed /= at_least(std, transform.eps)
+        return normed
 
 
 _Sums: TypeAlias = tuple[Any, Any, Any]

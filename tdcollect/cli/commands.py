@@ -338,12 +338,11 @@ def replay(directory: Path, index: int | None, trust: bool, as_json: bool, **typ
             backend=request.backend,
             device=request.device,
         )
-        films, record = [], None
         if index is None:
             films = result.film(film)
         else:
             record = result.replayed(index, video).record
-    if record is None:
+    if index is None:
         pages = f"tdcollect view {shlex.quote(os.fspath(directory))}"
         lines = [f"film {os.path.relpath(path)}" for path in films] or ["no film"]
         tell(as_json, "\n".join([*lines, f"pages {pages}"]), films=[*map(str, films)])

@@ -317,8 +317,7 @@ class EvaluationResult:
         if not trajectory_path(self.directory, record.index).exists():
             folder = trajectory_path(self.directory, record.index, FILMS)
             check_no_links(folder.parent, folder.name)
-            if folder.exists():
-                shutil.rmtree(folder)
+            shutil.rmtree(folder, ignore_errors=True)
             write_trajectory(folder, data)
         return path
 

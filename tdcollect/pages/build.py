@@ -170,8 +170,8 @@ class Page:
 
     def html(self) -> bytes:
         """Return the page as UTF-8, the same bytes for the same data."""
-        parts = [part for _, parts in self.sections for part in parts]
-        policy = content_policy(films=any(isinstance(part, Film) for part in parts))
+        films = any(isinstance(part, Film) for _, parts in self.sections for part in parts)
+        policy = content_policy(films)
         script = _package_text("page.js")
         return _rendered("page.html", page=self, policy=policy, style=_style(), script=script)
 

@@ -141,17 +141,14 @@ def episode_page(played: Sequence[Played], env: str, back: tuple[str, str] | Non
     notes: list[Part] = [Paragraph("warn", text) for one in played for text in one.problems]
     notes += [f"{count_text(left, 'more figure')} are left out."] * (left > 0)
     notes += [*_undrawn(entries)]
-    notes.append(
-        "Step 0 is the reset. The action of a step leads to its reward and its observation."
-        if entries
-        else "No data of this episode are there, so that nothing is drawn."
-    )
+    how = "Step 0 is the reset. The action of a step leads to its reward and its observation."
+    notes.append(how if entries else "No data of this episode are there, so nothing is drawn.")
     again = [Paragraph("command", one.again.of_row(str(record.index))) for one in played]
-    how = dict.fromkeys(one.again.how for one in played)
+    uses = dict.fromkeys(one.again.how for one in played)
     sections += [
         ("Data", notes),
         ("Record", [_records(played)]),
-        ("Run it again", [*how, *again]),
+        ("Run it again", [*uses, *again]),
     ]
     return Page(
         f"{env}: episode {record.index}",
@@ -230,10 +227,8 @@ def _first_differences(
         more = f" Others: {listed_text(others)}." if others else ""
         parts.append(f"{played[0].name} and {other.name} first differ {first}.{more}")
     if steps:
-        parts.append(
-            "In the figures the dashed line is the first step that differs; but for rewards, they "
-            "end soon after the shortest of the episodes."
-        )
+        parts.append("In the figures, a dashed line is the first step that differs.")
+        parts.append("Figures of rewards are whole; others end soon after the shortest episode.")
     return parts, steps
 
 

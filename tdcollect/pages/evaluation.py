@@ -92,8 +92,11 @@ def write_report(
         The files written, the page last.
     """
     root = Path(directory)
-    again = again_of(request, manifest, root, root)
-    kept = {index: f"{TRAJECTORIES}/{trajectory_name(index)}/" for index in kept_trajectories(root)}
+    again = again_of(request, manifest, root, root, _HERE)
+    kept = {
+        index: Cell("kept", f"{TRAJECTORIES}/{trajectory_name(index)}/")
+        for index in kept_trajectories(root)
+    }
     return write_page(root / REPORT, report_page(manifest, episodes, summary, again, kept))
 
 
@@ -102,13 +105,13 @@ def report_page(
     episodes: Sequence[Episode],
     summary: Summary,
     again: Commands,
-    kept: Mapping[int, str | None] = MappingProxyType({}),
+    kept: Mapping[int, Cell] = MappingProxyType({}),
     back: tuple[str, str] | None = None,
 ) -> Page:
     """Return the page of an evaluation, as :func:`write_report` writes it.
 
-    Episodes whose data are ``kept`` have a path to them, or to a page of their own, relative to the
-    page; or None for no link.
+    Episodes whose data are ``kept`` have a cell that says so, with the path to them or to a page of
+    their own.
     """
     records = in_order(episodes)
     completed = [episode for episode in records if episode.completed]
@@ -147,11 +150,7 @@ def report_page(
 
 
 def again_of(
-    request: Request | None,
-    manifest: Mapping[str, Any],
-    directory: Path,
-    start: Path,
-    where: str = _HERE,
+    request: Request | None, manifest: Mapping[str, Any], directory: Path, start: Path, where: str
 ) -> Commands:
     """Return what runs episodes again, typed in ``start``, which is ``where``.
 
@@ -315,7 +314,7 @@ def _episodes(
     records: Sequence[Episode],
     completed: Sequence[Episode],
     again: Commands,
-    kept: Mapping[int, str | None],
+    kept: Mapping[int, Cell],
 ) -> Iterator[Part]:
     lowest = heapq.nsmallest(LOWEST, completed, lambda e: (_order(e.episode_return), e.index))
     few = lowest[: len(completed) // 4]  # of five episodes, five would be all
@@ -351,7 +350,7 @@ def _episode_table(
     records: Sequence[Episode],
     listed: Sequence[Episode],
     again: Commands,
-    kept: Mapping[int, str | None],
+    kept: Mapping[int, Cell],
 ) -> Table:
     first: dict[str, int] = {}  # the first episode with a digest: later ones repeat it to the bit
     for e in records:
@@ -379,12 +378,7 @@ def _episode_table(
         columns.append(Column("equal to", cells, "n"))
     columns.append(Column("env seed", [str(e.env_seed) for e in listed], "n"))
     if kept:
-        pages = [str(kept.get(e.index)).endswith(".html") for e in listed]
-        found = [
-            Cell("page" if page else "kept", kept[e.index]) if e.index in kept else "-"
-            for page, e in zip(pages, listed, strict=True)
-        ]
-        columns.append(Column("data", found))
+        columns.append(Column("data", [kept.get(e.index) for e in listed]))
     return Table(columns, commands=again, hint="words, or return<100", name="Episodes")
 
 
@@ -451,9 +445,7 @@ def write_comparison_report(
     return write_page(Path(directory, COMPARISON_REPORT), comparison_page(comparison, pages))
 
 
-def comparison_page(
-    comparison: Comparison, pages: Mapping[int, str] = MappingProxyType({})
-) -> Page:
+def comparison_page(comparison: Comparison, pages: Mapping[int, str]) -> Page:
     """Return the page of a comparison, which leads to ``pages`` of episodes."""
     differences, (baseline, *others) = comparison.differences, comparison.names
     drawn = [*_together(comparison)]

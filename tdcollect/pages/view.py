@@ -226,7 +226,7 @@ class _Pages:
             status = "refused" if (here / ledger.REFUSED).exists() else "unreadable"
             return Viewed(path, "evaluation", f"{status}: {self._within(error)}")
         summary = summarize(episodes)
-        kept: dict[int, str | None] = dict.fromkeys(ledger.kept_trajectories(here))
+        kept = dict.fromkeys(ledger.kept_trajectories(here), Cell("kept"))
         again = again_of(request, manifest, here, self.root, WHERE)
         page_path = f"{PAGES}/{path}/{REPORT}"
         back = _back(page_path, target, text)
@@ -236,20 +236,21 @@ class _Pages:
 
     def _episodes(
         self, files: ledger.Files, policy: str, again: Commands, report: str
-    ) -> dict[int, str]:
-        """Write the pages of episodes with data or a film; return their paths from the report."""
+    ) -> dict[int, Cell]:
+        """Write the pages of episodes with data or a film; return cells that lead to them."""
         films, there = filmed(files.root), filmed(files.root) | with_data(files.root)
         records = {record.index: record for record in files.episodes if record.index in there}
         env = str(ledger.manifest_entry(files.manifest, "env.id"))
-        paths = {}
+        cells = {}
         for index in (*indices_of(self.which, [*records.values()]), *sorted(films)[:_FILMED]):
-            if index in records and index not in paths:
-                paths[index] = f"{EPISODES}/{ledger.trajectory_name(index)}.html"
-                page_path = f"{os.path.dirname(report)}/{paths[index]}"
+            if index in records and index not in cells:
+                name = f"{EPISODES}/{ledger.trajectory_name(index)}.html"
+                cells[index] = Cell("page", name)
+                page_path = f"{os.path.dirname(report)}/{name}"
                 back = _back(page_path, report, "The evaluation")
                 played = read_played(policy, files.root, records[index], files.manifest, again)
                 self._write(page_path, episode_page([played], env, back))
-        return paths
+        return cells
 
     def curve(self, here: Path, parts: Sequence[str]) -> Viewed:
         """Write the page of a curve, and those of its evaluations."""

@@ -105,12 +105,8 @@ class Watched:
                 means.setdefault(task, {}).setdefault(policy, []).append(mean)
         left = sum(files is None or files.last is None for files in parts)
         found = {"kind": "suite", "of": suite["episodes"] * len(roots), "ended": not left}
-        failed = len(every) - len(roots)
-        found["evaluations"] = {
-            "ended": len(every) - left,
-            "could_not_run": failed,
-            "of": len(every),
-        }
+        count, failed = len(every), len(every) - len(roots)
+        found["evaluations"] = {"ended": count - left, "could_not_run": failed, "of": count}
         of_task = {t: {p: fmean(runs) for p, runs in of.items()} for t, of in means.items()}
         return found | {"mean_returns": of_task}
 

@@ -45,7 +45,8 @@ class Start:
 class Piece(NamedTuple):
     """The part of an episode that lies in one block: the steps from ``begin`` to before ``stop``.
 
-    ``info`` is gymnasium's, of the last step. After an error, the episode has no further piece.
+    ``info`` is gymnasium's, of the last step, at which the episode has taken so many ``seconds``.
+    After an error, the episode has no further piece.
     """
 
     start: Start
@@ -55,6 +56,7 @@ class Piece(NamedTuple):
     ended: bool = False
     error: Exception | None = None
     info: Mapping[str, Any] = MappingProxyType({})
+    seconds: float = 0.0
 
 
 class Block(NamedTuple):
@@ -132,6 +134,7 @@ class Episodes:
         # By slot: rows in the block, those before its episode, steps since the first start, the
         # step of its time limit.
         self._at, self._from, self._taken, self._due = np.zeros((4, len(self._slots)), np.int64)
+        self._began = np.zeros(len(self._slots))  # the time at which its latest reset began
 
     def __iter__(self) -> Iterator[Block]:
         while self._running or self._beginning or self._start_all():
@@ -163,6 +166,7 @@ class Episodes:
             if starts[0].seed is not None:
                 # A slot without an episode is reset too, and then waits: any seed does.
                 seeds = [starts.get(slot, starts[0]).seed for slot in self._slots]  # type: ignore[misc]
+            self._began[:] = time.monotonic()
             if self.rebuild:
                 env.rebuild_slots(self._slots)
             try:
@@ -248,7 +252,8 @@ class Episodes:
         if self.on_step is not None:
             self.on_step({slot: running[slot] for slot in stepped})
         for slot in ended:
-            self._cut(slot, running.pop(slot), True, None, env.latest_info(slot))
+            took = time.monotonic() - self._began[slot]
+            self._cut(slot, running.pop(slot), True, None, env.latest_info(slot), took)
         if env.can.asynchronous:
             turns.take(came)
             self._note({s: self._beginning.pop(s) for s in came.began if s in self._beginning})
@@ -299,6 +304,7 @@ class Episodes:
             seeds = None
             if starts and next(iter(starts.values())).seed is not None:
                 seeds = [starts[slot].seed if slot in starts else 0 for slot in reset]
+            self._began[list(starts)] = time.monotonic()
             if self.rebuild:
                 env.rebuild_slots(list(starts))
             if env.can.asynchronous:

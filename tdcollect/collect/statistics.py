@@ -110,11 +110,13 @@ class Episodes(NamedTuple):
         returns: ``[E]`` float64, sums from first step to last of the env's rewards as batches hold
             them (float32); of several rewards, the mean over agents, then over groups.
         lengths: ``[E]`` int64, in steps.
+        seconds: ``[E]`` float64, the time that they took, in collections.
     """
 
     slots: Ints
     returns: Floats
     lengths: Ints
+    seconds: Floats
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,9 @@ class Collection(Figures, Spreads):
             off so are not among those that ended; their steps count, the marked one included.
         group_returns: of several rewards, ``[E]`` float64 of each reward entry, by its path
             (``"agents/reward"``): the mean over its agents; empty for a single reward.
+        episode_seconds: ``[E]`` float64, the time that each episode took, from its reset to its
+            last step, without the time between collections. Where slots do not all step together on
+            arrays, the time of a collection is shared evenly by its steps.
         logged: the numbers that hooks have returned, float64, by name.
     """
 
@@ -152,6 +157,7 @@ class Collection(Figures, Spreads):
     shaped_returns: Floats | None = None
     restarts: int = 0
     group_returns: dict[str, Floats] = field(default_factory=dict)
+    episode_seconds: Floats = field(default_factory=lambda: np.zeros(0))
     logged: dict[str, Floats] = field(default_factory=dict)
 
     @property
@@ -163,6 +169,11 @@ class Collection(Figures, Spreads):
     def shaped_return_stats(self) -> Spread | None:
         """Of the shaped returns; None where no episode ended, or none are shaped."""
         return None if self.shaped_returns is None else spread(self.shaped_returns)
+
+    @property
+    def episode_seconds_stats(self) -> Spread | None:
+        """Of the time that episodes took; None where none ended."""
+        return spread(self.episode_seconds)
 
     def __repr__(self) -> str:
         logged = [f"mean {name} {found.mean:.4g}" for name, found in self.logged_stats.items()]
@@ -236,6 +247,7 @@ class Lifetime(Figures):
     _returns: Moments = field(default_factory=Moments, repr=False)
     _lengths: Moments = field(default_factory=Moments, repr=False)
     _shaped: Moments = field(default_factory=Moments, repr=False)
+    _seconds: Moments = field(default_factory=Moments, repr=False)
 
     @property
     def return_stats(self) -> Spread | None:
@@ -252,6 +264,11 @@ class Lifetime(Figures):
         """Of the shaped returns of all episodes; None where none ended, or none are shaped."""
         return self._shaped.spread()
 
+    @property
+    def episode_seconds_stats(self) -> Spread | None:
+        """Of the time that all episodes took; None where none ended."""
+        return self._seconds.spread()
+
     def add(self, collection: Collection) -> None:
         """Count a collection."""
         self.collections += 1
@@ -265,6 +282,7 @@ class Lifetime(Figures):
         self.episodes += collection.episodes
         self._returns.add(collection.returns)
         self._lengths.add(collection.lengths)
+        self._seconds.add(collection.episode_seconds)
 
     def __repr__(self) -> str:
         return _line(self, f"{self.collections} collections", f"{self.episodes} episodes")
@@ -473,11 +491,12 @@ class Tally:
         self._returns = np.zeros(slots)
         self._lengths = np.zeros(slots, np.int64)
         self._broken = np.zeros(slots, bool)
+        self._began = np.zeros(slots)  # in seconds of collections
 
-    def drop(self, slots: Any = None) -> None:
+    def drop(self, slots: Any = None, now: float = 0.0) -> None:
         """Drop the episodes in flight, cut short by a reset: of all slots (None), or of these."""
-        for values in (self._returns, self._lengths, self._broken):
-            values[slice(None) if slots is None else slots] = 0
+        for values in (self._returns, self._lengths, self._broken, self._began):
+            values[slice(None) if slots is None else slots] = now if values is self._began else 0
 
     def miss(self) -> None:
         """Do not count the episodes in flight: steps of theirs were lost."""
@@ -496,7 +515,12 @@ class Tally:
         return ended
 
     def feed(
-        self, slots: Ints, reward: Floats, done: Bools, failed: Bools | None = None
+        self,
+        slots: Ints,
+        reward: Floats,
+        done: Bools,
+        failed: Bools | None = None,
+        at: Floats | None = None,
     ) -> Episodes:
         """Add rows in the order of their arrival, ``[F]`` each.
 
@@ -505,6 +529,7 @@ class Tally:
             reward: of each row.
             done: whether an episode ended with it.
             failed: whether an env's failure broke the episode off; None where none did.
+            at: the time at which it ended, if it did, in seconds of collections.
 
         Returns:
             The episodes that ended, in the order of arrival, without those broken off.
@@ -528,7 +553,10 @@ class Tally:
         sums = np.bincount(into, weights=terms).astype(np.float64, copy=False)
         lengths = tails - heads + 1 + np.where(goes_on, self._lengths[slot], 0)
         broken = goes_on & self._broken[slot]
+        ends = np.zeros(len(tails)) if at is None else at[order[tails]]
+        began = np.where(goes_on, self._began[slot], np.append(0.0, ends[:-1]))
         self.drop(slot)
+        self._began[slot] = np.where(ended, ends, began)  # the latest of each slot stays
         left = slot[~ended]
         self._returns[left], self._lengths[left] = sums[~ended], lengths[~ended]
         self._broken[left] = broken[~ended]
@@ -537,10 +565,10 @@ class Tally:
             whole &= ~failed[order[tails]]
         found = np.flatnonzero(whole)
         found = found[np.argsort(order[tails[found]])]
-        return Episodes(slot[found], sums[found], lengths[found])
+        return Episodes(slot[found], sums[found], lengths[found], (ends - began)[found])
 
 
-_NONE = Episodes(np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.int64))
+_NONE = Episodes(np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.int64), np.zeros(0))
 
 
 def _logged_lines(part: Spreads) -> list[str]:
@@ -556,6 +584,7 @@ def _lines(part: Any) -> list[str]:
         f"returns   {part.return_stats}",
         *(f"  {name}  {spread(values)}" for name, values in groups.items()),
         f"lengths   {part.length_stats}",
+        f"seconds   {part.episode_seconds_stats}",
     ]
     if part.shaped_return_stats is not None:
         lines.insert(4 + len(groups), f"shaped    {part.shaped_return_stats}")
@@ -582,11 +611,12 @@ class Ends(NamedTuple):
     whole: bool
     dims: int
     """The dims of slots that entries have in front of that of steps; 0 if they are in rows."""
+    at: Floats
 
     def feed(self, tally: Tally, reward: Floats) -> Episodes:
         """The episodes that ended, given the rewards ``[F]``."""
         counted = Tally(1) if self.whole else tally
-        return counted.feed(self.slots, reward, self.done, self.failed)
+        return counted.feed(self.slots, reward, self.done, self.failed, self.at)
 
 
 class CollectionLog:
@@ -596,6 +626,7 @@ class CollectionLog:
         batch: the batch collected; to be set.
         env_seconds: time in the env's steps and resets; None without timers.
         policy_seconds: time in calls of the policy; None without timers.
+        stamps: the times at which slots have ended episodes, where they step on arrays.
     """
 
     def __init__(
@@ -604,6 +635,7 @@ class CollectionLog:
         self.env_seconds = 0.0 if timers else None
         self.policy_seconds = 0.0 if timers else None
         self.batch: TensorDictBase | None = None
+        self.stamps: list[tuple[float, list[int]]] = []
         self.wanted = wanted
         self.watch = watch
         self._dims = len(batch_size)
@@ -703,8 +735,10 @@ class CollectionLog:
 
     # ---------------------------------------------------------------------------- what was noted
 
-    def rewards_and_ends(self) -> tuple[dict[str, Floats], Ends]:
+    def rewards_and_ends(self, start: float, before: float) -> tuple[dict[str, Floats], Ends]:
         """The reward entries ``[F]`` by path, and the ends of episodes.
+
+        The collection began at ``start``, after so many seconds in those ``before``.
 
         The reward of an entry is the mean over its features (the agents of a group, say). An
         episode ends where any flag says so, which is where TorchRL's collector starts a trajectory.
@@ -714,13 +748,21 @@ class CollectionLog:
         done = _joined(flags).any(-1)
         failed = None if marks[0] is None else _joined(marks).any(-1)
         slots = np.tile(self._row_slots, len(done) // len(self._row_slots))
-        return found, Ends(slots, done, failed, bool(self._ended), self._dims)
+        steps = np.arange(len(done)) // (self._slots if self._dims else 1) + 1
+        at = before + steps * (time.perf_counter() - start) / steps[-1]
+        rows = np.flatnonzero(done)
+        rows = rows[np.argsort(slots[rows], kind="stable")]
+        stamps = sorted((slot, now) for now, ended in self.stamps for slot in ended)
+        if [slot for slot, _ in stamps] == slots[rows].tolist():
+            at[rows] = [before + now - start for _, now in stamps]
+        return found, Ends(slots, done, failed, bool(self._ended), self._dims, at)
 
     @property
-    def slots(self) -> Ints:
-        """``[E]`` int64, of whole episodes in the order in which they started."""
+    def slots_and_seconds(self) -> tuple[Ints, Floats]:
+        """Of whole episodes in the order in which they started, ``[E]`` each."""
         order = sorted(self._ended, key=lambda piece: piece.start.index)
-        return np.array([piece.slot for piece in order], np.int64)
+        slots = np.array([piece.slot for piece in order], np.int64)
+        return slots, np.array([piece.seconds for piece in order], np.float64)
 
 
 def rows_of(entry: torch.Tensor, dims: int) -> torch.Tensor:
@@ -804,7 +846,7 @@ class Monitor:
         if slots is None:
             self.collected = False
         for tally in self._tallies:
-            tally.drop(slots)
+            tally.drop(slots, self.stats._lifetime.seconds)
         if self._watch is not None:
             self._watch.drop(slots)
 
@@ -820,6 +862,7 @@ class Monitor:
         """Load the result of :meth:`save_state`."""
         self.stats.load_state(state["stats"])
         for tally, values in zip(self._tallies, state["tallies"], strict=True):
+            tally.drop(None, self.stats._lifetime.seconds)
             vars(tally).update(values)
         if self._watch is not None and state["watch"] is not None:
             self._watch.load_state(state["watch"])
@@ -859,14 +902,15 @@ class Monitor:
             self._watch.call("collection_ended", log.batch, self.stats)
 
     def _count(self, log: CollectionLog, start: float) -> None:
-        rewards, ends = log.rewards_and_ends()
+        rewards, ends = log.rewards_and_ends(start, self.stats._lifetime.seconds)
         groups = {
             name: ends.feed(tally, rewards[name]).returns
             for name, tally in zip(self._groups, self._tallies[2:], strict=True)
         }
         episodes = ends.feed(self._tally, np.mean([*rewards.values()], 0))
         if ends.whole:
-            episodes = episodes._replace(slots=log.slots)
+            slots, seconds = log.slots_and_seconds
+            episodes = episodes._replace(slots=slots, seconds=seconds)
         if self._unshaped is not None:
             self._shaped.miss()  # its batch was not shaped
         self._unshaped = ends
@@ -874,7 +918,8 @@ class Monitor:
         now = self._ended = time.perf_counter()
         times = (now - start, between, log.env_seconds, log.policy_seconds)
         restarts = self._newly_restarted(ends.failed)
-        self.stats.add(Collection(len(ends.done), *times, *episodes, None, restarts, groups))
+        took, steps = episodes.seconds, len(ends.done)
+        self.stats.add(Collection(steps, *times, *episodes[:3], None, restarts, groups, took))
 
     def _newly_restarted(self, failed: Bools | None) -> int:
         """The number of envs built anew since the last call."""

@@ -357,6 +357,7 @@ class Recording:
         self.again: dict[int, Episode] = {}
         self._was_finished = False
         self._ended: list[Episode] = []
+        self._took: list[float] = []  # seconds, of each that has ended here
         self._trajectories: dict[int, TensorDict] = {}
         self.directory: Directory | None = None
         if output_dir is not None:
@@ -407,7 +408,7 @@ class Recording:
             self.again = {one.index: one for one in completed if one.index not in run}
             yield [*self.again]
 
-    def add(self, record: Episode, data: TensorDict | None) -> None:
+    def add(self, record: Episode, data: TensorDict | None, seconds: float | None = None) -> None:
         """Take an episode that has ended; one that runs once more leaves no trace.
 
         Raises:
@@ -439,6 +440,8 @@ class Recording:
                 )
             return
         self._ended.append(record)
+        if seconds is not None:
+            self._took.append(seconds)
         if self.directory is not None:
             self.directory.add(record, data)
         elif data is not None and self._keeps:
@@ -462,7 +465,9 @@ class Recording:
         if directory is not None:
             finish(directory, result, self._request, self._recheck)
             if self.left:
-                part = {} if self._shard is None else {"shard": self._shard}
+                part: dict[str, Any] = {} if self._shard is None else {"shard": self._shard}
+                if self._took:
+                    part["episode_seconds"] = round(sum(self._took) / len(self._took), 6)
                 directory.note_run(self._started, len(self.left), {**about, **part})
         return result
 

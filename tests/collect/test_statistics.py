@@ -151,11 +151,18 @@ def test_sums_over_batches_are_those_of_a_loop(
     done = rng.random(sum(cuts)) < often
     tally = Tally(count)
     found: list[Episode] = []
+    took: list[float] = []
+    times = np.cumsum(rng.integers(1, 9, sum(cuts))).astype(float)
     for start, rows in zip(np.cumsum([0, *cuts]), cuts, strict=False):
         part = slice(start, start + rows)
-        ended = tally.feed(slots[part], reward[part], done[part])
-        found += zip(*(x.tolist() for x in ended), strict=True)
+        ended = tally.feed(slots[part], reward[part], done[part], None, times[part])
+        found += zip(*(x.tolist() for x in ended[:3]), strict=True)
+        took += ended.seconds.tolist()
     assert found == naive(slots, reward, done)
+    began = dict.fromkeys(range(count), 0.0)
+    for slot, time, seconds in zip(slots[done], times[done], took, strict=True):
+        assert seconds == time - began[slot]
+        began[slot] = time
 
 
 # --------------------------------------------------------------------------------------- resets
@@ -478,9 +485,10 @@ def test_statistics_print_readably(monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(collector.stats.latest) == (
         "episodes  3\n"
         "steps     21\n"
-        "time      1 s, 21 steps/s\n"
+        "time      3 s, 7 steps/s\n"
         "returns   mean 5, std 0, min 5, max 5\n"
-        "lengths   mean 5, std 0, min 5, max 5"
+        "lengths   mean 5, std 0, min 5, max 5\n"
+        "seconds   mean 1, std 0, min 1, max 1"
     )
     collector.rollout()
     lines = str(collector.stats).splitlines()
@@ -540,10 +548,9 @@ def timed(clock: Ticking, steps: int, **options: Any) -> Collector:
     return Collector(env, policy, frames_per_batch=2 * steps, **options)
 
 
-@both_ways
 @pytest.mark.behaviour(27)
 @pytest.mark.parametrize("timers", [False, True])
-def test_timers(monkeypatch: pytest.MonkeyPatch, timers: bool) -> None:
+def test_timers(monkeypatch: pytest.MonkeyPatch, timers: bool, arrays: bool) -> None:
     clock = Ticking(monkeypatch)
     collector = timed(clock, 3, timers=timers)
     stream = iter(collector)
@@ -558,6 +565,10 @@ def test_timers(monkeypatch: pytest.MonkeyPatch, timers: bool) -> None:
         assert found.steps_per_second == 6 / 40
         assert found.env_seconds == (times * env_seconds if timers else None)
         assert found.policy_seconds == (times * policy_seconds if timers else None)
+    # Resets belong to the episodes that they begin; TorchRL's loop shares its time evenly.
+    assert first.episode_seconds.tolist() == [3 * (10 + 2) + 4 * (not arrays)] * 2
+    assert second.episode_seconds.tolist() == [3 * (10 + 2) + 4] * 2
+    assert life.episode_seconds_stats.mean == (38 if arrays else 40)
     assert first.seconds_between is None
     assert second.seconds_between == life.seconds_between == 1000
     assert ("policy    30 s" in str(second)) == timers

@@ -272,7 +272,7 @@ class Dispatcher:
         if new and answer.error is not None:
             work.errors[answer.record.index] = answer.error
         if new:
-            yield work, Finished(answer.record, answer.data)
+            yield work, Finished(answer.record, answer.data, answer.seconds)
 
     def _fail(self, work: Evaluation, error: Exception) -> Event:
         self.remove(work)

@@ -97,11 +97,12 @@ class Probing(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """An episode ended: its record, its error as text if it failed, its data if they are kept."""
+    """An episode ended: its record, error as text if it failed, data if kept, and seconds."""
 
     record: Episode
     error: str | None
     data: TensorDict | None
+    seconds: float | None = None
 
 
 class State(NamedTuple):

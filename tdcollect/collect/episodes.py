@@ -166,7 +166,7 @@ class Episodes:
             if starts[0].seed is not None:
                 # A slot without an episode is reset too, and then waits: any seed does.
                 seeds = [starts.get(slot, starts[0]).seed for slot in self._slots]  # type: ignore[misc]
-            self._began[:] = time.monotonic()
+            self._began[:] = time.perf_counter()
             if self.rebuild:
                 env.rebuild_slots(self._slots)
             try:
@@ -252,7 +252,7 @@ class Episodes:
         if self.on_step is not None:
             self.on_step({slot: running[slot] for slot in stepped})
         for slot in ended:
-            took = time.monotonic() - self._began[slot]
+            took = time.perf_counter() - self._began[slot]
             self._cut(slot, running.pop(slot), True, None, env.latest_info(slot), took)
         if env.can.asynchronous:
             turns.take(came)
@@ -304,7 +304,7 @@ class Episodes:
             seeds = None
             if starts and next(iter(starts.values())).seed is not None:
                 seeds = [starts[slot].seed if slot in starts else 0 for slot in reset]
-            self._began[list(starts)] = time.monotonic()
+            self._began[list(starts)] = time.perf_counter()
             if self.rebuild:
                 env.rebuild_slots(list(starts))
             if env.can.asynchronous:

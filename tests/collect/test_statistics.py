@@ -588,6 +588,8 @@ def test_timers_of_collect(
     first, last = ("episodes" in count) * 4, (("frames" in count) or not arrays) * 4
     assert latest.env_seconds == 2 * 3 + last
     assert latest.seconds == first + 30 + 2 * 3 + last
+    resets = 4 * ("episodes" in count or not arrays)
+    assert latest.episode_seconds.tolist() == [30 + 2 * 3 + resets] * 2
 
 
 # ------------------------------------------------------------------------ the attribute, and off

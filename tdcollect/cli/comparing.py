@@ -186,20 +186,13 @@ def plan(
 @options.shown("--confidence", type=float, default=0.95, help="Of every interval.")
 @click.option("--output-dir", type=options.FOLDER, help="Directory for a page of the curves.")
 @options.as_json
-def curves(
-    runs: tuple[Path, ...],
-    output_dir: Path | None,
-    as_json: bool,
-    threshold: float | None,
-    lower_is_better: bool,
-    **asked: Any,
-) -> None:
+def curves(runs: tuple[Path, ...], output_dir: Path | None, as_json: bool, **asked: Any) -> None:
     """Show the learning curves of several training runs together.
 
     RUN is the directory of an Evaluator, one of each run, tested on the same episodes. At each step
     that all have: the interquartile mean over runs and its interval. Nothing is run.
     """
-    if lower_is_better and threshold is None:
+    if asked["lower_is_better"] and asked["threshold"] is None:
         raise click.UsageError("--lower-is-better goes with --threshold")
     if len({run.resolve() for run in runs}) < len(runs):
         raise click.UsageError("expected directories that differ, got one of them twice")
@@ -207,7 +200,6 @@ def curves(
     from tdcollect.suites.curves import over_runs
 
     names = distinct_names(runs) if len(runs) > 1 else [runs[0].resolve().name]
-    asked |= {"threshold": threshold, "lower_is_better": lower_is_better}
     found = over_runs(dict(zip(names, runs, strict=True)), **asked)
     report = None if output_dir is None else write_curves_page(output_dir, found)[-1]
     more = "" if report is None else f"\n\nreport {report}"

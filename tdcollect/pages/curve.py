@@ -73,22 +73,16 @@ def _curve_headline(
         name = f"Best {_BEST_BY[by]}"
         entries.append((name, number_text(best.value), f"at step {best.step:,}"))
     if report is not None:
+        value = number_text(report.mean if by == "mean" else report.iqm)
         others = f"on {count_text(report.episodes, 'other episode')}"
-        if by == "mean":
-            entries.append(_mean_card("Reported mean return", report, others))
-        else:
-            entries.append((f"Reported {_BEST_BY[by]}", number_text(report.iqm), others))
+        entries.append((f"Reported {_BEST_BY[by]}", value, others))
     if curve:
         last = curve[-1]
-        entries.append(_mean_card("Last mean return", last, f"at step {last.step:,}"))
+        mean, low, high = number_texts([last.mean, last.low, last.high])
+        words = "" if last.low is None else f", {_INTERVAL} {low} to {high}"
+        entries.append(("Last mean return", mean, f"at step {last.step:,}{words}"))
     failed = f"{sum(point.failed for point in curve)} failed"
     return [*entries, ("Test episodes", str(sum(point.episodes for point in curve)), failed)]
-
-
-def _mean_card(name: str, point: Point, where: str) -> Card:
-    mean, low, high = number_texts([point.mean, point.low, point.high])
-    words = "" if point.low is None else f", {_INTERVAL} {low} to {high}"
-    return name, mean, f"{where}{words}"
 
 
 def _report(
@@ -118,12 +112,7 @@ def _curve_figures(curve: Sequence[Point], best: Best | None, by: str) -> list[F
     )
     marks = len(curve) <= 60
     metrics = _metric_curves(curve, marks)
-    first, last = number_texts([float(mean[0]), float(mean[-1])])
-    shows = (
-        f"The mean return is {first} at step {curve[0].step:,} and {last} at step "
-        f"{curve[-1].step:,}."
-    )
-    at = None
+    shows, at = _from_to("The mean return", x, mean), None
     if best is not None and best.step in x:
         at = (float(best.step), float(mean[x == best.step][0]))
         value = number_text(best.value)
@@ -160,9 +149,12 @@ def _metric_curves(curve: Sequence[Point], marks: bool) -> Iterator[Figure]:
             band_name=_INTERVAL,
             marks=marks,
         )
-        first, last = number_texts([float(mean[0]), float(mean[-1])])
-        said = f"The mean is {first} at step {x[0]:,.0f} and {last} at step {x[-1]:,.0f}."
-        yield Figure(f"metric_{place}", name, drawing, said)
+        yield Figure(f"metric_{place}", name, drawing, _from_to("The mean", x, mean))
+
+
+def _from_to(what: str, x: plots.Values, y: plots.Values) -> str:
+    first, last = number_texts([float(y[0]), float(y[-1])])
+    return f"{what} is {first} at step {x[0]:,.0f} and {last} at step {x[-1]:,.0f}."
 
 
 def _points(curve: Sequence[Point], best: Best | None, path_of: Callable[..., str | None]) -> Table:
@@ -241,12 +233,10 @@ def _over_runs(found: Curves) -> list[Figure]:
         plots.lines(drawn, "training steps", plots.short(found.what), marks=len(x) <= 60)
         for drawn in (middle, runs)
     )
-    ends = f"at step {found.points[0].name}", f"at step {found.points[-1].name}"
-    first, last = number_texts([float(y[0]), float(y[-1])])
-    shows = f"The interquartile mean over runs is {first} {ends[0]} and {last} {ends[1]}."
+    shows = _from_to("The interquartile mean over runs", x, y)
     note = f"The band is the {found.header()[2]}." if len(found.runs) > 1 else ""
-    said = f"The means of runs are from {number_text(values[:, -1].min())} to "
-    said += f"{number_text(values[:, -1].max())} {ends[1]}."
+    low_text, high_text = number_texts([*np.quantile(values[:, -1], [0, 1])])
+    said = f"At step {x[-1]:,.0f} the means are from {low_text} to {high_text}."
     left = len(found.runs) - len(runs)
     return [
         Figure("curves", "Interquartile mean over runs", over, shows, note),

@@ -42,7 +42,7 @@ def coverage(runs: Sequence[int], steps: int) -> str:
             for step in range(steps):
                 means = {str(run): {0: mean} for run, mean in enumerate(draw(rng, (count,)))}
                 found = together(means, env="", episodes=1, resamples=1000, seed=step)
-                held += holds(found.estimates[0].interval, truth)
+                held += holds(found.points[0].estimate.interval, truth)
             shares.append(percent(held / steps))
         rows.append([name, *shares])
     return markdown(["means of runs", *(f"{count} runs" for count in runs)], rows)

@@ -7,6 +7,7 @@ import io
 import os
 import pickle
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from torchrl.envs.utils import ExplorationType, exploration_type
 from tdcollect.evaluation.episodes.agents import OnSpaces
 from tdcollect.evaluation.episodes.policy import ACTION_MASKS, check_masks, choices_of
 from tdcollect.packages import extra_module
+from tdcollect.policies import AgentPolicy, from_agent
 
 
 def load_policy(
@@ -28,7 +30,7 @@ def load_policy(
     env: EnvBase,
     *,
     normalization: str | os.PathLike[str] | Any = None,
-) -> SB3Policy:
+) -> SB3Policy | AgentPolicy:
     """Return a model of Stable-Baselines3 as a policy for :func:`tdcollect.evaluate`.
 
     Its actions are those of ``model.predict(observation, deterministic=...)``: deterministic for
@@ -36,8 +38,8 @@ def load_policy(
 
     Args:
         model: a file that ``model.save`` wrote, of PPO, A2C, DQN, SAC, TD3, DDPG, of sb3-contrib's
-            MaskablePPO, QRDQN, TQC, TRPO, ARS, CrossQ, or of another algorithm whose policy acts on
-            the observation alone; or a model.
+            MaskablePPO, RecurrentPPO, QRDQN, TQC, TRPO, ARS, CrossQ, or of another algorithm whose
+            policy acts on the observation alone; or a model.
         env: of :func:`tdcollect.make_env`, bare or under transforms; for its spaces and keys.
         normalization: the ``VecNormalize`` that the model was trained under, or the file that its
             ``save`` wrote. Its statistics stay as they are.
@@ -45,9 +47,8 @@ def load_policy(
     Raises:
         ModuleNotFoundError: without Stable-Baselines3.
         FileNotFoundError: if there is no such file.
-        ValueError: for a model of other spaces than the env's, or one that keeps a hidden state;
-            for a model that takes masks, and an env without ``action_masks()`` or not of backend
-            ``"serial"``.
+        ValueError: for a model of other spaces than the env's; for one that takes masks, and an
+            env without ``action_masks()`` or not of backend ``"serial"``.
 
     Note:
         Stable-Baselines3's files hold pickled objects: load only files that you trust.
@@ -74,9 +75,36 @@ def load_policy(
         normalization = pickle.loads(pickle.dumps(normalization))
     if normalization is not None:  # it leaves out these as it is pickled, so it must have them
         normalization.class_attributes, normalization.returns = {}, None
+    on = OnSpaces(env)
+    _check_spaces(policy, on.observation.space, on.action.space)
+    if hasattr(policy, "lstm_actor"):
+        # Statistics have names here, so that the manifest has their digest.
+        make = partial(RecurrentAgent, policy, normalization, **_statistics(normalization))
+        return from_agent(make)
     # The share of random actions that DQN's and QRDQN's ``predict`` draws; others have none.
     epsilon = float(settings.get("exploration_rate", 0.0))
     return SB3Policy(policy, env, normalization, epsilon)
+
+
+class RecurrentAgent:
+    """A model with a hidden state, in one episode."""
+
+    def __init__(self, policy: Any, normalization: Any, **statistics: torch.Tensor):
+        self._policy, self._normalization = policy, normalization
+
+    def reset(self) -> None:
+        """Begin an episode."""
+        self._state: Any = None
+
+    def select_action(self, observation: Any) -> Any:
+        """Return the action at an observation, as ``predict`` does with the state so far."""
+        if self._normalization is not None:
+            observation = self._normalization.normalize_obs(observation)
+        begins = np.array([self._state is None])
+        action, self._state = self._policy.predict(
+            observation, self._state, begins, deterministic=not _explores(self._policy)
+        )
+        return action
 
 
 class SB3Policy(TensorDictModuleBase):
@@ -90,7 +118,6 @@ class SB3Policy(TensorDictModuleBase):
     def __init__(self, policy: Any, env: EnvBase, normalization: Any = None, epsilon: float = 0.0):
         super().__init__()
         self._on = OnSpaces(env)
-        _check_spaces(policy, self._on.observation.space, self._on.action.space)
         self.in_keys = [*self._on.in_keys]
         self.mask_size: int | None = None
         if ACTION_MASKS in inspect.signature(policy.predict).parameters:
@@ -98,7 +125,6 @@ class SB3Policy(TensorDictModuleBase):
             self.mask_size = int(choices_of(policy.action_space).sum())
             self.in_keys.append(ACTION_MASKS)
         self.out_keys = self._on.out_keys
-        self._noise_is_fixed = bool(getattr(policy, "use_sde", False))
         # Parameters and statistics are part of this module, so that a manifest holds their digest.
         self.policy = policy
         self.eval()  # as `predict` has it
@@ -110,12 +136,7 @@ class SB3Policy(TensorDictModuleBase):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write the actions for observations ``[B, ...]``."""
-        explores = exploration_type() is ExplorationType.RANDOM
-        if explores and self._noise_is_fixed:
-            raise ValueError(
-                "the noise of gSDE is drawn at each rollout, and no model file holds it; evaluate "
-                "with a deterministic exploration type"
-            )
+        explores = _explores(self.policy)
         observation = self._on.observation.read(self._on.observed(tensordict))
         if self._normalization is not None:
             observation = self._normalization.normalize_obs(observation)
@@ -136,6 +157,17 @@ class SB3Policy(TensorDictModuleBase):
         instead = torch.rand(rows) < self._epsilon
         drawn = torch.randint(int(self._on.action.space.n), rows)  # type: ignore[attr-defined]
         return np.where(instead.numpy(), drawn.numpy() + self._on.action.space.start, action)  # type: ignore[attr-defined]
+
+
+def _explores(policy: Any) -> bool:
+    """Tell whether actions are drawn; refuse to, if their noise is not the episode's."""
+    explores = exploration_type() is ExplorationType.RANDOM
+    if explores and getattr(policy, "use_sde", False):
+        raise ValueError(
+            "the noise of gSDE is drawn at each rollout, and no model file holds it; evaluate "
+            "with a deterministic exploration type"
+        )
+    return explores
 
 
 def _read(file: Any) -> tuple[Any, Mapping[str, Any]]:
@@ -191,11 +223,6 @@ def _statistics(normalization: Any) -> dict[str, torch.Tensor]:
 def _check_spaces(policy: Any, observation: Any, action: Any) -> None:
     from stable_baselines3.common.vec_env import VecTransposeImage
 
-    if hasattr(policy, "lstm_actor"):
-        raise ValueError(
-            "expected a policy that acts on the observation alone, got a recurrent one "
-            f"({type(policy).__name__})"
-        )
     wanted = _form(policy.observation_space)
     if wanted not in (_form(observation), _form(observation, VecTransposeImage.transpose_space)):
         raise ValueError(

@@ -18,6 +18,7 @@ from torchrl.envs import ExplorationType
 
 import tdcollect
 from tdcollect.evaluation.sb3 import load_policy
+from tdcollect.randomness import GlobalStream, Outside
 
 sb3 = pytest.importorskip("stable_baselines3", reason="needs Stable-Baselines3 (extra dev)")
 
@@ -230,9 +231,59 @@ def test_a_model_of_other_spaces_or_with_a_state_is_refused() -> None:
     by_evaluate(of, pendulum, 1, True, max_episode_steps=5)
     with pytest.raises(ValueError, match="gSDE is drawn at each rollout"):
         by_evaluate(of, pendulum, 1, False)
+
+
+RECURRENT = {
+    "discrete": (cartpole, "MlpLstmPolicy"),
+    "box": (pendulum, "MlpLstmPolicy"),
+    "a dict": (shown("a dict"), "MultiInputLstmPolicy"),
+}
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("name", RECURRENT)
+def test_a_hidden_state_is_that_of_its_episode(
+    name: str, deterministic: bool, tmp_path: Path
+) -> None:
+    env, policy = RECURRENT[name]
+    of = model("RecurrentPPO", env, policy, n_steps=8)
+    of.save(tmp_path / "model.zip")
+    made, results = env(), []
+    for slots, workers in ((1, None), (3, None), (2, 2)):
+        load = load_policy(tmp_path / "model.zip", tdcollect.make_env(env))
+        kind = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
+        options = {"num_envs": slots, "workers": workers, "exploration_type": kind}
+        results.append(tdcollect.evaluate(env, load, 4, progress=False, **options))
+    assert len({result.digest for result in results}) == 1
+    for record in results[0].episodes:
+        stream, state, total, steps = GlobalStream(record.policy_seed), None, 0.0, 0
+        observation, _ = made.reset(seed=record.env_seed)
+        ended = False
+        while not ended:
+            with Outside(), stream:
+                begins = np.array([steps == 0])
+                action, state = of.predict(observation, state, begins, deterministic)
+            observation, reward, terminated, truncated, _ = made.step(action)
+            ended, total, steps = terminated or truncated, total + float(reward), steps + 1
+        assert record.length == steps
+        assert record.episode_return == pytest.approx(total, rel=1e-5)
+
+
+def test_the_statistics_of_a_recurrent_model_are_in_the_manifest() -> None:
+    from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
     of = model("RecurrentPPO", cartpole, "MlpLstmPolicy", n_steps=8)
-    with pytest.raises(ValueError, match=r"acts on the observation alone, got a recurrent one"):
-        load_policy(of, tdcollect.make_env(cartpole))
+    digests = []
+    for seed in (None, 0, 0, 1):
+        normalization = None
+        if seed is not None:
+            normalization = VecNormalize(DummyVecEnv([cartpole]))
+            normalization.obs_rms.update(np.random.default_rng(seed).normal(size=(9, 4)))
+        policy = load_policy(of, tdcollect.make_env(cartpole), normalization=normalization)
+        result = tdcollect.evaluate(cartpole, policy, 2, progress=False)
+        digests.append(result.manifest["policy"]["digest"])
+    assert digests[1] == digests[2]
+    assert len({*digests}) == 3
 
 
 class Doors(gym.Env[Any, Any]):

@@ -301,21 +301,20 @@ class EvaluationResult:
                 "evaluate with output_dir, or film an episode with replay(index, video=FILE)"
             )
         records = [self.record(index) for index in indices]
-        return [path for record in records if (path := self._film(record)).exists()]
+        return [path for record in records if (path := self._film(self.directory, record)).exists()]
 
-    def _film(self, record: Episode) -> Path:
+    def _film(self, root: Path, record: Episode) -> Path:
         from tdcollect.evaluation.replay import RaisedAgainError
 
-        assert self.directory is not None
-        path = film_path(self.directory, record.index)
+        path = film_path(root, record.index)
         try:
             data = self.replay(record.index, path)
         except RaisedAgainError:
             if record.status != FAILED:
                 raise
             return path
-        if not trajectory_path(self.directory, record.index).exists():
-            folder = trajectory_path(self.directory, record.index, FILMS)
+        if not trajectory_path(root, record.index).exists():
+            folder = trajectory_path(root, record.index, FILMS)
             check_no_links(folder.parent, folder.name)
             shutil.rmtree(folder, ignore_errors=True)
             write_trajectory(folder, data)

@@ -186,8 +186,7 @@ def indices_of(which: str, episodes: Sequence[Episode] = ()) -> list[int]:
     Raises:
         ValueError: for another text.
     """
-    found = _WHICH.fullmatch(which)
-    if found is None:
+    if (found := _WHICH.fullmatch(which)) is None:
         raise ValueError(f"expected episodes as {WHICH}, got {which!r}")
     if which == "failed":
         named = [e for e in episodes if e.status == FAILED or e.success is False]

@@ -145,11 +145,8 @@ def episode_page(played: Sequence[Played], env: str, back: tuple[str, str] | Non
     notes.append(how if entries else "No data of this episode are there, so nothing is drawn.")
     again = [Paragraph("command", one.again.of_row(str(record.index))) for one in played]
     uses = dict.fromkeys(one.again.how for one in played)
-    sections += [
-        ("Data", notes),
-        ("Record", [_records(played)]),
-        ("Run it again", [*uses, *again]),
-    ]
+    sections += [("Data", notes), ("Record", [_records(played)])]
+    sections.append(("Run it again", [*uses, *again]))
     return Page(
         f"{env}: episode {record.index}",
         f"{' and '.join(one.name for one in played)}, env seed {record.env_seed}",
@@ -334,8 +331,7 @@ def write_compared(
         The paths of the pages by index, relative to the directory.
     """
     runs = [(Path(one.directory or ""), one) for one in results]
-    of_each = [with_data(root) for root, _ in runs]
-    there = dict(zip(comparison.names, of_each, strict=True))
+    there = {n: with_data(root) for n, (root, _) in zip(comparison.names, runs, strict=True)}
     chosen: set[int] = set()
     for d in comparison.differences:
         both = there[d.name] & there[d.baseline]

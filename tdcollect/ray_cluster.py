@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from tdcollect.cleanup import ended_on_error
+
 _SECONDS = 5.0  # for a cluster to accept a connection; Ray tries for minutes
 _users: Counter[str] = Counter()
 """The number of users of a connection that was made here; it ends with the last of them."""
@@ -109,18 +111,15 @@ def _start(address: str | None) -> None:
                 f"expected a Ray cluster at {wanted}, got {error}; start one with `ray start "
                 "--head`, or leave the address out"
             ) from error
-    with _as_it_was(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        try:
-            ray.init(
-                address=address,
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-            )
-        except BaseException:
-            ray.shutdown()  # of the processes that it has begun to start
-            raise
+    quiet = warnings.catch_warnings(action="ignore", category=FutureWarning)
+    # Whatever it has begun to start is ended if the rest fails.
+    with _as_it_was(), quiet, ended_on_error(ray.shutdown):
+        ray.init(
+            address=address,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
 
 
 @contextmanager

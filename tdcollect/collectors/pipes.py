@@ -429,7 +429,7 @@ def _can_signal() -> bool:
 
 def _watch(guard_of: Callable[[], Guard | None], wake: connection.Connection) -> None:
     """Wait until a process ends, and have the guard look."""
-    try:
+    with wake:
         while True:
             guard = guard_of()
             if guard is None or guard.closed:
@@ -441,5 +441,3 @@ def _watch(guard_of: Callable[[], Guard | None], wake: connection.Connection) ->
             if wake in ready or guard is None or not guard.look_in_thread():
                 return
             del guard
-    finally:
-        wake.close()

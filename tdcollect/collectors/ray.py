@@ -19,6 +19,7 @@ from torchrl.collectors.distributed import RayCollector as TorchRLRayCollector
 from tdcollect import ray_cluster
 from tdcollect._upstream.collectors import RayState
 from tdcollect._upstream.others import state_of
+from tdcollect.cleanup import ended_on_error
 from tdcollect.collect import Collector
 from tdcollect.collect.collector import extends
 from tdcollect.collectors.asking import (
@@ -109,11 +110,8 @@ class RayCollector(Asking, TorchRLRayCollector):
         kwargs["collector_kwargs"] = [{**a, **b} for a, b in zip(options, own, strict=True)]
         self._one_env = isinstance(kind, type) and issubclass(kind, TorchRLCollector)
         self._connection = "" if kwargs.get("ray_init_config") else ray_cluster.connect(None)
-        try:
+        with ended_on_error(self.shutdown):
             super().__init__(envs, policy, **kwargs)
-        except BaseException:
-            self.shutdown()
-            raise
         if kwargs.get("total_frames", -1) < 0:
             self.total_frames = float("inf")  # the parent would collect nothing
         if self._sends:

@@ -44,6 +44,7 @@ from tdcollect._upstream.torchrl import (
     shown_by_resets,
     wrapped_env,
 )
+from tdcollect.cleanup import ended_on_error
 from tdcollect.envs.backends import SerialBackend
 from tdcollect.envs.beside import Parts, SlotSettings, described, make_slot, parts_of_made, repeated
 from tdcollect.envs.process.backend import ProcessBackend
@@ -207,7 +208,7 @@ class ParallelEnv(TorchRLParallelEnv, metaclass=_Meta):
             timeout=upstream.pipe_timeout(),
             grace=self.shutdown_timeout,
         )
-        try:
+        with ended_on_error(base.close):
             backend: Any = base.stepper.backend
             lifted = [transform.clone() for transform in parts.lifted]
             for transform in lifted:
@@ -220,9 +221,6 @@ class ParallelEnv(TorchRLParallelEnv, metaclass=_Meta):
             for key in {**theirs, **ours}:
                 if theirs.get(key) != ours.get(key):
                     raise NotKnown(f"the entry {key!r} would have another spec")
-        except BaseException:
-            base.close()
-            raise
         self.__dict__["inner"] = inner
         channels = [
             _Channel(backend, slot, lifted, parts.digest) for slot in range(self.num_workers)
@@ -437,16 +435,13 @@ def _env_of_slots(
 ) -> GymnasiumEnv:
     """An env ``[N]`` over slots of :func:`make_slot`, with the specs that TorchRL gives them."""
     backend = ProcessBackend(factories, parts.categorical, **options)
-    try:
+    with ended_on_error(backend.close):
         if parts.plan.entries:
             backend.read_info({e.key: np.zeros(e.shape, e.dtype) for e in parts.plan.entries})
         env = GymnasiumEnv(Stepper(backend, name=parts.name), batched=True, device=device)
         count = len(factories)
         env.observation_spec = _on(parts.observation_spec, env.device).expand(count)
         env.full_action_spec = _on(parts.action_spec, env.device).expand(count)
-    except BaseException:
-        backend.close()
-        raise
     return env
 
 

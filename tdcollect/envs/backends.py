@@ -37,6 +37,7 @@ from gymnasium.vector import (
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
 from tdcollect._upstream.others import flat_pool
+from tdcollect.cleanup import ended_on_error
 from tdcollect.envs.process.values import (
     Array,
     EachOptions,
@@ -68,15 +69,12 @@ class SerialBackend(Backend):
         self._latest: tuple[Sequence[int], Sequence[Mapping[str, Any]]] = ((), ())
         self._envs = EnvSlots(list(factories))
         self.envs = self._envs.envs
-        try:
+        with ended_on_error(self.close):
             spaces, differing = self._envs.make()
             for slot, others in differing:
                 check_spaces(slot, spaces, others)
             self.spec = self.envs[0].spec
             self._set_spaces(*spaces, categorical)
-        except BaseException:
-            self.close()
-            raise
         self._slots = range(self.num_envs)
         leaf = self.observation.leaves[0]
         small = self.observation.direct and leaf.nbytes <= _SMALL
@@ -493,16 +491,13 @@ class EnvPoolBackend(Backend):
             task_id, num_envs=num_envs, seed=seed, **options
         )
         self._build(list(seeds))
-        try:
+        with ended_on_error(self.close):
             if self._pool.config.get("max_num_players", 1) != 1:
                 raise ValueError(
                     f"expected a single-agent env, got {task_id} with several players per slot; "
                     "use another id"
                 )
             self._set_spaces(self._pool.observation_space, self._pool.action_space, categorical)
-        except BaseException:
-            self.close()
-            raise
         # EnvPool hands over a flat list of arrays, which its step() and reset() nest into
         # observations and infos. We read the list itself: at 64 slots a collector's step, which
         # nearly always holds a step and a reset, takes 0.87 of the time.

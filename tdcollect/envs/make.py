@@ -13,6 +13,7 @@ from gymnasium.vector import VectorEnv
 from torchrl.envs import EnvBase
 
 from tdcollect import check
+from tdcollect.cleanup import ended_on_error
 from tdcollect.envs.backends import EnvPoolBackend, SerialBackend, VectorBackend
 from tdcollect.envs.process.pool import START_METHODS
 from tdcollect.envs.process.worker import spec_of
@@ -156,7 +157,7 @@ def make_env(
             factories = _factories(env, slots, settings, resumable)
             made = SerialBackend(factories, categorical_action_encoding)
         made.can = made.can._replace(resume=bool(resumable))
-        try:
+        with ended_on_error(made.close):
             if info_keys:
                 made.read_info(info_keys)
             stepper = Stepper(
@@ -165,15 +166,12 @@ def make_env(
             stepper.makes = env, settings
             if seeds is not None:
                 stepper.set_seeds(seeds)
-        except BaseException:
-            made.close()
-            raise
         return stepper
 
     stepper = slots_with(kwargs, seeds)
     batched = num_envs is not None or isinstance(env, VectorEnv)
     is_made = isinstance(env, (gym.Env, VectorEnv))
-    try:
+    with ended_on_error(stepper.close):
         return GymnasiumEnv(
             stepper,
             batched=batched,
@@ -181,9 +179,6 @@ def make_env(
             env_kwargs=kwargs,
             remake=None if is_made else slots_with,
         )
-    except BaseException:
-        stepper.close()
-        raise
 
 
 def _check_backend(env: Any, backend: str | None) -> str:

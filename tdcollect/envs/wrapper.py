@@ -17,6 +17,7 @@ from torchrl.envs import EnvBase, default_info_dict_reader
 from torchrl.envs.gym_like import BaseInfoDictReader
 
 from tdcollect import keys
+from tdcollect.cleanup import ended_on_error
 from tdcollect.envs.process.pool import WorkerLost
 from tdcollect.envs.process.values import Array, is_number
 from tdcollect.envs.slots import Can, Stepper
@@ -357,12 +358,9 @@ class GymnasiumEnv(EnvBase):
             )
         settings = {**self._env_kwargs, **env_kwargs}
         made = self._remake(settings)
-        try:
+        with ended_on_error(made.close):
             made.read_info(self._infos)
             _check_alike(self.stepper, made)
-        except ValueError:
-            made.close()
-            raise
         made.restarts = self.stepper.restarts  # one count for the env's life
         made.reset_options = self.stepper.reset_options
         old, self.stepper = self.stepper, made

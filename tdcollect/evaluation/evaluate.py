@@ -16,6 +16,7 @@ import torch
 from tensordict import TensorDict
 from torchrl.envs import EnvBase
 
+from tdcollect.cleanup import ended_on_error
 from tdcollect.evaluation.directory import Directory, check_directory, check_report_extras, finish
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
 from tdcollect.evaluation.episodes.data import Finished
@@ -363,7 +364,7 @@ class Recording:
         if output_dir is not None:
             self.directory = Directory(output_dir, manifest, shard, allow_mixed, retry_lost)
             self._ended = list(self.directory.episodes)
-        try:
+        with ended_on_error(self.close):
             if self.directory is not None and keep_trajectories:
                 self.directory.check_kept(self._ended)
             there = {episode.index for episode in self._ended}
@@ -376,9 +377,6 @@ class Recording:
                 found = self.directory.rechecked
                 self._was_finished = found is not None
                 self._recheck = recheck if found is None else found
-        except BaseException:
-            self.close()
-            raise
 
     def let_in(self, manifest: Mapping[str, Any]) -> None:
         """Note that episodes run under another manifest, too."""

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from tdcollect.cleanup import ended_on_error
+
 
 def is_named(text: str) -> bool:
     """Tell whether a text is ``module:name``; gymnasium ids like ``ale_py:ALE/Pong-v5`` are not."""
@@ -149,11 +151,8 @@ def _module_of_file(path: Path) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
-    try:
+    with ended_on_error(lambda: sys.modules.pop(path.stem)):
         spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[path.stem]
-        raise
     return module
 
 

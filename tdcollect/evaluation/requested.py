@@ -19,6 +19,7 @@ from torchrl.envs import EnvBase, ParallelEnv, SerialEnv, TransformedEnv
 from torchrl.envs import transforms as T
 
 from tdcollect._upstream.torchrl import VecNormSums, VecNormV2Statistics
+from tdcollect.cleanup import ended_on_error
 from tdcollect.display import one_line
 from tdcollect.envs.make import make_env
 from tdcollect.envs.traits import all_transforms_of, flat_transforms, innermost, of_kind, runs_once
@@ -148,12 +149,8 @@ def _wants_env(factory: Callable[..., Any]) -> bool:
 @contextmanager
 def closed_on_error(env: Any) -> Iterator[Any]:
     """Close an env if an error ends the block."""
-    try:
+    with ended_on_error(lambda: is_unstarted(env) or env.close()):
         yield env
-    except BaseException:
-        if not is_unstarted(env):
-            env.close()
-        raise
 
 
 def is_unstarted(env: Any) -> bool:

@@ -31,6 +31,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 import tdcollect
+from tdcollect.cleanup import ended_on_error
 from tdcollect.packages import check_posix
 
 GRACE = 5.0
@@ -97,14 +98,11 @@ class Child(ABC):
         lifeline, self._lifeline = os.pipe()
         disown_in_forks(self)
         try:
-            self._begin(lifeline, (theirs.fileno(), *descriptors))
-            with contextlib.suppress(AttributeError, ProcessLookupError):
-                self.pidfd = os.pidfd_open(self.pid)
-        except BaseException:
-            self.disown()
-            raise
+            with theirs, ended_on_error(self.disown):
+                self._begin(lifeline, (theirs.fileno(), *descriptors))
+                with contextlib.suppress(AttributeError, ProcessLookupError):
+                    self.pidfd = os.pidfd_open(self.pid)
         finally:
-            theirs.close()
             os.close(lifeline)
 
     @abstractmethod

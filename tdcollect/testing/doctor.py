@@ -708,8 +708,7 @@ def diagnose(
     before = GlobalRandomness()
     exam = Examination(env, backend, env_kwargs or {}, max_episode_steps, seed)
     try:
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"), torch.no_grad():
             findings = checks.run_checks(chosen.values(), exam, skip)
     finally:
         try:

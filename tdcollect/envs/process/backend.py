@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector.utils import create_empty_array
 
+from tdcollect.cleanup import ended_on_error
 from tdcollect.display import one_line
 from tdcollect.envs.process.pool import Commands, Outcome, WorkerPool, WorkerProcess, usable_cores
 from tdcollect.envs.process.values import (
@@ -69,7 +70,7 @@ class ProcessBackend(Backend):
         count = min(num_workers or usable_cores(), self.num_envs)
         self._pool = WorkerPool(factories, count, timeout, start_method, grace)
         self.in_flight = self._pool.in_flight
-        try:
+        with ended_on_error(self._pool.end):
             found = self._pool.results(self._pool.launched)
             observation, action = found[0][0]
             for process, given in zip(self._pool.processes, found, strict=True):
@@ -77,9 +78,6 @@ class ProcessBackend(Backend):
             self._set_spaces(observation, action, categorical)
             self._share()
             (self.spec,) = self._pool.call("spec", processes=self._pool.processes[:1])
-        except BaseException:
-            self._pool.end()
-            raise
 
     def _share(self) -> None:
         """Lay out the shared memory, and have the workers map it."""
@@ -238,13 +236,11 @@ class ProcessBackend(Backend):
     def _replace(self, lost: WorkerProcess) -> None:
         launched = self._pool.relaunch(lost)
         new = launched.process
-        try:
+        half_made = "was ended, as its envs could not be made"
+        with ended_on_error(lambda: self._pool.lose(new, half_made)):
             (given,) = self._pool.results([launched])
             _check_alike(new, given, (self.observation.space, self.action.space))
             self._pool.call("share", self._shared, self.info, processes=[new])
-        except BaseException:  # half made, it cannot be used
-            self._pool.lose(new, "was ended, as its envs could not be made")
-            raise
 
     def save_states(self) -> dict[int, dict[str, Any]]:
         if not self.can.resume:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 
+from tdcollect.cleanup import ended_on_error
 from tdcollect.envs.process import worker
 from tdcollect.envs.process.worker import CALL
 from tdcollect.processes.channel import (
@@ -169,14 +170,11 @@ class WorkerPool:
         # Also if nobody closes the env: when it is garbage collected, and when the program ends.
         self.end = weakref.finalize(self, _end_all, self.processes, self._files)
         self._control = memoryview(mmap.mmap(self._files[0], 0)).cast("q")
-        try:
+        with ended_on_error(self.end):
             pickled = [self._pickled(slots) for slots in runs]
             with InterruptsHeld():
                 each = zip(range(num_workers), runs, pickled, strict=True)
                 self.launched = list(itertools.starmap(self._launch, each))
-        except BaseException:
-            self.end()
-            raise
 
     # --- starting ------------------------------------------------------------------------------
 

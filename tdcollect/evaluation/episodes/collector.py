@@ -16,6 +16,7 @@ from torchrl.envs import EnvBase, Transform, TransformedEnv
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from tdcollect._upstream.torchrl import append_policy_transforms
+from tdcollect.cleanup import ended_on_error
 from tdcollect.collect.arguments import explain_unfit_observations
 from tdcollect.collect.arrays import SteppedEnv, by_episodes, plan_for
 from tdcollect.collect.collector import needs_state
@@ -176,7 +177,7 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         with evaluating():  # no env is made beside a collection, or while another thread draws
             check_alone()
         self._use(open_env(env, settings, self._finish, most_slots))
-        try:
+        with ended_on_error(self.close):
             self._check_open()
             self.returns = Returns(self.env, settings.reward_keys)
             with self._apart():
@@ -184,9 +185,6 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
                 self.policy_mode = mode_of(policy)
             self._check_fresh_envs()
             self._check_options()
-        except BaseException:
-            self.close()
-            raise
         self.episodes: list[Episode] = []
         self.error: Exception | None = None
         self.errors: dict[int, str] = {}

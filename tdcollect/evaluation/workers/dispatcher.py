@@ -11,6 +11,7 @@ from functools import cached_property
 from itertools import chain
 from typing import Any, Generic, TypeVar
 
+from tdcollect.cleanup import ended_on_error
 from tdcollect.display import count_text
 from tdcollect.evaluation.episodes.actions import GROUPS
 from tdcollect.evaluation.episodes.data import Finished
@@ -133,14 +134,11 @@ class Dispatcher:
             raise RuntimeError(f"expected workers that are free, got {workers!r}, which are in use")
         workers.in_use = True
         workers.turn += 1
-        try:
+        with ended_on_error(self.close):
             while found := list(workers.wait(0)):  # what was left unread comes before an end
                 for worker, message in found:
                     if message is None or isinstance(message.what, Raised):
                         self._end(worker)  # which had nothing to do
-        except BaseException:
-            self.close()
-            raise
 
     def add(self, work: Evaluation) -> None:
         """Add an evaluation; it is opened once a worker is free for it."""

@@ -28,6 +28,7 @@ from torchrl.envs import EnvBase, Transform, TransformedEnv
 from torchrl.envs import transforms as T
 from torchrl.weight_update import WeightStrategy
 
+from tdcollect.cleanup import ended_on_error
 from tdcollect.envs.traits import all_transforms_of
 from tdcollect.evaluation.episodes.collector import EvaluationCollector, Feed
 from tdcollect.evaluation.manifest import subject
@@ -144,11 +145,8 @@ class Job:
             self.env, self.made_policy(), self.settings, most_slots=self._share
         )
         if self.no_recorders:
-            try:
+            with ended_on_error(collector.close):
                 check_recorders(collector.env)
-            except ValueError:
-                collector.close()
-                raise
         return collector
 
     def made_policy(self) -> Any:
@@ -443,8 +441,7 @@ def snapshots_of(
 
 def extra_states(module: nn.Module) -> dict[str, Any]:
     """Return the extra states of a module and of those in it, by name."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # VecNormV2 warns that it has none yet
+    with warnings.catch_warnings(action="ignore"):  # VecNormV2 warns that it has none yet
         return {
             name: state
             for name, part in module.named_modules()

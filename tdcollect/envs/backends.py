@@ -90,7 +90,7 @@ class SerialBackend(Backend):
             if self.info:
                 write_info(self.info, info, out.info, slot)
 
-        _singly("reset", starts, begin)
+        for_each_slot("reset", starts, begin)
 
     def step(self, actions: Sequence[Array], slots: Sequence[int] | None, out: SlotBuffers) -> None:
         envs, unbatched = self.envs, self.action.read_slots(actions)
@@ -328,7 +328,7 @@ class VectorBackend(Backend):
             self.observation.write_slot(slot_of(observation, slot), out.observation, slot)
             self._write_info(info, out, slot)
 
-        _singly("reset", slots, write)
+        for_each_slot("reset", slots, write)
 
     def _show_fresh(self, slots: Sequence[int], out: SlotBuffers) -> Sequence[int]:
         """Write the episodes that the vector env began by itself; returns the slots still to reset.
@@ -359,16 +359,18 @@ class VectorBackend(Backend):
                 ends = terminated[slot], truncated[slot]
                 self._write_row(slot, slot_of(observation, slot), reward[slot], ends, out)
 
-            _singly("step", range(self.num_envs), write)
+            for_each_slot("step", range(self.num_envs), write)
             raise
         if self.info:
-            _singly("step", range(self.num_envs), lambda slot: self._write_info(info, out, slot))
+            for_each_slot(
+                "step", range(self.num_envs), lambda slot: self._write_info(info, out, slot)
+            )
         if self._mode == AutoresetMode.SAME_STEP:
             ended = np.flatnonzero(out.terminated | out.truncated).tolist()
             if ended:
                 final = self._final(info, "final_obs")
                 final_info = self._final(info, "final_info") if self.info else {}
-                _singly("step", ended, lambda slot: self._end(slot, final, final_info, out))
+                for_each_slot("step", ended, lambda slot: self._end(slot, final, final_info, out))
 
     def _end(self, slot: int, final: Any, info: Mapping[str, Any], out: SlotBuffers) -> None:
         """Keep the first observation of the slot's next episode, and write this one's final one."""
@@ -421,9 +423,9 @@ class VectorBackend(Backend):
         self.env.close()
 
 
-def _singly(verb: str, slots: Iterable[int], write: Callable[[int], None]) -> None:
-    """Write slot by slot; raises SlotError for the slots whose results are refused."""
-    if failed := failures(slots, write):
+def for_each_slot(verb: str, slots: Iterable[int], call: Callable[[int], None]) -> None:
+    """Call for each slot in turn; raises SlotError for the slots that fail."""
+    if failed := failures(slots, call):
         raise SlotError(verb, failed)
 
 

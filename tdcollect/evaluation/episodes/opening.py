@@ -19,9 +19,10 @@ from tdcollect._upstream.torchrl import carried_entries, resets_with_seed, wrapp
 from tdcollect.collect.arrays import SteppedEnv
 from tdcollect.collect.step_dict import StepDict, flat
 from tdcollect.display import one_line
+from tdcollect.envs.backends import for_each_slot
 from tdcollect.envs.make import make_env, refuse_slot
 from tdcollect.envs.process.values import options_of
-from tdcollect.envs.slots import Can, SlotError
+from tdcollect.envs.slots import Can, SlotError, failures
 from tdcollect.envs.spaces import nested
 from tdcollect.envs.traits import (
     all_transforms_of,
@@ -416,16 +417,15 @@ class SlotEnvs(SteppedEnv):
         missing = [key for key in self.transformed.action_keys if key not in step]
         if missing:
             raise lacks_action(missing[0], step)
-        causes: dict[int, Exception] = {}
         if self.device is not None:  # each entry crosses once, rather than once per slot
             step = StepDict((key, value.to(self.device)) for key, value in step.items())
+
+        def step_one(slot: int) -> None:
+            row = StepDict((key, value[slot]) for key, value in step.items())
+            self.step_slot(slot, self.given(row))
+
         with self.outside():
-            for slot in range(len(self.envs)) if slots is None else slots:
-                given = self.given(StepDict((key, value[slot]) for key, value in step.items()))
-                try:
-                    self.step_slot(slot, given)
-                except Exception as error:
-                    causes[slot] = error
+            causes = failures(range(len(self.envs)) if slots is None else slots, step_one)
         some = next((row for row in self._following if row is not None), None)
         if some is None:
             raise SlotError("step", causes)
@@ -460,17 +460,15 @@ class SlotEnvs(SteppedEnv):
     def _reset(
         self, slots: list[int], seeds: list[int] | None, options: Mapping[Any, Any] | None
     ) -> list[StepDict]:
-        causes: dict[int, Exception] = {}
         rows = []
         assert seeds is not None  # as episodes of an evaluation are seeded
+        starts = dict(zip(slots, seeds, strict=True))
+
+        def reset(slot: int) -> None:
+            rows.append(self.reset_slot(slot, starts[slot], options_of(options, slot)))
+
         with self.outside():
-            for slot, seed in zip(slots, seeds, strict=True):
-                try:
-                    rows.append(self.reset_slot(slot, seed, options_of(options, slot)))
-                except Exception as error:
-                    causes[slot] = error
-        if causes:
-            raise SlotError("reset", causes)
+            for_each_slot("reset", slots, reset)
         return rows
 
     def entries(self, tensordict: TensorDictBase) -> StepDict:

@@ -96,9 +96,12 @@ class StepTransform:
 
 
 class OwnCode(StepTransform):
-    """A transform whose own code, which needs no more than StepDicts have, runs on them."""
+    """A transform whose own code, which needs no more than StepDicts have, runs on them.
 
-    def __init__(self, transform: T.Transform, env: EnvBase, trait: Trait):
+    Without a trait it may mix rows.
+    """
+
+    def __init__(self, transform: T.Transform, env: EnvBase, trait: Trait = Trait()):
         self.transform: Any = transform
         self._step, self._reset = upstream.step_of(transform), upstream.reset_of(transform)
         inverting = transform.in_keys_inv if trait.elementwise else upstream.inverts(transform)
@@ -173,13 +176,9 @@ class Applied(OwnCode):
 
     follows_specs = False
 
-    def __init__(self, transform: T.Transform, env: EnvBase):
-        super().__init__(transform, env, Trait())  # it may mix rows
-        self._out_keys = transform.out_keys
-
     def _take(self, entries: StepDict, changed: Any) -> None:
         super()._take(entries, changed)
-        for key in self._out_keys:
+        for key in self.transform.out_keys:
             if key in entries and not isinstance(entries[key], Tensor):
                 entries[key] = torch.as_tensor(entries[key])
 
@@ -192,7 +191,7 @@ class Island(OwnCode):
     follows_specs = False
 
     def __init__(self, transform: T.Transform, env: EnvBase, reason: str = ""):
-        super().__init__(transform, env, Trait())
+        super().__init__(transform, env)
         self._call = None if upstream.reads_step(transform) else upstream.call_of(transform)
         self._device = env.device
         self._pack = nested_unchecked if env.device in (None, torch.device("cpu")) else nested
@@ -236,12 +235,7 @@ class InResets(Island):
 
     cost = ""
     how = "in resets alone, by its own code"
-
-    def inv(self, step: StepDict) -> None:
-        pass
-
-    def step(self, step: StepDict, following: StepDict) -> None:
-        pass
+    inv, step = StepTransform.inv, StepTransform.step  # which do nothing
 
 
 class ActionScaling(StepTransform):

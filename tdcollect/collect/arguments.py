@@ -135,22 +135,24 @@ def check_options(options: Any) -> None:
 
 
 def give_options(base: EnvBase, asked: ResetOptions | None) -> None:
-    """Have an env, without its transforms, ask for the options of its resets, from here on.
-
-    Raises:
-        ValueError: if it takes no options of each slot.
-    """
-    ours = isinstance(base, GymnasiumEnv)
+    """Have an env, without its transforms, ask for the options of its resets, from here on."""
     if asked is not None:
-        if not (ours and base.can.each_options):
-            what = f"the backend {base.backend_name!r}" if ours else f"a {type(base).__name__}"
-            raise ValueError(
-                f"expected no reset_options: {what} takes no reset options of each slot; use "
-                "tdcollect.make_env of a gymnasium env with backend='serial' or 'process'"
-            )
+        if not isinstance(base, GymnasiumEnv) or not base.can.each_options:
+            raise no_options("reset_options", base)
         asked.start(base.num_envs)
-    if ours:
+    if isinstance(base, GymnasiumEnv):  # another collector may have had the env
         base.stepper.reset_options = asked
+
+
+def no_options(option: str, base: Any) -> ValueError:
+    """The error for an env, without its transforms, that takes no reset options of each slot."""
+    what = f"{type(base).__name__}, an env of TorchRL's own,"
+    if isinstance(base, GymnasiumEnv):
+        what = f"the backend {base.backend_name!r} of {base.name}"
+    return ValueError(
+        f"expected no {option}: {what} takes no reset options of each slot; use make_env with "
+        "gymnasium's own env, and backend='serial' or 'process'"
+    )
 
 
 # ------------------------------------------------------------------------------------ the policy

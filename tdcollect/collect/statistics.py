@@ -514,26 +514,13 @@ class Tally:
         self.drop(slots)
         return ended
 
-    def feed(
-        self,
-        slots: Ints,
-        reward: Floats,
-        done: Bools,
-        failed: Bools | None = None,
-        at: Floats | None = None,
-    ) -> Episodes:
-        """Add rows in the order of their arrival, ``[F]`` each.
-
-        Args:
-            slots: the slot of each row.
-            reward: of each row.
-            done: whether an episode ended with it.
-            failed: whether an env's failure broke the episode off; None where none did.
-            at: the time at which it ended, if it did, in seconds of collections.
+    def feed(self, ends: Ends, reward: Floats) -> Episodes:
+        """Add rows in the order of their arrival, with their rewards ``[F]``.
 
         Returns:
             The episodes that ended, in the order of arrival, without those broken off.
         """
+        slots, done, failed = ends.slots, ends.done, ends.failed
         if not np.count_nonzero(done):  # most small batches
             np.add.at(self._returns, slots, reward)
             np.add.at(self._lengths, slots, 1)
@@ -553,10 +540,10 @@ class Tally:
         sums = np.bincount(into, weights=terms).astype(np.float64, copy=False)
         lengths = tails - heads + 1 + np.where(goes_on, self._lengths[slot], 0)
         broken = goes_on & self._broken[slot]
-        ends = np.zeros(len(tails)) if at is None else at[order[tails]]
-        began = np.where(goes_on, self._began[slot], np.append(0.0, ends[:-1]))
+        at = ends.at[order[tails]]
+        began = np.where(goes_on, self._began[slot], np.append(0.0, at[:-1]))
         self.drop(slot)
-        self._began[slot] = np.where(ended, ends, began)  # the latest of each slot stays
+        self._began[slot] = np.where(ended, at, began)  # the latest of each slot stays
         left = slot[~ended]
         self._returns[left], self._lengths[left] = sums[~ended], lengths[~ended]
         self._broken[left] = broken[~ended]
@@ -565,7 +552,7 @@ class Tally:
             whole &= ~failed[order[tails]]
         found = np.flatnonzero(whole)
         found = found[np.argsort(order[tails[found]])]
-        return Episodes(slot[found], sums[found], lengths[found], (ends - began)[found])
+        return Episodes(slot[found], sums[found], lengths[found], (at - began)[found])
 
 
 _NONE = Episodes(np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.int64), np.zeros(0))
@@ -599,10 +586,18 @@ def _lines(part: Any) -> list[str]:
 
 
 class Ends(NamedTuple):
-    """The ends of episodes in the F rows of a collection, and the rows that are marked as failed.
+    """The ends of episodes in the F rows of a collection.
 
     Rows of all slots follow each other step by step, or by arrival; or they are whole episodes,
     which are added up by themselves, not in the tally of the slots.
+
+    Attributes:
+        slots: the slot of each row.
+        done: whether an episode ended with it.
+        failed: whether an env's failure broke the episode off; None where none did.
+        whole: whether they are whole episodes.
+        dims: the dims of slots that entries have in front of that of steps; 0 if they are in rows.
+        at: the time at which an episode ended, if one did, in seconds of collections.
     """
 
     slots: Ints
@@ -610,13 +605,11 @@ class Ends(NamedTuple):
     failed: Bools | None
     whole: bool
     dims: int
-    """The dims of slots that entries have in front of that of steps; 0 if they are in rows."""
     at: Floats
 
     def feed(self, tally: Tally, reward: Floats) -> Episodes:
         """The episodes that ended, given the rewards ``[F]``."""
-        counted = Tally(1) if self.whole else tally
-        return counted.feed(self.slots, reward, self.done, self.failed, self.at)
+        return (Tally(1) if self.whole else tally).feed(self, reward)
 
 
 class CollectionLog:

@@ -202,9 +202,9 @@ def test_a_resumed_collector_asks_as_one_that_goes_on(resumable: bool) -> None:
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "same-step": (
         partial(vector, AutoresetMode.SAME_STEP),
-        "the backend 'gymnasium' takes no reset options of each slot; use tdcollect.make_env",
+        "the backend 'gymnasium' of .* takes no reset options of each slot; use make_env",
     ),
-    "torchrl": (partial(GymEnv, "CartPole-v1"), "a GymEnv takes no reset options of"),
+    "torchrl": (partial(GymEnv, "CartPole-v1"), "GymEnv, an env of TorchRL's own, takes no"),
 }
 
 

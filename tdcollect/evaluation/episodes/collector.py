@@ -17,7 +17,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from tdcollect._upstream.torchrl import append_policy_transforms
 from tdcollect.cleanup import ended_on_error
-from tdcollect.collect.arguments import explain_unfit_observations
+from tdcollect.collect.arguments import explain_unfit_observations, no_options
 from tdcollect.collect.arrays import SteppedEnv, by_episodes, plan_for
 from tdcollect.collect.collector import needs_state
 from tdcollect.collect.episodes import Episodes, Start
@@ -228,13 +228,8 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             if self.slots > 1:
                 refuse_slot(*self.base.stepper.makes)
         if self.settings.options_by_index and not self.base.can.each_options:
-            what = f"the env {self.base.name}, one of TorchRL that is not gymnasium's,"
-            if isinstance(self.base, GymnasiumEnv):
-                what = f"the backend {self.base.backend_name!r} of {self.base.name}"
-            raise ValueError(
-                f"expected no episode_options: {what} takes no reset options of each slot; use "
-                "gymnasium's own env with backend='serial' or 'process'"
-            )
+            own = isinstance(self.base, GymnasiumEnv)
+            raise no_options("episode_options", self.base if own else base_of(self.env))
 
     def _check_open(self) -> None:
         if self.base.is_closed:

@@ -203,7 +203,7 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
     ):
         if reset_options is not None and not isinstance(reset_options, ResetOptions):
             reset_options = ResetOptions(reset_options)
-        self._reset_options = reset_options
+        self.reset_options = reset_options
         self.by_arrival = by_arrival
         if by_arrival:
             check_by_arrival(kwargs)
@@ -242,7 +242,7 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
         check_made(env)
         self._made_env = not isinstance(create_env_fn, EnvBase)
         take_over(env)
-        give_options(base_of(env), self._reset_options)
+        give_options(base_of(env), self.reset_options)
         return env
 
     def _maybe_setup_policy_env_transforms(self, env: EnvBase, policy: Any) -> EnvBase:

@@ -54,8 +54,8 @@ def add_state(state: dict[str, Any], collector: Any, components: Sequence[str] |
         state[RANDOM] = pack(global_states())
     if ENVS in chosen:
         slots = _save_slots(collector)
-        if collector._reset_options is not None:
-            slots["begun"] = collector._reset_options.begun
+        if collector.reset_options is not None:
+            slots["begun"] = collector.reset_options.begun
         state[ENVS] = pack(slots)
 
 
@@ -192,7 +192,7 @@ def _load_slots(collector: Any, state: dict[str, Any], known_ids: bool) -> None:
     base = base_of(collector.env)
     slots = range(collector.env.batch_size.numel())
     failed = dict.fromkeys(slots, state.get("why", ""))
-    tried, asked = False, collector._reset_options
+    tried, asked = False, collector.reset_options
     if asked is not None and len(state.get("begun", ())) == len(slots):
         asked.begun[:] = state["begun"]
     if "slots" in state:
@@ -227,7 +227,7 @@ def _start_afresh(collector: Any, slots: list[int], disturbed: bool) -> None:
     runner = collector._runner
     if len(slots) < collector.env.batch_size.numel():
         collector.reset(slots)
-    elif disturbed or runner.stale or collector._monitor.collected or collector._reset_options:
+    elif disturbed or runner.stale or collector._monitor.collected or collector.reset_options:
         collector.reset()
     else:
         collector._monitor.lose()

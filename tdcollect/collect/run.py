@@ -199,7 +199,7 @@ class Runner:
         collector = self._collector
         if self.first_states is not None:
             self.first_states.restore()
-        if (asked := collector._reset_options) is not None:
+        if (asked := collector.reset_options) is not None:
             asked.start(len(asked.begun))
         following = TorchRLCollector.set_seed(collector, seed, static_seed=static_seed)
         return following, early_seeds(base_of(collector.env), seed, static_seed)

@@ -372,6 +372,11 @@ class Statistics:
         return self._lifetime
 
     @property
+    def seconds(self) -> float:
+        """The time in collections so far; 0 without statistics."""
+        return self._lifetime.seconds
+
+    @property
     def window(self) -> Window:
         """The latest K episodes, to smooth over collections."""
         self._check()
@@ -839,7 +844,7 @@ class Monitor:
         if slots is None:
             self.collected = False
         for tally in self._tallies:
-            tally.drop(slots, self.stats._lifetime.seconds)
+            tally.drop(slots, self.stats.seconds)
         if self._watch is not None:
             self._watch.drop(slots)
 
@@ -855,7 +860,7 @@ class Monitor:
         """Load the result of :meth:`save_state`."""
         self.stats.load_state(state["stats"])
         for tally, values in zip(self._tallies, state["tallies"], strict=True):
-            tally.drop(None, self.stats._lifetime.seconds)
+            tally.drop(None, self.stats.seconds)
             vars(tally).update(values)
         if self._watch is not None and state["watch"] is not None:
             self._watch.load_state(state["watch"])
@@ -895,7 +900,7 @@ class Monitor:
             self._watch.call("collection_ended", log.batch, self.stats)
 
     def _count(self, log: CollectionLog, start: float) -> None:
-        rewards, ends = log.rewards_and_ends(start, self.stats._lifetime.seconds)
+        rewards, ends = log.rewards_and_ends(start, self.stats.seconds)
         groups = {
             name: ends.feed(tally, rewards[name]).returns
             for name, tally in zip(self._groups, self._tallies[2:], strict=True)

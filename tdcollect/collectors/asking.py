@@ -101,7 +101,7 @@ def facts_of(collector: Any) -> WorkerFacts:
     in_a_row = isinstance(base, GymnasiumEnv) or (
         isinstance(base, GymWrapper) and bool(base.batch_size)
     )
-    return WorkerFacts(collector.n_env, in_a_row, collector._reset_options is not None)
+    return WorkerFacts(collector.n_env, in_a_row, collector.reset_options is not None)
 
 
 def report_of(collector: Any, parts: Any = ()) -> WorkerReport:

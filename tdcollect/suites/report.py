@@ -121,8 +121,9 @@ def _csv(found: Aggregates) -> str:
     metrics = [f"{metric}{end}" for metric in found.metrics for end in ("", "_low", "_high")]
     tasks = [f"score:{visible(task)}" for task in found.tasks]
     others = [policy for _, policy in found.ranking()] if found.differences else []
-    ends_and_p = ("", "_low", "_high", "_p", "_adjusted_p")
-    minus = [f"minus:{visible(policy)}{end}" for policy in others for end in ends_and_p]
+    figures = ("low", "high", "p", "adjusted_p")
+    names = [f"minus:{visible(policy)}" for policy in others]
+    minus = [column for name in names for column in (name, *(f"{name}_{of}" for of in figures))]
     writer.writerow(["rank", "policy", "runs", *metrics, *tasks, *minus])
     for rank, policy in found.ranking():
         row: list[Any] = [rank, visible(policy), found.runs[policy]]

@@ -274,7 +274,7 @@ def bench_text(found: Mapping[str, Any]) -> str:
     rows = []
     for row in found["pipelines"]:
         micro = [f"{row['us_per_frame'][name]:.3g} us" for name in (OURS, THEIRS)]
-        median, low, high = (f"{row['ratio'][part]:.2f}" for part in Spread._fields)
+        median, low, high = (f"{part:.2f}" for part in row["ratio"].values())
         same = "same bits" if row["differs"] is None else f"differ in {row['differs']}"
         rows.append([row["pipeline"], *micro, f"{median} ({low} to {high})", same])
     return (

@@ -186,7 +186,7 @@ def test_envs_that_take_none_for_each_slot_refuse_before_they_are_reset() -> Non
     same = partial(vector, autoreset_mode=AutoresetMode.SAME_STEP)
     with pytest.raises(ValueError, match=r"the backend 'gymnasium' of .* takes no reset opt"):
         run(same)
-    with pytest.raises(ValueError, match="Plain, one of TorchRL that is not gymnasium's, takes no"):
+    with pytest.raises(ValueError, match="Plain, an env of TorchRL's own, takes no"):
         run(Plain)
 
 

@@ -350,6 +350,20 @@ def takes_slot(make: Any, kwargs: Mapping[str, Any] | None = None) -> bool:
     return by_name and "slot" not in given
 
 
+def alike(make: Any, kwargs: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
+    """Return the arguments with which a function makes all slots alike: its own default ``slot``.
+
+    Raises:
+        ValueError: if it has none.
+    """
+    if not takes_slot(make, kwargs):
+        return None if kwargs is None else dict(kwargs)
+    default = inspect.signature(make).parameters["slot"].default
+    if default is inspect.Parameter.empty:
+        refuse_slot(make, kwargs)
+    return {**(kwargs or {}), "slot": default}
+
+
 def refuse_slot(make: Any, kwargs: Mapping[str, Any] | None = None) -> None:
     """Raise ValueError for a function that :func:`takes_slot`, where all slots must be alike."""
     if takes_slot(make, kwargs):

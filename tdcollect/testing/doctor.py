@@ -25,7 +25,7 @@ from tdcollect.envs.differences import (
     mismatch,
     row_mismatch,
 )
-from tdcollect.envs.make import make_env, refuse_slot
+from tdcollect.envs.make import alike, make_env
 from tdcollect.envs.process.pool import usable_cores
 from tdcollect.envs.process.worker import spec_of
 from tdcollect.envs.wrapper import GymnasiumEnv
@@ -704,9 +704,9 @@ def diagnose(
     """
     chosen = checks.select("runs") | checks.select(GROUP, skip=skip)
     _check_arguments(env, backend, max_episode_steps)
-    refuse_slot(env, env_kwargs)
+    kwargs = alike(env, env_kwargs) or {}
     before = GlobalRandomness()
-    exam = Examination(env, backend, env_kwargs or {}, max_episode_steps, seed)
+    exam = Examination(env, backend, kwargs, max_episode_steps, seed)
     try:
         with warnings.catch_warnings(action="ignore"), torch.no_grad():
             findings = checks.run_checks(chosen.values(), exam, skip)

@@ -21,7 +21,7 @@ from torchrl.envs import EnvBase, check_env_specs
 
 from tdcollect import check, keys
 from tdcollect.envs.differences import Row, first_divergence, mismatch, short
-from tdcollect.envs.make import make_env, refuse_slot
+from tdcollect.envs.make import alike, make_env
 from tdcollect.keys import Key, beside, under_next
 from tdcollect.testing import checks
 from tdcollect.testing.checks import Failed, GymnasiumPlayer, Skipped, TorchRLPlayer, rule
@@ -92,7 +92,7 @@ def _make(env: Any) -> tuple[gym.Env[Any, Any] | EnvBase, Callable[[], Any] | No
             "expected a gymnasium id, an env or a callable that makes one, got "
             f"{type(env).__name__} {env!r}"
         )
-    refuse_slot(make)
+    make = partial(make, **alike(make) or {})
     made = make()
     if isinstance(made, VectorEnv):
         return make_env(made), lambda: make_env(make())

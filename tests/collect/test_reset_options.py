@@ -242,6 +242,10 @@ def made(slot: int, longest: int = 3) -> gym.Env[Any, Any]:
     return env
 
 
+def made_with_default(slot: int = 7) -> gym.Env[Any, Any]:
+    return made(slot)
+
+
 @pytest.mark.parametrize("backend", ["serial", "process"])
 def test_a_function_with_a_slot_is_given_it(backend: str) -> None:
     def levels(make: Any, **kwargs: Any) -> list[int]:
@@ -253,7 +257,7 @@ def test_a_function_with_a_slot_is_given_it(backend: str) -> None:
         assert found[0] == found[1]
         return found[0]
 
-    assert levels(made) == [3, 13, 23]
+    assert levels(made) == levels(made_with_default) == [3, 13, 23]
     assert levels(made, longest=4) == [4, 14, 24]
     assert levels(partial(made, slot=2)) == levels(made, slot=2) == [23] * SLOTS
 
@@ -272,6 +276,15 @@ def test_test_episodes_refuse_slots_that_differ(name: str) -> None:
     told = r"parameter slot of made, .* depend on its slot; pass functools.partial\(made, slot=0\)$"
     with pytest.raises(ValueError, match=told):
         TAKES[name](made)
+
+
+@pytest.mark.parametrize("name", TAKES)
+def test_test_episodes_leave_a_slot_at_its_default(name: str) -> None:
+    found = TAKES[name](made_with_default)
+    if name in ("evaluate", "workers"):
+        expected = evaluate(partial(made, slot=7), None, 2, progress=False)
+        assert found.episodes == expected.episodes
+        assert found.manifest["env"]["kwargs"] == {}
 
 
 def test_test_episodes_run_where_slots_are_alike() -> None:

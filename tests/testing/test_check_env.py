@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 import re
 from collections.abc import Callable
@@ -219,8 +218,7 @@ def test_sound_env_passes(env: Any) -> None:
 
 def test_strict_env_is_checked_under_its_policy_and_closed() -> None:
     rules = CountingRules()
-    plain = functools.partial(CountingEnv, slot=0)
-    check_failures(plain, {}, policy=lambda o: np.int64(rules.action(int(o[0]))))
+    check_failures(CountingEnv, {}, policy=lambda o: np.int64(rules.action(int(o[0]))))
     env = TorchCountingEnv([3], rules)
     check_failures(env, {}, policy=StatelessCountingPolicy(rules))
     assert env.is_closed

@@ -20,7 +20,7 @@ from tdcollect.collect.arrays import SteppedEnv
 from tdcollect.collect.step_dict import StepDict, flat
 from tdcollect.display import one_line
 from tdcollect.envs.backends import for_each_slot
-from tdcollect.envs.make import make_env, refuse_slot
+from tdcollect.envs.make import alike, make_env
 from tdcollect.envs.process.values import options_of
 from tdcollect.envs.slots import Can, SlotError, failures
 from tdcollect.envs.spaces import nested
@@ -87,8 +87,7 @@ def open_env(
             )
         return _open_made(env, episodes, finish, ours=False)
     check_env(env, "a gymnasium env that is made already goes through tdcollect.make_env(env)")
-    env_kwargs = settings.env_kwargs
-    refuse_slot(env, env_kwargs)
+    env_kwargs = alike(env, settings.env_kwargs)
     slots = min(SLOTS if settings.num_envs is None else settings.num_envs, episodes)
     if not isinstance(env, str):
         make = partial(_made, env, env_kwargs or {})

@@ -666,7 +666,8 @@ def plan_for(env: EnvBase, exact: Exact | None = None, reasons: Sequence[str] = 
     for transform in transforms:
         transform.attach(inner, further)
     last = [RewardShape(env)] if isinstance(inner, TorchRLEnv) else []
-    return Plan(ArrayEnv(inner, joined([*further, *transforms, *last]), env, exact))
+    parts = joined([*further, *transforms]) if transforms else further
+    return Plan(ArrayEnv(inner, [*parts, *last], env, exact))
 
 
 def by_episodes(plan: Plan, env: EnvBase, exact: Exact | None = None) -> ArrayEnv:

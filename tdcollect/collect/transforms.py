@@ -157,7 +157,7 @@ def _clip_of(transform: T.ClipTransform) -> Callable[[Tensor], Tensor]:
     """The function of a ClipTransform; few numbers are clipped in NumPy, to the same bits."""
     own, bounds = upstream.mapping_of(transform), (transform.low, transform.high)
     # Which zero is the larger, of two signs, is not agreed on.
-    if any(bound is None or bound.ndim or not bound for bound in bounds):
+    if any(b is None or b.ndim or b.device.type != "cpu" or not b for b in bounds):
         return own
     low, high = (bound.numpy() for bound in bounds)
 

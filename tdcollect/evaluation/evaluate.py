@@ -358,7 +358,6 @@ class Recording:
         self.again: dict[int, Episode] = {}
         self._was_finished = False
         self._ended: list[Episode] = []
-        self._took: list[float] = []  # seconds, of each that has ended here
         self._trajectories: dict[int, TensorDict] = {}
         self.directory: Directory | None = None
         if output_dir is not None:
@@ -406,7 +405,7 @@ class Recording:
             self.again = {one.index: one for one in completed if one.index not in run}
             yield [*self.again]
 
-    def add(self, record: Episode, data: TensorDict | None, seconds: float | None = None) -> None:
+    def add(self, record: Episode, data: TensorDict | None) -> None:
         """Take an episode that has ended; one that runs once more leaves no trace.
 
         Raises:
@@ -438,8 +437,6 @@ class Recording:
                 )
             return
         self._ended.append(record)
-        if seconds is not None:
-            self._took.append(seconds)
         if self.directory is not None:
             self.directory.add(record, data)
         elif data is not None and self._keeps:
@@ -463,9 +460,7 @@ class Recording:
         if directory is not None:
             finish(directory, result, self._request, self._recheck)
             if self.left:
-                part: dict[str, Any] = {} if self._shard is None else {"shard": self._shard}
-                if self._took:
-                    part["episode_seconds"] = round(sum(self._took) / len(self._took), 6)
+                part = {} if self._shard is None else {"shard": self._shard}
                 directory.note_run(self._started, len(self.left), {**about, **part})
         return result
 

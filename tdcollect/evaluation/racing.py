@@ -248,14 +248,14 @@ class _Racer(Recording):
         self._settle(self._looks.played[self._name])
         yield from self.once_more()
 
-    def add(self, record: Episode, data: TensorDict | None, seconds: float | None = None) -> None:
+    def add(self, record: Episode, data: TensorDict | None) -> None:
         """Take an episode that has ended, and look."""
         if self.again:
-            super().add(record, data, seconds)
+            super().add(record, data)
             return
         before = self._looks.records[self._name].get(record.index)
         if before is None:
-            super().add(record, data, seconds)
+            super().add(record, data)
             self._looks.take(self._name, record)
         elif before.digest != record.digest:  # of a worker that was given up
             raise NotReproducibleError(

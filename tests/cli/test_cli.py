@@ -166,10 +166,10 @@ def test_lost_episodes_have_a_status_of_their_own(typed, monkeypatch) -> None:
     command = "evaluate CartPole-v1 --policy @:lean --episodes 4 --quiet --output-dir"
     add = Recording.add
 
-    def losing(self: Recording, record: Episode, *rest: Any) -> None:
+    def losing(self: Recording, record: Episode, data: Any) -> None:
         if record.index == 2:
             record = Episode(record.index, record.env_seed, record.policy_seed, LOST)
-        add(self, record, *rest)
+        add(self, record, data)
 
     with monkeypatch.context() as patch:
         patch.setattr(Recording, "add", losing)

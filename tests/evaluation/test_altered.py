@@ -250,9 +250,8 @@ def test_what_a_killed_process_left_becomes_the_same_files(run: Path, written: P
         (run / LEDGER).write_text(left)
         again(run, keep_trajectories=True)
         assert contents(run) == contents(written)
-    runs = json.loads((run / "run.json").read_text())
-    assert [entry["episodes"] for entry in runs] == [4, 1, 1, 2]
-    assert all(0 < entry["episode_seconds"] <= entry["seconds"] for entry in runs)
+    ran = [entry["episodes"] for entry in json.loads((run / "run.json").read_text())]
+    assert ran == [4, 1, 1, 2]
 
 
 # verify

@@ -269,7 +269,6 @@ def test_lost_episodes_of_shards_run_again_and_nothing_else_does(
         assert contents(path) == contents(tmp_path / path.name.replace("one", "whole"))
         runs = json.loads((path / "run.json").read_text())
         assert path.name == "one-all" or [run["episodes"] for run in runs] == [5, 1]
-        assert all(run["episode_seconds"] > 0 for run in runs)
 
 
 def test_a_retry_that_is_interrupted_goes_on(set_up: Any, tmp_path: Path) -> None:

@@ -166,7 +166,6 @@ class Finished(NamedTuple):
 
     record: Episode
     data: TensorDict | None
-    seconds: float | None = None  # that it took; None for one that was given up
 
 
 @dataclass
@@ -283,7 +282,7 @@ class Assembly:
             digest=_joined(held.hashes),
             metrics=self._metrics.of(index, data),
         )
-        return Finished(record, data if self._keep else None, piece.seconds)
+        return Finished(record, data if self._keep else None)
 
     def failed(self, index: int) -> Finished:
         """Return the record of an episode that is given up."""

@@ -270,7 +270,7 @@ class Dispatcher:
         if new and answer.error is not None:
             work.errors[answer.record.index] = answer.error
         if new:
-            yield work, Finished(answer.record, answer.data, answer.seconds)
+            yield work, Finished(answer.record, answer.data)
 
     def _fail(self, work: Evaluation, error: Exception) -> Event:
         self.remove(work)

@@ -97,12 +97,11 @@ class Probing(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """An episode ended: its record, error as text if it failed, data if kept, and seconds."""
+    """An episode ended: its record, error as text if it failed, and data if kept."""
 
     record: Episode
     error: str | None
     data: TensorDict | None
-    seconds: float | None = None
 
 
 class State(NamedTuple):

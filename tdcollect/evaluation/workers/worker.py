@@ -290,7 +290,7 @@ def _ended(collector: EvaluationCollector, message: Run, feed: _Feed) -> Iterato
     for finished in collector.run(message.keep, feed):
         record = finished.record
         error = None if record.completed else collector.errors[record.index]
-        yield Ended(record, error, finished.data, finished.seconds)
+        yield Ended(record, error, finished.data)
         feed.stepped()  # to send them may take as long as a step
         del finished  # else its data would stay in memory beside the next one's
 

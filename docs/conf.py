@@ -70,6 +70,7 @@ nitpick_ignore = [
         "evaluation.comparison.Evaluation",
         "evaluation.race.Looks",
         "evaluation.settings.EpisodeOptions",
+        "evaluation.workers.local.Workers",
         "testing.counting.Number",
     )
 ]

@@ -20,7 +20,15 @@ from gymnasium.envs.registration import EnvSpec
 from torchrl.data import Bounded, Categorical, TensorSpec, Unbounded
 
 from tdcollect import keys
-from tdcollect.envs.process.values import Array, InfoEntry, ResetOptions, as_flag, as_reward
+from tdcollect.envs.process.values import (
+    Array,
+    EachOptions,
+    InfoEntry,
+    ResetOptions,
+    as_flag,
+    as_reward,
+    options_of,
+)
 from tdcollect.envs.process.worker import old_api
 from tdcollect.envs.spaces import (
     Bookkeeping,
@@ -788,7 +796,8 @@ class Stepper:
         if failed is not None and self.max_restarts is not None:
             again = sorted(failed.causes)
             self._restart(failed, again)
-            self.send_reset(again, [starts[slot] for slot in again], asked[again[0]][1])
+            each = {s: options_of(self._options({s: starts[s]}, asked[s][1]), s) for s in again}
+            self.send_reset(again, [starts[s] for s in again], EachOptions(each))
             failed = None
         return begun, failed
 

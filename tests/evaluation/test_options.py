@@ -61,6 +61,18 @@ class Once(Greedy):
         return super().step(action)
 
 
+class Late(Greedy):
+    """Raises in the first reset with each seed."""
+
+    tried: ClassVar[set[int | None]] = set()
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if seed not in self.tried:
+            self.tried.add(seed)
+            raise RuntimeError("late")
+        return super().reset(seed=seed, options=options)
+
+
 def level(index: int) -> dict[str, int]:
     return {"level": 2 + index % 5}
 
@@ -103,6 +115,16 @@ def test_they_reach_the_slot_that_starts_the_episode(name: str, digests: list[st
     assert [episode.length for episode in found] == LENGTHS
     assert [episode.digest for episode in found] == digests
     assert any(episode.restarts for episode in found) == (name == "restarted")
+
+
+def test_slots_that_fail_together_keep_their_own() -> None:
+    ready = {"backend": "process", "num_workers": 3, "wait_num": 1}
+    found = []
+    for kind, how in ((Greedy, {}), (Late, ready)):
+        env = make_env(kind, 3, on_env_error="restart", max_restarts=100, **how)
+        found.append([one.digest for one in run(env, on_env_error="raise").episodes])
+        env.close()
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,7 @@ class SB3Policy(TensorDictModuleBase):
         if explores and self._epsilon:
             action = self._explored(action)
         device = tensordict.get(self.in_keys[0]).device
-        for key, entry in self._on.encoded(action).items():
+        for key, entry in self._on.encoded(action, len(action)).items():
             tensordict.set(key, entry.to(device))
         return tensordict
 

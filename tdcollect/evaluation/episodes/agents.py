@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -41,29 +42,64 @@ class OnSpaces:
         """The arrays ``[N, ...]`` of observations."""
         return [rows[key].detach().cpu().numpy() for key in self.in_keys]
 
-    def encoded(self, actions: Sequence[Any]) -> StepDict:
-        """The entries ``[N, ...]`` of actions of the space."""
+    def encoded(self, actions: Any, count: int) -> StepDict:
+        """The entries ``[N, ...]`` of the actions ``[N, ...]`` of a batch."""
+        with self._taken(actions):
+            got = _count_of(self.action.space, actions)
+        if got != count:
+            raise ValueError(
+                f"expected {count} actions, one for each observation of the batch, got {got}; "
+                "a function of one observation goes without batched=True"
+            )
+        entries = self.action.empty(count)
+        with self._taken(actions):
+            self.action.write(_fitted(self.action.space, actions, (count,)), entries)
+        return self._named(entries)
+
+    def encoded_singly(self, actions: Sequence[Any]) -> StepDict:
+        """The entries ``[N, ...]`` of N actions of the space."""
         entries = self.action.empty(len(actions))
         for slot, action in enumerate(actions):
-            try:
+            with self._taken(action):
                 self.action.write_slot(_fitted(self.action.space, action), entries, slot)
-            except (TypeError, ValueError, KeyError) as error:
-                raise ValueError(
-                    f"expected an action of the env's space, {self.action.space}, got "
-                    f"{_shown(action)}; return one that env.action_space.contains"
-                ) from error
+        return self._named(entries)
+
+    def _named(self, entries: Sequence[Any]) -> StepDict:
         return StepDict(zip(self.out_keys, map(torch.from_numpy, entries), strict=True))
 
+    @contextmanager
+    def _taken(self, action: Any) -> Iterator[None]:
+        try:
+            yield
+        except (TypeError, ValueError, KeyError) as error:
+            raise ValueError(
+                f"expected an action of the env's space, {self.action.space}, got "
+                f"{_shown(action)}; return one that env.action_space.contains"
+            ) from error
 
-def _fitted(space: Any, action: Any) -> Any:
-    """An action as the space has it; leading axes of size 1 are dropped."""
+
+def _count_of(space: Any, actions: Any) -> int:
+    """The number of actions in a batch of them, as its first part tells."""
+    while isinstance(space, (spaces.Dict, spaces.Tuple)):
+        parts: Any = space.spaces
+        name = next(iter(parts)) if isinstance(parts, dict) else 0
+        space, actions = parts[name], actions[name]
+    shape = np.shape(actions)
+    return shape[0] if shape else 1
+
+
+def _fitted(space: Any, action: Any, lead: tuple[int, ...] = ()) -> Any:
+    """Actions ``[*lead, ...]`` as the space has them; axes of size 1 before these are dropped."""
     if isinstance(space, spaces.Dict):
-        return {name: _fitted(part, action[name]) for name, part in space.spaces.items()}
+        return {name: _fitted(part, action[name], lead) for name, part in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
-        return tuple(_fitted(*pair) for pair in zip(space.spaces, action, strict=True))
+        parts = zip(space.spaces, action, strict=True)
+        return tuple(_fitted(part, value, lead) for part, value in parts)
     value = np.asarray(action.detach().cpu() if isinstance(action, torch.Tensor) else action)
-    while value.ndim > len(space.shape or ()) and len(value) == 1:
+    while value.ndim > len(lead) + len(space.shape or ()) and len(value) == 1:
         value = value[0]
+    if value.shape[: len(lead)] != lead:
+        raise ValueError("a part has another number of rows")
     fitted = value.astype(space.dtype)
     if not isinstance(space, spaces.Box) and not (fitted == value).all():
         raise ValueError("it has no whole numbers")
@@ -88,24 +124,9 @@ class BatchedFunction(TensorDictModuleBase):
         """Write the actions for observations ``[B, ...]``."""
         given = self._on.observed(tensordict)
         actions = self._function(self._on.observation.read(given))
-        for key, value in self._on.encoded(_each(actions, len(given[0]))).items():
+        for key, value in self._on.encoded(actions, len(given[0])).items():
             tensordict.set(key, value)
         return tensordict
-
-
-def _each(actions: Any, count: int) -> list[Any]:
-    """The actions of a batch, one by one."""
-    if isinstance(actions, Mapping):
-        parts = {name: _each(part, count) for name, part in actions.items()}
-        return [{name: part[row] for name, part in parts.items()} for row in range(count)]
-    if isinstance(actions, tuple):
-        return [*zip(*(_each(part, count) for part in actions), strict=True)]
-    if len(actions) != count:
-        raise ValueError(
-            f"expected {count} actions, one for each observation of the batch, got {len(actions)}; "
-            "a function of one observation goes without batched=True"
-        )
-    return [*actions]
 
 
 class Actors:
@@ -119,7 +140,7 @@ class Actors:
 
     def __init__(self, policy: SpacePolicy, env: EnvBase, slots: int, batched: bool):
         self._policy, self._on, self._batched = policy, OnSpaces(env), batched
-        self._acting: list[Actor | None] = [None] * slots
+        self._slots, self._acting = slots, dict[int, Actor]()
         self.streams: Sequence[Any] = ()
 
     def start(self, slot: int, seed: int) -> None:
@@ -129,12 +150,13 @@ class Actors:
     def __call__(self, rows: StepDict, active: Sequence[int]) -> None:
         """Act in the slots ``active``, and add the actions to the rows."""
         observations = self._observations(rows)
-        encoded = self._on.encoded([self._acting[slot](observations[slot]) for slot in active])  # type: ignore[misc]
+        actions = [self._acting[slot](observations[slot]) for slot in active]
+        encoded = self._on.encoded_singly(actions)
         for key, value in encoded.items():
             if not self._batched:
                 rows[key] = value[0]
                 continue
-            rows[key] = value.new_zeros((len(self._acting), *value.shape[1:]))
+            rows[key] = value.new_zeros((self._slots, *value.shape[1:]))
             rows[key][[*active]] = value
 
     def _observations(self, rows: StepDict) -> Sequence[Any]:
@@ -145,7 +167,8 @@ class Actors:
         """Act twice at the first observation, and refuse a policy that does not act the same."""
         observation = self._observations(rows)[0]
         before = None if isinstance(self._policy, AgentPolicy) else state_of(self._policy.source)
-        first, again = (self._on.encoded([Actor(self._policy, 0)(observation)]) for _ in range(2))
+        acted = ([Actor(self._policy, 0)(observation)] for _ in range(2))
+        first, again = map(self._on.encoded_singly, acted)
         check_same(
             first,
             again,

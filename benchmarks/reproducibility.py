@@ -19,6 +19,7 @@ from typing import Any
 
 import gymnasium as gym
 import torch
+from networks import Float
 from tensordict.nn import TensorDictModule
 from torch import nn
 from torchrl.envs import ExplorationType
@@ -28,13 +29,6 @@ import tdcollect
 from tdcollect.evaluation.episodes.actions import probe
 
 STOCHASTIC = ExplorationType.RANDOM
-
-
-class Float(nn.Module):
-    """Casts to float32; MuJoCo's observations are float64."""
-
-    def forward(self, value: torch.Tensor) -> torch.Tensor:
-        return value.float()
 
 
 def policy(env_id: str, cells: int = 64) -> ProbabilisticActor:

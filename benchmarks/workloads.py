@@ -35,7 +35,7 @@ from torchrl.envs import (
 from torchrl.modules import OneHotCategorical
 
 import tdcollect
-from tdcollect.testing.speed import Program
+from tdcollect.testing.speed import Program, collecting
 
 OURS = "tdcollect"
 HAND = "hand-written"
@@ -66,25 +66,12 @@ class Cell(NamedTuple):
 
 def ours(env: EnvBase, policy: Any, steps: int) -> Program:
     """Batches of tdcollect's collector."""
-    return _collector(tdcollect.Collector, env, policy, steps)
+    return collecting(tdcollect.Collector, env, policy, steps)
 
 
 def torchrl(env: EnvBase, policy: Any, steps: int) -> Program:
     """Batches of TorchRL's collector."""
-    return _collector(TorchRLCollector, env, policy, steps)
-
-
-def _collector(kind: Any, env: EnvBase, policy: Any, steps: int) -> Program:
-    frames = env.batch_size.numel() * steps
-    collector = kind(
-        env,
-        policy,
-        frames_per_batch=frames,
-        total_frames=-1,
-        auto_register_policy_transforms=False,  # no policy here has a hidden state
-    )
-    batches = iter(collector)
-    return Program(partial(next, batches), frames, collector.shutdown)
+    return collecting(TorchRLCollector, env, policy, steps)
 
 
 def torchrl_env(env_id: str, num_envs: int) -> EnvBase:

@@ -210,7 +210,10 @@ def _row(
     with ExitStack() as stack:
 
         def program(collector: Any, make: Callable[[], EnvBase]) -> Program:
-            made = _program(collector, make(), actions, effort.steps)
+            torch.manual_seed(0)
+            env = make()
+            env.set_seed(0)
+            made = collecting(collector, env, _actor(env, actions), effort.steps)
             stack.callback(made.close)
             return made
 
@@ -224,13 +227,12 @@ def _row(
     }
 
 
-def _program(kind: Any, env: EnvBase, actions: gym.Space[Any], steps: int) -> Program:
-    torch.manual_seed(0)
-    env.set_seed(0)
+def collecting(kind: Any, env: EnvBase, policy: Any, steps: int) -> Program:
+    """Batches of ``steps`` steps of a collector of class ``kind``."""
     frames = env.batch_size.numel() * steps
     collector = kind(
         env,
-        _actor(env, actions),
+        policy,
         frames_per_batch=frames,
         total_frames=-1,
         auto_register_policy_transforms=False,  # the policy has no hidden state

@@ -20,7 +20,7 @@ from tdcollect.testing import check_env, diagnose
 
 from .oracle import UPSTREAM
 
-pytestmark = [pytest.mark.filterwarnings(UPSTREAM)]
+pytestmark = [pytest.mark.filterwarnings(UPSTREAM), pytest.mark.usefixtures("quick_children")]
 
 both_ways = pytest.mark.usefixtures("arrays")
 SLOTS = 3

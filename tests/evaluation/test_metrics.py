@@ -35,6 +35,8 @@ from .test_protocol import check_files
 
 __all__ = ["folder", "small_reports"]  # fixtures
 
+pytestmark = pytest.mark.usefixtures("quick_children")
+
 
 class Costly(Walk):
     """The walk, whose infos say what a step costs; most do not say a speed."""
@@ -351,7 +353,7 @@ def test_metrics_that_are_not_the_same_are_not_compared() -> None:
     assert told in found.remarks
 
 
-def test_curves_have_them(quick_children: None, tmp_path: Path) -> None:
+def test_curves_have_them(tmp_path: Path) -> None:
     metrics = {"cost": "info:cost", "none": "info:none"}
     how: dict[str, Any] = {"num_trajectories": 4, "output_dir": tmp_path / "curve"}
     with Evaluator(Costly, deterministic(), metrics=metrics, **how) as beside:

@@ -24,6 +24,8 @@ from .test_protocol import check_files
 
 __all__ = ["folder", "small_reports"]  # fixtures
 
+pytestmark = pytest.mark.usefixtures("quick_children")
+
 
 class Levels(Walk):
     """The walk, as long as its level says; without one there is no episode."""
@@ -176,9 +178,7 @@ def test_files_are_the_same_and_replays_have_them(tmp_path: Path) -> None:
     assert "to have the options of 9 episodes, got those of 1" in str(verify(tmp_path / "two"))
 
 
-def test_suites_and_evaluators_take_them(
-    folder: Path, small_reports: None, quick_children: None
-) -> None:
+def test_suites_and_evaluators_take_them(folder: Path, small_reports: None) -> None:
     (folder / "levels.json").write_text(json.dumps([level(index) for index in range(6)]))
     given = changed("tasks.0.episode_options", "levels.json")
     given["tasks"][0]["env"] = f"{__name__}:Levels"

@@ -23,6 +23,8 @@ from tdcollect.seeding import env_seed, policy_seed
 from .envs import Walk, pictures
 from .policies import net
 
+pytestmark = pytest.mark.usefixtures("quick_children")
+
 BOX = spaces.Box(-2.0, 2.0, (3,), np.float32)
 SPACES: dict[str, Any] = {
     "discrete": (spaces.Discrete(3, start=1), lambda x: 1 + int(abs(x[0]) * 7) % 3),

@@ -240,6 +240,7 @@ RECURRENT = {
 }
 
 
+@pytest.mark.usefixtures("quick_children")
 @pytest.mark.parametrize("deterministic", [True, False])
 @pytest.mark.parametrize("name", RECURRENT)
 def test_a_hidden_state_is_that_of_its_episode(

@@ -38,6 +38,7 @@ class Shifted(TorchRLCollector):
 
 def test_a_wrong_number_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed, "Collector", Shifted)
+    monkeypatch.setattr(speed, "Effort", lambda: speed.QUICK)
     found = speed.bench("CartPole-v1", num_envs=2, seconds=0.1)
     assert all("reward" in row["differs"] for row in found["pipelines"])
     assert speed.bench_text(found).count("differ in") == 2

@@ -22,6 +22,7 @@ from tdcollect.evaluation.ledger import (
     manifest_entry,
     mixed_values,
     options_by_index,
+    return_name,
 )
 from tdcollect.evaluation.statistics import (
     Adjusted,
@@ -601,7 +602,7 @@ def _difference(
         success=statistics.success_difference(pairs, confidence),
         metrics={
             name: statistics.metric_difference(
-                [((a.metrics or {}).get(name), (b.metrics or {}).get(name)) for a, b in both],
+                [(a.numbers.get(name), b.numbers.get(name)) for a, b in both],
                 confidence,
                 resamples,
                 [statistics.generator(*seed, 3 + 3 * place + stream) for stream in range(3)],
@@ -613,11 +614,12 @@ def _difference(
 
 
 def _metrics_of_both(first: Evaluation, second: Evaluation) -> Iterator[str]:
-    """Yield the metrics that are defined alike in both evaluations."""
+    """Yield the metrics that are defined alike in both evaluations, and the returns of groups."""
     there = second.manifest.get(METRICS) or {}
-    for name, how in (first.manifest.get(METRICS) or {}).items():
-        if there.get(name) == how:
-            yield name
+    asked = first.manifest.get(METRICS) or {}
+    yield from (name for name, how in asked.items() if there.get(name) == how)
+    rewards = manifest_entry(first.manifest, "returns.rewards") or ()
+    yield from (name for name in map(return_name, rewards) if name not in {*asked, *there})
 
 
 def _end_alike(a: Episode, b: Episode) -> bool:

@@ -75,6 +75,12 @@ class Episode:
         return self.status == COMPLETED
 
     @property
+    def numbers(self) -> dict[str, float | None]:
+        """Its metrics, and the return of each group of agents under the name of one."""
+        groups = (self.group_returns or {}).items()
+        return {**{return_name(path): value for path, value in groups}, **(self.metrics or {})}
+
+    @property
     def lost(self) -> bool:
         """True if it was given up because its workers ended."""
         return self.status == LOST
@@ -138,13 +144,18 @@ KEYS["episode_return"] = "return"  # a keyword of Python's
 """The key of each attribute of an :class:`Episode` in a ledger's lines."""
 
 
-_METRIC = re.compile("[A-Za-z_][A-Za-z0-9_-]{0,99}")
+_METRIC = re.compile("(?=.{1,100}$)[A-Za-z_][A-Za-z0-9_-]*(/[A-Za-z0-9_-]+)*")
 
 
 def is_metric_name(name: Any) -> bool:
     """Tell whether a metric may be called so: in tables and logs, and beside a record's keys."""
     fits = isinstance(name, str) and _METRIC.fullmatch(name) is not None
     return fits and name not in KEYS.values()
+
+
+def return_name(path: str) -> str:
+    """Return the metric that has the return of a reward entry: ``return/red`` of ``red/reward``."""
+    return f"return/{path.removesuffix('/reward')}"
 
 
 def _are_floats(found: Any, kinds: set[type]) -> bool:

@@ -25,6 +25,7 @@ from tdcollect._upstream.torchrl import wrapped_env
 from tdcollect.envs.traits import all_transforms_of, innermost, of_kind
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.data import digested_entries
+from tdcollect.evaluation.episodes.measures import Measure
 from tdcollect.evaluation.ledger import FORMAT, METRICS, OPTIONS, RANDOM
 from tdcollect.keys import entry_path
 from tdcollect.packages import versions
@@ -71,7 +72,7 @@ def subject(collector: EvaluationCollector) -> dict[str, Any]:
         "entries": digested_entries(collector.env, returns),
         **({"global_random_numbers": STREAMS} if collector.has_streams else {}),
         **({} if returns.is_plain else {"returns": returns.described()}),
-        **({METRICS: _metrics(settings.metrics)} if settings.metrics else {}),
+        **({METRICS: _metrics(collector.metrics)} if collector.metrics else {}),
         "episodes": len(indices) if indices == list(range(len(indices))) else indices,
         "seeds": seeds,
         **({OPTIONS: _options(settings, indices)} if settings.episode_options is not None else {}),
@@ -154,9 +155,11 @@ def _options(settings: EvaluationSettings, indices: Sequence[int]) -> dict[str, 
 
 
 def _metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entry of metrics: those of infos as text, functions by name and their code."""
+    """Return the entry of metrics: those known as text, functions by name and their code."""
     return {
-        name: {"function": _class(metric), "code": code_digest(metric)}
+        name: str(metric)
+        if isinstance(metric, Measure)
+        else {"function": _class(metric), "code": code_digest(metric)}
         if callable(metric)
         else metric
         for name, metric in metrics.items()

@@ -19,6 +19,7 @@ from torchrl.envs import EnvBase
 from tdcollect.display import number_texts
 from tdcollect.evaluation import race as files
 from tdcollect.evaluation.directory import check_report_extras
+from tdcollect.evaluation.episodes.measures import is_measure
 from tdcollect.evaluation.episodes.opening import SLOTS
 from tdcollect.evaluation.evaluate import Recording, resumable, run
 from tdcollect.evaluation.ledger import (
@@ -86,7 +87,8 @@ def race(
         policies: two policies or more, by name.
         max_episodes: the most episodes of a policy: those of indices from 0.
         seed: the root seed.
-        on: ``"return"``, ``"success"`` as the env reports it, or the name of one of ``metrics``.
+        on: ``"return"``, ``"success"`` as the env reports it, the name of one of ``metrics``, or a
+            number of a group of agents, such as ``"return/red"``.
         return_range: the lowest and the highest return (or value of the metric) that an episode can
             have; needed to compare means. Without it, the race is on the sign of the difference.
         alpha: the probability of a wrong decision.
@@ -126,6 +128,8 @@ def race(
         )
     rule = Rule((*policies,), on, return_range, alpha, margin, failed, lower_is_better)
     plan = Plan(rule, block, max_episodes)
+    if is_measure(on):
+        settings["metrics"] = {on: on, **(settings.get("metrics") or {})}
     asked = EvaluationSettings(max_episodes, seed, **settings)
     if on not in ("return", "success", *(asked.metrics or {})):
         raise ValueError(

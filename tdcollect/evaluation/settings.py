@@ -25,6 +25,7 @@ from tdcollect.check import is_count
 from tdcollect.display import count_text, one_line
 from tdcollect.envs.make import BACKENDS
 from tdcollect.evaluation.episodes.data import INFO, info_and_rule
+from tdcollect.evaluation.episodes.measures import AGENT, BY, GROUP, is_measure
 from tdcollect.evaluation.imports import is_named, load_named
 from tdcollect.evaluation.ledger import is_metric_name
 from tdcollect.seeding import env_seed, policy_seed
@@ -80,7 +81,10 @@ class EvaluationSettings:
         metrics: numbers of an episode for its record, by name. ``"info:cost"`` is the sum over its
             steps of an info of the env, ``"info:cost:max"`` the largest and ``"info:cost:last"``
             the last one. Or a function, given the episode's data ``[L]`` as this yields them: it
-            returns a number, or None for an episode without one. Kept in the order of names.
+            returns a number, or None for an episode without one. With groups of agents,
+            ``"return/red"``, ``"length/red"`` and ``"success/red"`` are numbers of a group,
+            ``"return/red/agent_0"`` of an agent; ``{"by": "group"}`` and ``{"by": "agent"}`` stand
+            for all of them. Kept in the order of names.
         episode_options: gymnasium's reset options: one dict per episode, a mapping from its index,
             a function of its index, or a JSON file with a list or an object by index. None in the
             place of a dict for no options. Values are those of JSON. Kept as a mapping.
@@ -318,10 +322,11 @@ def _checked_metrics(given: Any) -> Metrics | None:
     for name, metric in given.items():
         if not is_metric_name(name):
             raise ValueError(
-                "expected the name of a metric to be letters, digits, '_' and '-', and no key of a "
-                f"record, got {name!r}"
+                "expected the name of a metric to be letters, digits, '_' and '-', with '/' "
+                f"between parts, and no key of a record, got {name!r}"
             )
-        if not callable(metric):
+        of_groups = is_measure(metric) or (name == BY and metric in (GROUP, AGENT))
+        if not (callable(metric) or of_groups):
             info_and_rule(metric)
     return {name: given[name] for name in sorted(given)} or None
 

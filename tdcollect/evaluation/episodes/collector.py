@@ -31,6 +31,7 @@ from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.actions import ActionCheck, LegalActions, Verdict, probe
 from tdcollect.evaluation.episodes.agents import Actors, BatchedFunction
 from tdcollect.evaluation.episodes.data import Assembly, Finished, Metrics, Returns
+from tdcollect.evaluation.episodes.measures import with_measures
 from tdcollect.evaluation.episodes.opening import Opened, SlotEnvs, open_env
 from tdcollect.evaluation.episodes.policy import (
     Inference,
@@ -114,6 +115,7 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             each episode.
         wrappers: the wrappers that were asked for by name, innermost first.
         returns: from the rewards of an episode to its return.
+        metrics: the metrics that are asked for, by name, those of groups as functions.
         policy_mode: ``"eval"``, ``"train"`` or ``"mixed"``, the mode that the policy's modules run
             in; None for a policy that is not a module.
         error: the last exception that the env raised, if any.
@@ -180,6 +182,7 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         with ended_on_error(self.close):
             self._check_open()
             self.returns = Returns(self.env, settings.reward_keys)
+            self.metrics = with_measures(settings.metrics, self.env)
             with self._apart():
                 self._policy = self._callable(policy)
                 self.policy_mode = mode_of(policy)
@@ -386,7 +389,7 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             inference = Actors(policy, self.env, slots, bool(dims))
         else:
             inference = Inference(policy, size, slots, bool(dims), self.device)
-        metrics = Metrics(self.settings.metrics)
+        metrics = Metrics(self.metrics)
         assembly = Assembly(
             self.env,
             dims,

@@ -93,8 +93,8 @@ def info_and_rule(text: Any) -> tuple[str, str]:
     if not str(text).startswith(INFO) or not name or (rule or "sum") not in _RULES:
         raise ValueError(
             "expected a metric to be 'info:NAME' for the sum over an episode's steps, "
-            "'info:NAME:last', 'info:NAME:max', or a function of the episode's data, got "
-            f"{text!r}"
+            "'info:NAME:last', 'info:NAME:max', 'return/GROUP' or 'return/GROUP/AGENT' (length, "
+            f"success), or a function of the episode's data, got {text!r}"
         )
     return name, rule or "sum"
 
@@ -111,6 +111,11 @@ class Metrics:
         self._wanted = wanted
         given = (wanted or {}).items()
         self.functions = {name: metric for name, metric in given if callable(metric)}
+        # The entries that the functions read; None for all.
+        self.reads: set[Key] | None = set()
+        for metric in self.functions.values():
+            reads = getattr(metric, "reads", None)  # as a Measure says it
+            self.reads = None if None in (reads, self.reads) else {*self.reads, *reads}
         self._rules = {name: info_and_rule(text) for name, text in given if not callable(text)}
         self.infos = sorted({info for info, _ in self._rules.values()})
         self._values: dict[int, dict[str, list[float]]] = {}  # of running episodes, by info
@@ -203,6 +208,7 @@ class Assembly:
         self._keep = keep
         self._metrics = metrics
         self._joins = keep or bool(metrics.functions)
+        self._joined = None if keep else metrics.reads
         self._bound = bound
         self._digested = _digested(
             sorted(env.observation_spec.keys(True, True), key=entry_path),
@@ -238,9 +244,8 @@ class Assembly:
                 digest.update(np.ascontiguousarray(self._of(array, piece)))
             held.rewards.append([_by_step(self._of(array, piece)) for array in rewards])
             if self._joins:
-                held.parts.append(
-                    {key: self._of(entry, piece).clone() for key, entry in entries.items()}
-                )
+                wanted = self._joined or entries
+                held.parts.append({key: self._of(entries[key], piece).clone() for key in wanted})
             if piece.ended:
                 for digest, (key, on) in zip(held.hashes, self._digested, strict=True):
                     if on:

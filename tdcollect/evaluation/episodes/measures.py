@@ -1,0 +1,153 @@
+"""Numbers of an episode by group and by agent: returns, lengths and success."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tdcollect import keys
+from tdcollect.display import listed_text
+from tdcollect.envs.traits import innermost
+from tdcollect.evaluation.episodes.data import SUCCESS, exact_sum
+from tdcollect.keys import Key, as_path, entry_path, under_next
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tensordict import TensorDict
+    from torchrl.envs import EnvBase
+
+KINDS = ("return", "length", "success")
+BY = "by"
+"""The name under which ``metrics`` asks for all numbers of groups, or of groups and agents."""
+GROUP, AGENT = "group", "agent"
+
+
+def is_measure(text: Any) -> bool:
+    """Tell whether a text asks for a number of a group, as ``return/red`` does, or of an agent."""
+    return isinstance(text, str) and text.startswith(tuple(f"{kind}/" for kind in KINDS))
+
+
+@dataclass(frozen=True)
+class Group:
+    """A group of agents of an env.
+
+    Attributes:
+        name: its name, ``"red"``.
+        path: of its TensorDict.
+        agents: the names of its agents, or their places where the env has none.
+        entries: its entries in the following step, of those of ``KINDS`` that it has.
+    """
+
+    name: str
+    path: tuple[str, ...]
+    agents: tuple[str, ...]
+    entries: Mapping[str, Key]
+
+
+def groups_of(env: EnvBase) -> dict[str, Group]:
+    """Return the groups of agents of an env, by name; none where actions are not in groups."""
+    named = getattr(innermost(env), "group_map", None) or {}
+    actions = env.full_action_spec_unbatched
+    found = {}
+    for path in sorted({as_path(key)[:-1] for key in env.action_keys} - {()}):
+        name = entry_path(path)
+        count = next(iter(actions[path].shape), 1)
+        agents = tuple(map(_plain, named.get(name, ())))
+        if len(set(agents)) != count:
+            agents = tuple(map(str, range(count)))
+        found[name] = Group(_plain(name, "/"), path, agents, dict(_entries(env, path)))
+    return found
+
+
+def _entries(env: EnvBase, path: tuple[str, ...]) -> Iterable[tuple[str, Key]]:
+    """Yield the entries of a group that tell of each of ``KINDS``."""
+    if (*path, keys.REWARD) in env.reward_keys:
+        yield "return", under_next((*path, keys.REWARD))
+    flag = (*path, keys.DONE)
+    yield "length", under_next(flag) if flag in env.done_keys else keys.NEXT_DONE
+    for key in env.full_observation_spec.keys(True, True):
+        if as_path(key)[: len(path)] == path and key[-1] in SUCCESS:
+            yield "success", under_next(key)
+
+
+def _plain(name: str, more: str = "") -> str:
+    """Return a name with the letters that the names of metrics have."""
+    return re.sub(rf"[^A-Za-z0-9_{more}-]", "_", name)
+
+
+class Measure:
+    """A number of a group, or of one of its agents, as a function of an episode's data ``[L]``.
+
+    The return of a group is the mean over its agents, as in a record's ``group_returns``. The
+    length of an agent is that of its episode up to its own end, and a group's is the longest one.
+    A group has succeeded if all its agents have, each at its own last step.
+    """
+
+    def __init__(self, kind: str, group: Group, agent: str | None = None):
+        self.text = "/".join([kind, group.name, *([agent] if agent else [])])
+        self.reads = {*group.entries.values(), keys.NEXT_DONE}
+        self.agent, self._kind, self._group = agent, kind, group
+        self._agents = slice(None)
+        if agent is not None:
+            self._agents = slice(at := group.agents.index(agent), at + 1)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __call__(self, data: TensorDict) -> float | None:
+        """Return the number; None for a success that the env does not tell."""
+        values = self._read(data, self._kind)
+        if self._kind == "return":
+            rewards = values[:, self._agents].astype(np.float64)
+            return exact_sum(rewards) / rewards.shape[1]
+        ended = self._read(data, "length")
+        steps = np.where(ended.any(0), ended.argmax(0) + 1, len(data))
+        if self._kind == "length":
+            return float(steps[self._agents].max())
+        last = values[steps - 1, range(len(steps))][self._agents]
+        return float(last.all()) if np.isin(last, (0, 1)).all() else None
+
+    def _read(self, data: TensorDict, kind: str) -> np.ndarray[Any, Any]:
+        """Return an entry as ``[L, agents]``, also if the agents share one value."""
+        rows = data[self._group.entries[kind]].cpu().numpy().reshape(len(data), -1)
+        return np.broadcast_to(rows, (len(data), len(self._group.agents)))
+
+
+def with_measures(metrics: Mapping[str, Any] | None, env: EnvBase) -> dict[str, Any] | None:
+    """Return metrics with functions in the place of texts such as ``return/red``.
+
+    Raises:
+        ValueError: for a group or an agent that the env does not have.
+    """
+    asked = dict(metrics or {})
+    wanted = asked.pop(BY, None)
+    if wanted not in (None, GROUP, AGENT):  # a metric of this name
+        asked[BY], wanted = wanted, None
+    texts = [text for text in asked.values() if is_measure(text)]
+    if not texts and wanted is None:
+        return dict(metrics) if metrics else None
+    every = {str(measure): measure for measure in _every(groups_of(env).values())}
+    unknown = [text for text in texts if text not in every]
+    if unknown or not every:
+        there = listed_text([*every], 12) or "an env without groups of agents"
+        raise ValueError(
+            f"expected metrics of groups that the env has, {there}, got "
+            f"{unknown[0] if unknown else f'{BY}={wanted}'}"
+        )
+    found = {name: every.get(text, text) for name, text in asked.items()}
+    for text, measure in every.items() if wanted is not None else ():
+        if wanted == AGENT or measure.agent is None:
+            found.setdefault(text, measure)
+    return {name: found[name] for name in sorted(found)}
+
+
+def _every(groups: Iterable[Group]) -> Iterable[Measure]:
+    for group in groups:
+        for kind in group.entries:
+            yield Measure(kind, group)
+            yield from (Measure(kind, group, agent) for agent in group.agents)

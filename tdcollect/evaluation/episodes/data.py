@@ -112,7 +112,9 @@ class Metrics:
         given = (wanted or {}).items()
         self.functions = {name: metric for name, metric in given if callable(metric)}
         # The entries that the functions read; None for all.
-        reads = [getattr(f, "reads", None) for f in self.functions.values()]  # as measures say it
+        reads: list[Any] = [
+            getattr(f, "reads", None) for f in self.functions.values()
+        ]  # as measures say it
         self.reads: set[Key] | None = None if None in reads else set().union(*reads)
         self._rules = {name: info_and_rule(text) for name, text in given if not callable(text)}
         self.infos = sorted({info for info, _ in self._rules.values()})

@@ -9,6 +9,8 @@ import numpy as np
 
 EVALUATION_PROTOCOL = 2
 """Version of the rule that gives each test episode its seeds."""
+BATCHED_PROTOCOL = "batched-1"
+"""The name of the rule for batched simulators, whose slots share the seed of their batch."""
 
 
 def slot_seeds(seed: int | Sequence[int], slots: Sequence[int]) -> list[int]:
@@ -56,6 +58,15 @@ def env_seed(root: int, episode: int) -> int:
     takes it.
     """
     sequence = np.random.SeedSequence(root, spawn_key=(episode, 0))
+    return int(sequence.generate_state(1, np.uint32)[0] >> 1)
+
+
+def batch_seed(root: int, batch: int) -> int:
+    """Seed of batch ``batch`` of a simulator that seeds all of its slots together.
+
+    The first 31 bits of ``SeedSequence(root, spawn_key=(batch, 5))``.
+    """
+    sequence = np.random.SeedSequence(root, spawn_key=(batch, 5))
     return int(sequence.generate_state(1, np.uint32)[0] >> 1)
 
 

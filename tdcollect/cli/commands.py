@@ -58,6 +58,11 @@ if TYPE_CHECKING:
 )
 @options.episode
 @click.option(
+    "--episodes-per-slot",
+    type=click.IntRange(min=1),
+    help="For simulators that seed all slots together: the episodes of each slot in a batch.",
+)
+@click.option(
     "--shard",
     type=options.shard_of,
     metavar="I/N",

@@ -94,7 +94,7 @@ class Episodes:
 
     env: Any  # a SteppedEnv; an ArrayEnv where slots step asynchronously
     act: Act
-    starts: Iterator[Start] | FirstToStart
+    starts: Iterator[Start] | SlotStarts
     place: Placement
     _: KW_ONLY
     steps: int
@@ -194,13 +194,13 @@ class Episodes:
         for slot in free:
             if self._again:
                 start: Start | None = self._again.popleft()
-            elif isinstance(self.starts, FirstToStart):
+            elif isinstance(self.starts, SlotStarts):
                 start = self.starts.start(slot, int(self._taken[slot]))
             else:
                 start = next(self.starts, None)
             if start is not None:
                 starts[slot] = start
-            elif not isinstance(self.starts, FirstToStart):
+            elif not isinstance(self.starts, SlotStarts):
                 break
         return starts
 
@@ -296,7 +296,7 @@ class Episodes:
         while True:
             if self._singly:
                 starts.update(self._next_starts([slot for slot in free if slot not in starts]))
-            if isinstance(self.starts, FirstToStart):
+            if isinstance(self.starts, SlotStarts):
                 self._drop_late(self.starts.left_out)
             reset = sorted({*starts, *unseen})
             if not reset:
@@ -364,7 +364,21 @@ class Episodes:
                 self._again.append(again)
 
 
-class FirstToStart:
+class SlotStarts:
+    """Episodes that depend on the slot that is free.
+
+    Attributes:
+        left_out: the ids of those to let go of, though they run.
+    """
+
+    left_out: set[int] = set()  # noqa: RUF012
+
+    def start(self, slot: int, steps: int) -> Start | None:
+        """The next episode of a slot that has taken so many steps; None if it gets none."""
+        raise NotImplementedError
+
+
+class FirstToStart(SlotStarts):
     """Selects the K episodes that synchronous collection would have started first.
 
     Slots that step asynchronously cannot know how many episodes the others begin before them, in
@@ -373,7 +387,6 @@ class FirstToStart:
 
     Attributes:
         kept: the first to start so far, in order: the slot's steps before, the slot, the id.
-        left_out: the ids of those that turned out not to be among them.
     """
 
     def __init__(self, count: int):
@@ -383,7 +396,6 @@ class FirstToStart:
         self.left_out: set[int] = set()
 
     def start(self, slot: int, steps: int) -> Start | None:
-        """The next episode of a slot that has taken so many steps; None if it gets none."""
         if len(self.kept) == self._count and (steps, slot) > self.kept[-1][:2]:
             return None
         number = self.new_id()

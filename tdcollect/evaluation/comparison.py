@@ -13,6 +13,7 @@ import numpy as np
 from tdcollect import check, display
 from tdcollect.evaluation import statistics
 from tdcollect.evaluation.ledger import (
+    BATCHES,
     METRICS,
     OPTIONS,
     RANDOM,
@@ -22,6 +23,7 @@ from tdcollect.evaluation.ledger import (
     manifest_entry,
     mixed_values,
     options_by_index,
+    repeatability,
     return_name,
 )
 from tdcollect.evaluation.statistics import (
@@ -35,9 +37,13 @@ from tdcollect.evaluation.statistics import (
 from tdcollect.packages import extra_module
 
 OF_POLICY = ("policy.exploration", "policy.mode")
-SAME = ("protocol", "env", "max_episode_steps", "returns")
-REMARKED = (METRICS, "inference_batch_size", "inference_threads", "device", "platform", "versions")
-SAME_ACROSS = ("protocol", "returns", "policy.class", "policy.digest", *OF_POLICY)
+_SLOTS = (f"{BATCHES}.slots", PER_SLOT := f"{BATCHES}.episodes_per_slot")
+SAME = ("protocol", *_SLOTS, "env", "max_episode_steps", "returns")
+REMARKED = (
+    *(METRICS, "inference_batch_size", "inference_threads"),
+    *("device", f"{BATCHES}.device", "platform", "versions"),
+)
+SAME_ACROSS = ("protocol", *_SLOTS, "returns", "policy.class", "policy.digest", *OF_POLICY)
 OF_ENV = ("env", "max_episode_steps")  # what may differ across envs
 TRANSFORMS = "env.transforms"  # those of one policy may normalise its observations, say
 RETURN, SUCCESS = "return", "success"  # what a policy may be better in
@@ -106,7 +112,14 @@ def remarks(
     for text in _manifest_differences(first, second, transforms, names):
         more = "Returns can be compared if these leave rewards alone."
         yield f"Not the same in both: {text}. {more}"
+    if (manifest_entry(first.manifest, PER_SLOT) or 1) > 1:
+        yield (
+            "Only the first episode of each slot begins alike in both: later ones are paired by "
+            "their number alone, which makes no interval narrower."
+        )
     for name, evaluation in zip(names, (first, second), strict=True):
+        if BATCHES in evaluation.manifest:
+            yield f"{name}: {repeatability(evaluation.manifest)}"
         for path, values in mixed_values(evaluation.manifest).items():
             of = f"{path}, {display.listed_text(values)}"
             yield f"Not the same for all episodes of {name}: {of}."

@@ -17,7 +17,7 @@ import re
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
@@ -98,8 +98,13 @@ class Directory:
             for episode in self.episodes:
                 if episode.index in data:  # of a run that was interrupted: a digest is to come
                     check_data(self.path, episode, self.manifest, None)
-            if retry_lost and any(episode.lost for episode in self.episodes):
-                self._forget_lost()
+            batches = ledger.Batches.of(self.manifest)
+            there = (episode.index for episode in self.episodes)
+            gone = set() if batches is None else batches.partial(there)
+            if retry_lost:
+                gone |= {episode.index for episode in self.episodes if episode.lost}
+            if gone:
+                self._forget(gone)
             # From here on it is known to be this evaluation's.
             self._sweep()
             self._journal = opened.enter_context((self.path / ledger.EPISODES).open("a+b"))
@@ -147,13 +152,13 @@ class Directory:
             remove(self.path / ledger.SHARD)
             self._was_shard = False
 
-    def _forget_lost(self) -> None:
-        """Forget the lost episodes; first, that the evaluation or the shard is finished."""
+    def _forget(self, indices: Container[int]) -> None:
+        """Forget some episodes; first, that the evaluation or the shard is finished."""
         self._unmark()
         remove(self.path / ledger.RESULTS)
         if self.shard is not None:
             write_json(self.path / ledger.SHARD, {"shard": self.shard})
-        self.episodes = [episode for episode in self.episodes if not episode.lost]
+        self.episodes = [episode for episode in self.episodes if episode.index not in indices]
         self._write_ledger(self.episodes)
 
     def cut(self, episodes: Iterable[Episode], manifest: Mapping[str, Any]) -> None:
@@ -179,6 +184,11 @@ class Directory:
             self._unmark()
             self.manifest[ledger.MIXED] = mixed
             write_json(self.path / ledger.MANIFEST, self.manifest)
+
+    def note_repeated(self, found: Mapping[str, int]) -> None:
+        """Add to the manifest what came of the batch that ran twice."""
+        self.manifest[ledger.REPEATED] = dict(found)
+        write_json(self.path / ledger.MANIFEST, self.manifest)
 
     def _sweep(self, data: bool = False) -> None:
         """Remove half-written data; with ``data``, all data of episodes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
@@ -21,7 +22,7 @@ from tdcollect.evaluation.directory import Directory, check_directory, check_rep
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
 from tdcollect.evaluation.episodes.data import Finished
 from tdcollect.evaluation.imports import exits_refused
-from tdcollect.evaluation.ledger import MIXED, Episode, Shard
+from tdcollect.evaluation.ledger import MIXED, REPEATED, Batches, Episode, Shard, repeatability
 from tdcollect.evaluation.manifest import describe
 from tdcollect.evaluation.replay import Replay, replayer
 from tdcollect.evaluation.request import Request
@@ -119,6 +120,11 @@ def evaluate(
     part = None if shard is None else Shard.of(shard)
     check_names(evaluate, settings)
     asked = EvaluationSettings(episodes, seed, **settings)
+    if asked.episodes_per_slot is not None and (part is not None or workers not in (None, 0)):
+        raise ValueError(
+            "expected no workers and no shard with episodes_per_slot: a batch runs whole, in this "
+            "process, and batches that ran elsewhere need not be the same; leave them out"
+        )
     crew = as_workers(workers) if asked.episode_indices else None
     job = Job(env, policy, asked, 1 if crew is None else crew.num_workers)
 
@@ -356,6 +362,14 @@ class Recording:
         self._keeps, self._request, self._replay = keep_trajectories, request, replay
         self._every_data, self._for_data = every_data, False
         self.again: dict[int, Episode] = {}
+        self._batches = Batches.of(manifest)
+        self._repeated: dict[str, int] = {}
+        if self._batches is not None and not self._batches.fit(manifest):
+            raise ValueError(
+                f"expected episodes to be a number of whole batches, of {self._batches.size} each "
+                f"({self._batches.slots} slots, {self._batches.episodes_per_slot} of each), got "
+                f"{len(indices)} episodes; pass a multiple of {self._batches.size}"
+            )
         self._was_finished = False
         self._ended: list[Episode] = []
         self._trajectories: dict[int, TensorDict] = {}
@@ -396,14 +410,30 @@ class Recording:
         completed = [episode for episode in self._ended if episode.completed]
         mixed = MIXED in (self._manifest if self.directory is None else self.directory.manifest)
         if completed and self._recheck and not (self._was_finished or mixed):
-            shortest = min(completed, key=lambda episode: (episode.length, episode.index))
-            self.again = {shortest.index: shortest}
+            again = self._shortest(completed)
+            self.again = {episode.index: episode for episode in again}
+            if self._batches is not None:
+                batch = again[0].index // self._batches.size
+                self._repeated = {"batch": batch, "episodes": len(again), "differing": 0}
             yield [*self.again]
         run = {*self.left}
         if self._every_data and any(episode.index not in run for episode in completed):
             self._for_data = True
             self.again = {one.index: one for one in completed if one.index not in run}
             yield [*self.again]
+
+    def _shortest(self, completed: Sequence[Episode]) -> list[Episode]:
+        """Return the shortest episode; of a batched simulator, those of the shortest batch."""
+        if self._batches is None:
+            return [min(completed, key=lambda episode: (episode.length, episode.index))]
+        steps: dict[int, dict[int, int]] = {}  # of each slot, by batch
+        for episode in completed:
+            batch, slot, _ = self._batches.place(episode.index).values()
+            slots = steps.setdefault(batch, {})
+            slots[slot] = slots.get(slot, 0) + (episode.length or 0)
+        shortest = min(steps, key=lambda batch: (max(steps[batch].values()), batch))
+        indices = self._batches.indices(shortest)
+        return [episode for episode in completed if episode.index in indices]
 
     def add(self, record: Episode, data: TensorDict | None) -> None:
         """Take an episode that has ended; one that runs once more leaves no trace.
@@ -414,6 +444,10 @@ class Recording:
         if self.again:
             before = self.again.get(record.index)  # None: it comes late, from a lost worker
             if before is None:
+                return
+            if self._repeated:
+                outcomes = {(one.digest, repr(one.metrics)) for one in (before, record)}
+                self._repeated["differing"] += len(outcomes) > 1
                 return
             if record.digest == before.digest:
                 if repr(record.metrics) == repr(before.metrics):  # NaN is not equal to itself
@@ -450,6 +484,12 @@ class Recording:
             about: the env and what ran it, for the notes on the run.
         """
         directory = self.directory
+        if self._repeated:
+            self._manifest = {**self._manifest, REPEATED: self._repeated}
+            if directory is not None:
+                directory.note_repeated(self._repeated)
+            if self._repeated["differing"]:
+                warnings.warn(repeatability(self._manifest), stacklevel=2)
         manifest = self._manifest if directory is None else directory.manifest
         output_dir = None if directory is None else directory.path
         failed = {episode.index for episode in self._ended if not episode.completed}

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from tdcollect.check import is_count
 from tdcollect.display import count_text, one_line, visible
-from tdcollect.seeding import env_seed, policy_seed
+from tdcollect.seeding import BATCHED_PROTOCOL, batch_seed, env_seed, policy_seed
 
 COMPLETED = "completed"
 FAILED = "failed"
@@ -26,6 +26,12 @@ METRICS = "metrics"
 """The key of the user's own numbers of an episode, in records of an evaluation that has some."""
 OPTIONS = "episode_options"
 """The entry of a manifest with the reset options of episodes, if they have some."""
+PLACE = "place"
+"""The key of an episode's batch and slot, in records of a batched simulator."""
+BATCHES = "batches"
+"""The entry of a manifest with the slots of a batched simulator, and what runs in each."""
+REPEATED = "repeated"
+"""The entry of a manifest with what came of the batch that ran twice, once it has."""
 FORMAT = 2
 """Version of the files of an evaluation."""
 
@@ -53,6 +59,8 @@ class Episode:
             ``episode_return`` is the mean; None if the only one is ``"reward"``.
         metrics: the metrics that were asked for, by name; None for one that this episode has no
             value of. None if there are none.
+        place: of a batched simulator, the ``"batch"``, the ``"slot"`` in it, and ``"nth"``, the
+            number of episodes that the slot had in the batch before; None for any other env.
     """
 
     index: int
@@ -68,6 +76,7 @@ class Episode:
     digest: str | None = None
     group_returns: dict[str, float] | None = field(default=None, hash=False)
     metrics: dict[str, float | None] | None = field(default=None, hash=False)
+    place: dict[str, int] | None = field(default=None, hash=False)
 
     @property
     def completed(self) -> bool:
@@ -99,8 +108,7 @@ class Episode:
     def to_json(self) -> str:
         """Return the record as one line, keys in a fixed order; floats keep their bits."""
         values = {key: getattr(self, name) for name, key in KEYS.items()}
-        more = {GROUPS: self.group_returns, METRICS: self.metrics}
-        values |= {key: given for key, given in more.items() if given is not None}
+        values |= {key: given for key in _MORE if (given := getattr(self, key)) is not None}
         return json.dumps(values)
 
     @classmethod
@@ -114,16 +122,14 @@ class Episode:
             found = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"expected the record of an episode, got no JSON ({error})") from error
-        groups, metrics = (
-            found.pop(key, None) if isinstance(found, dict) else None for key in (GROUPS, METRICS)
-        )
+        more = {key: found.pop(key, None) for key in _MORE} if isinstance(found, dict) else {}
         if not isinstance(found, dict) or found.keys() != set(KEYS.values()):
             raise ValueError(
                 f"expected the record of an episode, with the keys {', '.join(KEYS.values())}, "
                 f"got {_shortened(line)}"
             )
         own = {name: found[key] for name, key in KEYS.items()}
-        record = cls(**own, group_returns=groups, metrics=metrics)
+        record = cls(**own, **more)
         for name, (accepts, expected) in _CHECKS[record.status in (FAILED, LOST)].items():
             value, key = getattr(record, name), KEYS.get(name, name)
             if not accepts(value):
@@ -139,7 +145,8 @@ def ledger_digest(episodes: Iterable[Episode]) -> str:
     return digest.hexdigest()
 
 
-KEYS = {entry.name: entry.name for entry in fields(Episode) if entry.name not in (GROUPS, METRICS)}
+_MORE = (GROUPS, METRICS, PLACE)  # keys that records of some evaluations have, and attributes
+KEYS = {entry.name: entry.name for entry in fields(Episode) if entry.name not in _MORE}
 KEYS["episode_return"] = "return"  # a keyword of Python's
 """The key of each attribute of an :class:`Episode` in a ledger's lines."""
 
@@ -204,12 +211,75 @@ _MEASURED = {
         lambda value: value is None or _are_metrics(value),
         "a float or null by name",
     ),
+    PLACE: (
+        lambda value: value is None or _are_counts(value, ("batch", "slot", "nth")),
+        "three counts, batch, slot and nth",
+    ),
 }
 # The check of each attribute, by whether the episode did not complete.
 _CHECKS: dict[bool, dict[str, Any]] = {
     False: {**_ALWAYS, **_MEASURED},
     True: {**_ALWAYS, **dict.fromkeys(_MEASURED, _NONE)},
 }
+
+
+class Batches(NamedTuple):
+    """The batches of a simulator whose slots are seeded together: which episode runs where.
+
+    Indices count slot by slot, then the episodes of a slot, then the batches.
+    """
+
+    slots: int
+    episodes_per_slot: int
+
+    @classmethod
+    def of(cls, manifest: Mapping[str, Any]) -> Batches | None:
+        """Return those of an evaluation; None if its episodes are numbered."""
+        told = manifest.get(BATCHES)
+        return None if told is None else cls(told["slots"], told["episodes_per_slot"])
+
+    @property
+    def size(self) -> int:
+        """The number of episodes in a batch."""
+        return self.slots * self.episodes_per_slot
+
+    def place(self, index: int) -> dict[str, int]:
+        """Return the place of an episode, as its record has it."""
+        batch, at = divmod(index, self.size)
+        return {"batch": batch, "slot": at % self.slots, "nth": at // self.slots}
+
+    def indices(self, batch: int) -> range:
+        """Return the indices of the episodes of a batch."""
+        return range(batch * self.size, (batch + 1) * self.size)
+
+    def seeds(self, root: int, index: int) -> tuple[int, int]:
+        """Return the seeds of an episode: that of its batch, and that of its policy."""
+        return batch_seed(root, index // self.size), policy_seed(root, index)
+
+    def fit(self, manifest: Mapping[str, Any]) -> bool:
+        """Tell whether an evaluation asks for whole batches, from the first one on."""
+        asked = manifest["episodes"]
+        return isinstance(asked, int) and asked % self.size == 0
+
+    def partial(self, indices: Iterable[int]) -> set[int]:
+        """Return those of the indices whose batch is not there whole."""
+        by_batch: dict[int, set[int]] = {}
+        for index in indices:
+            by_batch.setdefault(index // self.size, set()).add(index)
+        return {i for found in by_batch.values() if len(found) < self.size for i in found}
+
+
+def repeatability(manifest: Mapping[str, Any]) -> str:
+    """Say whether a batched simulator gave the same batch twice."""
+    found, batches = manifest.get(REPEATED), manifest[BATCHES]
+    where = f"for {batches['slots']} slots on {batches.get('device')}"
+    if found is None:
+        return f"No batch ran twice: it is not known whether episodes are repeatable {where}."
+    ran = f"Batch {found['batch']} ran twice"
+    if not found["differing"]:
+        return f"{ran}, and was the same to the bit: repeatable {where}."
+    of = f"{found['differing']} of {count_text(found['episodes'], 'episode')}"
+    return f"{ran}, and {of} differed: not repeatable {where}."
 
 
 class Shard(NamedTuple):
@@ -255,12 +325,13 @@ def manifest_entry(manifest: Mapping[str, Any], path: str) -> Any:
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
     """Return the differences of two manifests: the path of each entry, and its two values.
 
-    Values that the ``mixed`` entry of the first one has are no differences.
+    Values that the ``mixed`` entry of the first one has are no differences, nor is what is only
+    known once all has run.
     """
     mixed = sorted({*mixed_values(first), *mixed_values(second)})
     found = [
         difference
-        for key in sorted({*first, *second} - {MIXED})
+        for key in sorted({*first, *second} - {MIXED, REPEATED})
         for difference in leaf_differences(visible(str(key)), first.get(key), second.get(key))
         if difference[0] not in mixed
     ]
@@ -373,7 +444,8 @@ def read_manifest(root: Path) -> dict[str, Any]:
             "the evaluation was written to"
         )
     found = read_object(file)
-    if not isinstance(found.get("protocol"), int) or "episodes" not in found:
+    batched = found.get("protocol") == BATCHED_PROTOCOL
+    if not (batched or isinstance(found.get("protocol"), int)) or "episodes" not in found:
         raise ValueError(
             f"expected the manifest of an evaluation, got {file}, which is something else's; name "
             "another directory"
@@ -385,6 +457,12 @@ def read_manifest(root: Path) -> dict[str, Any]:
                 f"expected {file} as tdcollect writes it, got {name} {value!r}; {_ASK}"
             )
     given, count = found["seeds"].get("env"), len(asked_indices(found))
+    batches = Batches.of(found)
+    if batched != (batches is not None) or (batches and (given or not batches.fit(found))):
+        raise ValueError(
+            f"expected {file} to have the protocol {BATCHED_PROTOCOL!r} and whole {BATCHES}, or "
+            f"another one and none, got {found['protocol']!r} and {count} episodes; {_ASK}"
+        )
     options = manifest_entry(found, f"{OPTIONS}.options")
     if options is not None and len(options) != count:
         raise ValueError(
@@ -623,6 +701,7 @@ def _record_check(
     given = manifest["seeds"].get("env")
     own = {} if given is None else dict(zip(asked, given, strict=True))
     named = (manifest.get(METRICS) or {}).keys()
+    batches = Batches.of(manifest)
 
     def check(record: Episode) -> None:
         index = record.index
@@ -635,7 +714,12 @@ def _record_check(
                 f"expected the metrics {sorted(named)} of episode {index}, as the manifest says, "
                 f"got {sorted(record.metrics or {})}"
             )
+        place = None if batches is None else batches.place(index)
+        if record.place != place:
+            raise ValueError(f"expected {PLACE} {place} of episode {index}, got {record.place}")
         seeds = env_seed(root, index) if given is None else own[index], policy_seed(root, index)
+        if batches is not None:
+            seeds = batches.seeds(root, index)
         if seeds != (record.env_seed, record.policy_seed):
             raise ValueError(
                 f"expected the seeds {seeds[0]} and {seeds[1]} of episode {index}, as the "
@@ -662,6 +746,16 @@ def _list_of(accepts: Accepts) -> Accepts:
 
 def _are_options(value: Any) -> bool:
     return isinstance(value, Mapping) and _list_of(_or_none(_is_object))(value.get("options"))
+
+
+def _are_counts(value: Any, names: Sequence[str]) -> bool:
+    return (
+        isinstance(value, dict) and value.keys() == {*names} and all(map(is_count, value.values()))
+    )
+
+
+def _are_batches(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(is_count(value.get(n), 1) for n in Batches._fields)
 
 
 def _is_asked(value: Any) -> bool:
@@ -704,5 +798,7 @@ _MANIFEST: dict[str, Accepts] = {
     "returns.rewards": _or_none(_is_names),
     OPTIONS: lambda value: value is None or _are_options(value),
     METRICS: lambda value: value is None or (_is_object(value) and all(map(is_metric_name, value))),
+    BATCHES: lambda value: value is None or _are_batches(value),
+    REPEATED: lambda value: value is None or _are_counts(value, ("batch", "episodes", "differing")),
 }
 DIGESTED = {"ledger": EPISODES, "manifest": MANIFEST}

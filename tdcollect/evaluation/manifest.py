@@ -26,11 +26,11 @@ from tdcollect.envs.traits import all_transforms_of, innermost, of_kind
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.data import digested_entries
 from tdcollect.evaluation.episodes.measures import Measure
-from tdcollect.evaluation.ledger import FORMAT, METRICS, OPTIONS, RANDOM
+from tdcollect.evaluation.ledger import BATCHES, FORMAT, METRICS, OPTIONS, RANDOM
 from tdcollect.keys import entry_path
 from tdcollect.packages import versions
 from tdcollect.policies import AgentPolicy, SpacePolicy
-from tdcollect.seeding import EVALUATION_PROTOCOL
+from tdcollect.seeding import BATCHED_PROTOCOL, EVALUATION_PROTOCOL
 
 if TYPE_CHECKING:
     from tdcollect.evaluation.episodes.collector import EvaluationCollector
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 STREAMS = "from a stream of each episode, started from its env seed"
 """The origin of draws from the global generators in envs; without the entry, there are none."""
+OF_BATCHES = "from a stream of each batch, started from its seed"
+"""Likewise, of a batched simulator."""
 
 
 def describe(collector: EvaluationCollector) -> dict[str, Any]:
@@ -58,10 +60,11 @@ def subject(collector: EvaluationCollector) -> dict[str, Any]:
     if settings.env_seeds is not None:
         seeds["env"] = [collector.episode_seeds(index)[0] for index in indices]
     added = [f"{_class(w.function)}({_texts(w.kwargs)})" for w in reversed(collector.wrappers)]
-    returns = collector.returns
+    returns, batches = collector.returns, collector.batches
+    streams = STREAMS if batches is None else OF_BATCHES
     found = {
         "format": FORMAT,
-        "protocol": EVALUATION_PROTOCOL,
+        "protocol": EVALUATION_PROTOCOL if batches is None else BATCHED_PROTOCOL,
         "env": {
             "id": collector.base.name,
             "kwargs": _texts(settings.env_kwargs or {}),
@@ -70,11 +73,12 @@ def subject(collector: EvaluationCollector) -> dict[str, Any]:
             "transforms": [_transform(t) for t in all_transforms_of(collector.env)],
         },
         "entries": digested_entries(collector.env, returns),
-        **({"global_random_numbers": STREAMS} if collector.has_streams else {}),
+        **({"global_random_numbers": streams} if collector.has_streams else {}),
         **({} if returns.is_plain else {"returns": returns.described()}),
         **({METRICS: _metrics(collector.metrics)} if collector.metrics else {}),
         "episodes": len(indices) if indices == list(range(len(indices))) else indices,
         "seeds": seeds,
+        **({} if batches is None else {BATCHES: _batches(collector)}),
         **({OPTIONS: _options(settings, indices)} if settings.episode_options is not None else {}),
         "max_episode_steps": settings.step_limit,
         "policy": {
@@ -97,6 +101,14 @@ def subject(collector: EvaluationCollector) -> dict[str, Any]:
     }
     plain: dict[str, Any] = json.loads(json.dumps(found, default=int))  # NumPy's ints, too
     return plain
+
+
+def _batches(collector: EvaluationCollector) -> dict[str, Any]:
+    """Return the entry of a batched simulator: its slots, and where they run."""
+    assert collector.batches is not None
+    device = collector.env.device or torch.device("cpu")
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return {**collector.batches._asdict(), "device": name}
 
 
 def weights_digest(policy: Any) -> str | None:

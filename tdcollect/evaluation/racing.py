@@ -131,6 +131,11 @@ def race(
     if is_measure(on):
         settings["metrics"] = {on: on, **(settings.get("metrics") or {})}
     asked = EvaluationSettings(max_episodes, seed, **settings)
+    if asked.episodes_per_slot is not None:
+        raise ValueError(
+            "expected no episodes_per_slot in a race, which looks at numbered episodes block by "
+            "block; evaluate each policy in batches, and compare them"
+        )
     if on not in ("return", "success", *(asked.metrics or {})):
         raise ValueError(
             f"expected on to be 'return', 'success' or one of metrics, {[*(asked.metrics or {})]}, "

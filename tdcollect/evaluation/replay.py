@@ -19,7 +19,7 @@ from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType
 
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
-from tdcollect.evaluation.ledger import METRICS, Episode, manifest_entry, options_by_index
+from tdcollect.evaluation.ledger import BATCHES, METRICS, Episode, manifest_entry, options_by_index
 from tdcollect.evaluation.manifest import describe
 from tdcollect.evaluation.requested import RequestedEnv
 from tdcollect.evaluation.settings import EvaluationSettings
@@ -38,10 +38,11 @@ def settings_of(manifest: Mapping[str, Any], episode: Episode, **how: Any) -> Ev
     return EvaluationSettings(
         [episode.index],
         manifest["seeds"]["root"],
-        env_seeds={episode.index: episode.env_seed},
+        env_seeds=None if BATCHES in manifest else {episode.index: episode.env_seed},
         exploration_type=ExplorationType[manifest["policy"]["exploration"].upper()],
         max_episode_steps=manifest["max_episode_steps"] or math.inf,  # as it did end
         reward_keys=manifest_entry(manifest, "returns.rewards"),
+        episodes_per_slot=manifest_entry(manifest, f"{BATCHES}.episodes_per_slot"),
         metrics=metrics or None,
         episode_options={episode.index: options[episode.index]} if options else None,
         inference_batch_size=manifest["inference_batch_size"],

@@ -20,6 +20,7 @@ from tdcollect import check
 from tdcollect.display import listed_text, one_line
 from tdcollect.evaluation.directory import check_data, read_trajectory, write_trajectory
 from tdcollect.evaluation.ledger import (
+    BATCHES,
     FAILED,
     FILMS,
     KEYS,
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 # Entries of a manifest that may change an episode. The first differs if it is filmed.
 _MATTERS = (
     *("env", "policy", "inference_batch_size", "inference_threads"),
-    *("device", "versions", "platform", "git"),
+    *(BATCHES, "device", "versions", "platform", "git"),
 )
 
 

@@ -55,6 +55,7 @@ class SettingsArguments(TypedDict, total=False):
     exploration_type: ExplorationType
     max_episode_steps: float | None
     reward_keys: NestedKey | Sequence[NestedKey] | None
+    episodes_per_slot: int | None
     inference_batch_size: int
     inference_threads: int
     eval_mode: bool
@@ -94,6 +95,9 @@ class EvaluationSettings:
         reward_keys: the reward entries that the return is made of, for an env with several or with
             several agents; None for all. A key is a name, a tuple of names for a nested entry, or
             its path (``"agents/reward"``); several are a list. Kept as a list of paths.
+        episodes_per_slot: the number of episodes that each slot of a batched simulator, which seeds
+            its slots together, gives to a batch. They are of another kind than numbered episodes,
+            which other envs have, with None.
         inference_batch_size: the batch size that the policy always runs at, whatever the number of
             slots: another one rounds differently.
         inference_threads: the number of torch's threads that the policy always runs with: another
@@ -126,6 +130,7 @@ class EvaluationSettings:
     exploration_type: ExplorationType = ExplorationType.DETERMINISTIC
     max_episode_steps: float | None = None
     reward_keys: NestedKey | Sequence[NestedKey] | None = None
+    episodes_per_slot: int | None = None
     inference_batch_size: int = 16
     inference_threads: int = 1
     eval_mode: bool = True
@@ -142,7 +147,13 @@ class EvaluationSettings:
         indices = _indices(self.episodes)
         object.__setattr__(self, "episode_indices", indices)
         check.count(seed=self.seed)
-        check.positive_int_or_none(num_envs=self.num_envs)
+        check.positive_int_or_none(num_envs=self.num_envs, episodes_per_slot=self.episodes_per_slot)
+        for name in ("env_seeds", "episode_options"):
+            if self.episodes_per_slot is not None and getattr(self, name) is not None:
+                raise ValueError(
+                    f"expected no {name} with episodes_per_slot: a batch has one seed, and its "
+                    f"slots are reset together; leave {name} out"
+                )
         if self.max_episode_steps != math.inf:
             check.positive_int_or_none(max_episode_steps=self.max_episode_steps)
         check.positive_int(

@@ -15,13 +15,16 @@ import numpy as np
 
 from tdcollect.display import count_text, listed_text, number_text, number_texts, percent_text
 from tdcollect.evaluation.ledger import (
+    BATCHES,
     RANDOM,
+    REPEATED,
     TRAJECTORIES,
     Episode,
     kept_trajectories,
     ledger_digest,
     manifest_entry,
     mixed_values,
+    repeatability,
     trajectory_name,
 )
 from tdcollect.evaluation.statistics import (
@@ -377,6 +380,9 @@ def _episode_table(
         cells = ["-" if at == e.index else str(at) for at, e in zip(equal, listed, strict=True)]
         columns.append(Column("equal to", cells, "n"))
     columns.append(Column("env seed", [str(e.env_seed) for e in listed], "n"))
+    for name in ("batch", "slot"):
+        if places := [e.place for e in listed if e.place is not None]:
+            columns.append(Column(name, [str(place[name]) for place in places], "n"))
     if kept:
         columns.append(Column("data", [kept.get(e.index) for e in listed]))
     return Table(columns, commands=again, hint="words, or return<100", name="Episodes")
@@ -410,6 +416,14 @@ def _manifest(manifest: Mapping[str, Any]) -> Iterator[Part]:
             f"Not the same for all episodes: {path}, {listed_text(values)}. Episodes may differ "
             "from those of one machine.",
         )
+    if BATCHES in manifest:
+        found = manifest.get(REPEATED)
+        sound = found is not None and not found["differing"]
+        text = (
+            f"{repeatability(manifest)} The slots of a batch share a seed: these episodes depend "
+            "on the number of slots, and are no numbered ones."
+        )
+        yield text if sound else Paragraph("warn", text)
     paths, texts = zip(*leaves("", manifest), strict=True)
     columns = [Column("entry", paths), Column("value", texts, "t")]
     yield Table(columns, "The manifest of the evaluation.")

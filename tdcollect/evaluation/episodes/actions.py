@@ -52,6 +52,7 @@ class LegalActions:
 
     def __init__(self, env: SteppedEnv, spec: Composite):
         self._env = env
+        self._apart = env if isinstance(env, SlotEnvs) and env.apart else None
         plain = not any(isinstance(leaf, MultiCategorical) for leaf in spec.values(True, True))
         self._singly = not (plain and draws_from_spec(env.transformed)) or is_masked(spec)
         self._by_slot = DrawByRow(1)
@@ -61,8 +62,8 @@ class LegalActions:
 
         Or for a ``rand_action`` of the env's own, or ``MultiCategorical``, drawn choice by choice.
         """
-        env = self._env
-        envs = [env.envs[s] for s in slots] if isinstance(env, SlotEnvs) else [env.transformed]
+        apart = self._apart
+        envs = [apart.envs[s] for s in slots] if apart else [self._env.transformed]
         return self._singly or any(is_masked(one.full_action_spec) for one in envs)
 
     def draw(
@@ -81,10 +82,10 @@ class LegalActions:
                 (rows[key][slot] if env.batch_size else rows[key]).copy_(value)
 
     def _of(self, rows: StepDict, slot: int) -> Mapping[Key, torch.Tensor]:
-        env = self._env
-        if isinstance(env, SlotEnvs):
-            given = env.given(StepDict((key, value[slot]) for key, value in rows.items()))
-            return env.entries(env.envs[slot].rand_action(given))
+        env, apart = self._env, self._apart
+        if apart:
+            given = apart.given(StepDict((key, value[slot]) for key, value in rows.items()))
+            return apart.entries(apart.envs[slot].rand_action(given))
         spec = env.transformed.full_action_spec
         return flat((spec[slot] if env.batch_size else spec).rand())
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any, Unpack
 
@@ -30,6 +32,7 @@ from tdcollect.envs.traits import base_of, transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.actions import ActionCheck, LegalActions, Verdict, probe
 from tdcollect.evaluation.episodes.agents import Actors, BatchedFunction
+from tdcollect.evaluation.episodes.batched import BatchEnv, BatchStarts, open_batched
 from tdcollect.evaluation.episodes.data import Assembly, Finished, Metrics, Returns
 from tdcollect.evaluation.episodes.measures import with_measures
 from tdcollect.evaluation.episodes.opening import Opened, SlotEnvs, open_env
@@ -40,7 +43,7 @@ from tdcollect.evaluation.episodes.policy import (
     device_of,
     with_masks,
 )
-from tdcollect.evaluation.ledger import Episode
+from tdcollect.evaluation.ledger import Batches, Episode
 from tdcollect.evaluation.requested import RequestedEnv
 from tdcollect.evaluation.settings import (
     EvaluationSettings,
@@ -111,6 +114,7 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         episode_seeds: returns the seeds of env and policy in an episode, given its index.
         env: the env with its transforms, that of slot 0 where slots are envs of their own;
             ``base`` is the one under them, or these slots.
+        batches: of a batched simulator, which episodes run where; None if they are numbered.
         has_streams: True if draws of the env from the global generators come from a stream of
             each episode.
         wrappers: the wrappers that were asked for by name, innermost first.
@@ -178,8 +182,15 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         self._fresh_envs: bool | None = None
         with evaluating():  # no env is made beside a collection, or while another thread draws
             check_alone()
-        self._use(open_env(env, settings, self._finish, most_slots))
+        per_slot = settings.episodes_per_slot
+        if per_slot is None:
+            self._use(open_env(env, settings, self._finish, most_slots))
+        else:
+            self._use(open_batched(env, settings, self._finish))
         with ended_on_error(self.close):
+            self.batches = None if per_slot is None else Batches(self.slots, per_slot)
+            if self.batches is not None:
+                self.episode_seeds = partial(self.batches.seeds, settings.seed)
             self._check_open()
             self.returns = Returns(self.env, settings.reward_keys)
             self.metrics = with_measures(settings.metrics, self.env)
@@ -349,6 +360,10 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
 
     def _probe(self, stepped: Callable[[], None] | None = None, skipped: int = 0) -> bool:
         asked, given = self.settings.fresh_envs, self.settings.options_by_index
+        if isinstance(self.base, BatchEnv):
+            if self.batches is not None and self.batches.episodes_per_slot > 1:
+                self.base.check_resets()
+            return self.base.can.rebuild if asked is None else asked
         options = [*islice(given.values(), _PROBED)] if given else [None]
         try:
             return probe(self.base, asked, stepped, skipped, options)
@@ -401,7 +416,8 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         )
         actions = ActionCheck(self.env, dims)
         legal = LegalActions(env, policy.spec) if isinstance(policy, RandomActions) else None
-        max_restarts = self.settings.restarts
+        # A single slot of a batch cannot start again.
+        max_restarts = self.settings.restarts if self.batches is None else None
         failures: list[Finished] = []
         remembered: list[Key] | None = None
 
@@ -452,22 +468,43 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             steps=max(_STEPS // 8, min(_STEPS, _BLOCK_BYTES // max(1, env.step_bytes))),
             seconds=feed.seconds,
             max_episode_steps=self.settings.step_limit,
-            rebuild=fresh_envs,
+            rebuild=fresh_envs and self.batches is None,
             own_options=self.settings.options_by_index is not None,
             on_start=start,
             on_step=stepped if metrics.infos else None,
             on_error=None if max_restarts is None else failed,
         )
+        wanted: set[int] = set()
+        left: Iterator[int] = iter(())
+        if (batches := self.batches) is not None:
+            wanted = {*feed}
+            left = iter(sorted({index // batches.size for index in wanted}))
+
+        def next_batch() -> bool:
+            """Have the loop run the next batch, from its seed; False if there is none."""
+            batch = next(left, None)
+            if batch is None or batches is None:
+                return False
+            if fresh_envs:
+                env.rebuild_slots([])
+            loop.starts = BatchStarts(batches, batch)
+            loop.first_seeds = [self.episode_seeds(batches.indices(batch)[0])[0]] * slots
+            return True
+
+        next_batch()
         while True:
             for block in loop:
                 with self._refusing(block.entries):
                     inference.check()
                     actions.check_block(block)
-                yield [*assembly.feed(block), *failures]
+                found = [*assembly.feed(block), *failures]
+                if batches is not None:
+                    found = [_placed(one, batches) for one in found if one.record.index in wanted]
+                yield found
                 failures.clear()
             yield [*failures]
             failures.clear()
-            if not feed.goes_on():
+            if not (next_batch() or feed.goes_on()):
                 return
 
     @contextmanager
@@ -521,6 +558,12 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         state = (f"seed={self.settings.seed}", f"ended={len(self.episodes)}")
         episodes = f"{len(self.episode_indices)} episodes of {self.base.name}"
         return one_line(self, episodes, *state, f"{self.slots} slots")
+
+
+def _placed(ended: Finished, batches: Batches) -> Finished:
+    """Return an episode whose record has its place in a batch."""
+    record = replace(ended.record, place=batches.place(ended.record.index))
+    return ended._replace(record=record)
 
 
 @contextmanager

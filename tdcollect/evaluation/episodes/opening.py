@@ -90,7 +90,7 @@ def open_env(
     env_kwargs = alike(env, settings.env_kwargs)
     slots = min(SLOTS if settings.num_envs is None else settings.num_envs, episodes)
     if not isinstance(env, str):
-        make = partial(_made, env, env_kwargs or {})
+        make = partial(made_alike, env, env_kwargs or {})
         made = make()
         if isinstance(made, EnvBase):
             with closed_on_error(made):
@@ -113,7 +113,7 @@ def open_env(
                 f"expected no backend {settings.backend!r}: each slot is an env of its own under "
                 f"the transforms of {requested}, which may treat a batch otherwise than each row"
             )
-        make = partial(_made, make_env, {"env": env, "env_kwargs": env_kwargs})
+        make = partial(made_alike, make_env, {"env": env, "env_kwargs": env_kwargs})
         with closed_on_error(make()) as first:
             return _slots(first, make, slots, finish)
     how = {"num_envs": slots, "backend": settings.backend, "env_kwargs": env_kwargs}
@@ -152,7 +152,9 @@ def _open_made(env: EnvBase, episodes: int, finish: Finish, ours: bool) -> Opene
             advice = "pass the gymnasium id, or a function that makes one GymEnv without num_envs"
         raise TypeError(
             f"expected an env whose slots can be seeded one by one, got {_text(base)} of batch "
-            f"size {list(env.batch_size)}, which seeds all of them together; {advice}"
+            f"size {list(env.batch_size)}, which seeds all of them together; {advice}. Or evaluate "
+            "it in batches, with results of another kind: evaluate(env, policy, "
+            f"episodes={env.batch_size.numel()}, episodes_per_slot=1) (--episodes-per-slot 1)"
         )
     _check_transforms(env)
     return Opened(finish(env), made=ours)
@@ -187,7 +189,7 @@ def _slots(first: EnvBase, make: Callable[[], EnvBase], count: int, finish: Fini
         raise
 
 
-def _made(make: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
+def made_alike(make: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
     """Make an env, whose constructor draws the same for every slot, and nothing outside."""
     with Outside(), GlobalStream(0):
         return make(**kwargs)
@@ -234,7 +236,7 @@ def _maker(env: EnvBase, base: Any) -> Callable[[], EnvBase]:
     outer = all_transforms_of(env)
 
     def make() -> EnvBase:
-        made = _made(make_one, kwargs)
+        made = made_alike(make_one, kwargs)
         if state:
             made.load_state_dict(state)
         if outer:
@@ -280,6 +282,7 @@ class SlotEnvs(SteppedEnv):
         ValueError: for an env whose entries are not tensors of fixed shapes.
     """
 
+    apart = True  # each slot is an env of its own
     base = None
     marks_truncation = True
 
@@ -413,9 +416,7 @@ class SlotEnvs(SteppedEnv):
     def advance(
         self, step: StepDict, next_keys: list[Key], buffers: Any, slots: list[int] | None = None
     ) -> tuple[StepDict, SlotError | None]:
-        missing = [key for key in self.transformed.action_keys if key not in step]
-        if missing:
-            raise lacks_action(missing[0], step)
+        self.check_acted(step)
         if self.device is not None:  # each entry crosses once, rather than once per slot
             step = StepDict((key, value.to(self.device)) for key, value in step.items())
 
@@ -433,6 +434,12 @@ class SlotEnvs(SteppedEnv):
         for key in next_keys:
             following.setdefault(from_next(key), step[key])
         return following, SlotError("step", causes) if causes else None
+
+    def check_acted(self, step: StepDict) -> None:
+        """Raise for a step without an action."""
+        missing = [key for key in self.transformed.action_keys if key not in step]
+        if missing:
+            raise lacks_action(missing[0], step)
 
     def begin(
         self,

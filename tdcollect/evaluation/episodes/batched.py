@@ -1,0 +1,199 @@
+"""Batched simulators: envs that seed all slots together, evaluated batch by batch.
+
+A batch starts from one seed. A slot counts its first episodes, a number fixed beforehand, and all
+of them are waited for: whether an episode counts does not depend on its length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torchrl.envs import EnvBase, ParallelEnv, SerialEnv
+
+from tdcollect import keys
+from tdcollect.collect.arrays import Plan, Stepped, by_episodes
+from tdcollect.collect.episodes import SlotStarts, Start
+from tdcollect.collect.step_dict import StepDict, flat, like_rows
+from tdcollect.envs.traits import all_transforms_of, innermost
+from tdcollect.envs.wrapper import GymnasiumEnv
+from tdcollect.evaluation.episodes.data import SUCCESS
+from tdcollect.evaluation.episodes.opening import Finish, Opened, SlotEnvs, check_env, made_alike
+from tdcollect.evaluation.ledger import Batches
+from tdcollect.evaluation.requested import closed_on_error, freeze
+from tdcollect.evaluation.settings import EvaluationSettings
+from tdcollect.keys import Key, entry_path
+from tdcollect.randomness import GlobalStream
+
+
+def open_batched(env: Any, settings: EvaluationSettings, finish: Finish) -> Opened:
+    """Open an env of batch size ``[N]``, whose slots share a seed."""
+    check_env(env, "episodes_per_slot is for TorchRL envs of batch size [N]")
+    fixed = ("num_envs", "backend", *(["env_kwargs"] if isinstance(env, EnvBase) else []))
+    if given := [name for name in fixed if getattr(settings, name) is not None]:
+        raise ValueError(
+            f"expected no {', '.join(given)} with episodes_per_slot: the env has slots of its own, "
+            "which the function that makes it sets"
+        )
+    make = None
+    if not isinstance(env, (str, EnvBase)):
+        make = partial(made_alike, env, settings.env_kwargs or {})
+    made = env if make is None else make()
+    numbered = (GymnasiumEnv, SerialEnv, ParallelEnv)
+    batched = isinstance(made, EnvBase) and not isinstance(innermost(made), numbered)
+    if not batched or len(made.batch_size) != 1 or made.batch_size.numel() < 2:
+        if make is not None and hasattr(made, "close"):
+            made.close()
+        size = f" of batch size {list(made.batch_size)}" if isinstance(made, EnvBase) else ""
+        raise ValueError(
+            "expected episodes_per_slot for an env of batch size [N] whose slots share a seed, got "
+            f"{' '.join(str(made).split())}{size}; leave it out: its episodes are numbered, and do "
+            "not depend on each other"
+        )
+    if make is None:
+        return Opened(made, BatchEnv(finish(made)), made=False)
+
+    def still(env: EnvBase) -> EnvBase:
+        env = finish(env)
+        for transform in all_transforms_of(env):
+            freeze(transform)
+        return env
+
+    with closed_on_error(made):
+        slots = BatchEnv(still(made), lambda: still(make()))
+    return Opened(slots.transformed, slots)
+
+
+class BatchEnv(SlotEnvs):
+    """Slots of one env that share a seed, and one stream in the place of the global generators.
+
+    All are stepped together. One that waits is stepped on unseen with its last action: it is reset
+    only for an episode that counts, so that its end reaches no other slot.
+
+    Args:
+        env: of batch size ``[N]``.
+        make: makes another such env; None if nothing does.
+
+    Raises:
+        ValueError: for an env without one done flag per slot, or with entries of varying shapes.
+    """
+
+    apart = False
+
+    def __init__(self, env: EnvBase, make: Callable[[], EnvBase] | None = None):
+        super().__init__([env], make)
+        self.can = self.can._replace(each_options=False)
+        self.batch_size = env.batch_size
+        self._whole = by_episodes(Plan(None), env)
+        self._acted = StepDict()
+        self._row_of_all = StepDict()
+
+    def unseed(self, seeds: Sequence[int]) -> None:
+        super().unseed(seeds[:1])
+
+    def rebuild_slots(self, slots: list[int]) -> None:
+        if not self._streams:  # it is as it was made
+            return
+        self._streams.clear()
+        super().rebuild_slots([0])
+        self._whole = by_episodes(Plan(None), self.transformed)
+
+    def latest_info(self, slot: int) -> dict[str, Any]:
+        row = self._row_of_all
+        return {name: row[name][slot].cpu().numpy() for name in SUCCESS if name in row}
+
+    def latest_infos(self, slots: Sequence[int], names: Sequence[str]) -> Mapping[int, Any]:
+        found = {entry_path(key): value for key, value in self._row_of_all.items()}
+        return {slot: {n: found[n][slot] for n in names if n in found} for slot in slots}
+
+    def reset_all(self, seeds: list[int] | None, options: dict[str, Any] | None) -> StepDict:
+        assert seeds is not None
+        stream = self._streams[0] = GlobalStream(seeds[0], self.device)
+        with self.outside(), stream:
+            if self._seeds_in_reset:
+                return _with_flags(flat(self.transformed.reset(seed=seeds[0])))
+            self.transformed.set_seed(seeds[0])
+            return _with_flags(flat(self.transformed.reset()))
+
+    def advance(
+        self, step: StepDict, next_keys: list[Key], buffers: Any, slots: list[int] | None = None
+    ) -> Stepped:
+        self.check_acted(step)
+        if self.device is not None:
+            step = StepDict((key, value.to(self.device)) for key, value in step.items())
+        for key in self.transformed.action_keys if slots is not None and self._acted else ():
+            acting = torch.zeros((*self.batch_size, 1), dtype=torch.bool)
+            acting[slots] = True
+            step[key] = torch.where(like_rows(acting, step[key]), step[key], self._acted[key])
+        self._acted = StepDict((key, step[key]) for key in self.transformed.action_keys)
+        with self.outside(), self._streams[0]:
+            following, error = self._whole.advance(step, next_keys, None)
+        self._row_of_all = _with_flags(following)
+        return self._row_of_all, error
+
+    def begin(
+        self,
+        following: StepDict,
+        starting: torch.Tensor,
+        slots: list[int],
+        seeds: list[int] | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> StepDict:
+        known = StepDict(following)
+        if keys.TRUNCATED not in self.transformed.done_keys:
+            del known[keys.TRUNCATED]
+        with self.outside(), self._streams[0]:
+            begun = self._whole.begin(known, starting, slots)
+        return _with_flags(begun)
+
+    def check_resets(self) -> None:
+        """Refuse an env that starts all slots anew where it is asked to start one.
+
+        Its other slots would then go on as they do after a reset of all, from the same seed.
+        """
+        if self._seeds_in_reset:  # it cannot be seeded without a reset of all
+            return
+        seeds, starting = [0], torch.zeros((*self.batch_size, 1), dtype=torch.bool)
+        starting[0] = True
+        with self.outside(), GlobalStream(0, self.device):
+            actions = flat(self.transformed.full_action_spec.rand())
+
+        def after(row: StepDict) -> StepDict:
+            return StepDict(self.advance(StepDict({**row, **actions}), [], None)[0])
+
+        def alike(one: StepDict, other: StepDict) -> bool:
+            return all(torch.equal(one[key][1:], other[key][1:]) for key in one)
+
+        start = self.reset_all(seeds, None)
+        first = after(start)
+        second = after(StepDict({**start, **first}))
+        first = after(start := self.reset_all(seeds, None))
+        self._streams[0] = GlobalStream(0, self.device)
+        self.unseed(seeds)
+        begun = self.begin(first, starting, [0])
+        if alike(after(StepDict({**start, **begun})), first) and not alike(first, second):
+            raise ValueError(
+                f"expected episodes_per_slot=1 for {self.name}, which starts all of its slots anew "
+                "where one is to start: each gives the first episode of each batch"
+            )
+
+
+class BatchStarts(SlotStarts):
+    """The episodes of one batch: each slot's own, one after the other."""
+
+    def __init__(self, batches: Batches, batch: int):
+        indices, slots = batches.indices(batch), range(batches.slots)
+        self._left = [iter(indices[slot :: batches.slots]) for slot in slots]
+
+    def start(self, slot: int, steps: int) -> Start | None:
+        index = next(self._left[slot], None)
+        return None if index is None else Start(index, None, index)
+
+
+def _with_flags(row: StepDict) -> StepDict:
+    """Add the flag that a time limit is marked with, to the entries of all slots."""
+    if keys.TRUNCATED not in row:
+        row[keys.TRUNCATED] = row[keys.DONE] & ~row[keys.TERMINATED]
+    return row

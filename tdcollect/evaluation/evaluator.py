@@ -54,6 +54,7 @@ from tdcollect.evaluation.workers.worker import (
     unpickled,
 )
 from tdcollect.packages import extra_module
+from tdcollect.policies import SpacePolicy
 from tdcollect.processes.channel import raised_there
 from tdcollect.processes.child import Spawned
 from tdcollect.seeding import report_seed
@@ -134,7 +135,7 @@ class Evaluator:
     def __init__(
         self,
         env: str | EnvBase | Callable[..., Any],
-        policy: Callable[..., Any] | None = None,
+        policy: Callable[..., Any] | SpacePolicy | None = None,
         *,
         policy_factory: Callable[..., Any] | None = None,
         num_trajectories: int = 10,
@@ -488,7 +489,9 @@ def _check_subject(env: Any, policy: Any, policy_factory: Any) -> None:
             "expected that policy or policy_factory must be provided, got neither; for random "
             "actions pass torchrl.modules.RandomPolicy(env.action_spec)"
         )
-    check.callables(policy=policy, policy_factory=policy_factory)
+    if not isinstance(policy, SpacePolicy):
+        check.callables(policy=policy)
+    check.callables(policy_factory=policy_factory)
 
 
 def _check_torchrl_only(

@@ -47,7 +47,7 @@ tdcollect.evaluation:
     episodes_needed export summarize to_pandas
 
 tdcollect.evaluation.sb3:
-    SB3Policy load_policy
+    EvalCallback SB3Policy load_policy
 
 tdcollect.testing:
     CountingEnv CountingPolicy CountingRules Divergence Finding Report StatelessCountingPolicy

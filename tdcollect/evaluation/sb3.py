@@ -24,6 +24,7 @@ from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType, exploration_type
 
 from tdcollect import check
+from tdcollect.cleanup import ended_on_error
 from tdcollect.evaluation.curve import step_name, value_of
 from tdcollect.evaluation.episodes.agents import OnSpaces
 from tdcollect.evaluation.episodes.opening import check_env
@@ -362,14 +363,18 @@ class EvalCallback(EventCallback):
         Returns:
             False if a callback stops the training.
         """
+        assert self.evaluator is not None
         goes_on = True
         while self._asked and (wait or (not self._has_callbacks and self._asked[0].result.done())):
-            goes_on = self._note(self._asked.popleft()) and goes_on
+            asked = self._asked.popleft()
+            with ended_on_error(self.evaluator.shutdown):
+                result = asked.result.result()
+            goes_on = self._note(asked, result) and goes_on
         return goes_on
 
-    def _note(self, asked: Asked) -> bool:
+    def _note(self, asked: Asked, result: EvaluationResult) -> bool:
         """Log a result, and keep the best model; returns False if a callback stops the training."""
-        self.last_result = result = asked.result.result()
+        self.last_result = result
         mean = float(result.returns.mean()) if len(result.returns) else math.nan
         length = float(result.lengths.mean()) if len(result.lengths) else math.nan
         self.last_mean_reward = mean

@@ -34,10 +34,13 @@ if TYPE_CHECKING:
     from tdcollect.evaluation.request import Request
 
 
+of_groups = partial(click.option, multiple=True, callback=options.of_groups)
+
+
 @program.command()
 @click.argument("env")
-@click.option("--policy", required=True, type=options.PolicyName(), help=options.POLICY)
-@click.option("--checkpoint", metavar="FILE", help=options.CHECKPOINT)
+@of_groups("--policy", required=True, type=options.PolicyName(), help=options.POLICY)
+@of_groups("--checkpoint", metavar="FILE", help=options.CHECKPOINT)
 @click.option("--vecnormalize", metavar="FILE", help=options.VECNORMALIZE)
 @click.option(
     "--episodes", type=int, help="Number of episodes.  [default: 100, or one per --env-seeds]"
@@ -300,8 +303,8 @@ def merge(
 )
 @options.film(help=f"{options.FILM}DIRECTORY. Instead of INDEX.")
 @click.option("--env", help="ENV of evaluate; the options below are likewise those of evaluate.")
-@click.option("--policy", help=options.POLICY)
-@click.option("--checkpoint", metavar="FILE", help=options.CHECKPOINT)
+@of_groups("--policy", help=options.POLICY)
+@of_groups("--checkpoint", metavar="FILE", help=options.CHECKPOINT)
 @click.option("--vecnormalize", metavar="FILE", help=options.VECNORMALIZE)
 @click.option(
     "--env-kwargs", metavar="JSON", type=options.json_object, help="Arguments of the env."

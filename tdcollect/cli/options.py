@@ -11,6 +11,8 @@ from typing import Any
 
 import click
 
+from tdcollect.evaluation.imports import by_group
+
 shown = partial(click.option, show_default=True)
 flag = partial(click.option, is_flag=True)
 FOLDER = click.Path(path_type=Path)
@@ -48,6 +50,14 @@ def by_name(context: Any, parameter: Any, texts: tuple[str, ...]) -> dict[str, s
             raise click.BadParameter(f"expected NAME=VALUE, each name once, got {text!r}")
         found[name] = value
     return found or None
+
+
+def of_groups(context: Any, parameter: Any, texts: tuple[str, ...]) -> str | None:
+    """Return one value, or GROUP=VALUE of each group in one text; None if there are none."""
+    named = [name for text in texts for name in by_group(text) or [""]]
+    if len(texts) > 1 and ("" in named or len({*named}) < len(named)):
+        raise click.BadParameter(f"expected one, or GROUP=VALUE once per group, got {[*texts]}")
+    return ",".join(texts) or None
 
 
 def step_limit(text: str) -> float:
@@ -230,7 +240,8 @@ def _is_number(text: str) -> bool:
 as_json = flag("--json", "as_json", help="Print one JSON object.")
 POLICY = (
     "MODULE:FACTORY or FILE.py:FACTORY, called with an env if it has a parameter without default; "
-    "or 'random'; or 'sb3' for a model file of Stable-Baselines3."
+    "or 'random'; or 'sb3' for a model file of Stable-Baselines3. For groups of agents "
+    "GROUP=POLICY, one for each; after a NAME with commas between."
 )
 
 

@@ -40,6 +40,7 @@ from tdcollect.evaluation.curve import (
     value_of,
     with_point,
 )
+from tdcollect.evaluation.episodes.groups import of_groups
 from tdcollect.evaluation.episodes.opening import check_env
 from tdcollect.evaluation.replay import Replay, Replayed, replayer
 from tdcollect.evaluation.result import EvaluationResult
@@ -168,6 +169,7 @@ class Evaluator:
         report_episodes: int | None = None,
         **torchrl_only: Any,
     ):
+        policy = of_groups(policy)
         _check_subject(env, policy, policy_factory)
         _check_torchrl_only(**torchrl_only)
         check.callables(metrics_fn=metrics_fn, on_result=on_result, init_fn=init_fn)

@@ -29,6 +29,23 @@ def with_file(text: str, change: Callable[[str], str]) -> str:
     return f"{change(where)}:{name}" if where.endswith(".py") else text
 
 
+_OF_GROUP = re.compile(r"(?:^|,)([^=,:/.]+)=")
+
+
+def by_group(text: str | None) -> dict[str, str]:
+    """Return the parts of ``red=FILE,blue=FILE`` by group; none of a text for all groups."""
+    if text is None or not _OF_GROUP.match(text):
+        return {}
+    parts = _OF_GROUP.split(text)[1:]
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+def each_group(text: str, change: Callable[[str], str]) -> str:
+    """Return a text changed, or each of its parts by group."""
+    parts = by_group(text)
+    return ",".join(f"{k}={change(v)}" for k, v in parts.items()) if parts else change(text)
+
+
 def has_module(text: str, directory: Path) -> bool:
     """Tell whether a text names a module that lies in this directory."""
     where = text.rpartition(":")[0]

@@ -25,6 +25,7 @@ from tdcollect._upstream.torchrl import wrapped_env
 from tdcollect.envs.traits import all_transforms_of, innermost, of_kind
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.data import digested_entries
+from tdcollect.evaluation.episodes.groups import GroupPolicies
 from tdcollect.evaluation.episodes.measures import Measure
 from tdcollect.evaluation.ledger import BATCHES, FORMAT, METRICS, OPTIONS, RANDOM
 from tdcollect.keys import entry_path
@@ -224,8 +225,19 @@ def _code_values(values: Any) -> bytes:
     return (repr(values) if plain else _class(values)).encode()
 
 
-def _named(policy: Any) -> dict[str, str]:
-    """Return the entry of a policy's class, and for one on the env's spaces of its kind."""
+def _named(policy: Any) -> dict[str, Any]:
+    """Return the entry of a policy's class, of its kind on the env's spaces, and of its groups."""
+    if isinstance(policy, GroupPolicies):
+        groups = {
+            name: {
+                **_named(part),
+                "structure": structure_digest(part),
+                "digest": weights_digest(part),
+            }
+            for name, part in sorted(policy.policies.items())
+        }
+        short = (f"{name}: {part['class'].rpartition('.')[2]}" for name, part in groups.items())
+        return {"class": ", ".join(short), "groups": groups}
     if not isinstance(policy, SpacePolicy):
         return {"class": _class(policy)}
     kind = "agent" if isinstance(policy, AgentPolicy) else "function"

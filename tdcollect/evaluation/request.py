@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tdcollect.display import one_line
-from tdcollect.evaluation.imports import called, has_module, with_file
+from tdcollect.evaluation.imports import by_group, called, each_group, has_module, with_file
 from tdcollect.files import write_json
 
 REQUEST = "request.json"
@@ -26,8 +26,8 @@ class Request:
         env: a gymnasium id, or ``module:callable`` of a function that makes a ``gymnasium.Env``
             or any ``EnvBase``.
         policy: ``module:factory``, ``"random"``, or ``"sb3"`` for a model file of
-            Stable-Baselines3.
-        checkpoint: a file with the policy's ``state_dict``, or the model file.
+            Stable-Baselines3; or one for each group of agents, ``"red=a.py:f,blue=random"``.
+        checkpoint: a file with the policy's ``state_dict``, or the model file; likewise.
         vecnormalize: a file of Stable-Baselines3's ``VecNormalize``, for its observations.
         env_kwargs: for the env's constructor.
         backend: of :func:`tdcollect.make_env`.
@@ -136,7 +136,7 @@ class Request:
         typed += typed_options(entries)
         command = shlex.join(typed)
         beside = _relative(self.directory, start)
-        names = [self.env, self.policy]
+        names = [self.env, *(by_group(self.policy) or {"": self.policy}).values()]
         names += [called(item)[0] for item in (*self.wrappers, *self.transforms)]
         if beside != "." and any(has_module(name, Path(self.directory)) for name in names):
             command = f"PYTHONPATH={shlex.quote(beside)} {command}"  # where evaluate found it
@@ -147,8 +147,8 @@ class Request:
         return replace(
             self,
             env=with_file(self.env, change),
-            policy=with_file(self.policy, change),
-            checkpoint=self.checkpoint and change(self.checkpoint),
+            policy=each_group(self.policy, lambda name: with_file(name, change)),
+            checkpoint=self.checkpoint and each_group(self.checkpoint, change),
             vecnormalize=self.vecnormalize and change(self.vecnormalize),
             wrappers=[with_call(item, change) for item in self.wrappers],
             transforms=[with_call(item, change) for item in self.transforms],

@@ -23,8 +23,9 @@ from tdcollect.cleanup import ended_on_error
 from tdcollect.display import one_line
 from tdcollect.envs.make import make_env
 from tdcollect.envs.traits import all_transforms_of, flat_transforms, innermost, of_kind, runs_once
+from tdcollect.evaluation.episodes.groups import GroupPolicies, of_groups
 from tdcollect.evaluation.episodes.policy import known_device
-from tdcollect.evaluation.imports import called, is_named, load_named
+from tdcollect.evaluation.imports import by_group, called, is_named, load_named
 from tdcollect.policies import SpacePolicy
 from tdcollect.randomness import GlobalStream, Outside
 
@@ -37,6 +38,8 @@ RANDOM, SB3 = "random", "sb3"  # policies that need no factory
 def make(request: Request, look: bool) -> tuple[str | Callable[..., Any], Any]:
     """Return the env and the policy; see :meth:`Request.make`."""
     here = Path(request.directory)
+    if named := by_group(request.policy):
+        return env_of(request, look), _group_policies(request, named, look)
     env = env_of(request, look)
     if request.vecnormalize is not None and request.policy != SB3:
         raise ValueError(f"VecNormalize goes with --policy sb3, got --policy {request.policy}")
@@ -55,6 +58,21 @@ def make(request: Request, look: bool) -> tuple[str | Callable[..., Any], Any]:
     if request.checkpoint is not None:
         _load(policy, here / request.checkpoint)
     return env, placed(policy, request.device)
+
+
+def _group_policies(request: Request, named: Mapping[str, str], look: bool) -> GroupPolicies:
+    """Return the policies of groups that are named, each with its checkpoint."""
+    files = by_group(request.checkpoint)
+    if (request.checkpoint and not files) or files.keys() - named.keys():
+        raise ValueError(
+            f"expected checkpoints of groups that have a policy, GROUP=FILE with one of "
+            f"{', '.join(named)}, got {request.checkpoint!r}"
+        )
+    parts = {
+        group: replace(request, policy=policy, checkpoint=files.get(group))
+        for group, policy in named.items()
+    }
+    return GroupPolicies({group: make(part, look)[1] for group, part in parts.items()})
 
 
 def env_of(request: Request, look: bool) -> str | Callable[..., Any]:
@@ -127,6 +145,7 @@ def policy_from(
     else:
         with one_slot(env, env_kwargs, backend) as one:
             policy = factory(one)
+    policy = of_groups(policy)
     if not (callable(policy) or isinstance(policy, SpacePolicy)):
         raise TypeError(f"expected {name} to give a policy, got {policy!r}")
     return policy

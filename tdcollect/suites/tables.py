@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from tdcollect import check
 from tdcollect.display import count_text, number_text, one_line
-from tdcollect.evaluation.imports import called, is_named
+from tdcollect.evaluation.imports import by_group, called, is_named
 from tdcollect.files import distinct_names, folder_name
 
 HUMAN, RANDOM, SB3 = "human-normalized", "random", "sb3"
@@ -285,7 +285,8 @@ def _pattern(given: Any, what: str) -> str:
 
 def _factory(given: Any, what: str) -> str:
     factory = _pattern(given, what)
-    if factory not in (RANDOM, SB3) and not is_named(_FIELDS.sub("x", factory)):
+    names = [*(by_group(factory) or {"": factory}).values()]
+    if not all(one in (RANDOM, SB3) or is_named(_FIELDS.sub("x", one)) for one in names):
         raise ValueError(
             f"expected the {what} to be module:callable, path/to/file.py:callable, {RANDOM!r} or "
             f"{SB3!r}, got {factory!r}"

@@ -74,7 +74,7 @@ class OnSpaces:
         except (TypeError, ValueError, KeyError) as error:
             raise ValueError(
                 f"expected an action of the env's space, {self.action.space}, got "
-                f"{_shown(action)}; return one that env.action_space.contains"
+                f"{shown(action)}; return one that env.action_space.contains"
             ) from error
 
 
@@ -106,7 +106,7 @@ def _fitted(space: Any, action: Any, lead: tuple[int, ...] = ()) -> Any:
     return fitted
 
 
-def _shown(action: Any) -> str:
+def shown(action: Any) -> str:
     shape = f" of shape {tuple(action.shape)}" if hasattr(action, "shape") else ""
     text = repr(action)
     return f"{text if len(text) <= 80 else text[:80] + '...'} ({type(action).__name__}{shape})"
@@ -115,9 +115,9 @@ def _shown(action: Any) -> str:
 class BatchedFunction(TensorDictModuleBase):
     """A function of the observations of a batch, as a policy on TensorDicts."""
 
-    def __init__(self, function: Callable[[Any], Any], env: EnvBase):
+    def __init__(self, function: Callable[[Any], Any], on: Any):
         super().__init__()
-        self._function, self._on = function, OnSpaces(env)
+        self._function, self._on = function, on
         self.in_keys, self.out_keys = self._on.in_keys, self._on.out_keys
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -138,8 +138,8 @@ class Actors:
 
     left_out: Sequence[Key] = ()
 
-    def __init__(self, policy: SpacePolicy, env: EnvBase, slots: int, batched: bool):
-        self._policy, self._on, self._batched = policy, OnSpaces(env), batched
+    def __init__(self, policy: SpacePolicy, on: Any, slots: int, batched: bool):
+        self._policy, self._on, self._batched = policy, on, batched
         self._slots, self._acting = slots, dict[int, Actor]()
         self.streams: Sequence[Any] = ()
 

@@ -31,9 +31,11 @@ from tdcollect.envs.make import refuse_slot
 from tdcollect.envs.traits import base_of, transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.actions import ActionCheck, LegalActions, Verdict, probe
-from tdcollect.evaluation.episodes.agents import Actors, BatchedFunction
+from tdcollect.evaluation.episodes.agents import Actors, BatchedFunction, OnSpaces
 from tdcollect.evaluation.episodes.batched import BatchEnv, BatchStarts, open_batched
 from tdcollect.evaluation.episodes.data import Assembly, Finished, Metrics, Returns
+from tdcollect.evaluation.episodes.group_actors import GroupActors
+from tdcollect.evaluation.episodes.groups import GroupPolicies, checked_groups, of_groups
 from tdcollect.evaluation.episodes.measures import with_measures
 from tdcollect.evaluation.episodes.opening import Opened, SlotEnvs, open_env
 from tdcollect.evaluation.episodes.policy import (
@@ -101,7 +103,8 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             ``[]`` or ``[1]`` is called once per slot. ``SerialEnv`` and ``ParallelEnv`` are taken
             apart: their functions make the slots, in this process. An env that is given is reset
             and used, and left unseeded; one that is made here is closed at the end.
-        policy: any policy that a collector takes; None for random actions.
+        policy: any policy that a collector takes; None for random actions; or one for each group of
+            agents, ``{"red": a, "blue": b}``.
         episodes: the number of episodes, or their indices.
         seed: the root seed.
         in_order: yield episodes in the order of their indices, rather than of their ending.
@@ -177,7 +180,7 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         self.episode_indices = settings.episode_indices
         self.episode_seeds = settings.seed_schedule()
         self.wrappers = env.wrappers if isinstance(env, RequestedEnv) else ()
-        self.policy = policy
+        self.policy = policy = of_groups(policy)
         self.device = device_of(policy, settings.device)
         self._fresh_envs: bool | None = None
         with evaluating():  # no env is made beside a collection, or while another thread draws
@@ -207,7 +210,10 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         if isinstance(policy, SpacePolicy):
             if not policy.batched:
                 return policy
-            policy = BatchedFunction(policy.source, self.env)
+            policy = BatchedFunction(policy.source, OnSpaces(self.env))
+        if isinstance(policy, GroupPolicies):
+            checked_groups(policy, self.env)
+            return policy
         return as_policy(policy, self.env, self.settings.inference_batch_size)
 
     def _finish(self, env: EnvBase) -> EnvBase:
@@ -307,13 +313,14 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
     @contextmanager
     def _apart(self) -> Iterator[GlobalRandomness]:
         settings, slots = self.settings, self._opened.slots
+        joint = None if isinstance(self.policy, GroupPolicies) else self.policy
         transforms = transforms_of(self.env) if slots is None else slots.transforms
         with (
             evaluating(),
             with_threads(settings.inference_threads),
             in_eval_mode(self.policy if settings.eval_mode else None),
             isolated(transforms, settings.exploration_type) as randomness,
-            at_batch_size(self.policy, self.env, settings.inference_batch_size),
+            at_batch_size(joint, self.env, settings.inference_batch_size),
         ):
             yield randomness
 
@@ -399,11 +406,14 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         slots = env.batch_size.numel()
         dims, size = len(env.batch_size), self.settings.inference_batch_size
         policy = self._policy
-        inference: Inference | Actors
+        run = partial(Inference, size=size, slots=slots, batched=bool(dims), device=self.device)
+        inference: Inference | Actors | GroupActors
         if isinstance(policy, SpacePolicy):
-            inference = Actors(policy, self.env, slots, bool(dims))
+            inference = Actors(policy, OnSpaces(self.env), slots, bool(dims))
+        elif isinstance(policy, GroupPolicies):
+            inference = GroupActors(policy, env, slots, run)
         else:
-            inference = Inference(policy, size, slots, bool(dims), self.device)
+            inference = run(policy)
         metrics = Metrics(self.metrics)
         assembly = Assembly(
             self.env,
@@ -521,7 +531,11 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         return Start(index, self.episode_seeds(index)[0], index, options)
 
     def _first_call(
-        self, inference: Inference | Actors, rows: StepDict, env: SteppedEnv, actions: ActionCheck
+        self,
+        inference: Inference | Actors | GroupActors,
+        rows: StepDict,
+        env: SteppedEnv,
+        actions: ActionCheck,
     ) -> list[Key]:
         """Probe the policy before it acts; add the entries that it carries on."""
         randomness = GlobalRandomness()

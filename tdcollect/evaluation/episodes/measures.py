@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tdcollect import keys
 from tdcollect.display import listed_text
-from tdcollect.envs.traits import innermost
-from tdcollect.evaluation.episodes.data import SUCCESS, exact_sum
-from tdcollect.keys import Key, as_path, entry_path, under_next
+from tdcollect.evaluation.episodes.data import exact_sum
+from tdcollect.evaluation.episodes.groups import Group, groups_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,54 +27,6 @@ GROUP, AGENT = "group", "agent"
 def is_measure(text: Any) -> bool:
     """Tell whether a text asks for a number of a group, as ``return/red`` does, or of an agent."""
     return isinstance(text, str) and text.startswith(tuple(f"{kind}/" for kind in KINDS))
-
-
-@dataclass(frozen=True)
-class Group:
-    """A group of agents of an env.
-
-    Attributes:
-        name: its name, ``"red"``.
-        path: of its TensorDict.
-        agents: the names of its agents, or their places where the env has none.
-        entries: its entries in the following step, of those of ``KINDS`` that it has.
-    """
-
-    name: str
-    path: tuple[str, ...]
-    agents: tuple[str, ...]
-    entries: Mapping[str, Key]
-
-
-def groups_of(env: EnvBase) -> dict[str, Group]:
-    """Return the groups of agents of an env, by name; none where actions are not in groups."""
-    named = getattr(innermost(env), "group_map", None) or {}
-    actions = env.full_action_spec_unbatched
-    found = {}
-    for path in sorted({as_path(key)[:-1] for key in env.action_keys} - {()}):
-        name = entry_path(path)
-        count = next(iter(actions[path].shape), 1)
-        agents = tuple(map(_plain, named.get(name, ())))
-        if len(set(agents)) != count:
-            agents = tuple(map(str, range(count)))
-        found[name] = Group(_plain(name, "/"), path, agents, dict(_entries(env, path)))
-    return found
-
-
-def _entries(env: EnvBase, path: tuple[str, ...]) -> Iterable[tuple[str, Key]]:
-    """Yield the entries of a group that tell of each of ``KINDS``."""
-    if (*path, keys.REWARD) in env.reward_keys:
-        yield "return", under_next((*path, keys.REWARD))
-    flag = (*path, keys.DONE)
-    yield "length", under_next(flag) if flag in env.done_keys else keys.NEXT_DONE
-    for key in env.full_observation_spec.keys(True, True):
-        if as_path(key)[: len(path)] == path and key[-1] in SUCCESS:
-            yield "success", under_next(key)
-
-
-def _plain(name: str, more: str = "") -> str:
-    """Return a name with the letters that the names of metrics have."""
-    return re.sub(rf"[^A-Za-z0-9_{more}-]", "_", name)
 
 
 class Measure:

@@ -1,0 +1,215 @@
+"""Policies of groups of agents at work: each acts from what its own group observes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torchrl.data import OneHot
+from torchrl.envs import EnvBase
+
+from tdcollect.collect.arrays import SteppedEnv
+from tdcollect.collect.step_dict import StepDict
+from tdcollect.evaluation.episodes.actions import LegalActions
+from tdcollect.evaluation.episodes.agents import Actors, BatchedFunction, shown
+from tdcollect.evaluation.episodes.data import SUCCESS
+from tdcollect.evaluation.episodes.groups import (
+    Group,
+    GroupPolicies,
+    checked_groups,
+    is_absolute,
+)
+from tdcollect.evaluation.episodes.policy import Inference, stream
+from tdcollect.keys import ACTION, Key, as_path, entry_path
+from tdcollect.policies import SpacePolicy
+
+INFO = "info"  # under a group: what its agents do not act on
+
+
+class OnGroup:
+    """Observations and actions of a group of agents, as arrays with the agents in front.
+
+    A group with one entry of observations has its array; with several, a dict of them by name.
+    """
+
+    def __init__(self, env: EnvBase, group: Group):
+        depth = len(group.path)
+        paths = [as_path(key) for key in env.observation_spec.keys(True, True)]
+        own = [path[depth:] for path in paths if path[:depth] == group.path]
+        kept = [path for path in sorted(own) if path[0] != INFO and path[-1] not in SUCCESS]
+        if not kept:
+            raise ValueError(
+                f"expected observations of group {group.name!r} for its function or agent, got an "
+                "env without; pass None for random actions, or one module for all groups"
+            )
+        self.in_keys: list[Key] = [path[0] if len(path) == 1 else path for path in kept]
+        self.out_keys: list[Key] = [ACTION]
+        self.observation = self
+        self._name, self._count = group.name, len(group.agents)
+        self._spec = env.full_action_spec_unbatched[(*group.path, ACTION)]
+
+    def observed(self, rows: Mapping[Key, torch.Tensor]) -> list[Any]:
+        """The arrays ``[N, agents, ...]`` of observations."""
+        return [rows[key].detach().cpu().numpy() for key in self.in_keys]
+
+    def read(self, arrays: Sequence[Any]) -> Any:
+        """The observations as a policy takes them."""
+        if len(arrays) == 1:
+            return arrays[0]
+        return dict(zip(map(entry_path, self.in_keys), arrays, strict=True))
+
+    def read_slots(self, arrays: Sequence[Any]) -> list[Any]:
+        """The observations of each slot."""
+        return [self.read(parts) for parts in zip(*arrays, strict=True)]
+
+    def encoded(self, actions: Any, count: int) -> StepDict:
+        """The entries of the actions ``[N, agents, ...]`` of a batch."""
+        return self.encoded_singly([*actions])
+
+    def encoded_singly(self, actions: Sequence[Any]) -> StepDict:
+        """The entries of N actions of the group."""
+        return StepDict({ACTION: torch.stack([*map(self._fitted, actions)])})
+
+    def _fitted(self, action: Any) -> torch.Tensor:
+        spec = self._spec
+        value = action.detach().cpu() if isinstance(action, torch.Tensor) else np.asarray(action)
+        value = torch.as_tensor(value)
+        shapes = [spec.shape, *[spec.shape[:-1]] * isinstance(spec, OneHot)]
+        for shape in shapes:
+            if value.shape not in (shape, shape[1:] if self._count == 1 else shape):
+                continue
+            value = value.reshape(shape)
+            if shape != spec.shape and not value.is_floating_point():
+                value = torch.nn.functional.one_hot(value.long(), spec.shape[-1])
+            fitted = value.to(spec.dtype)
+            if spec.dtype.is_floating_point or torch.equal(fitted.to(value.dtype), value):
+                return fitted
+        wanted = " or ".join(f"{list(shape)}" for shape in reversed(shapes))
+        raise ValueError(
+            f"expected the actions of group {self._name!r} as an array of shape {wanted}, one for "
+            f"each of {self._count} agents, got {shown(action)}"
+        )
+
+
+class RandomGroup:
+    """Random legal actions of one group of agents."""
+
+    left_out: Sequence[Key] = ()
+
+    def __init__(self, env: SteppedEnv, group: Group, slots: int):
+        self._path = group.path
+        self._legal = LegalActions(env, env.transformed.full_action_spec_unbatched)
+        self._streams: list[torch.Generator | None] = [None] * slots
+
+    def start(self, slot: int, seed: int) -> None:
+        """Give the episode that starts in a slot a random stream of its own."""
+        self._streams[slot] = stream(seed)
+
+    def probe(self, rows: StepDict) -> StepDict:
+        """Draws are legal: there is nothing to probe, nor to check, nor to remember."""
+        return StepDict()
+
+    def check(self) -> None:
+        """See :meth:`probe`."""
+
+    def remembered(self, rows: StepDict, carried: list[Key]) -> list[Key]:
+        """See :meth:`probe`."""
+        return []
+
+    def __call__(self, rows: StepDict, active: Sequence[int]) -> None:
+        """Add the actions of the slots ``active`` to the rows of the whole env."""
+        drawn = StepDict(rows)
+        self._legal.draw(drawn, active, self._streams)
+        rows[(*self._path, ACTION)] = drawn[(*self._path, ACTION)]
+
+
+class GroupActors:
+    """Acts for each group by its own policy; used as :class:`Inference` is, for all groups.
+
+    Each group has a random stream of its own in each episode.
+    """
+
+    def __init__(
+        self,
+        policies: GroupPolicies,
+        env: SteppedEnv,
+        slots: int,
+        inference: Callable[[Any], Inference],
+    ):
+        self.streams: Sequence[Any] = ()
+        self._parts: list[_Part] = []
+        for group in checked_groups(policies, env.transformed):
+            name = entry_path(group.path)
+            policy = policies.policies[name]
+            if policy is None:
+                part = _Part((), True, RandomGroup(env, group, slots))
+            elif not isinstance(policy, SpacePolicy):
+                part = _Part(group.path, is_absolute(name, policy), inference(policy))
+            else:
+                on = OnGroup(env.transformed, group)
+                batched = policy.batched and inference(BatchedFunction(policy.source, on))
+                actors = batched or Actors(policy, on, slots, bool(env.batch_size))
+                part = _Part(group.path, False, actors)
+            self._parts.append(part)
+
+    @property
+    def left_out(self) -> list[Key]:
+        """Entries of the policies' outputs that are no dense tensors."""
+        return [key for p in self._parts for key in p.named(dict.fromkeys(p.actor.left_out))]
+
+    def start(self, slot: int, seed: int) -> None:
+        """Give each group a stream of its own in the episode that starts in a slot."""
+        for place, part in enumerate(self._parts):
+            of_group = np.random.SeedSequence(seed, spawn_key=(place,))
+            part.actor.start(slot, int(of_group.generate_state(1, np.uint64)[0]))
+
+    def __call__(self, rows: StepDict, active: Sequence[int]) -> None:
+        """Act for all groups in the slots ``active``, and add the actions to the rows."""
+        for part in self._parts:
+            own = part.own(rows)
+            part.actor(own, active)
+            rows.update(part.named(own))
+
+    def probe(self, rows: StepDict) -> StepDict:
+        """Probe the policy of each group, as :meth:`Inference.probe` does."""
+        found = StepDict()
+        for part in self._parts:
+            found.update(part.named(part.actor.probe(part.own(rows))))
+        return found
+
+    def check(self) -> None:
+        """Raise if a draw had parameters that its distribution refuses."""
+        for part in self._parts:
+            part.actor.check()
+
+    def remembered(self, rows: StepDict, carried: list[Key]) -> list[Key]:
+        """Entries that the policies carry from one step to the next."""
+        found: list[Key] = []
+        for part in self._parts:
+            kept = [*part.own(dict.fromkeys(carried))]
+            found += part.named(dict.fromkeys(part.actor.remembered(part.own(rows), kept)))
+        return found
+
+
+class _Part(NamedTuple):
+    """A group's policy, and the entries that it sees: named from the root, or from ``path`` on."""
+
+    path: tuple[str, ...]
+    absolute: bool
+    actor: Any
+
+    def own(self, rows: Mapping[Key, Any]) -> StepDict:
+        """The entries of the group, as its policy names them."""
+        depth = len(self.path)
+        of = [(as_path(k), k, v) for k, v in rows.items() if as_path(k)[:depth] == self.path]
+        if self.absolute:
+            return StepDict((key, value) for _, key, value in of)
+        return StepDict((p[depth] if len(p) == depth + 1 else p[depth:], v) for p, _, v in of)
+
+    def named(self, rows: Mapping[Key, Any]) -> StepDict:
+        """Entries of its policy, as the env names them."""
+        if self.absolute:
+            return StepDict(rows)
+        return StepDict(((*self.path, *as_path(key)), value) for key, value in rows.items())

@@ -1,0 +1,148 @@
+"""Groups of agents: those of an env, and a policy for each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tensordict.nn import TensorDictModuleBase
+from torch import nn
+from torchrl.envs import EnvBase
+
+from tdcollect import keys
+from tdcollect.collect.collector import needs_state
+from tdcollect.display import listed_text
+from tdcollect.envs.traits import innermost
+from tdcollect.evaluation.episodes.data import SUCCESS
+from tdcollect.keys import ACTION, Key, as_path, entry_path, under_next
+from tdcollect.policies import SpacePolicy
+
+
+@dataclass(frozen=True)
+class Group:
+    """A group of agents of an env.
+
+    Attributes:
+        name: its name, ``"red"``.
+        path: of its TensorDict.
+        agents: the names of its agents, or their places where the env has none.
+        entries: its entries in the following step, of those of ``KINDS`` that it has.
+    """
+
+    name: str
+    path: tuple[str, ...]
+    agents: tuple[str, ...]
+    entries: Mapping[str, Key]
+
+
+def groups_of(env: EnvBase) -> dict[str, Group]:
+    """Return the groups of agents of an env, by name; none where actions are not in groups."""
+    named = getattr(innermost(env), "group_map", None) or {}
+    actions = env.full_action_spec_unbatched
+    found = {}
+    for path in sorted({as_path(key)[:-1] for key in env.action_keys} - {()}):
+        name = entry_path(path)
+        count = next(iter(actions[path].shape), 1)
+        agents = tuple(map(_plain, named.get(name, ())))
+        if len(set(agents)) != count:
+            agents = tuple(map(str, range(count)))
+        found[name] = Group(_plain(name, "/"), path, agents, dict(_entries(env, path)))
+    return found
+
+
+def _entries(env: EnvBase, path: tuple[str, ...]) -> Iterable[tuple[str, Key]]:
+    """Yield the entries of a group that tell of each of ``KINDS``."""
+    if (*path, keys.REWARD) in env.reward_keys:
+        yield "return", under_next((*path, keys.REWARD))
+    flag = (*path, keys.DONE)
+    yield "length", under_next(flag) if flag in env.done_keys else keys.NEXT_DONE
+    for key in env.full_observation_spec.keys(True, True):
+        if as_path(key)[: len(path)] == path and key[-1] in SUCCESS:
+            yield "success", under_next(key)
+
+
+def _plain(name: str, more: str = "") -> str:
+    """Return a name with the letters that the names of metrics have."""
+    return re.sub(rf"[^A-Za-z0-9_{more}-]", "_", name)
+
+
+class GroupPolicies(nn.Module):
+    """A policy for each group of agents; None stands for random legal actions.
+
+    The weights of those that are modules are its own, by group: ``red.0.weight``.
+
+    Attributes:
+        policies: by the name of the group.
+    """
+
+    def __init__(self, policies: Mapping[str, Any]):
+        super().__init__()
+        self.policies = dict(policies)
+        for name, policy in self.policies.items():
+            if isinstance(policy, TensorDictModuleBase):
+                _check_module(name, policy)
+                self.add_module(name.replace(".", "_"), policy)
+            elif not (policy is None or isinstance(policy, SpacePolicy)):
+                raise TypeError(
+                    f"expected the policy of group {name!r} to be a TensorDict module, one of "
+                    "tdcollect.policies, or None for random actions, got "
+                    f"{type(policy).__name__}; pass from_function(f) for a function of the group's "
+                    "observations, or TensorDictModule(net, ['observation'], ['action'])"
+                )
+        self.training = any(module.training for module in self.children())
+
+
+def of_groups(policy: Any) -> Any:
+    """Return policies that are given by group as one; any other policy as it is."""
+    return GroupPolicies(policy) if isinstance(policy, Mapping) else policy
+
+
+def _check_module(name: str, policy: Any) -> None:
+    """Refuse a module that acts for others, or remembers under keys that are not the group's."""
+    if needs_state(policy):
+        raise ValueError(
+            f"expected the policy of group {name!r} to be without a hidden state of TorchRL's, got "
+            f"{type(policy).__name__}; pass an agent that remembers, from_agent(make), or one "
+            "module for all groups"
+        )
+    own, absolute = name.split("/"), is_absolute(name, policy)
+    foreign = [key for key in policy.out_keys if absolute and [*as_path(key)[: len(own)]] != own]
+    wanted = (*own, ACTION) if absolute else ACTION
+    if foreign or wanted not in policy.out_keys:
+        raise ValueError(
+            f"expected the policy of group {name!r} to write {wanted!r} and nothing of other "
+            f"groups, got out_keys {policy.out_keys}"
+        )
+
+
+def is_absolute(name: str, policy: Any) -> bool:
+    """Tell whether a module names entries from the root, ``("red", "observation")``."""
+    own = name.split("/")
+    keys = [*policy.in_keys, *policy.out_keys]
+    return any(len(as_path(key)) > len(own) and [*as_path(key)[: len(own)]] == own for key in keys)
+
+
+def checked_groups(policies: GroupPolicies, env: EnvBase) -> list[Group]:
+    """Return the groups of an env, each of which must have a policy."""
+    there = {entry_path(group.path): group for group in groups_of(env).values()}
+    asked = policies.policies
+    if not there:
+        raise ValueError(
+            f"expected an env with groups of agents for policies by group, {listed_text([*asked])},"
+            f" got {env}, whose actions are not in groups; pass one policy"
+        )
+    if asked.keys() != there.keys():
+        unknown = sorted(asked.keys() - there.keys())
+        got = f"one of {listed_text(unknown)}"
+        if not unknown:
+            got = f"none of {listed_text(sorted(there.keys() - asked.keys()))}"
+        raise ValueError(
+            f"expected a policy for each of the env's groups, {listed_text(sorted(there), 12)}, "
+            f"got {got}; None stands for random actions"
+        )
+    for name, group in there.items():
+        if (*group.path, ACTION) not in env.action_keys:
+            raise ValueError(f"expected an entry {ACTION!r} of group {name!r}, got none")
+    return list(there.values())

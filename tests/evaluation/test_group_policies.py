@@ -1,0 +1,249 @@
+"""Policies of groups of agents: whatever they are, the episodes of one policy for all groups."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict.nn import TensorDictModule, TensorDictSequential
+from torch import nn
+from torchrl.data import Categorical, OneHot
+from torchrl.modules import GRUModule
+
+import tdcollect
+from tdcollect import EvaluationResult, Evaluator, evaluate
+from tdcollect.cli import main
+from tdcollect.evaluation.request import Request
+from tdcollect.policies import from_agent, from_function
+from tdcollect.suites import Suite
+
+from .ledger import RANDOM
+from .test_any_env import on_teams
+from .torchrl_envs import Masked, Teams, teams
+
+pytestmark = pytest.mark.usefixtures("small_reports", "quick_children")
+SELF = "tests.evaluation.test_group_policies"
+
+
+def layer(seed: int = 0) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(2, 1), nn.Tanh())
+
+
+def module(seed: int = 0, *group: str) -> TensorDictModule:
+    """A policy on the entries of its group, or with a group's name on those of the env."""
+    return TensorDictModule(layer(seed), [(*group, "observation")], [(*group, "action")])
+
+
+def clipped(observations: Any) -> Any:
+    """Each agent's action is its first observation; also of batches."""
+    return observations[..., :1].clip(-1, 1)
+
+
+def by_group() -> dict[str, Any]:
+    return {"red": module(1), "blue": from_function(clipped)}
+
+
+class Remembers:
+    """Goes on from the sum of all that its group has seen in this episode."""
+
+    def reset(self) -> None:
+        self.seen = np.zeros(1)
+
+    def select_action(self, observations: Any) -> Any:
+        self.seen = self.seen + observations.sum()
+        return np.tanh(np.full((len(observations), 1), self.seen) + np.random.rand())  # noqa: NPY002
+
+
+def digest(policy: Any, env: Any = Teams, **settings: Any) -> str:
+    return evaluate(env, policy, 5, progress=False, **settings).digest
+
+
+def test_they_act_as_one_policy_for_all_groups() -> None:
+    joint = digest(TensorDictSequential(module(0, "red"), module(1, "blue")))
+    for red, blue in [(module(0, "red"), module(1, "blue")), (module(0), module(1))]:
+        assert digest({"red": red, "blue": blue}) == joint
+    net = layer()
+    same = [
+        module(),
+        from_function(lambda x: net(torch.as_tensor(x)).detach()),
+        from_function(lambda x: net(torch.as_tensor(x)).detach().numpy(), batched=True),
+    ]
+    joint = digest(TensorDictSequential(module(0, "red"), module(0, "blue")))
+    assert {digest({"red": one, "blue": one}) for one in same} == {joint}
+
+
+@pytest.mark.parametrize("red", ["random", "agent", "stochastic"])
+def test_episodes_do_not_depend_on_slots_nor_draws_on_those_of_the_other_group(red: str) -> None:
+    policy: Any = {"random": None, "agent": from_agent(Remembers)}.get(red, on_teams().module[1])
+    both = {"red": policy, "blue": policy if red != "stochastic" else None}
+    run = partial(evaluate, teams, episodes=5, progress=False, keep_trajectories=True, **RANDOM)
+    first = run(both)
+    assert len({record.digest for record in first.episodes}) == 5
+    assert run(both, num_envs=2).digest == first.digest
+    other = run({**both, "blue": from_function(clipped)})
+    for index in range(5):
+        one, two = (r.trajectory(index)["red", "action"][0] for r in (first, other))
+        assert torch.equal(one, two)
+    assert other.digest != first.digest
+
+
+@pytest.mark.slow
+def test_workers_take_them() -> None:
+    both = {"red": from_agent(Remembers), "blue": None}
+    assert digest(both, teams, workers=2) == digest(both, teams)
+
+
+@pytest.mark.parametrize("kind", [OneHot, Categorical])
+def test_random_actions_are_legal_and_numbers_are_encoded(kind: Any) -> None:
+    envs: list[Masked] = []
+
+    def make() -> Masked:
+        envs.append(Masked(True, kind))
+        return envs[-1]
+
+    evaluate(make, {"group": None}, 4, progress=False)
+    assert sum(env.taken for env in envs) > 0
+    # The env is probed with legal actions, too.
+    assert not any(env.illegal for env in envs)
+    with pytest.raises(ValueError, match="expected observations of group 'group'"):
+        evaluate(make, {"group": from_function(clipped)}, 1)
+
+
+class Chooses(Teams):
+    """The teams with three choices for each agent, as one-hot rows or numbers."""
+
+    def __init__(self, kind: Any):
+        super().__init__()
+        for name, count in self.groups.items():
+            shape = (count,) if kind is Categorical else (count, 3)
+            self.full_action_spec[name, "action"] = kind(3, shape=shape)
+
+    def _step(self, tensordict: Any) -> Any:
+        given = tensordict.clone()
+        for name, count in self.groups.items():
+            chosen = given[name, "action"].long()
+            number = chosen.argmax(-1) if chosen.ndim == 2 else chosen
+            given[name, "action"] = number.reshape(count, 1) - 1.0
+        return super()._step(given)
+
+
+def test_functions_choose_by_number_whatever_the_encoding() -> None:
+    policy = from_function(lambda seen: (seen[:, 0] > 0).astype(int) + (seen[:, 1] > 0))
+    returns = [
+        evaluate(partial(Chooses, kind), {"red": policy, "blue": policy}, 3).returns.tolist()
+        for kind in (OneHot, Categorical)
+    ]
+    assert returns[0] == returns[1]
+
+
+GRU = GRUModule(2, 1, in_key="observation", out_key="action")
+
+
+@pytest.mark.parametrize(
+    ("policy", "match"),
+    [
+        ({"red": module()}, "for each of the env's groups, blue and red, got none of blue"),
+        ({**by_group(), "green": None}, "got one of green"),
+        ({"red": module(0, "blue"), "blue": None}, "'red' to write 'action' and nothing of other"),
+        (
+            {"red": TensorDictSequential(module(0, "red"), module(0, "blue")), "blue": None},
+            r"'red' to write \('red', 'action'\) and nothing of other",
+        ),
+        ({"red": GRU, "blue": None}, r"without a hidden state .* from_agent\(make\)"),
+        ({"red": clipped, "blue": None}, r"got function; pass from_function\(f\)"),
+        (
+            {"red": from_function(lambda seen: seen), "blue": None},
+            r"(?s)group 'red' as an array of shape \[2, 1\], one for .* got .*\(2, 2\)",
+        ),
+    ],
+)
+def test_policies_that_cannot_act_are_refused(policy: Any, match: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=match):
+        evaluate(Teams, policy, 2, progress=False)
+
+
+def test_an_env_without_groups_takes_one_policy() -> None:
+    with pytest.raises(ValueError, match="whose actions are not in groups; pass one policy"):
+        evaluate("CartPole-v1", by_group(), 2)
+
+
+def test_the_manifest_has_each_group(tmp_path: Path) -> None:
+    found = [
+        evaluate(Teams, {"red": module(seed), "blue": from_function(clipped)}, 2, progress=False)
+        for seed in (0, 1)
+    ]
+    first, second = (one.manifest["policy"] for one in found)
+    assert first["class"] == "blue: clipped, red: TensorDictModule"
+    assert first["groups"]["blue"]["class"] == f"{SELF}.clipped"
+    assert first["groups"]["blue"]["kind"] == "function"
+    assert first["groups"]["blue"] == second["groups"]["blue"]
+    assert first["groups"]["red"]["structure"] == second["groups"]["red"]["structure"]
+    assert first["groups"]["red"]["digest"] != second["groups"]["red"]["digest"]
+    run = partial(evaluate, Teams, episodes=2, output_dir=tmp_path, progress=False)
+    run({"red": module(), "blue": None})
+    with pytest.raises(ValueError, match=r"policy.groups.red.digest"):
+        run({"red": module(1), "blue": None})
+
+
+def test_an_evaluator_takes_them_with_their_weights(tmp_path: Path) -> None:
+    policies = {"red": module(), "blue": from_function(clipped)}
+    with Evaluator(teams, policies, num_trajectories=3, output_dir=tmp_path) as evaluator:
+        evaluator.evaluate(step=0)
+        policies["red"].load_state_dict(module(1).state_dict())
+        evaluator.evaluate(step=1)
+    for step, seed in enumerate((0, 1)):
+        wanted = digest({"red": module(seed), "blue": policies["blue"]}, teams)
+        loaded = EvaluationResult.load(next(tmp_path.glob(f"**/*{step}/manifest.json")).parent)
+        whole = evaluate(teams, {**policies, "red": module(seed)}, 3, progress=False)
+        assert loaded.digest == whole.digest != wanted
+
+
+ON_GROUPS = f"--policy red={SELF}:module --policy blue={SELF}:clips"
+
+
+def clips() -> Any:
+    return from_function(clipped)
+
+
+def test_the_command_line_names_one_for_each_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save(module(1).state_dict(), "red.pt")
+    typed = f"evaluate {teams.__module__}:teams --episodes 5 --quiet".split()
+    options = f"{ON_GROUPS} --checkpoint red=red.pt --output-dir run".split()
+    assert main([*typed, *options]) == 0
+    assert EvaluationResult.load("run").digest == digest(by_group(), teams)
+    assert main(["replay", "run", "2", "--trust"]) == 0
+    again = Request.read("run")
+    assert again is not None
+    command = again.command("2", "run", "run")
+    assert f"--policy red={SELF}:module,blue={SELF}:clips --checkpoint red=../red.pt" in command
+    assert main([*typed, "--policy", f"{SELF}:by_group"]) == 0  # a function makes both
+    capsys.readouterr()
+    for wrong in ("--policy a.py:f --policy b.py:g", f"{ON_GROUPS} --policy red=random"):
+        assert main([*typed, *wrong.split()]) == 2
+        assert "or GROUP=VALUE once per group" in capsys.readouterr().err
+    assert main([*typed, *ON_GROUPS.split(), "--checkpoint", "green=red.pt"]) == 1
+    assert "GROUP=FILE with one of red, blue" in capsys.readouterr().err
+
+
+def test_suites_and_races_name_them_in_one_text() -> None:
+    ours = {"name": "ours", "factory": f"red={SELF}:module,blue=random"}
+    (cell,) = Suite.of(
+        {
+            "suite": {"name": "teams", "version": 1, "episodes": 5},
+            "tasks": [{"name": "teams", "env": f"{teams.__module__}:teams"}],
+            "policies": [ours],
+        }
+    ).cells()
+    assert digest(cell.request().make()[1], teams) == digest({"red": module(), "blue": None}, teams)
+    raced = {"ours": by_group(), "random": {"red": None, "blue": None}}
+    result = tdcollect.race(teams, raced, 5, on="return/red", block=5, progress=False)
+    assert result.results["ours"].digest != result.results["random"].digest

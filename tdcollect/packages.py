@@ -26,7 +26,8 @@ _DECIDING = (
 _EXTRAS = {"h5py": "minari", "imageio_ffmpeg": "video"} | {
     n: n for n in ("envpool", "minari", "ray")
 }
-_PACKAGES = {"pandas": "pandas", "stable_baselines3": "stable-baselines3"}  # of no extra
+# Of no extra.
+_PACKAGES = {n: n for n in ("pandas", "pettingzoo")} | {"stable_baselines3": "stable-baselines3"}
 
 
 def unmet() -> str:

@@ -38,7 +38,7 @@ from tdcollect.envs.adopted import adopt, reset_arguments
 from tdcollect.envs.slots import Can, SlotError, Stepper
 from tdcollect.envs.spaces import StepBuffers, key_of, nested, nested_unchecked
 from tdcollect.envs.traits import NotKnown, base_of, transforms_of
-from tdcollect.envs.wrapper import GymnasiumEnv
+from tdcollect.envs.wrapper import GymnasiumEnv, is_of_agents
 from tdcollect.keys import Key, from_next
 
 _CPU = torch.device("cpu")
@@ -159,6 +159,7 @@ class InnerEnv:
     resets_by_mask: bool = False
     how: str = "steps on arrays"
     cost: str = ""
+    rewards: Sequence[Key] = (keys.REWARD,)  # the entries that no reset gives
 
     def on_host(self, flag: torch.Tensor) -> torch.Tensor | None:
         """The flag's copy on the CPU, if there is one already."""
@@ -192,6 +193,7 @@ class SlotArrays(InnerEnv):
         written = [key_of(entry.path) for entry in slots.stepper.entries]
         flags = (keys.TERMINATED, keys.TRUNCATED, keys.DONE)
         self._written: list[Key] = [*written, keys.REWARD, *flags]
+        self.rewards = slots.reward_keys
         self._spare: list[StepBuffers] = []
         self._pinned = False
         self._done: tuple[torch.Tensor, torch.Tensor] | None = None  # at home, and on the CPU
@@ -211,6 +213,8 @@ class SlotArrays(InnerEnv):
     def entries(self, buffers: StepBuffers) -> StepDict:
         """The entries of a step or reset, at home."""
         entries = StepDict(zip(self._written, buffers.tensors, strict=True))
+        if self.slots.stepper.group_map:
+            del entries[keys.REWARD]  # the sum of the agents'
         if self.home == _CPU:
             return entries
         at_home = StepDict((key, sent(value, self.home)) for key, value in entries.items())
@@ -229,7 +233,8 @@ class SlotArrays(InnerEnv):
         buffers = self._spare.pop()
         self.slots.stepper.reset(slots, buffers, seeds, options)
         begun = self.entries(buffers)
-        del begun[keys.REWARD]
+        for key in self.rewards:
+            del begun[key]
         return begun
 
 
@@ -407,8 +412,9 @@ class ArrayEnv(SteppedEnv):
         known = inner.follows_specs and all(transform.follows_specs for transform in transforms)
         self._unspecified: list[Key] | None = [] if known else None
         self.ends_by_done = known
-        if not known:
-            self.carried += transformed.done_keys
+        # Agents may be done before their episode ends.
+        self.carried += [k for k in transformed.done_keys if not known or isinstance(k, tuple)]
+        self._ends = [key for key in transformed.done_keys if key in keys.FLAGS]
         self.parts = [part for part in (*inner.transforms, *transforms) if part.label]
         needy = [part.label for part in self.parts if not part.own_pace]
         self.resets_by_mask = inner.resets_by_mask and not needy
@@ -491,7 +497,8 @@ class ArrayEnv(SteppedEnv):
             marks = torch.zeros((*self.batch_size, 1), dtype=torch.bool)
             marks[came.begun] = True
             begun = StepDict(written)
-            del begun[keys.REWARD]
+            for key in self.inner.rewards:
+                del begun[key]
             # Resets may come back alone: the entries of transforms are those of the step then.
             before = following if came.stepped else StepDict({**self._taken, **following})
             for transform in self.transforms:
@@ -523,7 +530,7 @@ class ArrayEnv(SteppedEnv):
 
     def ends(self, following: StepDict) -> tuple[list[int], list[int]]:
         """The slots to reset, and those whose trajectories end; a GPU is waited for once."""
-        names = [keys.DONE] if self.ends_by_done else [keys.DONE, *self.transformed.done_keys]
+        names = [keys.DONE] if self.ends_by_done else [keys.DONE, *self._ends]
         flags = [following[name] for name in names]
         if self._away:
             flags = self._on_host(flags)
@@ -551,7 +558,7 @@ class ArrayEnv(SteppedEnv):
         """The flag of slots whose trajectories end, at home."""
         over = following[keys.DONE]
         if not self.ends_by_done:
-            for name in self.transformed.done_keys:
+            for name in self._ends:
                 over = over if name == keys.DONE else over | following[name]
         return over
 
@@ -644,7 +651,9 @@ def plan_for(env: EnvBase, exact: Exact | None = None, reasons: Sequence[str] = 
     reasons += missing()
     replaced = {*replaced_methods(env), *replaced_methods(base)}
     reasons += [f"the env has a {name} of its own" for name in sorted(replaced)]
-    if len(env.done_keys_groups) > 1 or not set(keys.FLAGS).issuperset(env.done_keys):
+    groups = base.stepper.group_map if type(base) is GymnasiumEnv else {}
+    unlike = [key for key in env.done_keys if key not in keys.FLAGS]
+    if not all(is_of_agents(key, groups, *keys.FLAGS) for key in unlike):
         reasons.append(f"the env has the flags {list(env.done_keys)}, not one of each per slot")
     if any(env.full_done_spec[key].dtype is not torch.bool for key in env.done_keys):
         reasons.append("the env has flags of another dtype than bool")

@@ -306,6 +306,7 @@ def exact_reward_of(env: EnvBase) -> Callable[[torch.Tensor], torch.Tensor] | No
         type(base) is not GymnasiumEnv
         or upstream.replaced_methods(env)
         or upstream.replaced_methods(base)
+        or base.stepper.group_map
     ):
         return None
     calls = []

@@ -64,7 +64,7 @@ class SerialBackend(Backend):
     name = "serial"
     can = Can(step_ended=True, rebuild=True)
 
-    def __init__(self, factories: Sequence[EnvFactory], categorical: bool = False):
+    def __init__(self, factories: Sequence[EnvFactory], categorical: bool | None = None):
         self.num_envs = len(factories)
         self._latest: tuple[Sequence[int], Sequence[Mapping[str, Any]]] = ((), ())
         self._envs = EnvSlots(list(factories))
@@ -256,7 +256,7 @@ class VectorBackend(Backend):
 
     name = "gymnasium"
 
-    def __init__(self, env: VectorEnv[Any, Any, Any], categorical: bool = False):
+    def __init__(self, env: VectorEnv[Any, Any, Any], categorical: bool | None = None):
         self.env = self.vector_env = env
         self.num_envs = env.num_envs
         self._mode = _autoreset_mode(env)
@@ -475,7 +475,7 @@ class EnvPoolBackend(Backend):
         num_envs: int,
         seeds: Sequence[int] | None = None,
         options: Mapping[str, Any] | None = None,
-        categorical: bool = False,
+        categorical: bool | None = None,
     ):
         envpool = check_task_id(task_id)
         options = dict(options or {})

@@ -16,7 +16,8 @@ from tdcollect import check
 from tdcollect.cleanup import ended_on_error
 from tdcollect.envs.backends import EnvPoolBackend, SerialBackend, VectorBackend
 from tdcollect.envs.process.pool import START_METHODS
-from tdcollect.envs.process.worker import spec_of
+from tdcollect.envs.process.agents import as_env, is_agents_id
+from tdcollect.envs.process.worker import make_by_id, spec_of
 from tdcollect.envs.slots import RESUMABLE, Backend, Stepper
 from tdcollect.envs.spaces import Bookkeeping
 from tdcollect.envs.wrapper import GymnasiumEnv
@@ -46,7 +47,7 @@ def make_env(
     env_kwargs: Mapping[str, Any] | None = None,
     seed: int | Sequence[int] | None = None,
     device: torch.device | str | int | None = None,
-    categorical_action_encoding: bool = False,
+    categorical_action_encoding: bool | None = None,
     info_keys: Sequence[str] | Mapping[str, Any] = (),
     step_count: bool = False,
     episode_reward: bool = False,
@@ -67,17 +68,23 @@ def make_env(
     Args:
         env: a gymnasium id; a callable that makes a ``gymnasium.Env``; a ``gymnasium.Env`` (one
             slot); a ``gymnasium.vector.VectorEnv``; or, with ``backend="envpool"``, an EnvPool id.
-            A callable with a parameter ``slot`` is given the index of the slot that it makes.
+            For many agents, the id of a parallel env of PettingZoo
+            (``"pettingzoo/mpe2/simple_spread_v3"``), or a callable that makes one
+            (``docs/many-agents.md``). A callable with a parameter ``slot`` is given the index of the slot that it makes.
         num_envs: the number of slots N, for ``batch_size=[N]``; None for one slot with
             ``batch_size=[]``, as ``GymEnv`` has it. A vector env brings its own.
         backend: ``"serial"`` (plain envs in this process, the default), ``"process"`` (plain envs
             in worker processes, several in each), ``"gymnasium"`` (a vector env, the default for
             one) or ``"envpool"``.
         env_kwargs: passed to ``gymnasium.make``, to the callable or to ``envpool.make_gymnasium``.
+            With PettingZoo's ids, also ``group_map``, ``use_mask``, ``return_state`` and
+            ``done_on_any``, as TorchRL's ``PettingZooEnv`` takes them.
         seed: for the first reset: an int, which gives slot i ``seed + i``, or one int per slot.
         device: of the entries. None leaves them on the CPU and the TensorDicts without a device, as
             ``GymEnv`` does.
-        categorical_action_encoding: encode discrete spaces as integers rather than one-hot.
+        categorical_action_encoding: encode discrete spaces as integers rather than one-hot. None
+            for one-hot, as ``GymEnv`` has it, and for integers in PettingZoo's envs, as
+            ``PettingZooEnv`` has it.
         info_keys: infos to store with the observations. Names, whose shapes and dtypes are read
             off one reset and one step; or a dict from names to example values. An info that the
             env leaves out reads zero.
@@ -316,16 +323,16 @@ def _factories(
     if isinstance(env, str):
         # An unknown id raises before anything is made; gymnasium imports those of module:id.
         spec = None if ":" in env else spec_of(env)
-        factory = partial(gym.make, spec if elsewhere and spec else env, **kwargs)
+        factory = partial(make_by_id, spec if elsewhere and spec else env, **kwargs)
     elif isinstance(env, gym.Env):
         made = env
         factory = lambda: made  # noqa: E731
     else:
-        factory = partial(env, **kwargs)
+        factory = partial(as_env, env, **kwargs)
     factories = [factory] * slots
     if takes_slot(env, kwargs):
         factories = [partial(factory, slot=slot) for slot in range(slots)]
-    if isinstance(env, str):
+    if isinstance(env, str) and not is_agents_id(env):
         # gymnasium checks the first reset and step, and then costs time: one slot's check will do.
         unchecked = partial(factory, **{"disable_env_checker": True, **kwargs})
         factories[1:] = [unchecked] * (slots - 1)

@@ -20,6 +20,7 @@ from gymnasium.envs.registration import EnvSpec
 from torchrl.data import Bounded, Categorical, TensorSpec, Unbounded
 
 from tdcollect import keys
+from tdcollect.envs.process.agents import AgentSpace
 from tdcollect.envs.process.values import (
     Array,
     EachOptions,
@@ -184,11 +185,18 @@ class Backend(abc.ABC):
     in_flight: Set[int] = frozenset()  # slots that were sent, and have not been received
 
     def _set_spaces(
-        self, observation: spaces.Space[Any], action: spaces.Space[Any], categorical: bool
+        self, observation: spaces.Space[Any], action: spaces.Space[Any], categorical: bool | None
     ) -> None:
         name = observation_name(observation)
-        self.observation = SpaceCodec(observation, name, categorical=categorical, rename_state=True)
-        self.action = SpaceCodec(action, keys.ACTION, categorical=categorical)
+        of_agents = isinstance(observation, AgentSpace)  # encoded as TorchRL's PettingZooEnv does
+        self.observation = SpaceCodec(
+            observation,
+            name,
+            categorical=bool(categorical) and not of_agents,
+            rename_state=not of_agents,
+        )
+        integers = of_agents if categorical is None else categorical
+        self.action = SpaceCodec(action, keys.ACTION, categorical=integers)
 
     def _write_row(
         self, slot: int, observation: Any, reward: Any, ends: tuple[Any, Any], out: SlotBuffers
@@ -448,6 +456,14 @@ class Stepper:
         check_finite: bool = False,
         max_restarts: int | None = None,
     ):
+        self.group_map: Mapping[str, Sequence[str]] = {}
+        if isinstance(backend.observation.space, AgentSpace):
+            self.group_map = backend.observation.space.group_map
+        if self.group_map and bookkeeping.episode_reward:
+            raise ValueError(
+                "expected no episode_reward: each agent has rewards of its own; append RewardSum, "
+                "whose in_keys are env.reward_keys"
+            )
         if bookkeeping.max_episode_steps is not None and not backend.can.reset_singly:
             raise ValueError(
                 "expected no max_episode_steps: this vector env cannot reset single slots, which a "
@@ -496,7 +512,12 @@ class Stepper:
         for is_wanted, name, number, spec in further:
             if is_wanted:
                 self.entries.append(Entry((name,), (1,), np.dtype(number), spec))
-        check_names([entry.path for entry in self.entries], backend.action.paths)
+        paths = [entry.path for entry in self.entries]
+        check_names(paths, backend.action.paths)
+        self._outcomes = [
+            [paths.index((group, name)) for name in (keys.REWARD, *keys.FLAGS)]
+            for group in self.group_map
+        ]
         self._unstarted = set(self._every_slot)
 
     def allocate(
@@ -698,10 +719,17 @@ class Stepper:
         self._counters.stepped(slots)
         if self.bookkeeping.max_episode_steps is not None:
             limit = self.bookkeeping.max_episode_steps
-            buffers.truncated[rows] |= self._counters.lengths()[rows] >= limit
+            late = self._counters.lengths() >= limit
+            buffers.truncated[rows] |= late[rows]
+            if self._outcomes:
+                every = np.arange(self.num_envs)[rows]
+                self._truncate_agents(every[late[rows]], out)
         if self.bookkeeping.episode_reward:
             self._returns[rows] += out.reward[rows]
         np.logical_or(buffers.terminated, buffers.truncated, out=out.done)
+        if self._outcomes:  # some agents may have terminated, and all others been truncated
+            ends = [out.entries[done].all((1, 2)) for _, done, _, _ in self._outcomes]
+            np.logical_or(out.done, np.logical_and.reduce(ends), out=out.done)
         self._must_reset[rows] = out.done[rows]
         if out.bookkeeping:
             self._write_bookkeeping(rows, False, out)
@@ -834,6 +862,9 @@ class Stepper:
             out.reward[rows] = out.raw.reward[rows] = 0
             out.raw.terminated[rows] = False
             out.raw.truncated[rows] = True
+            self._truncate_agents(rows, out)
+            for reward, _, terminated, _ in self._outcomes:
+                out.entries[reward][rows] = out.entries[terminated][rows] = 0
             for slot in rows:
                 self._fallen.pop(slot, None)
             self._unstarted.update(rows)
@@ -842,6 +873,10 @@ class Stepper:
         self._must_reset[rows] = True
         asked = self._every_slot if slots is None else slots
         return [slot for slot in asked if slot not in failed.causes], failed
+
+    def _truncate_agents(self, slots: Any, out: StepBuffers) -> None:
+        for _, done, _, truncated in self._outcomes:
+            out.entries[done][slots] = out.entries[truncated][slots] = True
 
     def _hold_present(self, out: StepBuffers) -> None:
         """Write the present state of all slots, for those that a call leaves alone."""

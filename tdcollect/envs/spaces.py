@@ -34,6 +34,7 @@ from torchrl.data import (
 
 from tdcollect import keys
 from tdcollect._upstream.torchrl import gym_space_to_spec, unchecked_tensordict
+from tdcollect.envs.process.agents import AgentSpace, Flags
 from tdcollect.envs.process.values import Array, keeps, limits, nest, unstack
 
 Path = tuple[str, ...]
@@ -289,6 +290,8 @@ def _leaf_of(space: spaces.Space[Any], where: str, categorical: bool) -> Leaf:
         return (_CategoricalLeaf if categorical else _OneHotLeaf)(space, spec)
     if isinstance(space, spaces.MultiDiscrete):
         return _multi_discrete_leaf(space, categorical)
+    if isinstance(space, Flags):
+        return BoxLeaf(space, Categorical(2, shape=torch.Size(space.shape), dtype=torch.bool))
     if isinstance(space, spaces.MultiBinary):
         spec = Binary(space.shape[-1], shape=space.shape, dtype=torch.int8)
         return BoxLeaf(space, spec)

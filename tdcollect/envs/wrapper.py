@@ -150,16 +150,30 @@ class GymnasiumEnv(EnvBase):
         """Make envs anew, to be reset next; returns these slots, and those lost with them."""
         return self.stepper.rebuild(slots)
 
+    @property
+    def group_map(self) -> Mapping[str, Sequence[str]]:
+        """The agents of each group; an AttributeError for an env of a single agent."""
+        if not self.stepper.group_map:
+            raise AttributeError(f"{self.name} has no groups of agents")
+        return self.stepper.group_map
+
     def _make_specs(self) -> None:
-        batch = self.batch_size
+        batch, groups = self.batch_size, self.stepper.group_map
         flags = {name: Categorical(2, shape=(*batch, 1), dtype=torch.bool) for name in keys.FLAGS}
+        entries = [(entry.path, entry.spec) for entry in self.stepper.entries]
+        rewards = [entry for entry in entries if is_of_agents(entry[0], groups, keys.REWARD)]
+        ends = [entry for entry in entries if is_of_agents(entry[0], groups, *keys.FLAGS)]
+        seen = [entry for entry in entries if entry not in rewards and entry not in ends]
         specs = {
-            "observation_spec": compose([(e.path, e.spec) for e in self.stepper.entries], batch),
+            "observation_spec": compose(seen, batch),
             "action_spec": compose(self.stepper.backend.action.specs, batch),
             "reward_spec": Unbounded((*batch, 1), dtype=torch.float32),
-            "done_spec": Composite(flags, shape=batch),
+            "done_spec": Composite({**flags, **compose(ends, batch)}, shape=batch),
         }
+        if rewards:
+            specs["reward_spec"] = compose(rewards, batch)
         for spec_name, spec in specs.items():
+            _shape_groups(spec, batch, groups)
             setattr(self, spec_name, spec if self.device is None else spec.to(self.device))
 
     def read_infos(self, examples: Mapping[str, Any]) -> None:
@@ -260,6 +274,9 @@ class GymnasiumEnv(EnvBase):
         paths = [entry.path for entry in self.stepper.entries]
         flags = (keys.REWARD, keys.TERMINATED, keys.TRUNCATED, keys.DONE)
         packed = nested(zip((*paths, *flags), buffers.tensors, strict=True), self.batch_size)
+        if self.stepper.group_map:
+            del packed[keys.REWARD]
+            _shape_groups(packed, self.batch_size, self.stepper.group_map)
         return packed if self.device is None else packed.to(self.device)
 
     def _to_array(self, tensor: torch.Tensor) -> Array:
@@ -295,7 +312,7 @@ class GymnasiumEnv(EnvBase):
         seeds = None if seed is None else slot_seeds(seed, targets)
         (buffers,) = self.allocate(1)
         self.stepper.reset(slots, buffers, seeds, options)
-        return self._pack(buffers).exclude(keys.REWARD)
+        return self._pack(buffers).exclude(*self.reward_keys)
 
     def _slots(self, tensordict: TensorDictBase | None, key: str) -> list[int] | None:
         """The slots that a mask entry marks, or None for all of them."""
@@ -429,6 +446,25 @@ class GymnasiumEnv(EnvBase):
             f"{type(self).__name__}({self.name}, backend={self.stepper.backend.name}, "
             f"batch_size={list(self.batch_size)}, device={self.device})"
         )
+
+
+def is_of_agents(path: Key, groups: Mapping[str, Any], *names: str) -> bool:
+    """Tell whether an entry is a group's, of one of these names."""
+    return len(path) == 2 and path[0] in groups and path[1] in names
+
+
+def _shape_groups(entries: Any, batch: torch.Size, groups: Mapping[str, Sequence[str]]) -> None:
+    """Give the specs or TensorDicts of groups a dimension of agents."""
+
+    def widen(part: Any, shape: torch.Size) -> None:
+        for inner in part.values():
+            if isinstance(inner, (Composite, TensorDictBase)):
+                widen(inner, shape)
+        part.batch_size = shape
+
+    for group, agents in groups.items():
+        if isinstance(entries, (Composite, TensorDictBase)) and group in entries.keys():
+            widen(entries[group], torch.Size([*batch, len(agents)]))
 
 
 def lacks_action(key: Key, given: Iterable[Key]) -> KeyError:

@@ -53,7 +53,7 @@ class ProcessBackend(Backend):
     def __init__(
         self,
         factories: Sequence[EnvFactory],
-        categorical: bool = False,
+        categorical: bool | None = None,
         *,
         num_workers: int | None = None,
         timeout: float | None = None,

@@ -21,6 +21,7 @@ import cloudpickle
 import gymnasium as gym
 import numpy as np
 
+from tdcollect.envs.process.agents import Agents, agents_of, is_agents_id
 from tdcollect.envs.process.values import (
     Array,
     InfoEntry,
@@ -58,8 +59,15 @@ def old_api(message: str) -> str:
     return _OLD_API if _OLD.search(message) else ""
 
 
+def make_by_id(name: Any, /, **kwargs: Any) -> Any:
+    """Make an env from the id or spec of one of gymnasium's, or the id of one of PettingZoo's."""
+    return agents_of(name, **kwargs) if is_agents_id(name) else gym.make(name, **kwargs)
+
+
 def spec_of(name: str) -> Any:
     """The spec of a gymnasium id."""
+    if is_agents_id(name):
+        return None
     try:
         return gym.spec(name)
     except gym.error.NamespaceNotFound as error:
@@ -127,7 +135,8 @@ class EnvSlots:
                 f"{type(env).__name__}" + f"; {advice}" * bool(advice)
             )
         for other, made in enumerate(self.envs, self.first):
-            if env is made:
+            one, other_one = (e.env if isinstance(e, Agents) else e for e in (env, made))
+            if one is other_one:
                 raise ValueError(
                     "expected a callable that makes a new env at each call, got that of slot "
                     f"{other} for slot {slot} again"

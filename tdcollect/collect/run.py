@@ -47,7 +47,7 @@ from tdcollect.display import html_table, one_line
 from tdcollect.envs.adopted import early_seeds, reset_arguments
 from tdcollect.envs.spaces import nested
 from tdcollect.envs.traits import base_of, transforms_of
-from tdcollect.envs.wrapper import GymnasiumEnv
+from tdcollect.envs.wrapper import GymnasiumEnv, share_masks
 from tdcollect.keys import Key
 
 _BLOCK_STEPS = 64
@@ -512,14 +512,18 @@ class Runner:
         """Random actions of the env, as its ``rand_action`` draws them."""
         env = self._collector.env
         if draws_from_spec(env):
-            return RandomActions(env.input_spec[keys.FULL_ACTION_SPEC])
+            spec = env.input_spec[keys.FULL_ACTION_SPEC]
+            share_masks(env, spec)
+            return RandomActions(spec)
         return env.rand_action
 
     @property
     def _ignores_masks(self) -> bool:
         """True if iteration draws from a copy of the action spec, and the env's has masks."""
-        collector = self._collector
-        return type(collector.policy) is RandomPolicy and is_masked(collector.env.full_action_spec)
+        env, policy = self._collector.env, self._collector.policy
+        if type(policy) is not RandomPolicy or share_masks(env, policy.action_spec):
+            return False
+        return is_masked(env.full_action_spec)
 
     def _lowering(self, random: bool) -> Lower:
         # Gradients are those of the distributions' own classes.

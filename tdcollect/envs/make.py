@@ -15,8 +15,8 @@ from torchrl.envs import EnvBase
 from tdcollect import check
 from tdcollect.cleanup import ended_on_error
 from tdcollect.envs.backends import EnvPoolBackend, SerialBackend, VectorBackend
-from tdcollect.envs.process.pool import START_METHODS
 from tdcollect.envs.process.agents import as_env, is_agents_id
+from tdcollect.envs.process.pool import START_METHODS
 from tdcollect.envs.process.worker import make_by_id, spec_of
 from tdcollect.envs.slots import RESUMABLE, Backend, Stepper
 from tdcollect.envs.spaces import Bookkeeping
@@ -70,7 +70,8 @@ def make_env(
             slot); a ``gymnasium.vector.VectorEnv``; or, with ``backend="envpool"``, an EnvPool id.
             For many agents, the id of a parallel env of PettingZoo
             (``"pettingzoo/mpe2/simple_spread_v3"``), or a callable that makes one
-            (``docs/many-agents.md``). A callable with a parameter ``slot`` is given the index of the slot that it makes.
+            (``docs/many-agents.md``). A callable with a parameter ``slot`` is given the index of
+            the slot that it makes.
         num_envs: the number of slots N, for ``batch_size=[N]``; None for one slot with
             ``batch_size=[]``, as ``GymEnv`` has it. A vector env brings its own.
         backend: ``"serial"`` (plain envs in this process, the default), ``"process"`` (plain envs

@@ -442,6 +442,8 @@ class Stepper:
         restarts: the envs built anew after failures so far.
         makes: the function that made the envs, if one did, and its arguments.
         reset_options: of the collector that steps the slots; given to resets without options.
+        group_map: the agents of each group, in an env of many agents.
+        shown: entries, by their place, that are copied to tensors whenever slots have moved.
     """
 
     makes: tuple[Any, Mapping[str, Any] | None] = (None, None)
@@ -456,6 +458,7 @@ class Stepper:
         check_finite: bool = False,
         max_restarts: int | None = None,
     ):
+        self.shown: dict[int, torch.Tensor] = {}
         self.group_map: Mapping[str, Sequence[str]] = {}
         if isinstance(backend.observation.space, AgentSpace):
             self.group_map = backend.observation.space.group_map
@@ -567,6 +570,11 @@ class Stepper:
         """Seed the next reset of each slot from its seed before: timing moved its generator."""
         self._seeds.derive(self._every_slot, self._counters.seeded)
 
+    def _arrive(self, out: StepBuffers) -> None:
+        self.latest = out
+        for entry, tensor in self.shown.items():
+            tensor.copy_(torch.from_numpy(out.entries[entry]).view_as(tensor))
+
     def follow(self) -> None:
         """Go on from slots that somebody else has reset or stepped."""
         self._unstarted.clear()
@@ -624,7 +632,7 @@ class Stepper:
         for slot in () if failed is None else failed.causes:
             del starts[slot]
         self._begun(starts, out)
-        self.latest = out
+        self._arrive(out)
         if failed is not None:
             raise failed
 
@@ -691,7 +699,7 @@ class Stepper:
         except SlotError as error:
             failed = joined(failed, error)
         failed = self._stepped(slots, stepped, failed, out, restart)
-        self.latest = out
+        self._arrive(out)
         if failed is not None:
             raise failed
 
@@ -794,7 +802,7 @@ class Stepper:
             failed = self._stepped(slots, came.stepped, failed, out, restart)
             gone = () if failed is None else failed.causes
             slots = [slot for slot in slots if slot not in gone]
-        self.latest = out
+        self._arrive(out)
         return Came(slots, begun, failed, failed_begins)
 
     def _take_unsent(self, failed: SlotError | None) -> SlotError | None:
@@ -949,7 +957,7 @@ class Stepper:
         (out,) = self.allocate(1)
         self._hold_present(out)
         out.copy_state(state["latest"], rows)
-        self.latest = out
+        self._arrive(out)
 
     def _write_bookkeeping(self, rows: Any, is_init: bool, out: StepBuffers) -> None:
         arrays = iter(out.bookkeeping)

@@ -34,7 +34,7 @@ from torchrl.data import (
 
 from tdcollect import keys
 from tdcollect._upstream.torchrl import gym_space_to_spec, unchecked_tensordict
-from tdcollect.envs.process.agents import AgentSpace, Flags
+from tdcollect.envs.process.agents import Flags
 from tdcollect.envs.process.values import Array, keeps, limits, nest, unstack
 
 Path = tuple[str, ...]

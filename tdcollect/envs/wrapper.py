@@ -12,12 +12,13 @@ import torch
 from gymnasium import Space
 from gymnasium.envs.registration import EnvSpec
 from tensordict import TensorDict, TensorDictBase
-from torchrl.data import Categorical, Composite, Unbounded
-from torchrl.envs import EnvBase, default_info_dict_reader
+from torchrl.data import Categorical, Composite, OneHot, Unbounded
+from torchrl.envs import EnvBase, TransformedEnv, default_info_dict_reader
 from torchrl.envs.gym_like import BaseInfoDictReader
 
 from tdcollect import keys
 from tdcollect.cleanup import ended_on_error
+from tdcollect.envs.process.agents import ACTION_MASK
 from tdcollect.envs.process.pool import WorkerLost
 from tdcollect.envs.process.values import Array, is_number
 from tdcollect.envs.slots import Can, Stepper
@@ -44,6 +45,9 @@ class GymnasiumEnv(EnvBase):
         device: of the entries; None, as in ``GymEnv``, for the CPU and no device of TensorDicts.
         env_kwargs: the arguments that each slot's env was made with.
         remake: makes the slots from other such arguments; None if that cannot be done.
+
+    Attributes:
+        masks: of agents: the legal actions now, ``[*batch, agents, choices]``, by action key.
     """
 
     def __init__(
@@ -62,6 +66,7 @@ class GymnasiumEnv(EnvBase):
         self._remake = remake
         self._infos: dict[str, Any] = {}  # those that read_infos was given
         self._readers: list[BaseInfoDictReader] = []
+        self.masks: dict[Key, torch.Tensor] = {}
         self._make_specs()
         action = stepper.backend.action
         self._actions = [
@@ -173,8 +178,24 @@ class GymnasiumEnv(EnvBase):
         if rewards:
             specs["reward_spec"] = compose(rewards, batch)
         for spec_name, spec in specs.items():
-            _shape_groups(spec, batch, groups)
+            if groups:
+                _shape_groups(spec, batch, groups)
             setattr(self, spec_name, spec if self.device is None else spec.to(self.device))
+        paths = [entry.path for entry in self.stepper.entries]
+        for group in groups:
+            if (group, ACTION_MASK) in paths:
+                legal = self.full_observation_spec[group, ACTION_MASK].one()
+                self.stepper.shown[paths.index((group, ACTION_MASK))] = legal
+                self.masks[group, keys.ACTION] = legal
+        self.share_masks(self.full_action_spec)
+
+    def share_masks(self, spec: Any) -> bool:
+        """Have a copy of the action spec mask actions as this env's does; False if it has none."""
+        for key, mask in self.masks.items():
+            leaf = spec[key] if isinstance(spec, Composite) else None
+            if isinstance(leaf, (Categorical, OneHot)) and leaf.mask is not mask:
+                leaf.update_mask(mask)
+        return bool(self.masks)
 
     def read_infos(self, examples: Mapping[str, Any]) -> None:
         """Store further infos with the observations; the slots must be reset."""
@@ -448,6 +469,12 @@ class GymnasiumEnv(EnvBase):
         )
 
 
+def share_masks(env: EnvBase, spec: Any) -> bool:
+    """Call :meth:`GymnasiumEnv.share_masks` of an env's base; False where it is another env."""
+    base = env.base_env if isinstance(env, TransformedEnv) else env
+    return isinstance(base, GymnasiumEnv) and base.share_masks(spec)
+
+
 def is_of_agents(path: Key, groups: Mapping[str, Any], *names: str) -> bool:
     """Tell whether an entry is a group's, of one of these names."""
     return len(path) == 2 and path[0] in groups and path[1] in names
@@ -463,7 +490,7 @@ def _shape_groups(entries: Any, batch: torch.Size, groups: Mapping[str, Sequence
         part.batch_size = shape
 
     for group, agents in groups.items():
-        if isinstance(entries, (Composite, TensorDictBase)) and group in entries.keys():
+        if group in entries.keys():  # noqa: SIM118 - neither is a dict
             widen(entries[group], torch.Size([*batch, len(agents)]))
 
 

@@ -34,7 +34,7 @@ class Flags(spaces.MultiBinary):
 
     def __init__(self, shape: Sequence[int]):
         super().__init__(list(shape))
-        self.dtype = np.dtype(bool)
+        self.dtype: Any = np.dtype(bool)
 
 
 class AgentSpace(spaces.Dict):

@@ -36,7 +36,7 @@ from tdcollect.envs.backends import SerialBackend
 from tdcollect.envs.differences import Row, first_divergence
 from tdcollect.envs.process.values import Array, EachOptions
 from tdcollect.envs.slots import SlotError
-from tdcollect.envs.wrapper import GymnasiumEnv
+from tdcollect.envs.wrapper import GymnasiumEnv, share_masks
 from tdcollect.evaluation.episodes.data import rows_of
 from tdcollect.evaluation.episodes.opening import SlotEnvs
 from tdcollect.evaluation.episodes.policy import ACTION_MASKS, DrawByRow, choices_of, read_mask
@@ -64,6 +64,7 @@ class LegalActions:
         """
         apart = self._apart
         envs = [apart.envs[s] for s in slots] if apart else [self._env.transformed]
+        share_masks(envs[0], envs[0].full_action_spec)
         return self._singly or any(is_masked(one.full_action_spec) for one in envs)
 
     def draw(
@@ -87,7 +88,14 @@ class LegalActions:
             given = apart.given(StepDict((key, value[slot]) for key, value in rows.items()))
             return apart.entries(apart.envs[slot].rand_action(given))
         spec = env.transformed.full_action_spec
-        return flat((spec[slot] if env.batch_size else spec).rand())
+        share_masks(env.transformed, spec)
+        if not env.batch_size:
+            return flat(spec.rand())
+        one = spec[slot]
+        for key, leaf in spec.items(True, True):
+            if getattr(leaf, "mask", None) is not None:  # which an index of Categorical drops
+                one[key].update_mask(leaf.mask[slot])
+        return flat(one.rand())
 
 
 class ActionCheck:
@@ -265,8 +273,8 @@ class _Run(NamedTuple):
 class _Actions:
     """Random actions, the same each time, in each slot and in each process.
 
-    If envs in this process have sb3-contrib's ``action_masks()``, invalid actions are replaced by
-    valid ones: such an env may refuse them.
+    If envs in this process have sb3-contrib's ``action_masks()``, or agents with masks, invalid
+    actions are replaced by valid ones: such an env may refuse them.
     """
 
     def __init__(self, env: GymnasiumEnv):
@@ -276,6 +284,8 @@ class _Actions:
             drawn = [spec.rand() for _ in range(_STEPS)]
         self._drawn = [env.read_actions(td.expand(*env.batch_size).clone()) for td in drawn]
         self._backend = env.stepper.backend
+        paths: list[Key] = list(self._backend.action.paths)
+        self._of_agents = [(paths.index(key), mask) for key, mask in env.masks.items()]
         space = self._backend.action.space
         self._are_masked = (
             isinstance(self._backend, SerialBackend)
@@ -285,7 +295,9 @@ class _Actions:
 
     def at(self, step: int, seed: int, slots: Sequence[int]) -> list[Array]:
         """Return the env's actions of a step for ``slots``; each seed begins elsewhere."""
-        drawn = self._drawn[(step + 7 * seed) % _STEPS]
+        drawn = list(self._drawn[(step + 7 * seed) % _STEPS])
+        for place, legal in self._of_agents:
+            drawn[place] = _legal(drawn[place], legal.numpy(force=True))
         if not self._are_masked:
             return drawn
         actions, codec = [array.copy() for array in drawn], self._backend.action
@@ -295,6 +307,17 @@ class _Actions:
             mask = read_mask(env, slot, int(choices_of(codec.space).sum()))
             codec.write_slot(_allowed(codec.space, values[slot], mask), actions, slot)
         return actions
+
+
+def _legal(actions: Array, mask: Array) -> Array:
+    """Return actions of agents with each illegal one replaced by the next that is legal."""
+    one_hot = actions.ndim > 2
+    chosen = (actions.argmax(-1) if one_hot else actions)[..., None]
+    count = mask.shape[-1]
+    tried = (chosen + np.arange(count)) % count
+    first = np.take_along_axis(mask.reshape(tried.shape), tried, -1).argmax(-1, keepdims=True)
+    legal = np.take_along_axis(tried, first, -1)
+    return (legal == np.arange(count)).astype(actions.dtype) if one_hot else legal[..., 0]
 
 
 def _allowed(space: Any, value: Any, mask: Any) -> Any:

@@ -24,8 +24,7 @@ from torchrl.envs.utils import MarlGroupMapType
 from torchrl.modules import MaskedCategorical, TanhNormal
 
 from tdcollect import Collector, EvaluationCollector, make_env
-from tdcollect.envs import SlotError
-from tdcollect.envs.process.agents import Agents
+from tdcollect.envs import Agents, SlotError
 from tests.collect.oracle import UPSTREAM, assert_same
 from tests.zoo.agents import BAD, GOOD, Walk
 

@@ -40,7 +40,7 @@ tdcollect.collectors:
     SyncDataCollector WorkerLostError
 
 tdcollect.envs:
-    EnvAction GymEnv ParallelEnv RestartsExhausted SerialEnv SlotError WorkerLost
+    Agents EnvAction GymEnv ParallelEnv RestartsExhausted SerialEnv SlotError WorkerLost
 
 tdcollect.evaluation:
     Comparison Difference Episode EvaluationSettings Problem RaceResult Request Summary Verification

@@ -755,7 +755,8 @@ def _are_counts(value: Any, names: Sequence[str]) -> bool:
 
 
 def _are_batches(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(is_count(value.get(n), 1) for n in Batches._fields)
+    counted = isinstance(value, Mapping) and all(is_count(value.get(n), 1) for n in Batches._fields)
+    return counted and str(value.get("device")).isprintable()
 
 
 def _is_asked(value: Any) -> bool:

@@ -134,7 +134,7 @@ def _merged_manifest(parts: Sequence[Files], allow_mixed: bool) -> dict[str, Any
             (path, a, b) for path, b, a in ledger.differences(other.manifest, first.manifest)
         ]
         mixable = all(ledger.may_be_mixed(path) for path, *_ in found)
-        if not (allow_mixed and mixable):
+        if found and not (allow_mixed and mixable):
             texts = ledger.differences_text(found, f"in {first.root}", f"in {other.root}")
             advice = "merge only shards of one evaluation"
             if mixable:

@@ -112,7 +112,8 @@ class EvaluationSettings:
         on_env_error: ``"restart"`` an episode whose env raises on a new env, or ``"raise"``.
         max_restarts: the number of restarts before an episode is recorded as failed.
         fresh_envs: build a new env for each episode; None to do so if the env is found to carry
-            state from one episode into the next.
+            state from one episode into the next. Of a batched simulator, for each batch; None to do
+            so if a function makes it.
 
     Attributes:
         episode_indices: the indices of the episodes to run.

@@ -19,6 +19,7 @@ from tdcollect.evaluation.ledger import (
     RANDOM,
     REPEATED,
     TRAJECTORIES,
+    Batches,
     Episode,
     kept_trajectories,
     ledger_digest,
@@ -123,6 +124,8 @@ def report_page(
     lead = [policy.rpartition(".")[2], count_text(summary.episodes, "test episode")]
     if exploration and policy != RANDOM:
         lead.append(f"{'sampled' if exploration == 'random' else exploration} actions")
+    if batches := Batches.of(manifest):
+        lead.append(f"batches of {batches.slots} slots")
     same = bool(completed) and all(e.episode_return == e.length for e in completed)
     labels, *cells = zip(*summary.rows(), strict=True)
     statistics = [Column(*each, "n") for each in zip(summary.header()[1:], cells, strict=True)]
@@ -420,8 +423,8 @@ def _manifest(manifest: Mapping[str, Any]) -> Iterator[Part]:
         found = manifest.get(REPEATED)
         sound = found is not None and not found["differing"]
         text = (
-            f"{repeatability(manifest)} The slots of a batch share a seed: these episodes depend "
-            "on the number of slots, and are no numbered ones."
+            f"{repeatability(manifest)} The slots of a batch share a seed: its episodes depend "
+            "on the number of slots, and cannot be compared with numbered ones."
         )
         yield text if sound else Paragraph("warn", text)
     paths, texts = zip(*leaves("", manifest), strict=True)

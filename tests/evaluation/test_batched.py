@@ -24,6 +24,7 @@ from tdcollect.seeding import batch_seed, policy_seed
 
 from .ledgers import alter, contents, unfinished
 from .test_protocol import check_files
+from .torchrl_envs import Drift
 
 pytestmark = pytest.mark.usefixtures("small_reports")
 
@@ -234,6 +235,7 @@ class Numbered(Short):
         (Numbered, {}, r"got Numbered\(.* of batch size \[1\]; leave it out"),
         (Short(), {"fresh_envs": True}, "cannot build single slots anew; pass a function"),
         (partial(Short, together=True), {}, "episodes_per_slot=1 for Short, which starts all"),
+        (partial(Drift, (4,)), {}, "episodes_per_slot=1 for Drift, which starts all"),
     ],
 )
 def test_refusals(env: Any, how: dict[str, Any], message: str) -> None:

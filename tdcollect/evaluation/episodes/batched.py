@@ -110,19 +110,23 @@ class BatchEnv(SlotEnvs):
 
     def reset_all(self, seeds: list[int] | None, options: dict[str, Any] | None) -> StepDict:
         assert seeds is not None
-        stream = self._streams[0] = GlobalStream(seeds[0], self.device)
-        with self.outside(), stream:
-            if self._seeds_in_reset:
-                return _with_flags(flat(self.transformed.reset(seed=seeds[0])))
-            self.transformed.set_seed(seeds[0])
-            return _with_flags(flat(self.transformed.reset()))
+        self._seed(seeds[0])
+        how = {"seed": seeds[0]} if self._seeds_in_reset else {}
+        with self.outside(), self._streams[0]:
+            return _with_flags(flat(self.transformed.reset(**how)))
+
+    def _seed(self, seed: int) -> None:
+        """Start the stream of a batch, and seed the env, unless its reset does."""
+        self._streams[0] = GlobalStream(seed, self.device)
+        if not self._seeds_in_reset:
+            with self.outside(), self._streams[0]:
+                self.transformed.set_seed(seed)
 
     def advance(
         self, step: StepDict, next_keys: list[Key], buffers: Any, slots: list[int] | None = None
     ) -> Stepped:
         self.check_acted(step)
-        if self.device is not None:
-            step = StepDict((key, value.to(self.device)) for key, value in step.items())
+        step = StepDict((key, value.to(self.home)) for key, value in step.items())
         for key in self.transformed.action_keys if slots is not None and self._acted else ():
             acting = torch.zeros((*self.batch_size, 1), dtype=torch.bool)
             acting[slots] = True
@@ -156,7 +160,7 @@ class BatchEnv(SlotEnvs):
         if self._seeds_in_reset:  # it cannot be seeded without a reset of all
             return
         seeds, starting = [0], torch.zeros((*self.batch_size, 1), dtype=torch.bool)
-        starting[0] = True
+        starting[0] = True  # slot 0 alone
         with self.outside(), GlobalStream(0, self.device):
             actions = flat(self.transformed.full_action_spec.rand())
 
@@ -170,8 +174,7 @@ class BatchEnv(SlotEnvs):
         first = after(start)
         second = after(StepDict({**start, **first}))
         first = after(start := self.reset_all(seeds, None))
-        self._streams[0] = GlobalStream(0, self.device)
-        self.unseed(seeds)
+        self._seed(0)
         begun = self.begin(first, starting, [0])
         if alike(after(StepDict({**start, **begun})), first) and not alike(first, second):
             raise ValueError(

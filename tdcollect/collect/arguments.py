@@ -289,7 +289,7 @@ def missing_entries(policy: Any, given: Iterable[Any]) -> KeyError | None:
         return None
     return KeyError(
         f"expected in_keys of the policy among the entries that there are, {found}, got {missing}; "
-        "name the policy's in_keys like the env's entries"
+        "name the policy's in_keys like the env's entries, or append the transforms that give them"
     )
 
 

@@ -163,8 +163,11 @@ class Actors:
         given = self._on.observed(rows)
         return self._on.observation.read_slots(given if self._batched else [v[None] for v in given])
 
-    def probe(self, rows: StepDict) -> StepDict:
-        """Act twice at the first observation, and refuse a policy that does not act the same."""
+    def probe(self, rows: StepDict, carried: list[Key]) -> tuple[StepDict, list[Key]]:
+        """Act twice at the first observation, and refuse a policy that does not act the same.
+
+        No entries go from one step to the next, as agents remember by themselves.
+        """
         observation = self._observations(rows)[0]
         before = None if isinstance(self._policy, AgentPolicy) else state_of(self._policy.source)
         acted = ([Actor(self._policy, 0)(observation)] for _ in range(2))
@@ -179,14 +182,10 @@ class Actors:
         )
         if before is not None:
             check_kept(before, state_of(self._policy.source), _AS_AGENT)
-        return first
+        return first, []
 
     def check(self) -> None:
         """Draws are the policy's own: there is nothing to check."""
-
-    def remembered(self, rows: StepDict, carried: list[Key]) -> list[Key]:
-        """Entries that go from one step to the next: none, as agents remember by themselves."""
-        return []
 
 
 class Actor:

@@ -19,7 +19,11 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from tdcollect._upstream.torchrl import append_policy_transforms
 from tdcollect.cleanup import ended_on_error
-from tdcollect.collect.arguments import explain_unfit_observations, no_options
+from tdcollect.collect.arguments import (
+    explain_unfit_observations,
+    missing_entries,
+    no_options,
+)
 from tdcollect.collect.arrays import SteppedEnv, by_episodes, plan_for
 from tdcollect.collect.collector import needs_state
 from tdcollect.collect.episodes import Episodes, Start
@@ -43,6 +47,7 @@ from tdcollect.evaluation.episodes.policy import (
     as_policy,
     at_batch_size,
     device_of,
+    draws_at_starts,
     with_masks,
 )
 from tdcollect.evaluation.ledger import Batches, Episode
@@ -187,7 +192,8 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             check_alone()
         per_slot = settings.episodes_per_slot
         if per_slot is None:
-            self._use(open_env(env, settings, self._finish, most_slots))
+            singly = draws_at_starts(policy)
+            self._use(open_env(env, settings, self._finish, most_slots, singly))
         else:
             self._use(open_batched(env, settings, self._finish))
         with ended_on_error(self.close):
@@ -217,6 +223,12 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         return as_policy(policy, self.env, self.settings.inference_batch_size)
 
     def _finish(self, env: EnvBase) -> EnvBase:
+        if draws_at_starts(self.policy) and env.batch_size:
+            raise ValueError(
+                "expected a gymnasium id, or a function that makes one env, for consistent "
+                "dropout, whose mask is drawn where an episode starts, in its slot alone; got "
+                f"{base_of(env).name} of batch size {[*env.batch_size]}"
+            )
         if needs_state(self.policy):
             # Transforms are appended in place: to an env of ours, not to the one given.
             own = TransformedEnv(env, auto_unwrap=True)
@@ -521,7 +533,11 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
     def _refusing(self, entries: Mapping[Key, torch.Tensor]) -> Iterator[None]:
         try:
             yield
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, ValueError, AttributeError, TypeError) as error:
+            if isinstance(error, (AttributeError, TypeError)):
+                known = missing_entries(self._policy, entries)
+                if known is not None:
+                    raise known from error
             explain_unfit_observations(entries, self.env, error)
             raise
 
@@ -539,11 +555,9 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
     ) -> list[Key]:
         """Probe the policy before it acts; add the entries that it carries on."""
         randomness = GlobalRandomness()
-        outputs = inference.probe(rows)
+        outputs, remembered = inference.probe(rows, env.carried)
         randomness.check("the policy")
         actions.check_first_call(outputs)
-        seen = StepDict({**rows, **outputs})
-        remembered = inference.remembered(seen, env.carried)
         for key in remembered:
             if key not in rows:
                 like = outputs[key]

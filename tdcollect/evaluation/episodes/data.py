@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ import numpy as np
 
 from tdcollect import keys
 from tdcollect.evaluation.ledger import COMPLETED, FAILED, Episode
-from tdcollect.keys import Key, entry_path, under_next
+from tdcollect.keys import Key, entry_path, name_of, under_next
 
 if TYPE_CHECKING:  # what is kept is read and checked without them
     import torch
@@ -210,11 +211,8 @@ class Assembly:
         self._joins = keep or bool(metrics.functions)
         self._joined = None if keep else metrics.reads
         self._bound = bound
-        self._digested = _digested(
-            sorted(env.observation_spec.keys(True, True), key=entry_path),
-            sorted(env.action_keys, key=entry_path),
-            returns.entries,
-        )
+        acted = sorted(env.action_keys, key=entry_path)
+        self._digested = _digested(_observed(env), acted, returns.entries)
         self._held: dict[int, _Unfinished] = {}
         self.restarts: dict[int, int] = {}
 
@@ -308,13 +306,23 @@ class Assembly:
         return data
 
 
+def _observed(env: EnvBase) -> list[Key]:
+    """The observations, without the actions that an env gives back, for a history of them.
+
+    Also without the masks that TorchRL names by the place in memory of a dropout's module.
+    """
+    found = {*env.observation_spec.keys(True, True)} - {*env.action_keys}
+    named = (key for key in found if not re.fullmatch(r"mask_\d{9,}", name_of(key)))
+    return sorted(named, key=entry_path)
+
+
 def digested_entries(env: EnvBase, returns: Returns) -> dict[str, list[str]]:
     """Return the names of a digest's entries besides the flags, for the manifest.
 
     Rewards are left out if they are the only entry ``"reward"`` with one value per step.
     """
     found = {
-        "observation": sorted(map(entry_path, env.observation_spec.keys(True, True))),
+        "observation": [*map(entry_path, _observed(env))],
         "action": sorted(map(entry_path, env.action_keys)),
     }
     if not returns.is_plain:

@@ -107,16 +107,12 @@ class RandomGroup:
         """Give the episode that starts in a slot a random stream of its own."""
         self._streams[slot] = stream(seed)
 
-    def probe(self, rows: StepDict) -> StepDict:
+    def probe(self, rows: StepDict, carried: list[Key]) -> tuple[StepDict, list[Key]]:
         """Draws are legal: there is nothing to probe, nor to check, nor to remember."""
-        return StepDict()
+        return StepDict(), []
 
     def check(self) -> None:
         """See :meth:`probe`."""
-
-    def remembered(self, rows: StepDict, carried: list[Key]) -> list[Key]:
-        """See :meth:`probe`."""
-        return []
 
     def __call__(self, rows: StepDict, active: Sequence[int]) -> None:
         """Add the actions of the slots ``active`` to the rows of the whole env."""
@@ -172,25 +168,20 @@ class GroupActors:
             part.actor(own, active)
             rows.update(part.named(own))
 
-    def probe(self, rows: StepDict) -> StepDict:
+    def probe(self, rows: StepDict, carried: list[Key]) -> tuple[StepDict, list[Key]]:
         """Probe the policy of each group, as :meth:`Inference.probe` does."""
-        found = StepDict()
+        found, kept = StepDict(), list[Key]()
         for part in self._parts:
-            found.update(part.named(part.actor.probe(part.own(rows))))
-        return found
+            own = [*part.own(dict.fromkeys(carried))]
+            outputs, remembered = part.actor.probe(part.own(rows), own)
+            found.update(part.named(outputs))
+            kept += part.named(dict.fromkeys(remembered))
+        return found, kept
 
     def check(self) -> None:
         """Raise if a draw had parameters that its distribution refuses."""
         for part in self._parts:
             part.actor.check()
-
-    def remembered(self, rows: StepDict, carried: list[Key]) -> list[Key]:
-        """Entries that the policies carry from one step to the next."""
-        found: list[Key] = []
-        for part in self._parts:
-            kept = [*part.own(dict.fromkeys(carried))]
-            found += part.named(dict.fromkeys(part.actor.remembered(part.own(rows), kept)))
-        return found
 
 
 class _Part(NamedTuple):

@@ -69,9 +69,16 @@ Finish = Callable[[EnvBase], EnvBase]
 
 
 def open_env(
-    env: Any, settings: EvaluationSettings, finish: Finish, most_slots: int | None = None
+    env: Any,
+    settings: EvaluationSettings,
+    finish: Finish,
+    most_slots: int | None = None,
+    singly: bool = False,
 ) -> Opened:
-    """Open the env of an evaluation; one that is made here has at most one slot per episode."""
+    """Open the env of an evaluation; one that is made here has at most one slot per episode.
+
+    Each slot is an env of its own where ``finish`` adds what must not treat a batch: ``singly``.
+    """
     requested = env if isinstance(env, RequestedEnv) else None
     if requested is not None:
         env, finish = requested.bare, partial(_added, requested, finish)
@@ -107,11 +114,12 @@ def open_env(
                 return _open_made(made, episodes, finish, ours=True)
         if hasattr(made, "close"):
             made.close()  # made only to see its type
-    if requested is not None and not requested.treats_rows_alone():
+    if singly or (requested is not None and not requested.treats_rows_alone()):
         if settings.backend not in (None, "serial"):
             raise ValueError(
                 f"expected no backend {settings.backend!r}: each slot is an env of its own under "
-                f"the transforms of {requested}, which may treat a batch otherwise than each row"
+                f"the transforms of {requested or 'the policy'}, which may treat a batch otherwise "
+                "than each row"
             )
         make = partial(made_alike, make_env, {"env": env, "env_kwargs": env_kwargs})
         with closed_on_error(make()) as first:

@@ -19,7 +19,7 @@ from torch import nn
 from torchrl.data import Binary, Composite
 from torchrl.envs import EnvBase, Transform, TransformedEnv
 from torchrl.envs.utils import RandomPolicy
-from torchrl.modules import AdditiveGaussianModule, EGreedyModule
+from torchrl.modules import AdditiveGaussianModule, ConsistentDropoutModule, EGreedyModule
 
 from tdcollect import keys
 from tdcollect._upstream.torchrl import (
@@ -69,12 +69,17 @@ class RowNoise:
 
 
 class DrawByRow(TorchDispatchMode):
-    """Runs random operations row by row, each with one of ``streams``; None for no episode."""
+    """Runs random operations row by row, each with one of ``streams``; None for no episode.
+
+    Attributes:
+        draws: the number of random operations.
+        picks: True once rows were picked by their values: how many then depends on the batch.
+    """
 
     def __init__(self, rows: int):
         super().__init__()
         self.streams: Sequence[torch.Generator | None] = [None] * rows
-        self.draws = 0
+        self.draws, self.picks = 0, False
         self._unused = stream(0)  # for rows of no episode
 
     def __torch_dispatch__(
@@ -82,6 +87,9 @@ class DrawByRow(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded not in func.tags:
+            if torch.Tag.dynamic_output_shape in func.tags:
+                by_number = func is torch.ops.aten.index.Tensor
+                self.picks |= not by_number or getattr(args[1][0], "dtype", None) == torch.bool
             return func(*args, **kwargs)
         self.draws += 1
         schema = schema_of(func)
@@ -202,7 +210,7 @@ class LikeRows(TorchDispatchMode):
                 if "empty" in schema_of(func).name:  # which returns memory as it is
                     continue
                 if value.ndim > 0 and value.numel() > 0 and len(value) % self._rows == 0:
-                    apart = value.contiguous().view(self._rows, -1).view(torch.uint8)
+                    apart = value.flatten().view(torch.uint8).view(self._rows, -1)
                     self.unlike |= not torch.equal(apart, apart[:1].expand_as(apart))
         return result
 
@@ -242,12 +250,13 @@ def unchanged_buffers(policy: Any) -> Iterator[None]:
         )
 
 
-def unlike(key: Key, value: torch.Tensor) -> torch.Tensor:
+def unlike(key: Key, value: torch.Tensor, starting: bool = False) -> torch.Tensor:
     """Return an entry that differs in every element, with values that a policy may find there.
 
-    The flags stay: a policy sees no row whose episode has ended.
+    The flags stay: a policy sees no row whose episode has ended. So does ``is_init`` if all rows
+    are ``starting``.
     """
-    if name_of(key) in keys.FLAGS:
+    if name_of(key) in (*keys.FLAGS, *[keys.IS_INIT] * starting):
         return value.clone()
     if value.dtype == torch.bool:
         return ~value
@@ -363,6 +372,11 @@ def _parts(value: Any) -> dict[str, Any]:
 _OF_MODULES = vars(nn.Module()).keys()
 
 
+_AT_RESETS = (
+    "Let resets give it as the policy keeps it: in a function that makes the env, append TorchRL's "
+    "TensorDictPrimer, for gSDE gSDENoise(state_dim=..., action_dim=...); for consistent dropout, "
+    "pass input_shape= to its module"
+)
 _EXAMPLES = 8
 _DRAWING = (AdditiveGaussianModule, EGreedyModule)  # draw a spec's actions, or noise for them
 _ALIGNMENT = 64  # bytes, of the memory that torch gives
@@ -431,8 +445,10 @@ class Inference:
             for key, value in outputs.items():
                 value = value[: stop - first] if self.batched else value[0]
                 if stop - first < self.slots:
-                    if key not in joined:
+                    if key not in joined:  # other slots keep what they have
                         joined[key] = value.new_zeros((self.slots, *value.shape[1:]))
+                        if key in rows and rows[key].shape == joined[key].shape:
+                            joined[key].copy_(rows[key])
                     joined[key][first:stop] = value
                 else:
                     joined[key] = value
@@ -510,23 +526,29 @@ class Inference:
         if self._program is not None:
             self._program.check()
 
-    def remembered(self, rows: StepDict, carried: list[Key]) -> list[Key]:
-        """Return the entries that the policy carries from one step to the next."""
-        program = self._program
-        assert program is not None
-        return forgotten_entries(rows, carried, program)
+    def probe(self, rows: StepDict, carried: list[Key]) -> tuple[StepDict, list[Key]]:
+        """Run the policy on rows, and refuse it if an output row depends on other rows.
 
-    def probe(self, rows: StepDict) -> StepDict:
-        """Run the policy on rows, and refuse it if an output row depends on other rows."""
-        size, device = self.size, self.device
+        Args:
+            rows: those of slots that begin an episode.
+            carried: the entries that the env carries from one step to the next.
+
+        Returns:
+            The outputs for equal rows, and the entries that the policy carries on.
+        """
+        size = self.size
         leads = ((k, v[:1] if self.batched else v.unsqueeze(0)) for k, v in rows.items())
-        one = StepDict((key, value.to(device)) for key, value in leads)
+        one = StepDict((key, value.to(self.device)) for key, value in leads)
         batch = StepDict((k, v.expand(size, *v.shape[1:]).clone()) for k, v in one.items())
-        with unchanged_buffers(self.policy):
-            first = self._run(batch, [*map(stream, range(size))])
-            before = state_of(self.policy)
-            again = self._run(batch, [*map(stream, range(size))])
-            after = state_of(self.policy)
+
+        def run(given: StepDict, seeds: Iterable[int]) -> StepDict:
+            with unchanged_buffers(self.policy):
+                return self._run(given, [*map(stream, seeds)])
+
+        first = run(batch, range(size))
+        before = state_of(self.policy)
+        again = run(batch, range(size))
+        after = state_of(self.policy)
         check_same(
             first,
             again,
@@ -535,15 +557,35 @@ class Inference:
         )
         check_kept(before, after)
         with unchanged_buffers(self.policy):
-            alike = size == 1 or self._rows_are_alike(batch)
+            alike = size == 1 or (not self._mode.picks and self._rows_are_alike(batch))
         self._group = size if alike else 1
+        program = self._program
+        assert program is not None
+        remembered = forgotten_entries(StepDict({**rows, **first}), carried, program)
+        if lacking := [key for key in remembered if key not in rows]:
+            batch.update((key, torch.zeros_like(first[key])) for key in lacking)
+            read = [key for key in lacking if key in getattr(self.policy, "in_keys", ())]
+            check_same(
+                first,
+                StepDict({**batch, **run(batch, range(size))}),
+                f"gives other outputs {{}} where {read or lacking} is zero, as where an episode "
+                f"starts, than where the env does not give it. {_AT_RESETS}",
+            )
         for place in {0, self._group - 1} if size > 1 else ():
-            others = StepDict((key, unlike(key, value)) for key, value in batch.items())
-            for key, value in one.items():
-                others[key][place] = value[0]
-            streams = [stream(0 if row == place else size + row) for row in range(size)]
-            with unchanged_buffers(self.policy):
-                alone = self._run(others, streams)
+            others = StepDict((k, unlike(k, v, self._mode.picks)) for k, v in batch.items())
+            for key, value in batch.items():
+                others[key][place] = value[place]
+            seeds = [0 if row == place else size + row for row in range(size)]
+            try:
+                alone = {**others, **run(others, seeds)}
+            except RuntimeError as error:
+                if changed := [k for k in first if k in one and first[k].shape != batch[k].shape]:
+                    raise ValueError(
+                        f"expected a policy that leaves {changed} of the shape that the env gives, "
+                        f"{[list(one[key].shape[1:]) for key in changed]}, got one that changes it "
+                        f"to {[list(first[key].shape[1:]) for key in changed]}. {_AT_RESETS}"
+                    ) from error
+                raise
             check_same(
                 StepDict((key, value[0]) for key, value in first.items()),
                 StepDict((key, alone[key][place]) for key in first),
@@ -553,13 +595,13 @@ class Inference:
             )
         # All slots are one group of the fixed size, on the CPU, and samplers draw.
         self._on_rows = (
-            self._program.straight  # type: ignore[union-attr]
+            program.straight
             and not any(self._drawing.values())
             and self.device.type == "cpu"
             and self.batched
             and self.slots == self.size == self._group
         )
-        return first
+        return first, remembered
 
     def _rows_are_alike(self, batch: StepDict) -> bool:
         """Tell whether equal rows give equal outputs; the answer is the same for all episodes."""
@@ -593,6 +635,12 @@ def as_policy(policy: Any, env: EnvBase, size: int) -> Callable[..., Any]:
             raise
         raise TypeError(reason) from error
     return made
+
+
+def draws_at_starts(policy: Any) -> bool:
+    """Tell whether the env must draw for a policy where an episode starts, in its slot alone."""
+    modules = policy.modules() if isinstance(policy, nn.Module) else ()
+    return any(isinstance(module, ConsistentDropoutModule) for module in modules)
 
 
 def device_of(policy: Any, asked: torch.device | str | None) -> torch.device:

@@ -12,7 +12,9 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule
 from torchrl.data import Composite, OneHot, Unbounded
-from torchrl.envs import EnvBase
+from torchrl.envs import EnvBase, TransformedEnv
+from torchrl.envs import transforms as T
+from torchrl.modules import GRUModule
 
 import tdcollect
 from tdcollect import EvaluationResult
@@ -22,7 +24,10 @@ from tdcollect.pages.build import Commands
 from tdcollect.pages.evaluation import report_page
 from tdcollect.seeding import batch_seed, policy_seed
 
+from ..simulated_cuda import simulated
+from .ledger import RANDOM
 from .ledgers import alter, contents, unfinished
+from .policies import categorical, recurrent
 from .test_protocol import check_files
 from .torchrl_envs import Drift
 
@@ -171,6 +176,53 @@ def test_an_episode_runs_again_with_its_batch(short: Path) -> None:
     assert result.replay(13)["next", "reward"].sum() == result.record(13).episode_return
     with pytest.raises(RuntimeError, match=r"What has changed: batches.slots was 4 and is 8"):
         EvaluationResult.load(short, partial(Short, 8)).replay(13)
+
+
+class Counted(Short):
+    """It shows the steps of the episode, so that slots have nothing to do with each other."""
+
+    def __init__(self, slots: int, lengths: tuple[int, ...], device: Any = None):
+        super().__init__(slots)
+        self.lengths = lengths  # type: ignore[assignment]
+        self.observation_spec = Composite(observation=Unbounded((slots, 3)), shape=(slots,))
+        self.to(device or "cpu")
+        self.taken, self.length = self.taken.to(self.device), self.length.to(self.device)
+
+    def _seen(self) -> torch.Tensor:
+        return self.taken[:, None] * torch.tensor([0.1, 0.2, 0.3], device=self.device)
+
+
+def digests(result: EvaluationResult) -> list[str | None]:
+    return [episode.digest for episode in result.episodes]
+
+
+def counted(slots: int, *lengths: int, device: Any = None) -> EnvBase:
+    env = Counted(slots, lengths, device)
+    return TransformedEnv(env, T.Compose(T.StepCounter(5), T.RewardSum()))
+
+
+def test_where_slots_are_alone_their_episodes_are_the_numbered_ones() -> None:
+    policy = recurrent(GRUModule)
+    for lengths, how in (((3, 9), {}), ((4, 4), RANDOM)):
+        make = partial(counted, 1, *lengths)
+        alone = digests(tdcollect.evaluate(make, policy, 6, num_envs=2, progress=False, **how))
+        for per_slot in (1, 3):
+            make = partial(counted, 2, *lengths)
+            found = digests(run(make, policy, 6, episodes_per_slot=per_slot, **how))
+            assert {*found} == {*alone}
+            assert found == alone or lengths == (3, 9)  # coins fall otherwise there
+        assert len({*found}) > 1
+
+
+def test_a_simulator_may_be_on_any_device(cuda: torch.device) -> None:
+    policy = categorical()
+    how: dict[str, Any] = {"episodes": 4, "recheck": False, **RANDOM}
+    on_cpu = digests(run(partial(counted, 2, 3, 9), policy, **how))
+    for env_device, policy_device in (("cpu", cuda), (cuda, "cpu"), (cuda, cuda)):
+        env = partial(counted, 2, 3, 9, device=env_device)
+        found = run(env, policy.to(policy_device), **how)
+        assert digests(found) == on_cpu or not simulated()
+        assert (found.manifest["batches"]["device"] == "cpu") == (env_device == "cpu")
 
 
 def test_what_cannot_be_repeated_says_so(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ PARALLEL := -n auto --dist worksteal
 # One process a core; torch takes one thread in each, so that they do not fight over cores.
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo suite docs test test-slow test-versions test-oldest test-newest test-torch test-next package soak lint bench bench-quick simulate-races gpu clean
+.PHONY: demo suite docs test test-slow test-versions test-oldest test-newest test-torch test-next lerobot package soak lint bench bench-quick simulate-races gpu clean
 
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -84,6 +84,31 @@ test-next:
 	.venv-next/bin/python $(INSTALL) --upgrade --no-deps tensordict $(TORCHRL)
 	.venv-next/bin/python -m pytest $(PARALLEL) --tb=no -rfE
 
+# LeRobot's policies on PushT, Aloha and MetaWorld, beside its own evaluation: ten minutes on two
+# cores, after gigabytes of packages. Aloha and MetaWorld pin versions of MuJoCo, so each has an
+# environment of its own, which takes all else from that of LeRobot.
+LEROBOT_PYTHON ?= python3.12
+LEROBOT := .venv-lerobot/bin/python
+ADDED := import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))
+lerobot: .venv-lerobot-aloha/installed .venv-lerobot-metaworld/installed
+	$(LEROBOT) -m pytest tests/robots
+	MUJOCO_GL=egl EPISODE_LENGTH=10 .venv-lerobot-aloha/bin/python -m pytest -k aloha tests/robots
+	MUJOCO_GL=egl EPISODE_LENGTH=10 .venv-lerobot-metaworld/bin/python -m pytest -k metaworld tests/robots
+
+.venv-lerobot/installed:
+	$(LEROBOT_PYTHON) -m venv .venv-lerobot
+	$(LEROBOT) $(INSTALL) 'lerobot[diffusion,evaluation,pusht]==0.6.1' \
+		hypothesis pytest pytest-timeout -e '.[evaluate,video]'
+	touch $@
+
+.venv-lerobot-aloha/installed: PACKAGES := gym-aloha==0.1.5
+.venv-lerobot-metaworld/installed: PACKAGES := metaworld==3.0.0 mujoco==3.3.0
+.venv-lerobot-%/installed: .venv-lerobot/installed
+	$(LEROBOT_PYTHON) -m venv $(@D)
+	$(LEROBOT) -c '$(ADDED)' > $$(echo $(@D)/lib/python*/site-packages)/lerobot.pth
+	$(@D)/bin/python $(INSTALL) $(PACKAGES) lerobot==0.6.1
+	touch $@
+
 # The wheel and the source archive, in dist/: built from what is committed, checked, installed into a
 # venv of its own, and tested there. REPOSITORY, its address, goes into their links.
 REPOSITORY ?=
@@ -128,4 +153,4 @@ gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),.venv/installed)
 	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(GPU_PYTHON) benchmarks/gpu.py
 
 clean:
-	rm -rf .venv .venv-oldest .venv-newest .venv-torch .venv-next .venv-demo .venv-races runs site build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest .venv-newest .venv-torch .venv-next .venv-demo .venv-lerobot* .venv-races runs site build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -21,13 +21,16 @@ KNOWN = {"torch": ("2.8", ""), "torchrl": ("0.14.1", "0.15"), "tensordict": ("0.
 _DECIDING = (
     *("tdcollect", "torch", "tensordict", "torchrl", "gymnasium", "numpy"),
     *("ale-py", "box2d", "dm-control", "envpool", "mujoco", "pettingzoo", "vmas"),  # if installed
+    *("gym-aloha", "gym-pusht", "lerobot", "metaworld"),
 )
 # Of the others, evaluate.
 _EXTRAS = {"h5py": "minari", "imageio_ffmpeg": "video"} | {
     n: n for n in ("envpool", "minari", "ray")
 }
 # Of no extra.
-_PACKAGES = {n: n for n in ("pandas", "pettingzoo")} | {"stable_baselines3": "stable-baselines3"}
+_PACKAGES = {n: n for n in ("lerobot", "pandas", "pettingzoo")} | {
+    "stable_baselines3": "stable-baselines3"
+}
 
 
 def unmet() -> str:

@@ -29,6 +29,7 @@ from tdcollect.cli.program import (
     tell,
 )
 from tdcollect.display import count_text, visible
+from tdcollect.files import write_json
 
 if TYPE_CHECKING:
     from tdcollect.evaluation.request import Request
@@ -500,7 +501,28 @@ def doctor(env: str, as_json: bool, **settings: Any) -> int:
 
 @program.group(cls=Program)
 def export() -> None:
-    """Kept data for other tools: minari."""
+    """Evaluations for other tools: lerobot, minari."""
+
+
+@export.command()
+@click.argument("evaluations", nargs=-1, required=True, metavar="[GROUP=]DIR...")
+@options.shown("--output", type=options.FOLDER, default="eval_info.json", help="The file.")
+@options.as_json
+def lerobot(evaluations: tuple[str, ...], output: Path, as_json: bool) -> None:
+    """Write finished evaluations as LeRobot's eval_info.json, one for each task.
+
+    A group is that of LeRobot's tasks, by default the env's id: pusht=DIR. The evaluations of a
+    group are its tasks 0, 1, ... in their order.
+    """
+    from tdcollect.evaluation.lerobot import eval_info
+
+    results: dict[str, list[Any]] = {}
+    for group, _, folder in (one.rpartition("=") for one in evaluations):
+        found = comparing.finished(Path(folder))
+        results.setdefault(group or found.manifest["env"]["id"], []).append(found)
+    told = eval_info(results)
+    path, overall = write_json(output, told), told["overall"]
+    tell(as_json, f"{overall['n_episodes']} episodes\n{path}", path=path, **overall)
 
 
 @export.command()

@@ -240,8 +240,8 @@ def _is_number(text: str) -> bool:
 as_json = flag("--json", "as_json", help="Print one JSON object.")
 POLICY = (
     "MODULE:FACTORY or FILE.py:FACTORY, called with an env if it has a parameter without default; "
-    "or 'random'; or 'sb3' for a model file of Stable-Baselines3. For groups of agents "
-    "GROUP=POLICY, one for each; after a NAME with commas between."
+    "or 'random'; 'sb3' for a model file of Stable-Baselines3; 'lerobot' for a model of LeRobot. "
+    "For groups of agents GROUP=POLICY, one for each; after a NAME with commas between."
 )
 
 
@@ -253,4 +253,4 @@ class PolicyName(click.types.StringParamType):
 
 
 VECNORMALIZE = "VecNormalize statistics that an SB3 model was saved with."
-CHECKPOINT = "File with the policy's state_dict, or the SB3 model file."
+CHECKPOINT = "File with the policy's state_dict, the SB3 model file, or LeRobot's folder."

@@ -346,7 +346,7 @@ class Comparison(display.Table):
 
     def rows(self) -> list[list[str]]:
         """Return the table's rows: a label, then a cell per difference."""
-        return [*self.return_rows(), *self.success_rows()]
+        return [*self.success_rows(), *self.return_rows()]
 
     def success_rows(self) -> list[list[str]]:
         """Return the rows that are about success; none if no env reports it."""

@@ -32,7 +32,7 @@ from tdcollect.randomness import GlobalStream, Outside
 if TYPE_CHECKING:
     from tdcollect.evaluation.request import Request
 
-RANDOM, SB3 = "random", "sb3"  # policies that need no factory
+RANDOM, SB3, LEROBOT = "random", "sb3", "lerobot"  # policies that need no factory
 
 
 def make(request: Request, look: bool) -> tuple[str | Callable[..., Any], Any]:
@@ -49,6 +49,13 @@ def make(request: Request, look: bool) -> tuple[str | Callable[..., Any], Any]:
         return env, None
     if request.policy == SB3:
         return env, placed(_sb3(request, env), request.device)
+    if request.policy == LEROBOT:
+        from tdcollect.evaluation.lerobot import load_policy
+
+        if request.checkpoint is None:
+            raise ValueError("--policy lerobot needs the model: --checkpoint .../pretrained_model")
+        folder = here / request.checkpoint
+        return env, load_policy(folder if folder.exists() else request.checkpoint, request.device)
     factory = load_named(request.policy, here, look)
     if not callable(factory):
         raise TypeError(

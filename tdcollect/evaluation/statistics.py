@@ -501,7 +501,8 @@ class Summary(Table):
         return one_line(self, self._head(), f"{mean_text(self.returns)} of returns")
 
     def _head(self) -> str:
-        return (
+        rate = self.success and f"{number_text(self.success.rate)} {self.success.interval}"
+        return (f"Success rate {rate}. " if rate else "") + (
             f"{count_text(self.episodes, 'episode')}: {self.completed} completed, "
             f"{self.failed} failed, {lost_words(self.lost)}{self.restarted} restarted"
         )

@@ -204,7 +204,7 @@ def _headline(summary: Summary, same: bool) -> list[Card]:
     ]
     if (success := summary.success) is not None:
         rate = number_and_interval(success.rate, success.interval, summary.confidence, percents)
-        cards.append(("Success rate", *rate))
+        cards.insert(0, ("Success rate", *rate))
     if not same:
         cards.append(card("Mean length", lengths.mean, lengths.mean_interval))
     remark = f"{summary.failed} failed, {lost_words(summary.lost)}{summary.restarted} restarted"
@@ -484,11 +484,11 @@ def comparison_page(comparison: Comparison, pages: Mapping[int, str]) -> Page:
         "Comparison",
         [
             ("Figures", [Figures(drawn)] if drawn else ["No episode was completed by both."]),
+            ("Success", [table("Success", success)] if success else []),
             (
                 "Differences",
                 [table("Differences", comparison.return_rows()), *comparison.notes(), IMPROVEMENT],
             ),
-            ("Success", [table("Success", success)] if success else []),
             ("Episodes", [*_paired_episodes(comparison, pages)] if paired else []),
         ],
         _comparison_headline(differences[0]) if len(differences) == 1 else [],
@@ -505,8 +505,8 @@ def _comparison_headline(d: Difference) -> list[Card]:
         rates = number_and_interval(s.difference, s.interval, d.confidence, percents)
         cards.append(("Difference of success rates", *rates))
     return [
-        (of_mean, *mean),
         *cards,
+        (of_mean, *mean),
         ("Probability of improvement", number_text(d.improvement), won_and_tied),
         ("Won, tied, lost", f"{d.won}, {d.tied}, {d.lost}", f"of {len(d.values)} episodes"),
         ("p-value", p_value, "of no mean difference, by sign flips"),

@@ -116,6 +116,8 @@ def test_the_page_says_what_the_summary_and_the_manifest_say(whole) -> None:
     _, page = whole
     summary = summarize(records())
     interval = summary.returns.mean_interval
+    assert page.words.index("Success rate") < page.words.index("Mean return")
+    assert str(summary).startswith(f"Success rate 0.5 {summary.success.interval}. 40 episodes: ")
     for said in (
         f"95% interval {interval.low:.2f} to {interval.high:.2f}",
         *("39 of 40", "1 failed, 2 restarted", "Failed or restarted: episodes 3 and 7."),
@@ -319,14 +321,15 @@ def test_a_comparison_of_two_says_how_many_episodes_were_won(tmp_path: Path) -> 
 def test_a_comparison_shows_success_where_the_env_reports_it(tmp_path: Path) -> None:
     runs = [run([1.0] * 20, success={i: i < most for i in range(20)}) for most in (8, 14)]
     found, _, page = compared(tmp_path, *runs, names=["old", "new"])
-    assert page.tables[1] == [["", "new"], *stripped(found.success_rows())]
-    assert ["gained, lost", "6, 0"] in page.tables[1]
+    assert page.tables[0] == [["", "new"], *stripped(found.success_rows())]
+    assert ["gained, lost", "6, 0"] in page.tables[0]
+    assert found.rows()[0][0] == "success rate"
     assert "McNemar's exact test" in page.words
     low, high = percents(
         [found.differences[0].success.interval.low, found.differences[0].success.interval.high]
     )
     words = page.words.replace("\n", "")
-    assert f"Difference of success rates30%95% interval {low} to {high}" in words
+    assert f"Difference of success rates30%95% interval {low} to {high}Mean difference" in words
 
 
 def test_a_comparison_with_more_of_the_baseline_shows_the_adjusted_difference(tmp_path) -> None:

@@ -1,0 +1,1 @@
+"""Tests with robots' packages, each in an environment of its own: `make lerobot`."""

@@ -1,0 +1,188 @@
+"""Policies of LeRobot: each episode is that of LeRobot's own rollout of it alone."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("lerobot", reason="LeRobot has environments of its own: make lerobot")
+
+from lerobot.configs import PreTrainedConfig
+from lerobot.envs import PushtEnv, make_env_pre_post_processors
+from lerobot.policies import get_policy_class, make_pre_post_processors
+from lerobot.scripts.lerobot_eval import eval_policy_all, rollout
+
+import tdcollect
+from tdcollect.cli import main
+from tdcollect.evaluation.lerobot import eval_info, load_policy, max_reward
+from tdcollect.randomness import GlobalStream, Outside
+from tdcollect.seeding import env_seed, policy_seed
+
+from .models import CONFIGS, LENGTH, POLICIES, made, saved
+
+pytestmark = pytest.mark.timeout(900)
+ROOT = Path(__file__).parents[2]
+QUIET: dict[str, Any] = {"progress": False}
+COUNT = 4 if LENGTH < 50 else 10
+
+
+def theirs(folder: Path) -> dict[str, Any]:
+    """A saved policy as LeRobot's evaluation takes it."""
+    config = PreTrainedConfig.from_pretrained(folder)
+    policy = get_policy_class(config.type).from_pretrained(folder, config=config)
+    around = make_env_pre_post_processors(PushtEnv(), config)
+    own = make_pre_post_processors(config, str(folder))
+    names = ("policy", "env_preprocessor", "env_postprocessor", "preprocessor", "postprocessor")
+    return dict(zip(names, (policy, *around, *own), strict=True))
+
+
+def vector(make: Callable[[], Any], count: int) -> gym.vector.VectorEnv[Any, Any, Any]:
+    """Envs in a batch, as LeRobot makes those of gymnasium ids."""
+    return gym.vector.SyncVectorEnv(
+        [make] * count, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP
+    )
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("family", CONFIGS)
+def test_episodes_are_those_of_lerobots_rollout_alone(
+    name: str, family: str, tmp_path: Path
+) -> None:
+    pytest.importorskip(family, reason=f"{family} has an environment of its own: make lerobot")
+    folder, make = saved(name, family, tmp_path / "model"), partial(made, family)
+    policy = load_policy(folder)
+    count = 4 if name == "act, ensembled" else COUNT  # its network runs at every step
+    sizes: list[dict[str, Any]] = [{"num_envs": n} for n in (1, 5, 10)] + [{"workers": 2}]
+    results = [tdcollect.evaluate(make, policy, count, **how, **QUIET) for how in sizes]
+    assert len({result.digest for result in results}) == 1, [r.digest for r in results]
+    print(f"\n{family}, {name}: {results[0].digest}")
+    assert results[0].summary().success is not None
+    env, alone = vector(make, 1), theirs(folder)
+    for record in results[0].episodes[:3]:
+        stream = GlobalStream(policy_seed(0, record.index))
+        with Outside(), stream:
+            ran = rollout(env, seeds=[env_seed(0, record.index)], **alone)
+        rewards = ran["reward"][0].double().tolist()
+        assert len(rewards) == record.length
+        assert record.episode_return == pytest.approx(math.fsum(rewards), rel=1e-5, abs=1e-6)
+    env.close()
+
+
+@pytest.fixture(scope="module")
+def act(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("gym_pusht")
+    return saved("act", "gym_pusht", tmp_path_factory.mktemp("act") / "model")
+
+
+def test_the_report_is_the_one_that_lerobot_writes(act: Path, tmp_path: Path) -> None:
+    """With a batch of one, the same seeds, and a policy that draws nothing."""
+    seeds = range(1000, 1004)
+    results = [
+        tdcollect.evaluate(
+            partial(made, "gym_pusht"),
+            load_policy(act),
+            4,
+            env_seeds=[*seeds],
+            metrics={"max_reward": max_reward},
+            output_dir=tmp_path / str(number),
+            **QUIET,
+        )
+        for number in range(2)
+    ]
+    envs = {"pusht": {n: vector(partial(made, "gym_pusht"), 1) for n in range(2)}}
+    expected = eval_policy_all(envs, n_episodes=4, start_seed=1000, **theirs(act))
+    found = eval_info({"pusht": results})
+    for info in (expected, found):
+        assert info["overall"].pop("eval_s") > info["overall"].pop("eval_ep_s") > 0
+    assert main(["export", "lerobot", f"pusht={tmp_path / '0'}", f"pusht={tmp_path / '1'}",
+                 "--output", str(tmp_path / "eval_info.json")]) == 0  # fmt: skip
+    written = json.loads((tmp_path / "eval_info.json").read_text())
+    assert written["overall"].pop("eval_s") > written["overall"].pop("eval_ep_s") > 0
+    for info in (found, written):
+        assert_close(info, expected)
+
+
+def assert_close(found: Any, expected: Any) -> None:
+    assert type(found) is type(expected)
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for key in expected:
+            assert_close(found[key], expected[key])
+    elif isinstance(expected, list):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            assert_close(one, other)
+    else:
+        assert found == (pytest.approx(expected, 1e-6) if isinstance(expected, float) else expected)
+
+
+class Ends(gym.Wrapper):
+    """Ends after 8 to 14 steps, as the seed says, with a reward of 1 a step."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.left = 8 + (seed or 0) % 7
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> Any:
+        observation, _, _, truncated, info = self.env.step(action)
+        self.left -= 1
+        return observation, 1.0, self.left == 0, truncated, {**info, "is_success": self.left == 0}
+
+
+def test_lerobots_batches_add_a_reward_of_the_next_episode(act: Path) -> None:
+    def make() -> Ends:
+        return Ends(made("gym_pusht"))
+
+    lengths = [8 + seed % 7 for seed in range(7)]
+    result = tdcollect.evaluate(make, load_policy(act), 7, env_seeds=[*range(7)], **QUIET)
+    assert result.returns.tolist() == lengths
+
+    def returns(count: int) -> list[float]:
+        info = eval_policy_all(
+            {"pusht": {0: vector(make, count)}}, n_episodes=7, start_seed=0, **theirs(act)
+        )
+        (task,) = info["per_task"]
+        return task["metrics"]["sum_rewards"]
+
+    assert returns(1) == lengths
+    # The longest one of the batch ends with it; each other has one reward too many.
+    assert returns(7) == [length + (length < 14) for length in lengths]
+
+
+def test_lerobots_draws_depend_on_the_size_of_the_batch(tmp_path: Path) -> None:
+    pytest.importorskip("gym_pusht")
+    folder = saved("diffusion", "gym_pusht", tmp_path / "model")
+
+    def returns(count: int) -> list[float]:
+        torch.manual_seed(0)
+        envs = {"pusht": {0: vector(partial(made, "gym_pusht"), count)}}
+        info = eval_policy_all(envs, n_episodes=10, start_seed=0, **theirs(folder))
+        return info["per_task"][0]["metrics"]["sum_rewards"]
+
+    found = {count: returns(count) for count in (1, 5, 10)}
+    print("\nLeRobot's own:", {n: round(float(np.mean(r)), 3) for n, r in found.items()})
+    assert len({*map(tuple, found.values())}) == 3
+
+
+def test_the_page_of_robots(act: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its blocks run in their order, where a checkpoint lies as training leaves it."""
+    monkeypatch.chdir(tmp_path)
+    place = Path("outputs/train/act_pusht/checkpoints/last")
+    place.mkdir(parents=True)
+    (place / "pretrained_model").symlink_to(act)
+    page, space = (ROOT / "docs" / "robots.md").read_text(), {"__name__": "__main__"}
+    for block in re.findall(r"^```py\n(.*?)^```", page, re.S | re.M):
+        exec(compile(block, "docs/robots.md", "exec"), space)
+    for command in re.findall(r"^tdcollect (.*?)$(?<!\\)", page.replace("\\\n", ""), re.M):
+        assert main(shlex.split(command)) == 0

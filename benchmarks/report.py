@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import many_agents
 import pipelines_report
 import workers_report
 import workloads as w
@@ -302,6 +303,7 @@ _SECTIONS = {
     "processes": workers_report.processes,
     "evaluating": _evaluating,
     "many-workers": workers_report.many_workers,
+    "many-agents": many_agents.section,
     "ready": workers_report.ready,
     "suites": workers_report.suites,
     "beside": workers_report.beside,

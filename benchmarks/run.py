@@ -29,6 +29,7 @@ from beside import beside
 from evaluating import evaluating
 from hot_loop import hot_loop
 from machine import machine, versions
+from many_agents import many_agents
 from many_workers import many_workers
 from monitoring import monitoring
 from processes import processes
@@ -151,6 +152,7 @@ EXTRAS = {
     "processes": processes,
     "evaluating": evaluating,
     "many-workers": many_workers,
+    "many-agents": many_agents,
     "ready": ready,
     "suites": suites,
     "beside": beside,

@@ -71,7 +71,7 @@ def versions_in(text: str) -> dict[str, str]:
 
 
 def test_versions_are_those_of_the_constraints_and_policies_are_in_their_tests() -> None:
-    files = [(TESTS.parent / name).read_text() for name in ("constraints.txt", "Makefile")]
+    files = [(TESTS.parent / name).read_text() for name in ("Makefile", "constraints.txt")]
     pinned = dict(re.findall(r"([\w.-]+)(?:\[[\w,]+\])?==([\w.]+)", "\n".join(files)))
     rows = table("| library | policies | tests |")
     for text in {row[0] for row in (*rows, *table("| library | envs |"))}:

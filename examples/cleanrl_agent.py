@@ -3,7 +3,7 @@
     python examples/cleanrl_agent.py --frames 50000
 
 The agent is a plain ``nn.Module`` with ``get_value`` and ``get_action_and_value``, and its training
-is a loop over gymnasium's vector env. Neither knows of TensorDict; only ``policy_of`` does.
+is a loop over gymnasium's vector env. Nothing here knows of TensorDict.
 """
 
 import argparse
@@ -11,13 +11,11 @@ import copy
 
 import gymnasium as gym
 import torch
-from tensordict.nn import TensorDictModule
 from torch import nn
 from torch.distributions import Categorical
-from torchrl.envs import ExplorationType
-from torchrl.modules import ProbabilisticActor
 
 import tdcollect
+from tdcollect.policies import from_function
 
 ENV, NUM_ENVS, STEPS, EPOCHS, MINIBATCHES, GAMMA, LAMBDA = "CartPole-v1", 4, 128, 4, 4, 0.99, 0.95
 
@@ -50,12 +48,8 @@ class Agent(nn.Module):
 
 
 def policy_of(agent):
-    """The agent as a policy to evaluate: it names what the actor reads and writes."""
-    return ProbabilisticActor(
-        TensorDictModule(agent.actor, in_keys=["observation"], out_keys=["logits"]),
-        in_keys=["logits"],
-        distribution_class=Categorical,
-    )
+    """The agent as a policy to evaluate: it draws its actions, as in training."""
+    return from_function(lambda x: agent.get_action_and_value(torch.Tensor(x))[0], batched=True)
 
 
 def train(seed, frames):
@@ -114,11 +108,8 @@ def main(argv=None):
     torch.set_num_threads(1)
 
     early, _, _, last = train(args.seed, args.frames)
-    # The agent's actions are integers, where TorchRL's envs take one-hot ones by default.
-    env = tdcollect.make_env(ENV, num_envs=16, categorical_action_encoding=True)
-    drawn = {"exploration_type": ExplorationType.RANDOM}  # actions, as in training
     first, final = (
-        tdcollect.evaluate(env, policy_of(agent), args.episodes, **drawn) for agent in (early, last)
+        tdcollect.evaluate(ENV, policy_of(agent), args.episodes) for agent in (early, last)
     )
     print(final.summary())
     print(tdcollect.compare(first, final, names=["early", "final"]))

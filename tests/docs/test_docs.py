@@ -84,8 +84,9 @@ def test_statistics_that_are_saved_on_a_page_fit_its_command(
     "page", [pytest.param(p, marks=[pytest.mark.slow] if p in SLOW else []) for p in PAGES]
 )
 def test_snippets_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if "hydra" in page:
-        pytest.importorskip("hydra")
+    for name, needed in (("hydra", "hydra"), ("stable-baselines3", "stable_baselines3")):
+        if name in page:
+            pytest.importorskip(needed)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     write_configs(page)

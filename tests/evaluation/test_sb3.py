@@ -232,6 +232,35 @@ def test_observations_are_normalized_as_the_model_was_trained(tmp_path: Path) ->
     assert without.manifest["policy"]["digest"] != result.manifest["policy"]["digest"]
 
 
+@pytest.mark.parametrize("kind", ["vectors", "pictures"])
+def test_stacked_frames_are_those_of_vec_frame_stack(kind: str) -> None:
+    """As docs/stable-baselines3.md says."""
+    from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack
+
+    wrappers = gym.wrappers
+    picture = spaces.Box(0, 255, (36, 40, 1), np.uint8)
+    env, policy = (pendulum, "MlpPolicy")
+    stacked: Any = lambda: wrappers.FlattenObservation(  # noqa: E731
+        wrappers.FrameStackObservation(env(), 4, padding_type="zero")
+    )
+    if kind == "pictures":
+        env, policy = (lambda: Shown(picture, spaces.Discrete(3)), "CnnPolicy")
+        stacked = lambda: wrappers.ReshapeObservation(  # noqa: E731
+            wrappers.FrameStackObservation(env(), 4, padding_type="zero"), (4, 36, 40)
+        )
+    venv = VecFrameStack(DummyVecEnv([env]), 4)
+    of = model("PPO", lambda: venv, policy)
+    found, _ = by_evaluate(of, stacked, 2, True, inference_batch_size=1)
+    for i, actions in enumerate(found):
+        venv.seed(tdcollect.env_seed(0, i))
+        observation, expected, ended = venv.reset(), [], False
+        while not ended:
+            action, _ = of.predict(observation, deterministic=True)
+            observation, _, (ended,), _ = venv.step(action)
+            expected.append(action[0])
+        np.testing.assert_array_equal(expected, actions)
+
+
 @pytest.mark.parametrize(("algorithm", "epsilon"), [("DQN", 0.3), ("QRDQN", 1.0)])
 def test_dqn_explores_with_its_epsilon(algorithm: str, epsilon: float) -> None:
     of = model(algorithm, shown("a discrete observation"))

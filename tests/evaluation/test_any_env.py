@@ -326,8 +326,8 @@ def test_an_env_that_raises_is_made_anew_and_its_episode_recorded() -> None:
             records(Drift(fails_at=at), categorical(), 9)
 
 
+@pytest.mark.slow
 def test_vmas_draws_from_streams() -> None:
-    pytest.importorskip("vmas")
     from torchrl.envs import VmasEnv
 
     make = partial(VmasEnv, "balance", num_envs=1, n_agents=3)

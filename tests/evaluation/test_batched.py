@@ -333,7 +333,6 @@ def test_altered_files_are_found(
 
 
 def test_vmas_in_one_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("vmas")
     from torchrl.envs import VmasEnv
 
     make = partial(VmasEnv, "balance", num_envs=64, n_agents=3)

@@ -399,7 +399,7 @@ def test_shards_of_two_evaluations_are_refused(runs: Path) -> None:
 
 def test_mixed_shards_are_merged_if_allowed_and_the_manifest_tells(runs: Path) -> None:
     own = json.loads((runs / "shard-0" / "manifest.json").read_text())
-    other = {("platform", "cpu"): "AAA", ("versions", "torch"): "1.0", ("versions", "vmas"): "2"}
+    other = {("platform", "cpu"): "AAA", ("versions", "torch"): "1.0", ("versions", "gone"): "2"}
     other_manifest(runs / "shard-1", other)
     with pytest.raises(ValueError, match=r"but platform\.cpu is .* \(--allow-mixed\), which the"):
         tdcollect.merge(both(runs), runs / "merged")
@@ -408,7 +408,7 @@ def test_mixed_shards_are_merged_if_allowed_and_the_manifest_tells(runs: Path) -
     found = tdcollect.EvaluationResult.load(runs / "merged")
     assert found.manifest["mixed"] == {
         "platform.cpu": ["AAA", own["platform"]["cpu"]],
-        "versions.vmas": ["2", None],
+        "versions.gone": ["2", None],
         "versions.torch": ["1.0", own["versions"]["torch"]],
     }
     assert contents(runs / "merged") == contents(runs / "reversed")

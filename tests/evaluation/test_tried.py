@@ -21,9 +21,10 @@ NAMES = re.compile(r"`([^`]+)`")
 
 
 def table(head: str) -> list[list[str]]:
-    """The cells of a table's rows."""
+    """The cells of a table's rows, with the text of links alone."""
     assert PAGE.count(head) == 1
-    lines = PAGE.split(head)[1].split("\n\n")[0].splitlines()[2:]
+    text = re.sub(r"\[([^]`]+)\]\([^)]+\)", r"\1", PAGE.split(head)[1].split("\n\n")[0])
+    lines = text.splitlines()[2:]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 

@@ -77,8 +77,8 @@ class Evaluator:
     Args:
         env: a gymnasium id, a callable that makes an env, or an ``EnvBase`` that can be pickled,
             which is copied as it is now; as for :func:`tdcollect.evaluate`.
-        policy: the policy; copied. Without other weights, an evaluation uses a snapshot of those
-            that it has at the call.
+        policy: the policy, or a function or agents of :mod:`tdcollect.policies`; copied. Without
+            other weights, an evaluation uses a snapshot of those that it has at the call.
         policy_factory: instead of ``policy``, makes it in the process that evaluates. It is called
             with an env, after ``torch.manual_seed(0)``. Without weights, an evaluation uses the
             latest ones given, else those that it was made with.

@@ -148,6 +148,18 @@ def test_agents_remember_their_own_episode_for_any_slots_and_workers() -> None:
     assert_as_played(results[0], Walk(), begun(make))
 
 
+def test_an_evaluator_takes_agents_as_they_are_at_each_call() -> None:
+    make = partial(Remembering, net(3, 2))
+    agents, results = from_agent(make), []
+    with tdcollect.Evaluator(Walk, agents, num_trajectories=4) as evaluator:
+        for step in range(2):
+            results.append(evaluator.submit(step=step).result())
+            assert results[-1].digest == tdcollect.evaluate(Walk, agents, 4, progress=False).digest
+            with torch.no_grad():
+                make.args[0][-1].bias[0] += 9
+    assert results[0].digest != results[1].digest
+
+
 def test_an_agent_without_reset_and_with_other_names() -> None:
     class Counting:
         def __init__(self) -> None:

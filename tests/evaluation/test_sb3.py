@@ -450,3 +450,5 @@ def test_files_that_are_no_models_and_a_missing_package_are_told(tmp_path, monke
     monkeypatch.setitem(sys.modules, "stable_baselines3", None)
     with pytest.raises(ModuleNotFoundError, match="pip install stable-baselines3"):
         load_policy(tmp_path / "text.zip", env)
+    with pytest.raises(ModuleNotFoundError, match="pip install stable-baselines3"):
+        _ = tdcollect.evaluation.sb3.EvalCallback

@@ -651,12 +651,10 @@ def plan_for(env: EnvBase, exact: Exact | None = None, reasons: Sequence[str] = 
     reasons += missing()
     replaced = {*replaced_methods(env), *replaced_methods(base)}
     reasons += [f"the env has a {name} of its own" for name in sorted(replaced)]
-    groups = base.stepper.group_map if type(base) is GymnasiumEnv else {}
-    unlike = [key for key in env.done_keys if key not in keys.FLAGS]
-    if not all(is_of_agents(key, groups, *keys.FLAGS) for key in unlike):
-        reasons.append(f"the env has the flags {list(env.done_keys)}, not one of each per slot")
     if any(env.full_done_spec[key].dtype is not torch.bool for key in env.done_keys):
         reasons.append("the env has flags of another dtype than bool")
+    groups: Mapping[str, Any] = {}
+    how = ""
     plain = type(env) is GymnasiumEnv or _has_plain_entries(env)
     if not plain:
         reasons.append("the env has entries that are no tensors of one shape")
@@ -666,8 +664,15 @@ def plan_for(env: EnvBase, exact: Exact | None = None, reasons: Sequence[str] = 
         if plain:
             mixes = not all(transform.by_row for transform in transforms)
             inner, further = _inner(base, env is not base, mixes)
+            how = inner.how
+            if inner.slots is not None:
+                groups = inner.slots.stepper.group_map
     except NotKnown as refused:
         reasons += refused.reasons
+    unlike = [key for key in env.done_keys if key not in keys.FLAGS]
+    if not all(is_of_agents(key, groups, *keys.FLAGS) for key in unlike):
+        text = f"the env has the flags {list(env.done_keys)}, not one of each per slot"
+        reasons.append(f"{text}; it {how}" if how else text)
     if reasons:
         return Plan(None, reasons)
     if env.device is not None and not all(part.anywhere for part in (*further, *transforms)):
@@ -723,6 +728,8 @@ def _inner(
         transforms, once = lower_members(members)
         if once:
             return SlotArrays(slots), [*transforms, Shown(shown, mixes)]
+        if slots.stepper.group_map:
+            raise NotKnown("its envs have transforms that begin episodes by themselves")
         return MemberSlots(slots, members, transforms, shown), []
     except NotKnown as error:
         on_cpu = base.device is None or base.device.type == "cpu"

@@ -25,7 +25,14 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Composite
-from torchrl.envs import EnvBase, GymWrapper, TransformedEnv, default_info_dict_reader
+from torchrl.envs import (
+    EnvBase,
+    GymWrapper,
+    PettingZooEnv,
+    PettingZooWrapper,
+    TransformedEnv,
+    default_info_dict_reader,
+)
 from torchrl.envs import GymEnv as TorchRLGymEnv
 from torchrl.envs import ParallelEnv as TorchRLParallelEnv
 from torchrl.envs import SerialEnv as SerialEnv  # is right as it is
@@ -47,6 +54,7 @@ from tdcollect._upstream.torchrl import (
 from tdcollect.cleanup import ended_on_error
 from tdcollect.envs.backends import SerialBackend
 from tdcollect.envs.beside import Parts, SlotSettings, described, make_slot, parts_of_made, repeated
+from tdcollect.envs.process.agents import INFO, Agents
 from tdcollect.envs.process.backend import ProcessBackend
 from tdcollect.envs.slots import Can, Stepper
 from tdcollect.envs.traits import NotKnown, base_of
@@ -525,6 +533,8 @@ class GymEnv(TorchRLGymEnv, metaclass=_GymMeta):
 SINGLE = (GymEnv, TorchRLGymEnv, GymWrapper)
 """The classes of one gymnasium env that are known to the letter."""
 
+OF_AGENTS = (PettingZooEnv, PettingZooWrapper)
+
 
 # --- envs that are adopted ------------------------------------------------------------------------
 
@@ -620,11 +630,7 @@ def adopt(env: EnvBase) -> Adopted:
     else:
         singles = [_check_single(env)]
     # Kept, since making it costs more than a batch; a user may have put other envs inside.
-    parts = [
-        part
-        for single in singles
-        for part in (wrapped_env(single), single.wrapper_frame_skip, is_categorical(single))
-    ]
+    parts = [part for single in singles for part in _settings_of(single)]
     known = _made.get(env)
     if known is None or list(map(id, known[0])) != list(map(id, parts)):
         known = _made[env] = (parts, _make(env, singles))
@@ -645,7 +651,35 @@ def _member(env: EnvBase) -> EnvBase:
     return env.base_env
 
 
-def _check_single(env: EnvBase) -> GymWrapper:
+def _settings_of(env: Any) -> Sequence[Any]:
+    if type(env) in OF_AGENTS:
+        own = env.group_map, env.use_mask, env.return_state, env.categorical_actions
+        return wrapped_env(env), *own
+    return wrapped_env(env), env.wrapper_frame_skip, is_categorical(env)
+
+
+def _agents_in(env: Any) -> Agents:
+    """The parallel env in one of TorchRL's, as slots take it; it is not reset."""
+    inside, groups, use_mask, return_state, _ = _settings_of(env)
+    infos: dict[str, dict[str, Any]] = {}
+    for group, agents in groups.items():
+        told = env.observation_spec[group].zero().get(INFO, {})
+        for i, agent in enumerate(agents):
+            infos[agent] = {name: value[i].numpy(force=True) for name, value in told.items()}
+    return Agents(inside, groups, use_mask, return_state, infos=infos)
+
+
+def _check_single(env: Any) -> EnvBase:
+    if type(env) in OF_AGENTS:
+        _check_methods(env)
+        for fault, there in (
+            ("agents that take turns", not env.parallel),
+            ("done_on_any=False", not env.done_on_any),
+            ("masks of actions", any(env.has_action_mask.values())),
+        ):
+            if there:
+                raise NotKnown(f"it has {fault}; make_env takes parallel envs, masks too")
+        return env
     if type(env) not in SINGLE:
         raise NotKnown(
             f"a {type(env).__name__} is no GymEnv; a gymnasium env is faster by make_env or GymEnv"
@@ -661,10 +695,16 @@ def _check_single(env: EnvBase) -> GymWrapper:
     return env
 
 
-def _make(env: EnvBase, singles: Sequence[GymWrapper]) -> GymnasiumEnv:
-    categorical = is_categorical(singles[0])
+def _make(env: EnvBase, singles: Sequence[Any]) -> GymnasiumEnv:
+    categorical = _settings_of(singles[0])[-1]
     try:
-        backend = _Borrowed([partial(repeated, single) for single in singles], categorical)
+        backend = _Borrowed(
+            [
+                partial(_agents_in if type(single) in OF_AGENTS else repeated, single)
+                for single in singles
+            ],
+            categorical,
+        )
     except (TypeError, ValueError) as error:
         raise NotKnown(str(error)) from error
     name = type(backend.envs[0]).__name__ if backend.spec is None else str(backend.spec.id)

@@ -459,9 +459,7 @@ class Stepper:
         max_restarts: int | None = None,
     ):
         self.shown: dict[int, torch.Tensor] = {}
-        self.group_map: Mapping[str, Sequence[str]] = {}
-        if isinstance(backend.observation.space, AgentSpace):
-            self.group_map = backend.observation.space.group_map
+        self.group_map = getattr(backend.observation.space, "group_map", {})
         if self.group_map and bookkeeping.episode_reward:
             raise ValueError(
                 "expected no episode_reward: each agent has rewards of its own; append RewardSum, "
@@ -729,9 +727,7 @@ class Stepper:
             limit = self.bookkeeping.max_episode_steps
             late = self._counters.lengths() >= limit
             buffers.truncated[rows] |= late[rows]
-            if self._outcomes:
-                every = np.arange(self.num_envs)[rows]
-                self._truncate_agents(every[late[rows]], out)
+            self._truncate_agents(late, out)
         if self.bookkeeping.episode_reward:
             self._returns[rows] += out.reward[rows]
         np.logical_or(buffers.terminated, buffers.truncated, out=out.done)

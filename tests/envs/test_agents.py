@@ -121,6 +121,33 @@ def test_batches_are_those_of_torchrls_env(case: str) -> None:
         assert_same(batch, others, case)
 
 
+def direct(**walk: Any) -> Any:
+    return PettingZooWrapper(Walk(**walk), return_state=True)
+
+
+def summed(env: Any) -> Any:
+    return TransformedEnv(env, T.RewardSum(env.reward_keys, [("bad", "sum"), ("good", "sum")]))
+
+
+TORCHRLS: dict[str, tuple[Any, str]] = {
+    "alone": (direct, ""),
+    "with transforms": (lambda: summed(theirs({"use_mask": True}, dies=True)), ""),
+    "transforms in each": (lambda: SerialEnv(2, lambda: summed(direct(tells=True))), ""),
+    "masks": (lambda: direct(masks="seen"), "it has masks of actions; make_env takes"),
+    "ends once all are done": (lambda: theirs({"done_on_any": False}), "it has done_on_any=False"),
+}
+
+
+@pytest.mark.parametrize("case", TORCHRLS)
+def test_torchrls_own_env_steps_on_arrays_where_it_is_right(case: str) -> None:
+    make, obstacle = TORCHRLS[case]
+    env = make()
+    told = Collector(env, actor(env), frames_per_batch=60).explain()[0].how
+    assert ("on arrays" in told) == (not obstacle)
+    assert obstacle in told
+    assert_same(collected(Collector, make()), collected(ParentCollector, make()), case)
+
+
 @pytest.mark.parametrize("backend", ["serial", "process"])
 def test_an_id_gives_the_episodes_of_its_seeds(backend: str) -> None:
     given = {"max_cycles": 4, "N": 2, "continuous_actions": True, "return_state": True}

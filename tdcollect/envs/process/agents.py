@@ -7,10 +7,10 @@ stand beside their observations, so that slots write them as they write observat
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import gymnasium as gym
@@ -55,7 +55,8 @@ class Agents(gym.Env[Any, Any]):
     Actions and observations are dicts by group, of arrays with the agents in front.
 
     Args:
-        env: a ``pettingzoo.ParallelEnv``. It is reset once, to see its infos.
+        env: a ``pettingzoo.ParallelEnv``. It is reset once, to see its infos, unless ``infos``
+            has an example of each agent's.
         group_map: the agents of each group; or a ``MarlGroupMapType`` of TorchRL's. None groups
             agents by name: ``"adversary_0"`` is in the group ``"adversary"``.
         use_mask: add ``"mask"`` to each group: the agents that are alive. Agents that die before
@@ -75,6 +76,8 @@ class Agents(gym.Env[Any, Any]):
         use_mask: bool = False,
         return_state: bool = False,
         done_on_any: bool | None = None,
+        *,
+        infos: Mapping[str, Any] | None = None,
     ):
         if not isinstance(env, extra_module("pettingzoo", "an env of PettingZoo").ParallelEnv):
             raise TypeError(f"expected a pettingzoo.ParallelEnv, got {type(env).__name__}")
@@ -82,7 +85,8 @@ class Agents(gym.Env[Any, Any]):
         self.groups = _groups(group_map, list(env.possible_agents))
         self.use_mask, self.return_state = use_mask, return_state
         self._ended = all if done_on_any is False else any
-        infos = env.reset()[1]
+        if infos is None:
+            infos = env.reset()[1]
         parts: dict[str, Any] = {}
         actions: dict[str, Any] = {}
         for group, agents in self.groups.items():
@@ -92,7 +96,8 @@ class Agents(gym.Env[Any, Any]):
             seen = [env.observation_space(agent) for agent in agents]
             parts[group] = self._group_space(group, seen, actions[group], infos)
         if return_state:
-            parts[STATE] = _state_space(env)
+            state = np.asarray(env.state())
+            parts[STATE] = getattr(env, "state_space", _real(state.shape, state.dtype.type))
         self.observation_space = AgentSpace(parts, self.groups)
         self.action_space = spaces.Dict(actions)
 
@@ -153,11 +158,8 @@ class Agents(gym.Env[Any, Any]):
         terminated, truncated = {**dead, **terminated}, {**dead, **truncated}
         observed = self._observed(seen, infos, rewards, terminated, truncated)
         ends = [self._ended(flags[agent] for agent in actions) for flags in (terminated, truncated)]
-        total = float(sum(float(group[keys.REWARD].sum()) for group in self._of_groups(observed)))
+        total = sum(float(observed[group][keys.REWARD].sum()) for group in self.groups)
         return observed, total, bool(ends[0]), bool(ends[1]), infos
-
-    def _of_groups(self, observed: Mapping[str, Any]) -> list[Any]:
-        return [observed[group] for group in self.groups]
 
     def _observed(
         self,
@@ -176,17 +178,16 @@ class Agents(gym.Env[Any, Any]):
             if ACTION_MASK in space.spaces:
                 part[ACTION_MASK] = legal = np.ones(space[ACTION_MASK].shape, bool)
                 for i, agent in enumerate(agents):
-                    if agent in alive and given[i] is not None:
-                        for source in (given[i], infos.get(agent)):
-                            if isinstance(source, Mapping) and ACTION_MASK in source:
-                                legal[i] = source[ACTION_MASK]
-                                break
+                    sources = (given[i], infos.get(agent))
+                    told = [s for s in sources if isinstance(s, Mapping) and ACTION_MASK in s]
+                    if told and agent in alive and agent in seen:
+                        legal[i] = told[0][ACTION_MASK]
             if self.use_mask:
                 part[keys.MASK] = np.array([agent in alive for agent in agents])
             if INFO in space.spaces:
-                told = [infos.get(a) if a in seen else None for a in agents]
+                here = [infos[agent] if agent in seen else {} for agent in agents]
                 part[INFO] = {
-                    name: _values([(info or {}).get(name) for info in told], like)
+                    name: _values([info.get(name) for info in here], like)
                     for name, like in space[INFO].items()
                 }
             shape = (len(agents), 1)
@@ -232,11 +233,10 @@ def agents_of(name: str, /, **kwargs: Any) -> Agents:
     module: Any = None
     if found is not None:
         extra_module("pettingzoo", name)
-        for inside in (f"pettingzoo.{found[1]}", found[1]):
-            if module is None and importlib.util.find_spec(inside) is not None:
-                path = f"{inside}.{found[2]}"
-                if importlib.util.find_spec(path) is not None:
-                    module = importlib.import_module(path)
+        for package in (f"pettingzoo.{found[1]}", found[1]):
+            path = f"{package}.{found[2]}"
+            if module is None and find_spec(package) and find_spec(path):
+                module = importlib.import_module(path)
     if not hasattr(module, "parallel_env"):
         raise ValueError(
             "expected the id of a parallel env, as pettingzoo/mpe2/simple_spread_v3 or "
@@ -266,8 +266,8 @@ def _groups(group_map: Any, agents: Sequence[str]) -> dict[str, list[str]]:
     if group_map is None:
         group_map = {}
         for agent in agents:
-            name, _, number = agent.rpartition("_")
-            group_map.setdefault(name if name and _is_int(number) else agent, []).append(agent)
+            numbered = re.fullmatch(r"(.+)_[+-]?\d+", agent)
+            group_map.setdefault(numbered[1] if numbered else agent, []).append(agent)
     found = {group: list(members) for group, members in group_map.items()}
     if sorted(agent for members in found.values() for agent in members) != sorted(agents):
         raise ValueError(
@@ -276,24 +276,8 @@ def _groups(group_map: Any, agents: Sequence[str]) -> dict[str, list[str]]:
     return found
 
 
-def _is_int(text: str) -> bool:
-    try:
-        int(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _real(shape: Sequence[int]) -> spaces.Box:
-    return spaces.Box(-np.inf, np.inf, tuple(shape), np.float32)
-
-
-def _state_space(env: Any) -> Any:
-    space = getattr(env, "state_space", None)
-    if space is not None:
-        return space
-    state = np.asarray(env.state())
-    return spaces.Box(-np.inf, np.inf, state.shape, state.dtype.type)
+def _real(shape: Sequence[int], dtype: Any = np.float32) -> spaces.Box:
+    return spaces.Box(-np.inf, np.inf, tuple(shape), dtype)
 
 
 def _stacked(parts: Sequence[Any], group: str) -> Any:

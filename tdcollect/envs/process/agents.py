@@ -21,7 +21,6 @@ from tdcollect import keys
 from tdcollect.envs.process.values import Array, is_number
 from tdcollect.packages import extra_module
 
-PREFIX = "pettingzoo/"
 OPTIONS = ("group_map", "use_mask", "return_state", "done_on_any")
 """The arguments of :class:`Agents` in ``env_kwargs``; the others are the parallel env's own."""
 
@@ -85,8 +84,7 @@ class Agents(gym.Env[Any, Any]):
         self.groups = _groups(group_map, list(env.possible_agents))
         self.use_mask, self.return_state = use_mask, return_state
         self._ended = all if done_on_any is False else any
-        if infos is None:
-            infos = env.reset()[1]
+        infos = env.reset()[1] if infos is None else infos
         parts: dict[str, Any] = {}
         actions: dict[str, Any] = {}
         for group, agents in self.groups.items():
@@ -217,7 +215,7 @@ class Agents(gym.Env[Any, Any]):
 
 def is_agents_id(name: Any) -> bool:
     """Tell whether a name is one of PettingZoo's envs, and not gymnasium's."""
-    return isinstance(name, str) and name.startswith(PREFIX)
+    return isinstance(name, str) and name.startswith("pettingzoo/")
 
 
 def agents_of(name: str, /, **kwargs: Any) -> Agents:

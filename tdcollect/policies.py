@@ -1,31 +1,62 @@
-"""Policies that know nothing of TensorDicts: functions, and agents with a memory."""
+"""Policies that know nothing of TensorDicts: functions, agents with a memory, servers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import copy
+import importlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from inspect import getclosurevars, isfunction, ismethod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tdcollect.display import one_line
 
+if TYPE_CHECKING:
+    from tdcollect.served import Server
+
 
 class SpacePolicy:
-    """A policy on the spaces of an env; :func:`from_function` and :func:`from_agent` make them.
+    """A policy on the spaces of an env; the functions of this module make them.
 
     Attributes:
-        source: the function that acts, or that makes an agent.
+        source: the function that acts, or that makes an agent, or an agent to copy.
         batched: True if it takes all observations of a batch at once, False for one at a time.
+        kind: ``"function"``, ``"agent"`` or ``"server"``, for the manifest.
+        said: a server's words about itself; None for a policy that acts here.
     """
 
-    def __init__(self, source: Callable[..., Any], batched: bool = False):
+    source: Any = None
+    kind = "function"
+    said: Mapping[str, str | None] | None = None
+
+    def __init__(self, source: Callable[..., Any], batched: bool = False, key: bool = False):
         if not callable(source):
             raise TypeError(f"expected a function, got {source!r}")
-        self.source, self.batched = source, batched
+        if batched and key:
+            raise ValueError(
+                "expected batched=True or key=True, got both: a batch is of several episodes, and "
+                "each has a key of its own; leave batched out"
+            )
+        self.source, self.batched, self._key = source, batched, key
 
-    def begin(self) -> Callable[[Any], Any]:
-        """Return the function that acts in the next episode."""
-        return self.source
+    def check(self) -> None:
+        """Raise if the policy cannot act, before an env is made."""
+
+    def begin(self, seed: int) -> Any:
+        """Return the function that acts in an episode of this policy seed, or a session."""
+        if not self._key:
+            return self.source
+        jax = importlib.import_module("jax")
+
+        key = jax.random.PRNGKey(short_seed(seed))
+
+        def act(observation: Any) -> Any:
+            nonlocal key
+            key, now = jax.random.split(key)
+            return self.source(observation, now)
+
+        return act
 
     def parts(self) -> Iterator[tuple[str, Any]]:
         """Yield what the source holds, by name: enclosed values, arguments, attributes."""
@@ -37,6 +68,7 @@ class SpacePolicy:
         if ismethod(source):
             yield from getattr(source.__self__, "__dict__", {}).items()
             source = source.__func__
+        source = compiled_from(source)
         if isfunction(source):
             named = getclosurevars(source)
             yield from {**named.globals, **named.nonlocals}.items()
@@ -51,13 +83,18 @@ class SpacePolicy:
 class AgentPolicy(SpacePolicy):
     """Agents, one for each running episode; :func:`from_agent` makes it."""
 
-    def __init__(self, make: Callable[[], Any], act: str, reset: str | None):
-        super().__init__(make)
+    kind = "agent"
+
+    def __init__(self, make: Any, act: str, reset: str | None):
+        # A class has its agents' methods, too, and a function none of them.
+        self._copies = not isinstance(make, type) and callable(getattr(make, act, None))
+        super().__init__(type(make) if self._copies else make)
+        self.source = make
         self._act, self._reset = act, reset
 
-    def begin(self) -> Callable[[Any], Any]:
+    def begin(self, seed: int) -> Any:
         """Make an agent, reset it, and return its method that acts."""
-        agent = self.source()
+        agent = copy.deepcopy(self.source) if self._copies else self.source()
         for name in (self._act, *([self._reset] if self._reset else [])):
             if not callable(getattr(agent, name, None)):
                 raise TypeError(
@@ -65,12 +102,104 @@ class AgentPolicy(SpacePolicy):
                     "from_agent(make, act=..., reset=...), reset=None if it has none"
                 )
         if self._reset:
-            getattr(agent, self._reset)()
-        act: Callable[[Any], Any] = getattr(agent, self._act)
-        return act
+            reset = getattr(agent, self._reset)
+            reset(**({"seed": short_seed(seed)} if "seed" in parameters_of(reset) else {}))
+        return getattr(agent, self._act)
 
 
-def from_function(function: Callable[[Any], Any], batched: bool = False) -> SpacePolicy:
+class ServerPolicy(SpacePolicy):
+    """A policy on a server; :func:`from_server` makes it."""
+
+    kind = "server"
+
+    def __init__(self, server: Server):
+        self.server, self.batched = server, False
+
+    def check(self) -> None:
+        """Ask the server what it serves."""
+        self.server.check()
+        self.said = self.server.said
+
+    def begin(self, seed: int) -> Any:
+        """Return the session of an episode, of which the server hears as it begins."""
+        from tdcollect.served import Session
+
+        return Session(self.server, short_seed(seed))
+
+    def __repr__(self) -> str:
+        return one_line(self, self.server.url)
+
+
+ACTING = ("select_action", "act", "get_action")
+"""The methods of one observation that agents of other libraries have."""
+
+
+def recognized(policy: Any) -> Any:
+    """Return a policy as an evaluation runs it: agents, their classes and urls are found out.
+
+    Raises:
+        TypeError: for an agent that can be read in several ways, or a class whose objects need
+            arguments, with the lines that work.
+    """
+    if isinstance(policy, Mapping):
+        return {group: recognized(one) for group, one in policy.items()}
+    if isinstance(policy, str) and is_url(policy):
+        return from_server(policy)
+    is_class = isinstance(policy, type) and not hasattr(policy, "forward")
+    if isinstance(policy, SpacePolicy) or (callable(policy) and not is_class):
+        return policy
+    acts = [name for name in (*ACTING, "predict") if callable(getattr(policy, name, None))]
+    if not acts:
+        return policy
+    reset = "reset" if callable(getattr(policy, "reset", None)) else None
+    needs = [
+        name
+        for name, one in (parameters_of(policy) if is_class else {}).items()
+        if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+    ]
+    if len(acts) == 1 and acts != ["predict"] and not needs:
+        return from_agent(policy, acts[0], reset)
+    name = policy.__name__ if is_class else "policy"
+    if needs:
+        name = f"functools.partial({', '.join([name, *needs])})"
+    rest = "" if reset else ", reset=None"
+    lines = [f"tdcollect.policies.from_agent({name}, act={act!r}{rest})" for act in acts]
+    if "predict" in acts and not is_class:
+        lines += ["tdcollect.policies.from_function(lambda x: policy.predict(x)[0])"]
+    what = f"the class {policy.__name__}" if is_class else f"a {type(policy).__name__}"
+    raise TypeError(
+        f"expected a policy that can be read in one way, got {what}, with {' and '.join(acts)}(); "
+        f"pass {' or '.join(lines)}"
+    )
+
+
+def is_url(text: str) -> bool:
+    """Tell whether a text is the url of a policy server."""
+    return text.startswith(("http://", "https://"))
+
+
+def short_seed(seed: int) -> int:
+    """The first 31 bits of a policy seed of 64, which every library takes as a seed."""
+    return seed >> 33
+
+
+def compiled_from(function: Any) -> Any:
+    """The Python function that JAX has compiled; any other object as it is."""
+    compiled = type(function).__module__.startswith("jax")
+    return getattr(function, "__wrapped__", function) if compiled else function
+
+
+def parameters_of(function: Any) -> dict[str, inspect.Parameter]:
+    """The parameters of a function by name; none where they are not known."""
+    try:
+        return dict(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return {}
+
+
+def from_function(
+    function: Callable[..., Any], batched: bool = False, key: bool = False
+) -> SpacePolicy:
     """Return a function of an observation as a policy for :func:`tdcollect.evaluate`.
 
     It is called with what gymnasium's env gives, an array or a dict of arrays, and gives an action
@@ -81,17 +210,17 @@ def from_function(function: Callable[[Any], Any], batched: bool = False) -> Spac
     Args:
         function: of one observation; it must keep nothing from one call to the next.
         batched: it takes the observations ``[N, ...]`` of several envs, and gives ``[N, ...]``.
+        key: it takes a key of ``jax.random`` beside the observation, another one at each step, all
+            of them from the episode's policy seed.
 
     Examples:
         >>> policy = from_function(lambda observation: int(observation[2] > 0))
         >>> result = tdcollect.evaluate("CartPole-v1", policy, episodes=10)
     """
-    return SpacePolicy(function, batched)
+    return SpacePolicy(function, batched, key)
 
 
-def from_agent(
-    make: Callable[[], Any], act: str = "select_action", reset: str | None = "reset"
-) -> AgentPolicy:
+def from_agent(make: Any, act: str = "select_action", reset: str | None = "reset") -> AgentPolicy:
     """Return agents that remember as a policy for :func:`tdcollect.evaluate`.
 
     Each running episode has an agent of its own, so that memory, queues of actions and histories
@@ -99,12 +228,40 @@ def from_agent(
 
     Args:
         make: a function without arguments that makes an agent, at each episode's start; for large
-            networks, one that shares them: ``lambda: Agent(net)``.
+            networks, one that shares them: ``lambda: Agent(net)``. Or an agent, of which each
+            episode gets a deep copy.
         act: its method of one observation, as :func:`from_function` has it, that gives an action.
-        reset: its method, without arguments, that is called before the episode; None for none.
+        reset: its method that is called before the episode; None for none. If it takes a ``seed``,
+            it gets one of 31 bits, the first ones of the episode's policy seed.
 
     Examples:
         >>> policy = from_agent(lambda: Agent(net), act="act")
         >>> result = tdcollect.evaluate("CartPole-v1", policy, episodes=10)
     """
     return AgentPolicy(make, act, reset)
+
+
+def from_server(url: str | int, *, timeout: float = 30.0, largest: int = 2**26) -> ServerPolicy:
+    """Return a policy on a server as a policy for :func:`tdcollect.evaluate`.
+
+    The server gets observations and gives actions, over HTTP; ``examples/policy_server.py`` is one.
+    Each running episode has a session of its own there, which begins with the first 31 bits of the
+    episode's policy seed. A request without an answer is sent once more, under the same number.
+    Episodes whose sessions the server has lost start again, up to ``max_restarts`` times.
+
+    Args:
+        url: the server's, or its port on this machine.
+        timeout: the seconds that an answer may take.
+        largest: the most bytes of a message, either way.
+
+    Raises:
+        ValueError: for a url of another form; as an evaluation begins or goes on, for answers that
+            are no actions.
+        ConnectionError: as an evaluation begins or goes on, if the server does not answer.
+
+    Examples:
+        >>> result = tdcollect.evaluate("CartPole-v1", from_server(8000), episodes=10)
+    """
+    from tdcollect.served import Server
+
+    return ServerPolicy(Server(url, timeout, largest))

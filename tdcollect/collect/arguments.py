@@ -27,7 +27,7 @@ from tdcollect._upstream.collectors import CollectorState
 from tdcollect.envs.process.values import ResetOptions
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.keys import SLOT, TIME
-from tdcollect.policies import SpacePolicy
+from tdcollect.policies import ACTING, SpacePolicy
 from tdcollect.randomness import global_states, set_global_states
 
 _OPTIONAL_CALLABLES = ("postproc", "pre_collect_hook", "post_collect_hook", "policy_factory")
@@ -209,17 +209,14 @@ def cannot_wrap(policy: Any, env: EnvBase, evaluating: bool = False) -> str | No
     observed = list(env.observation_keys)
     if not callable(policy):
         advice = "leave it out for random actions"
-        acts = [name for name in _ACTING if callable(getattr(policy, name, None))]
-        if acts and evaluating:
-            reset = "" if callable(getattr(policy, "reset", None)) else ", reset=None"
-            agent = f"from_agent(lambda: copy.deepcopy(policy), act={acts[0]!r}{reset})"
-            advice = f"if it acts on one observation: tdcollect.policies.{agent}"
-        elif acts:
+        acts = [name for name in ACTING if callable(getattr(policy, name, None))]
+        if acts:  # evaluations take it as it is
             call = _row_by_row(f"policy.{acts[0]}", env)
             advice = f"wrap its {acts[0]}, for one NumPy observation: {call}"
         if isinstance(policy, SpacePolicy):
             call = _row_by_row("policy.source", env)
             advice = f"evaluations take it; collect with a function: {call}"
+            advice = advice if policy.kind == "function" else "evaluations take it, no collector"
         if hasattr(policy, "predict"):
             advice = (
                 "pass tdcollect.evaluation.sb3.load_policy(model, env) for a model of "
@@ -246,7 +243,8 @@ def cannot_wrap(policy: Any, env: EnvBase, evaluating: bool = False) -> str | No
     takes = "what it takes is not known" if names is None else f"takes ({', '.join(names)})"
     alone = ""
     if not isinstance(policy, nn.Module) and len(observed) == 1:
-        call = "tdcollect.policies.from_function(policy)"
+        key = ", key=True" if names and names[1:] in (["key"], ["rng"]) else ""
+        call = f"tdcollect.policies.from_function(policy{key})"
         call = call if evaluating else _row_by_row("policy", env)
         alone = f"; if it takes one NumPy observation: {call}"
     return (
@@ -254,9 +252,6 @@ def cannot_wrap(policy: Any, env: EnvBase, evaluating: bool = False) -> str | No
         f"entries {observed}, got {_described(policy)}, which {takes}; wrap it: "
         f"TensorDictModule(policy, {made}){alone}"
     )
-
-
-_ACTING = ("select_action", "act", "get_action")  # methods that agents of other libraries have
 
 
 def _row_by_row(call: str, env: EnvBase) -> str:

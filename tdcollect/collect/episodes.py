@@ -353,6 +353,8 @@ class Episodes:
 
     def _give_up(self, error: SlotError, starts: dict[int, Start], built: bool = False) -> None:
         """Build the envs that raised anew, unless built; take their episodes out of ``starts``."""
+        if not error.causes:  # the policy's, as it acted: the envs are sound
+            return
         if self.on_error is None or not self.env.can.rebuild:
             raise error
         if not built:

@@ -112,7 +112,7 @@ class SlotError(RuntimeError):
         )
         advice = old_api(slots)
         super().__init__(f"the env failed in {verb}() of {slots}" + f"; {advice}" * bool(advice))
-        self.__cause__ = next(iter(self.causes.values()))
+        self.__cause__ = next(iter(self.causes.values()), None)
 
     def __reduce__(self) -> Any:
         return type(self), (self.verb, self.causes, self.where)

@@ -26,6 +26,7 @@ from tdcollect.evaluation.ledger import MIXED, REPEATED, Batches, Episode, Shard
 from tdcollect.evaluation.manifest import describe
 from tdcollect.evaluation.replay import Replay, replayer
 from tdcollect.evaluation.request import Request
+from tdcollect.evaluation.requested import recognized
 from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.evaluation.settings import (
     EvaluationSettings,
@@ -125,6 +126,7 @@ def evaluate(
             "expected no workers and no shard with episodes_per_slot: a batch runs whole, in this "
             "process, and batches that ran elsewhere need not be the same; leave them out"
         )
+    policy = recognized(policy, env, asked)
     crew = as_workers(workers) if asked.episode_indices else None
     job = Job(env, policy, asked, 1 if crew is None else crew.num_workers)
 

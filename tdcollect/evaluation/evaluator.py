@@ -55,7 +55,7 @@ from tdcollect.evaluation.workers.worker import (
     unpickled,
 )
 from tdcollect.packages import extra_module
-from tdcollect.policies import SpacePolicy
+from tdcollect.policies import SpacePolicy, recognized
 from tdcollect.processes.channel import raised_there
 from tdcollect.processes.child import Spawned
 from tdcollect.seeding import report_seed
@@ -169,7 +169,7 @@ class Evaluator:
         report_episodes: int | None = None,
         **torchrl_only: Any,
     ):
-        policy = of_groups(policy)
+        policy = of_groups(recognized(policy))
         _check_subject(env, policy, policy_factory)
         _check_torchrl_only(**torchrl_only)
         check.callables(metrics_fn=metrics_fn, on_result=on_result, init_fn=init_fn)

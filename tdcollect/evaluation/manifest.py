@@ -30,7 +30,7 @@ from tdcollect.evaluation.episodes.measures import Measure
 from tdcollect.evaluation.ledger import BATCHES, FORMAT, METRICS, OPTIONS, RANDOM
 from tdcollect.keys import entry_path
 from tdcollect.packages import versions
-from tdcollect.policies import AgentPolicy, SpacePolicy
+from tdcollect.policies import SpacePolicy, compiled_from
 from tdcollect.seeding import BATCHED_PROTOCOL, EVALUATION_PROTOCOL
 
 if TYPE_CHECKING:
@@ -116,17 +116,30 @@ def weights_digest(policy: Any) -> str | None:
     """Return the SHA-256 of a policy's parameters and buffers; None if it has none."""
     state = policy.state_dict() if isinstance(policy, nn.Module) else {}
     if isinstance(policy, SpacePolicy):
-        state = {
-            name: part.state_dict() if isinstance(part, nn.Module) else torch.as_tensor(part)
-            for name, part in policy.parts()
-            if isinstance(part, (nn.Module, torch.Tensor, np.ndarray))
-        }
+        if policy.said is not None:
+            return policy.said["digest"]
+        state = _weights_of(dict(policy.parts()))
     if not state:
         return None
     digest = hashlib.sha256()
     for name, value in sorted(state.items()):
         _digest_value(digest, name, value)
     return digest.hexdigest()
+
+
+def _weights_of(parts: Any) -> dict[str, Any]:
+    """Return the networks and arrays among parts, JAX's and nested ones too, by name."""
+    found: dict[str, Any] = {}
+    for name, part in parts.items() if isinstance(parts, Mapping) else enumerate(parts):
+        if isinstance(part, nn.Module):
+            found[str(name)] = part.state_dict()
+        elif isinstance(part, (torch.Tensor, np.ndarray)):
+            found[str(name)] = torch.as_tensor(part)
+        elif isinstance(part, (Mapping, list, tuple)):
+            found |= {f"{name}.{key}": value for key, value in _weights_of(part).items()}
+        elif type(part).__module__.startswith("jax") and hasattr(part, "__array__"):
+            found[str(name)] = torch.from_numpy(np.array(part)[None].view(np.uint8))
+    return found
 
 
 def _digest_value(digest: Any, name: str, value: Any) -> None:
@@ -148,7 +161,8 @@ def structure_digest(policy: Any) -> str | None:
     for another policy; of a function, or one that makes agents, the digest of its code.
     """
     if isinstance(policy, SpacePolicy):
-        return code_digest(policy.source)
+        source = policy.source
+        return source and code_digest(source if callable(source) else type(source))
     if not isinstance(policy, nn.Module):
         return None
     digest = hashlib.sha256()
@@ -189,6 +203,7 @@ def code_digest(function: Any) -> str | None:
     while isinstance(function, partial):
         digest.update(_code_values((*function.args, *sorted(function.keywords.items()))))
         function = function.func
+    function = compiled_from(function)
     if isinstance(function, type):
         methods = {n: f for n, f in vars(function).items() if isinstance(f, FunctionType)}
         digest.update(_code_values(sorted(methods.items())))
@@ -226,7 +241,10 @@ def _code_values(values: Any) -> bytes:
 
 
 def _named(policy: Any) -> dict[str, Any]:
-    """Return the entry of a policy's class, of its kind on the env's spaces, and of its groups."""
+    """Return the entry of a policy's class, of its kind on the env's spaces, and of its groups.
+
+    Of a server, it is what the server says of itself.
+    """
     if isinstance(policy, GroupPolicies):
         groups = {
             name: {
@@ -240,8 +258,9 @@ def _named(policy: Any) -> dict[str, Any]:
         return {"class": ", ".join(short), "groups": groups}
     if not isinstance(policy, SpacePolicy):
         return {"class": _class(policy)}
-    kind = "agent" if isinstance(policy, AgentPolicy) else "function"
-    return {"class": _class(policy.source), "kind": kind}
+    if policy.said is not None:
+        return {"class": policy.said["name"], "kind": policy.kind, **policy.said}
+    return {"class": _class(policy.source), "kind": policy.kind}
 
 
 def _class(policy: Any) -> str:

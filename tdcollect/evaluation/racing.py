@@ -34,6 +34,7 @@ from tdcollect.evaluation.ledger import (
 from tdcollect.evaluation.race import Looks, Plan, RaceResult
 from tdcollect.evaluation.replay import replayer
 from tdcollect.evaluation.request import Request
+from tdcollect.evaluation.requested import recognized
 from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.evaluation.sequential import Rule
 from tdcollect.evaluation.settings import (
@@ -149,7 +150,8 @@ def race(
     count = 1 if crew is None else crew.num_workers
     looks = Looks(plan)
     evaluations, results = {}, dict[str, EvaluationResult]()
-    for name, policy in policies.items():
+    for name, given in policies.items():
+        policy = recognized(given, env, asked)
         record = partial(
             _Racer,
             indices=asked.episode_indices,

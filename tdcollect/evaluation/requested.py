@@ -18,19 +18,21 @@ from torch import nn
 from torchrl.envs import EnvBase, ParallelEnv, SerialEnv, TransformedEnv
 from torchrl.envs import transforms as T
 
+from tdcollect import policies
 from tdcollect._upstream.torchrl import VecNormSums, VecNormV2Statistics
 from tdcollect.cleanup import ended_on_error
 from tdcollect.display import one_line
-from tdcollect.envs.make import make_env
+from tdcollect.envs.make import alike, make_env
 from tdcollect.envs.traits import all_transforms_of, flat_transforms, innermost, of_kind, runs_once
 from tdcollect.evaluation.episodes.groups import GroupPolicies, of_groups
 from tdcollect.evaluation.episodes.policy import known_device
 from tdcollect.evaluation.imports import by_group, called, is_named, load_named
-from tdcollect.policies import SpacePolicy
+from tdcollect.policies import SpacePolicy, from_server, is_url
 from tdcollect.randomness import GlobalStream, Outside
 
 if TYPE_CHECKING:
     from tdcollect.evaluation.request import Request
+    from tdcollect.evaluation.settings import EvaluationSettings
 
 RANDOM, SB3, LEROBOT = "random", "sb3", "lerobot"  # policies that need no factory
 
@@ -47,6 +49,10 @@ def make(request: Request, look: bool) -> tuple[str | Callable[..., Any], Any]:
         if request.checkpoint is not None:
             raise ValueError("random actions have no checkpoint; leave it out")
         return env, None
+    if is_url(request.policy):
+        if request.checkpoint is not None:
+            raise ValueError("a server has its weights itself; leave the checkpoint out")
+        return env, from_server(request.policy)
     if request.policy == SB3:
         return env, placed(_sb3(request, env), request.device)
     if request.policy == LEROBOT:
@@ -152,10 +158,24 @@ def policy_from(
     else:
         with one_slot(env, env_kwargs, backend) as one:
             policy = factory(one)
-    policy = of_groups(policy)
+    policy = of_groups(policies.recognized(policy))
     if not (callable(policy) or isinstance(policy, SpacePolicy)):
         raise TypeError(f"expected {name} to give a policy, got {policy!r}")
     return policy
+
+
+def recognized(policy: Any, env: Any, settings: EvaluationSettings) -> Any:
+    """Return a policy as an evaluation runs it; models of Stable-Baselines3 are found out, too.
+
+    For the spaces of these an env is made, and closed again.
+    """
+    modules = [kind.__module__ for kind in type(policy).__mro__]
+    if "stable_baselines3.common.base_class" in modules:
+        from tdcollect.evaluation.sb3 import load_policy
+
+        with one_slot(env, alike(env, settings.env_kwargs), settings.backend) as one:
+            return load_policy(policy, one)
+    return of_groups(policies.recognized(policy))
 
 
 def placed(policy: Any, device: torch.device | str | None) -> Any:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import random
+import re
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -13,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from tensordict.nn import TensorDictModule
 from torch import nn
 
 import tdcollect
@@ -273,3 +277,184 @@ def test_other_envs_and_numbers_of_actions_are_refused() -> None:
         tdcollect.evaluate(Walk, from_function(lambda x: [0], batched=True), 2, progress=False)
     with pytest.raises(TypeError, match="expected a function, got 7"):
         from_function(7)  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------------- what a policy is, found out
+
+
+def lines_of(policy: Any, env: Any = Walk) -> list[str]:
+    """The lines of code that the refusal of a policy names."""
+    with pytest.raises((TypeError, ValueError)) as refused:
+        tdcollect.evaluate(env, policy, 3, progress=False)
+    text = " ".join([str(refused.value), *getattr(refused.value, "__notes__", [])])
+    return re.findall(r"(?:tdcollect\.policies\.\w+|TensorDictModule)\(.*?\)(?=$| or |; )", text)
+
+
+def evaluated_as(
+    line: str, policy: Any, env: Any = Walk, num_envs: int | None = None, **names: Any
+) -> Any:
+    known = {"tdcollect": tdcollect, "functools": functools, "torch": torch}
+    made = eval(line, {**known, "TensorDictModule": TensorDictModule, "policy": policy, **names})
+    return tdcollect.evaluate(env, made, 3, num_envs=num_envs, progress=False)
+
+
+def named_like_an_entry(observation: Any) -> int:
+    return int(observation[2] > 0)
+
+
+class Actor(nn.Module):
+    """An agent as CleanRL's scripts have it."""
+
+    def __init__(self, continuous: bool = False):
+        super().__init__()
+        self.mean, self.continuous = net(3, 3 if continuous else 2), continuous
+
+    def get_value(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sum(-1)
+
+    def get_action_and_value(self, x: torch.Tensor) -> Any:
+        mean = self.mean(x)
+        return mean if self.continuous else mean.argmax(-1), None, None, self.get_value(x)
+
+
+class Predicting(Alternating):
+    def predict(self, observation: Any) -> Any:
+        return self.select_action(observation), None
+
+    def act(self, observation: Any) -> int:
+        return self.select_action(observation)
+
+
+def test_the_line_for_a_function_works() -> None:
+    for act in (named_like_an_entry, lambda x: int(x[2] > 0)):
+        line = lines_of(act)[-1]
+        assert "from_function" in line
+        assert_as_played(evaluated_as(line, act), Walk(), lambda: named_like_an_entry)
+
+    def of_tensors(x: Any) -> Any:
+        return nn.functional.one_hot((x[:, 2] > 0).long(), 2)
+
+    wrapped, _ = lines_of(of_tensors)
+    assert_as_played(evaluated_as(wrapped, of_tensors), Walk(), lambda: named_like_an_entry)
+
+
+@pytest.mark.parametrize("continuous", [False, True])
+def test_the_line_for_a_cleanrl_agent_works(continuous: bool) -> None:
+    env, policy = partial(Walk, BOX if continuous else None), Actor(continuous)
+    (line,) = lines_of(policy, env)
+
+    def act(observation: Any) -> Any:
+        return flat(policy.get_action_and_value(torch.from_numpy(observation)[None])[0].numpy())
+
+    with torch.no_grad():
+        assert_as_played(evaluated_as(line, policy, env), env(), lambda: act)
+
+
+def test_agents_and_classes_of_agents_are_found_out() -> None:
+    oracle = begun(Alternating)
+    used = Alternating()
+    used.reset()
+    used.select_action(None)
+    for policy in (Alternating, Alternating(), used):
+        result = tdcollect.evaluate(Walk, policy, 6, num_envs=3, progress=False)
+        assert_as_played(result, Walk(), oracle)
+        assert result.manifest["policy"]["kind"] == "agent"
+        assert result.manifest["policy"]["class"].endswith("Alternating")
+    networks = [Remembering(net(3, 2, seed)) for seed in (0, 1)]
+    one, other = (tdcollect.evaluate(Walk, n, 2, progress=False).manifest for n in networks)
+    assert one["policy"]["digest"] != other["policy"]["digest"]
+
+
+def test_the_lines_for_agents_that_can_be_read_in_several_ways_work() -> None:
+    (line,) = lines_of(Remembering)
+    result = evaluated_as(line, None, Remembering=Remembering, network=net(3, 2))
+    assert_as_played(result, Walk(), begun(lambda: Remembering(net(3, 2))))
+    lines = lines_of(Predicting())
+    assert len(lines) == 4
+    for line in lines[:2]:
+        assert_as_played(evaluated_as(line, Predicting()), Walk(), begun(Alternating))
+    stateless = SimpleNamespace(predict=lambda x: (int(x[2] > 0), None))
+    first = lines_of(stateless)[-1]
+    assert_as_played(evaluated_as(first, stateless), Walk(), lambda: named_like_an_entry)
+
+
+def test_a_model_of_stable_baselines_is_found_out() -> None:
+    ppo = pytest.importorskip("stable_baselines3").PPO("MlpPolicy", "CartPole-v1", device="cpu")
+    from tdcollect.evaluation.sb3 import load_policy
+
+    policy = load_policy(ppo, tdcollect.make_env("CartPole-v1"))
+    first, same = (
+        tdcollect.evaluate("CartPole-v1", p, 2, progress=False).digest for p in (ppo, policy)
+    )
+    assert first == same
+
+
+# ------------------------------------------------------------------------------ random numbers
+
+
+class Seeded:
+    """Draws from a generator of its own."""
+
+    def reset(self, seed: int | None = None) -> None:
+        self.generator = np.random.default_rng(seed)
+
+    def select_action(self, observation: Any) -> int:
+        return int(self.generator.integers(2))
+
+
+def test_an_agent_whose_reset_takes_a_seed_gets_the_episodes() -> None:
+    results = [
+        tdcollect.evaluate(Walk, from_agent(Seeded), 6, seed, num_envs=slots, progress=False)
+        for seed, slots in ((0, 1), (0, 4), (1, 4))
+    ]
+    assert len({result.digest for result in results}) == 2
+    for record in results[0].episodes:
+        agent = Seeded()
+        agent.reset(record.policy_seed >> 33)
+        assert record.episode_return == pytest.approx(played_by(agent, record), rel=1e-5)
+
+
+def played_by(agent: Any, record: Any) -> float:
+    env, total = Walk(), 0.0
+    observation, _ = env.reset(seed=record.env_seed)
+    for _ in range(record.length):
+        observation, reward, *_ = env.step(agent.select_action(observation))
+        total += reward
+    return total
+
+
+def test_keys_of_jax_are_those_of_the_episode() -> None:
+    jax = pytest.importorskip("jax", reason="jax is not installed")
+
+    @jax.jit
+    def draws(observation: Any, key: Any) -> Any:
+        return jax.random.bernoulli(key).astype(int) + (observation[0] > 9)
+
+    line = lines_of(draws)[-1]
+    assert line == "tdcollect.policies.from_function(policy, key=True)"
+    one = evaluated_as(line, draws)
+    assert one.digest == evaluated_as(line, draws, num_envs=2).digest
+    record = one.episodes[0]
+    key, chosen = jax.random.PRNGKey(record.policy_seed >> 33), []
+    for _ in range(record.length):
+        key, now = jax.random.split(key)
+        chosen.append(int(jax.random.bernoulli(now)))
+    agent = SimpleNamespace(select_action=lambda observation: chosen.pop(0))
+    assert record.episode_return == pytest.approx(played_by(agent, record), rel=1e-5)
+    with pytest.raises(ValueError, match="expected batched=True or key=True, got both"):
+        from_function(draws, batched=True, key=True)
+
+
+def test_parameters_of_jax_are_in_the_manifest() -> None:
+    jax = pytest.importorskip("jax", reason="jax is not installed")
+
+    def described(scale: float, sign: int = 1) -> Any:
+        params = {"layer": [scale * jax.numpy.ones(3)]}
+        best = jax.jit((lambda x: x @ params["layer"][0] > 0) if sign > 0 else (lambda x: x[0] < 0))
+        result = tdcollect.evaluate(Walk, from_function(best), 2, progress=False)
+        return [result.manifest["policy"][name] for name in ("digest", "structure")]
+
+    first, other, another = described(1.0), described(2.0), described(1.0, -1)
+    assert None not in first
+    assert first[0] != other[0]
+    assert first[1] == other[1] != another[1]

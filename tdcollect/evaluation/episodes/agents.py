@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from inspect import isfunction, ismethod
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,9 @@ from tdcollect.envs.traits import base_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.policy import check_kept, check_same, state_of
 from tdcollect.keys import Key
-from tdcollect.policies import AgentPolicy, SpacePolicy
+from tdcollect.policies import SpacePolicy, parameters_of
 from tdcollect.randomness import GlobalStream, Outside
+from tdcollect.served import Session
 
 _AS_AGENT = "Put what it must remember into an agent: tdcollect.policies.from_agent(make)"
 
@@ -76,6 +78,22 @@ class OnSpaces:
                 f"expected an action of the env's space, {self.action.space}, got "
                 f"{shown(action)}; return one that env.action_space.contains"
             ) from error
+
+
+@contextmanager
+def two_readings(policy: Any, env: EnvBase) -> Iterator[None]:
+    """Name the other reading of a function that fails as one of tensors, by its argument's name."""
+    try:
+        yield
+    except Exception as error:
+        names = [*parameters_of(policy)] if isfunction(policy) or ismethod(policy) else []
+        if len(names) == 1 and names[0] in env.observation_keys:
+            error.add_note(
+                f"its argument is named like the env's entry {names[0]!r}, so that it was called "
+                "with a batch of tensors; if it takes one NumPy observation: "
+                "tdcollect.policies.from_function(policy)"
+            )
+        raise
 
 
 def _count_of(space: Any, actions: Any) -> int:
@@ -140,17 +158,30 @@ class Actors:
 
     def __init__(self, policy: SpacePolicy, on: Any, slots: int, batched: bool):
         self._policy, self._on, self._batched = policy, on, batched
-        self._slots, self._acting = slots, dict[int, Actor]()
+        self._slots, self._acting = slots, dict[int, Actor | Session]()
         self.streams: Sequence[Any] = ()
 
     def start(self, slot: int, seed: int) -> None:
         """Give the episode that starts in a slot an actor of its own."""
-        self._acting[slot] = Actor(self._policy, seed)
+        if slot in self._acting:
+            self._acting.pop(slot).end()
+        self._acting[slot] = self._actor(seed)
+
+    def _actor(self, seed: int) -> Actor | Session:
+        session = self._policy.kind == "server"  # which draws elsewhere
+        return self._policy.begin(seed) if session else Actor(self._policy, seed)
+
+    def end(self) -> None:
+        """Let go of what acts in the slots."""
+        while self._acting:
+            self._acting.popitem()[1].end()
 
     def __call__(self, rows: StepDict, active: Sequence[int]) -> None:
         """Act in the slots ``active``, and add the actions to the rows."""
         observations = self._observations(rows)
-        actions = [self._acting[slot](observations[slot]) for slot in active]
+        for slot in active:
+            self._acting[slot].see(observations[slot])
+        actions = [self._acting[slot].act() for slot in active]
         encoded = self._on.encoded_singly(actions)
         for key, value in encoded.items():
             if not self._batched:
@@ -169,20 +200,30 @@ class Actors:
         No entries go from one step to the next, as agents remember by themselves.
         """
         observation = self._observations(rows)[0]
-        before = None if isinstance(self._policy, AgentPolicy) else state_of(self._policy.source)
-        acted = ([Actor(self._policy, 0)(observation)] for _ in range(2))
-        first, again = map(self._on.encoded_singly, acted)
+        keeps = self._policy.kind == "function"
+        before = state_of(self._policy.source) if keeps else None
+        first, again = (self._on.encoded_singly([self._acted(observation)]) for _ in range(2))
         check_same(
             first,
             again,
             "gives other actions {} for the same observation and random stream at an episode's "
             "start: it keeps something from one episode to the next, or draws random numbers that "
             "no seed reaches, such as those of its own np.random.default_rng(). Draw from "
-            f"np.random, torch or random themselves. {_AS_AGENT}",
+            "np.random, torch or random themselves; or from a generator that an agent, here or on "
+            "a server, makes of its seed at an episode's start: def reset(self, seed): "
+            f"self.generator = np.random.default_rng(seed). {_AS_AGENT}",
         )
         if before is not None:
             check_kept(before, state_of(self._policy.source), _AS_AGENT)
         return first, []
+
+    def _acted(self, observation: Any) -> Any:
+        actor = self._actor(0)
+        try:
+            actor.see(observation)
+            return actor.act()
+        finally:
+            actor.end()
 
     def check(self) -> None:
         """Draws are the policy's own: there is nothing to check."""
@@ -194,9 +235,16 @@ class Actor:
     def __init__(self, policy: SpacePolicy, seed: int):
         self._stream = GlobalStream(seed)
         with Outside(), self._stream:
-            self._act = policy.begin()
+            self._act = policy.begin(seed)
 
-    def __call__(self, observation: Any) -> Any:
-        """Return the action at an observation."""
+    def see(self, observation: Any) -> None:
+        """Take an observation; a server begins to choose an action for it meanwhile."""
+        self._seen = observation
+
+    def act(self) -> Any:
+        """Return the action at the observation."""
         with Outside(), self._stream:
-            return self._act(observation)
+            return self._act(self._seen)
+
+    def end(self) -> None:
+        """End the episode: there is nothing to end here."""

@@ -32,14 +32,20 @@ from tdcollect.collect.policy import RandomActions
 from tdcollect.collect.step_dict import StepDict, placement
 from tdcollect.display import one_line
 from tdcollect.envs.make import refuse_slot
+from tdcollect.envs.slots import SlotError
 from tdcollect.envs.traits import base_of, transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.actions import ActionCheck, LegalActions, Verdict, probe
-from tdcollect.evaluation.episodes.agents import Actors, BatchedFunction, OnSpaces
+from tdcollect.evaluation.episodes.agents import (
+    Actors,
+    BatchedFunction,
+    OnSpaces,
+    two_readings,
+)
 from tdcollect.evaluation.episodes.batched import BatchEnv, BatchStarts, open_batched
 from tdcollect.evaluation.episodes.data import Assembly, Finished, Metrics, Returns
 from tdcollect.evaluation.episodes.group_actors import GroupActors
-from tdcollect.evaluation.episodes.groups import GroupPolicies, checked_groups, of_groups
+from tdcollect.evaluation.episodes.groups import GroupPolicies, checked_groups
 from tdcollect.evaluation.episodes.measures import with_measures
 from tdcollect.evaluation.episodes.opening import Opened, SlotEnvs, open_env
 from tdcollect.evaluation.episodes.policy import (
@@ -51,7 +57,7 @@ from tdcollect.evaluation.episodes.policy import (
     with_masks,
 )
 from tdcollect.evaluation.ledger import Batches, Episode
-from tdcollect.evaluation.requested import RequestedEnv
+from tdcollect.evaluation.requested import RequestedEnv, recognized
 from tdcollect.evaluation.settings import (
     EvaluationSettings,
     SettingsArguments,
@@ -61,6 +67,7 @@ from tdcollect.evaluation.settings import (
 from tdcollect.keys import Key
 from tdcollect.policies import SpacePolicy
 from tdcollect.randomness import GlobalRandomness, NotReproducibleError, check_alone
+from tdcollect.served import SessionLost
 from tdcollect.threads import evaluating, with_threads
 
 
@@ -185,9 +192,13 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         self.episode_indices = settings.episode_indices
         self.episode_seeds = settings.seed_schedule()
         self.wrappers = env.wrappers if isinstance(env, RequestedEnv) else ()
-        self.policy = policy = of_groups(policy)
+        self.policy = policy = recognized(policy, env, settings)
         self.device = device_of(policy, settings.device)
         self._fresh_envs: bool | None = None
+        parts = policy.policies.values() if isinstance(policy, GroupPolicies) else [policy]
+        for part in parts:
+            if isinstance(part, SpacePolicy):
+                part.check()
         with evaluating():  # no env is made beside a collection, or while another thread draws
             check_alone()
         per_slot = settings.episodes_per_slot
@@ -220,7 +231,8 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         if isinstance(policy, GroupPolicies):
             checked_groups(policy, self.env)
             return policy
-        return as_policy(policy, self.env, self.settings.inference_batch_size)
+        with two_readings(policy, self.env):
+            return as_policy(policy, self.env, self.settings.inference_batch_size)
 
     def _finish(self, env: EnvBase) -> EnvBase:
         if draws_at_starts(self.policy) and env.batch_size:
@@ -442,6 +454,7 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         max_restarts = self.settings.restarts if self.batches is None else None
         failures: list[Finished] = []
         remembered: list[Key] | None = None
+        acting: dict[int, int] = {}  # the latest episode of each slot
 
         def act(rows: StepDict, active: list[int]) -> list[Key]:
             nonlocal remembered
@@ -459,11 +472,24 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
                         stacklevel=2,
                     )
             with self._refusing(rows):
-                inference(rows, active)
+                try:
+                    inference(rows, active)
+                except SessionLost as lost:
+                    again(active, lost)
             feed.stepped()
             return remembered
 
+        def again(active: list[int], lost: SessionLost) -> None:
+            """Have all running episodes start again, as a server has lost one of them."""
+            indices = [acting[slot] for slot in active]
+            tries = {index: assembly.restarts.get(index, 0) + 1 for index in indices}
+            if env.can.asynchronous or max(tries.values()) > self.settings.max_restarts:
+                raise lost
+            assembly.restarts.update(tries)
+            raise SlotError("step", {}) from lost
+
         def start(slot: int, start: Start) -> None:
+            acting[slot] = start.index
             inference.start(slot, self.episode_seeds(start.index)[1])
             metrics.begin(start.index)
 
@@ -527,7 +553,9 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             yield [*failures]
             failures.clear()
             if not (next_batch() or feed.goes_on()):
-                return
+                break
+        if isinstance(inference, (Actors, GroupActors)):
+            inference.end()
 
     @contextmanager
     def _refusing(self, entries: Mapping[Key, torch.Tensor]) -> Iterator[None]:
@@ -555,7 +583,8 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
     ) -> list[Key]:
         """Probe the policy before it acts; add the entries that it carries on."""
         randomness = GlobalRandomness()
-        outputs, remembered = inference.probe(rows, env.carried)
+        with two_readings(self.policy, self.env):
+            outputs, remembered = inference.probe(rows, env.carried)
         randomness.check("the policy")
         actions.check_first_call(outputs)
         for key in remembered:

@@ -183,6 +183,12 @@ class GroupActors:
         for part in self._parts:
             part.actor.check()
 
+    def end(self) -> None:
+        """Let go of the functions, agents and sessions that act."""
+        for part in self._parts:
+            if isinstance(part.actor, Actors):
+                part.actor.end()
+
 
 class _Part(NamedTuple):
     """A group's policy, and the entries that it sees: named from the root, or from ``path`` on."""

@@ -355,6 +355,8 @@ def _parts(value: Any) -> dict[str, Any]:
         named = getclosurevars(value)
         own = {} if library in _LIBRARIES else {**named.globals, **named.nonlocals}
         own = {name: part for name, part in own.items() if hasattr(part, "__dict__")}
+    elif library in ("jax", "jaxlib") and hasattr(value, "__wrapped__"):
+        own = {"__wrapped__": value.__wrapped__}  # of a compiled function, whose caches grow
     elif isinstance(value, GeneratorType):
         own = {"gi_frame": value.gi_frame and (value.gi_frame.f_lasti, value.gi_frame.f_locals)}
     elif isinstance(value, nn.Module):

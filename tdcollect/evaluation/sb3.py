@@ -84,6 +84,8 @@ def load_policy(
         normalization = _read_normalization(Path(normalization))
     on = OnSpaces(env)
     _check_spaces(policy, on.observation.space, on.action.space)
+    if getattr(normalization, "norm_obs", False):
+        _check_normalized(normalization.observation_space, on.observation.space)
     if hasattr(policy, "lstm_actor"):
         # Statistics have names here, so that the manifest has their digest.
         make = partial(RecurrentAgent, policy, _frozen(normalization), **_statistics(normalization))
@@ -289,6 +291,15 @@ def _check_spaces(policy: Any, observation: Any, action: Any) -> None:
         raise ValueError(
             f"expected the action space that the model was trained on, {policy.action_space}, got "
             f"an env with {action}"
+        )
+
+
+def _check_normalized(normalized: Any, observation: Any) -> None:
+    if _form(normalized) != _form(observation):
+        raise ValueError(
+            f"expected a VecNormalize of observations as the env gives them, {observation}, got "
+            f"one of {normalized}, inside of a VecFrameStack, say; normalize in the env, in the "
+            "place where training did, and leave it out"
         )
 
 

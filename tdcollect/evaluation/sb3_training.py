@@ -44,7 +44,6 @@ _INSTEAD = {
     "exploration_type": "deterministic",
     "output_dir": "log_path",
     "policy": "the model that learns",
-    "policy_factory": "the model that learns",
     "busy_policy": "wait",
     "best": "callback_on_new_best",
     "on_result": "callback_after_eval",
@@ -125,6 +124,7 @@ class EvalCallback(EventCallback):
             "VecEnvs. VecNormalize is left out: its statistics are those of the training env",
         )
         check.positive_int(n_eval_episodes=n_eval_episodes)
+        check.bools(deterministic=deterministic)
         if render:
             raise ValueError(
                 "expected render=False: episodes run in another process; film them afterwards, "
@@ -228,16 +228,16 @@ class EvalCallback(EventCallback):
     def _note(self, asked: Asked, result: EvaluationResult) -> bool:
         """Log a result, and keep the best model; returns False if a callback stops the training."""
         self.last_result = result
-        mean = float(result.returns.mean()) if len(result.returns) else math.nan
-        length = float(result.lengths.mean()) if len(result.lengths) else math.nan
+        of = (result.returns, result.lengths)
+        mean, length = (float(each.mean()) if len(each) else math.nan for each in of)
         self.last_mean_reward = mean
         values = {"eval/mean_reward": mean, "eval/mean_ep_length": length}
         for name, of_episodes in result.metrics.items():
             if not np.isnan(of_episodes).all():
                 values[f"eval/metrics/{name}"] = float(np.nanmean(of_episodes))
-        successes = [e.success for e in result.episodes if e.success is not None]
-        if successes:
-            values["eval/success_rate"] = sum(successes) / len(result.episodes)
+        said = [e.success for e in result.episodes if e.success is not None or not e.completed]
+        if any(one is not None for one in said):  # an episode that failed is no success
+            values["eval/success_rate"] = sum(map(bool, said)) / len(said)
         if self.verbose >= 1:
             shown = ", ".join(f"{name.partition('/')[2]} {one:.6g}" for name, one in values.items())
             print(f"Evaluation at step {asked.step}: {shown}")
@@ -248,8 +248,8 @@ class EvalCallback(EventCallback):
         logger.record("time/total_timesteps", asked.step, exclude="tensorboard")
         logger.dump(asked.step)
         self._write(asked.step, result.episodes)
-        is_best, goes_on = mean > self.best_mean_reward, True
-        if is_best:
+        goes_on = True
+        if mean > self.best_mean_reward:
             self.best_mean_reward = mean
             for name, data in asked.files.items():
                 write_atomically(Path(str(self.best_model_save_path), name), data)

@@ -207,18 +207,23 @@ def test_mean_returns_are_those_of_evaluate_policy() -> None:
     assert result.lengths.tolist() == lengths
 
 
+class Normalized:
+    """A model behind the statistics of a VecNormalize."""
+
+    def __init__(self, model: Any, venv: Any):
+        self.model, self.venv = model, venv
+
+    def predict(self, observation: Any, *options: Any) -> Any:
+        return self.model.predict(self.venv.normalize_obs(observation), *options)
+
+
 def test_observations_are_normalized_as_the_model_was_trained(tmp_path: Path) -> None:
     from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
     venv = VecNormalize(DummyVecEnv([pendulum]), clip_obs=2.0)
     of = sb3.PPO("MlpPolicy", venv, n_steps=8, seed=0, device="cpu").learn(8)
     venv.save(tmp_path / "stats.pkl")
-
-    class Normalized:
-        def predict(self, observation: Any, *options: Any) -> Any:
-            return of.predict(venv.normalize_obs(observation), *options)
-
-    expected = by_predict(Normalized(), pendulum, 2, True)
+    expected = by_predict(Normalized(of, venv), pendulum, 2, True)
     for given in (venv, tmp_path / "stats.pkl"):
         found, result = by_evaluate(
             of, pendulum, 2, True, inference_batch_size=1, normalization=given
@@ -230,6 +235,26 @@ def test_observations_are_normalized_as_the_model_was_trained(tmp_path: Path) ->
     assert (travelled(data.clone())["action"] == made(data)["action"]).all()
     _, without = by_evaluate(of, pendulum, 2, True)
     assert without.manifest["policy"]["digest"] != result.manifest["policy"]["digest"]
+
+
+def test_the_keys_of_a_dict_that_are_normalized_are_those_of_training() -> None:
+    from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
+
+    env = shown("a dict")
+    venv = VecNormalize(DummyVecEnv([env]), norm_obs_keys=["a"])
+    venv.obs_rms["a"].update(np.random.default_rng(0).normal(1, 3, (9, 3)))
+    of = model("PPO", lambda: venv, "MultiInputPolicy")
+    expected = by_predict(Normalized(of, venv), env, 2, True)
+    found, _ = by_evaluate(of, env, 2, True, inference_batch_size=1, normalization=venv)
+    np.testing.assert_array_equal(expected, found)
+    # Statistics of one frame are not those of a stack.
+    inside = VecNormalize(DummyVecEnv([pendulum]))
+    of = model("PPO", lambda: VecFrameStack(inside, 2))
+    stacked = tdcollect.make_env(
+        lambda: gym.wrappers.FlattenObservation(gym.wrappers.FrameStackObservation(pendulum(), 2))
+    )
+    with pytest.raises(ValueError, match=r"VecNormalize of observations as the env gives them.*6"):
+        load_policy(of, stacked, normalization=inside)
 
 
 @pytest.mark.parametrize("kind", ["vectors", "pictures"])

@@ -45,7 +45,7 @@ PAGES = sorted(
     for path in [*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *ROOT.glob("benchmarks/*.md")]
     if (page := path.relative_to(ROOT).as_posix()) not in ELSEWHERE and blocks_of(page)
 )
-SLOW = ["docs/many-checkpoints.md"]
+SLOW = ["docs/many-agents.md", "docs/many-checkpoints.md"]
 
 
 def write_configs(page: str) -> None:

@@ -148,7 +148,10 @@ GRU = GRUModule(2, 1, in_key="observation", out_key="action")
 @pytest.mark.parametrize(
     ("policy", "match"),
     [
-        ({"red": module()}, "for each of the env's groups, blue and red, got none of blue"),
+        (
+            {"red": module()},
+            "for each of the env's groups of agents, blue and red, got none of blue",
+        ),
         ({**by_group(), "green": None}, "got one of green"),
         ({"red": module(0, "blue"), "blue": None}, "'red' to write 'action' and nothing of other"),
         (
@@ -169,7 +172,7 @@ def test_policies_that_cannot_act_are_refused(policy: Any, match: str) -> None:
 
 
 def test_an_env_without_groups_takes_one_policy() -> None:
-    with pytest.raises(ValueError, match="whose actions are not in groups; pass one policy"):
+    with pytest.raises(ValueError, match="groups of agents, of which it has none, got one of blue"):
         evaluate("CartPole-v1", by_group(), 2)
 
 
@@ -247,3 +250,25 @@ def test_suites_and_races_name_them_in_one_text() -> None:
     raced = {"ours": by_group(), "random": {"red": None, "blue": None}}
     result = tdcollect.race(teams, raced, 5, on="return/red", block=5, progress=False)
     assert result.results["ours"].digest != result.results["random"].digest
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:PettingZoo in TorchRL")
+def test_groups_of_pettingzoo() -> None:
+    simple_tag = pytest.importorskip("mpe2.simple_tag_v3", reason="needs pettingzoo and mpe2")
+    from torchrl.envs import PettingZooWrapper
+
+    def make() -> Any:
+        return PettingZooWrapper(simple_tag.parallel_env(max_cycles=9), use_mask=False)
+
+    flee = from_function(lambda seen: (seen[:, 0] > 0).astype(int))
+    metrics = {"by": "agent"}
+    run = partial(evaluate, make, {"adversary": None, "agent": flee}, 5, metrics=metrics)
+    first = run(keep_trajectories=True, progress=False)
+    assert run(num_envs=2, progress=False).digest == first.digest
+    seen = first.trajectory(0)["agent"]
+    assert torch.equal(seen["action"].flatten(), (seen["observation"][:, 0, 0] > 0).long())
+    names = ["agent_0", "adversary_0", "adversary_1", "adversary_2"]
+    assert all(first.metrics[f"length/{n.split('_')[0]}/{n}"].tolist() == [9] * 5 for n in names)
+    hits = sum(first.metrics[f"return/adversary/{name}"] for name in names[1:])
+    assert first.metrics["return/adversary"] == pytest.approx(hits / 3)

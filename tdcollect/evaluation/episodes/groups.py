@@ -42,7 +42,8 @@ def groups_of(env: EnvBase) -> dict[str, Group]:
     named = getattr(innermost(env), "group_map", None) or {}
     actions = env.full_action_spec_unbatched
     found = {}
-    for path in sorted({as_path(key)[:-1] for key in env.action_keys} - {()}):
+    acting = {as_path(key)[:-1] for key in env.action_keys if key[-1] == ACTION}
+    for path in sorted(acting - {()}):
         name = entry_path(path)
         count = next(iter(actions[path].shape), 1)
         agents = tuple(map(_plain, named.get(name, ())))
@@ -128,21 +129,12 @@ def checked_groups(policies: GroupPolicies, env: EnvBase) -> list[Group]:
     """Return the groups of an env, each of which must have a policy."""
     there = {entry_path(group.path): group for group in groups_of(env).values()}
     asked = policies.policies
-    if not there:
-        raise ValueError(
-            f"expected an env with groups of agents for policies by group, {listed_text([*asked])},"
-            f" got {env}, whose actions are not in groups; pass one policy"
-        )
     if asked.keys() != there.keys():
-        unknown = sorted(asked.keys() - there.keys())
-        got = f"one of {listed_text(unknown)}"
-        if not unknown:
-            got = f"none of {listed_text(sorted(there.keys() - asked.keys()))}"
+        unknown, without = sorted(asked.keys() - there.keys()), sorted(there.keys() - asked.keys())
+        got = f"one of {listed_text(unknown)}" if unknown else f"none of {listed_text(without)}"
+        groups = listed_text(sorted(there), 12) or "of which it has none"
         raise ValueError(
-            f"expected a policy for each of the env's groups, {listed_text(sorted(there), 12)}, "
-            f"got {got}; None stands for random actions"
+            f"expected a policy for each of the env's groups of agents, {groups}, got {got}; None "
+            "stands for random actions, and an env without groups takes one policy"
         )
-    for name, group in there.items():
-        if (*group.path, ACTION) not in env.action_keys:
-            raise ValueError(f"expected an entry {ACTION!r} of group {name!r}, got none")
     return list(there.values())

@@ -85,15 +85,15 @@ class AgentPolicy(SpacePolicy):
 
     kind = "agent"
 
-    def __init__(self, make: Any, act: str, reset: str | None):
+    def __init__(self, make: Any, act: str, reset: str | None, together: str | None = None):
         # A class has its agents' methods, too, and a function none of them.
         self._copies = not isinstance(make, type) and callable(getattr(make, act, None))
         super().__init__(type(make) if self._copies else make)
         self.source = make
-        self._act, self._reset = act, reset
+        self._act, self._reset, self.together = together or act, reset, together
 
     def begin(self, seed: int) -> Any:
-        """Make an agent, reset it, and return its method that acts."""
+        """Make an agent, reset it, and return its method that acts; itself to act with others."""
         agent = copy.deepcopy(self.source) if self._copies else self.source()
         for name in (self._act, *([self._reset] if self._reset else [])):
             if not callable(getattr(agent, name, None)):
@@ -104,7 +104,7 @@ class AgentPolicy(SpacePolicy):
         if self._reset:
             reset = getattr(agent, self._reset)
             reset(**({"seed": short_seed(seed)} if "seed" in parameters_of(reset) else {}))
-        return getattr(agent, self._act)
+        return agent if self.together else getattr(agent, self._act)
 
 
 class ServerPolicy(SpacePolicy):
@@ -220,7 +220,12 @@ def from_function(
     return SpacePolicy(function, batched, key)
 
 
-def from_agent(make: Any, act: str = "select_action", reset: str | None = "reset") -> AgentPolicy:
+def from_agent(
+    make: Any,
+    act: str = "select_action",
+    reset: str | None = "reset",
+    together: str | None = None,
+) -> AgentPolicy:
     """Return agents that remember as a policy for :func:`tdcollect.evaluate`.
 
     Each running episode has an agent of its own, so that memory, queues of actions and histories
@@ -233,12 +238,16 @@ def from_agent(make: Any, act: str = "select_action", reset: str | None = "reset
         act: its method of one observation, as :func:`from_function` has it, that gives an action.
         reset: its method that is called before the episode; None for none. If it takes a ``seed``,
             it gets one of 31 bits, the first ones of the episode's policy seed.
+        together: a static method of the agents in the place of ``act``, for a network that is
+            faster in batches: it gets a list of agents and one of their observations, always
+            ``inference_batch_size`` of them, and gives an action for each. It must run the network
+            for all of them, whatever they need, and may draw from torch, a row for each agent.
 
     Examples:
         >>> policy = from_agent(lambda: Agent(net), act="act")
         >>> result = tdcollect.evaluate("CartPole-v1", policy, episodes=10)
     """
-    return AgentPolicy(make, act, reset)
+    return AgentPolicy(make, act, reset, together)
 
 
 def from_server(url: str | int, *, timeout: float = 30.0, largest: int = 2**26) -> ServerPolicy:

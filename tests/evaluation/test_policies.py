@@ -458,3 +458,67 @@ def test_parameters_of_jax_are_in_the_manifest() -> None:
     assert None not in first
     assert first[0] != other[0]
     assert first[1] == other[1] != another[1]
+
+
+class Batched(Remembering):
+    """The agent that remembers, with one network for several of them."""
+
+    def __init__(self, network: nn.Module, sizes: set[int]):
+        super().__init__(network)
+        self.sizes = sizes
+
+    @staticmethod
+    def select_actions(agents: list[Any], observations: list[Any]) -> list[Any]:
+        for agent, observation in zip(agents, observations, strict=True):
+            agent.history.append(observation)
+        means = np.stack([np.mean(agent.history, 0, dtype=np.float32) for agent in agents])
+        agents[0].sizes.add(len(agents))
+        noise = torch.randn(len(agents), 1)
+        return [*(agents[0].network(torch.from_numpy(means)) + 0.1 * noise).tanh()]
+
+
+def test_agents_that_act_together_do_so_for_a_fixed_number_whatever_runs() -> None:
+    sizes: set[int] = set()
+    agents = from_agent(partial(Batched, net(3, 3), sizes), together="select_actions")
+    run = partial(tdcollect.evaluate, partial(Walk, BOX), agents, 6, progress=False)
+    assert len({run(num_envs=slots).digest for slots in (1, 4, 6)}) == 1
+    assert sizes == {16}
+    assert run(inference_batch_size=4).digest == run(inference_batch_size=4, num_envs=1).digest
+    # Alone, and in gymnasium's loop, an agent has the same memory and the same draws.
+    for record in run().episodes:
+        agent = Batched(net(3, 3), set())
+        agent.reset()
+        stream = torch.Generator().manual_seed(policy_seed(0, record.index))
+
+        def act(observation: Any, agent: Any = agent, stream: Any = stream) -> Any:
+            agent.history.append(observation)
+            mean = torch.from_numpy(np.mean(agent.history, 0, dtype=np.float32))
+            return (agent.network(mean) + 0.1 * torch.randn(1, generator=stream)).tanh().detach()
+
+        expected, length = played(Walk(BOX), lambda act=act: act, record.index)
+        assert record.length == length
+        assert record.episode_return == pytest.approx(expected, rel=1e-4, abs=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick_children")
+def test_agents_that_act_together_do_the_same_on_workers() -> None:
+    agents = from_agent(partial(Batched, net(3, 3), set()), together="select_actions")
+    run = partial(tdcollect.evaluate, partial(Walk, BOX), agents, 9, progress=False)
+    assert run(workers=2).digest == run().digest
+
+
+@pytest.mark.parametrize(
+    ("acts", "said"),
+    [
+        (lambda agents, seen: [sum(x[0] for x in seen) * np.ones(3)] * len(seen), "beside other"),
+        (lambda agents, seen: [np.zeros(3)], r"of each of 16 agents from acts\(agents, .*got 1"),
+        (lambda agents, seen: [np.random.rand(3) for _ in seen], "another generator|drew from"),  # noqa: NPY002
+    ],
+)
+def test_agents_that_are_not_each_their_own_together_are_refused(acts: Any, said: str) -> None:
+    kind = type("Together", (), {"acts": staticmethod(acts)})
+    with pytest.raises((NotReproducibleError, ValueError), match=said):
+        tdcollect.evaluate(
+            partial(Walk, BOX), from_agent(kind, reset=None, together="acts"), 3, progress=False
+        )

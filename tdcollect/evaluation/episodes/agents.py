@@ -18,9 +18,16 @@ from tdcollect.collect.step_dict import StepDict
 from tdcollect.envs.spaces import key_of
 from tdcollect.envs.traits import base_of
 from tdcollect.envs.wrapper import GymnasiumEnv
-from tdcollect.evaluation.episodes.policy import check_kept, check_same, state_of
+from tdcollect.evaluation.episodes.policy import (
+    DrawByRow,
+    check_kept,
+    check_same,
+    state_of,
+    stream,
+    unlike,
+)
 from tdcollect.keys import Key
-from tdcollect.policies import SpacePolicy, parameters_of
+from tdcollect.policies import AgentPolicy, SpacePolicy, parameters_of
 from tdcollect.randomness import GlobalStream, Outside
 from tdcollect.served import Session
 
@@ -179,16 +186,18 @@ class Actors:
     def __call__(self, rows: StepDict, active: Sequence[int]) -> None:
         """Act in the slots ``active``, and add the actions to the rows."""
         observations = self._observations(rows)
-        for slot in active:
-            self._acting[slot].see(observations[slot])
-        actions = [self._acting[slot].act() for slot in active]
-        encoded = self._on.encoded_singly(actions)
+        encoded = self._on.encoded_singly(self._actions(observations, active))
         for key, value in encoded.items():
             if not self._batched:
                 rows[key] = value[0]
                 continue
             rows[key] = value.new_zeros((self._slots, *value.shape[1:]))
             rows[key][[*active]] = value
+
+    def _actions(self, observations: Sequence[Any], active: Sequence[int]) -> Sequence[Any]:
+        for slot in active:
+            self._acting[slot].see(observations[slot])
+        return [self._acting[slot].act() for slot in active]
 
     def _observations(self, rows: StepDict) -> Sequence[Any]:
         given = self._on.observed(rows)
@@ -230,12 +239,17 @@ class Actors:
 
 
 class Actor:
-    """The function or agent of one episode, with the episode's random stream."""
+    """The function or agent of one episode, with the episode's random stream.
+
+    Attributes:
+        agent: an agent that acts together with others.
+        generator: the stream of what it draws then.
+    """
 
     def __init__(self, policy: SpacePolicy, seed: int):
-        self._stream = GlobalStream(seed)
+        self._stream, self.generator = GlobalStream(seed), stream(seed)
         with Outside(), self._stream:
-            self._act = policy.begin(seed)
+            self._act = self.agent = policy.begin(seed)
 
     def see(self, observation: Any) -> None:
         """Take an observation; a server begins to choose an action for it meanwhile."""
@@ -248,3 +262,69 @@ class Actor:
 
     def end(self) -> None:
         """End the episode: there is nothing to end here."""
+
+
+def actors_of(policy: SpacePolicy, on: Any, slots: int, batched: bool, size: int) -> Actors:
+    """Return what acts for a policy: slot by slot, or for ``size`` of them at once."""
+    if isinstance(policy, AgentPolicy) and policy.together:
+        return Together(policy, on, slots, batched, size)
+    return Actors(policy, on, slots, batched)
+
+
+class Together(Actors):
+    """Agents that act for several episodes at once, always for ``size``: rounding depends on it.
+
+    In the places of episodes that do not run, spare agents act.
+    """
+
+    def __init__(self, policy: AgentPolicy, on: Any, slots: int, batched: bool, size: int):
+        super().__init__(policy, on, slots, batched)
+        self._size, self._spares, self._mode = size, list[Any](), DrawByRow(size)
+        self._name = str(policy.together)
+
+    def _actions(self, observations: Sequence[Any], active: Sequence[int]) -> Sequence[Any]:
+        found: dict[int, Any] = {}
+        self._spares = self._spares or [self._actor(place) for place in range(self._size)]
+        for first in range(0, self._slots, self._size):
+            slots = [slot for slot in active if first <= slot < first + self._size]
+            actors, given = [*self._spares], [observations[active[0]]] * self._size
+            for slot in slots:
+                actors[slot - first], given[slot - first] = self._acting[slot], observations[slot]
+            actions = self._acted_by(actors, given) if slots else []
+            found |= {slot: actions[slot - first] for slot in slots}
+        return [found[slot] for slot in active]
+
+    def _acted_by(self, actors: Sequence[Any], observations: Sequence[Any]) -> Sequence[Any]:
+        agents = [actor.agent for actor in actors]
+        self._mode.streams = [actor.generator for actor in actors]
+        with self._mode:
+            actions: Sequence[Any] = getattr(agents[0], self._name)(agents, [*observations])
+        if len(actions) != len(agents):
+            raise ValueError(
+                f"expected an action of each of {len(agents)} agents from {self._name}(agents, "
+                f"observations), got {len(actions)}; return a list of them"
+            )
+        return actions
+
+    def probe(self, rows: StepDict, carried: list[Key]) -> tuple[StepDict, list[Key]]:
+        """Act beside other agents and in two places, and refuse agents that do not act the same."""
+        one, size = self._observations(rows)[0], self._size
+        changed = StepDict((key, unlike(key, value)) for key, value in rows.items())
+        other = self._observations(changed)[0]
+
+        def acted(place: int, beside: Any) -> StepDict:
+            given = [one if at == place else beside for at in range(size)]
+            actors = [self._actor(0 if at == place else 1 + at) for at in range(size)]
+            return self._on.encoded_singly([self._acted_by(actors, given)[place]])
+
+        first = acted(0, one)
+        for again in (acted(0, one), acted(0, other), acted(size - 1, other)):
+            check_same(
+                first,
+                again,
+                "gives other actions {} for the same observation at an episode's start, beside "
+                "other agents or at another place among them: agents share something, draw from "
+                "another generator than torch's, or their network rounds by the place. Give each "
+                "agent its own, or leave out together=",
+            )
+        return first, []

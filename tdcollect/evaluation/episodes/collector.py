@@ -40,6 +40,7 @@ from tdcollect.evaluation.episodes.agents import (
     Actors,
     BatchedFunction,
     OnSpaces,
+    actors_of,
     two_readings,
 )
 from tdcollect.evaluation.episodes.batched import BatchEnv, BatchStarts, open_batched
@@ -433,9 +434,9 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         run = partial(Inference, size=size, slots=slots, batched=bool(dims), device=self.device)
         inference: Inference | Actors | GroupActors
         if isinstance(policy, SpacePolicy):
-            inference = Actors(policy, OnSpaces(self.env), slots, bool(dims))
+            inference = actors_of(policy, OnSpaces(self.env), slots, bool(dims), size)
         elif isinstance(policy, GroupPolicies):
-            inference = GroupActors(policy, env, slots, run)
+            inference = GroupActors(policy, env, slots, run, size)
         else:
             inference = run(policy)
         metrics = Metrics(self.metrics)

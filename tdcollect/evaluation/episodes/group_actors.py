@@ -13,7 +13,7 @@ from torchrl.envs import EnvBase
 from tdcollect.collect.arrays import SteppedEnv
 from tdcollect.collect.step_dict import StepDict
 from tdcollect.evaluation.episodes.actions import LegalActions
-from tdcollect.evaluation.episodes.agents import Actors, BatchedFunction, shown
+from tdcollect.evaluation.episodes.agents import Actors, BatchedFunction, actors_of, shown
 from tdcollect.evaluation.episodes.data import SUCCESS
 from tdcollect.evaluation.episodes.groups import (
     Group,
@@ -133,6 +133,7 @@ class GroupActors:
         env: SteppedEnv,
         slots: int,
         inference: Callable[[Any], Inference],
+        size: int,
     ):
         self.streams: Sequence[Any] = ()
         self._parts: list[_Part] = []
@@ -146,7 +147,7 @@ class GroupActors:
             else:
                 on = OnGroup(env.transformed, group)
                 batched = policy.batched and inference(BatchedFunction(policy.source, on))
-                actors = batched or Actors(policy, on, slots, bool(env.batch_size))
+                actors = batched or actors_of(policy, on, slots, bool(env.batch_size), size)
                 part = _Part(group.path, False, actors)
             self._parts.append(part)
 

@@ -34,6 +34,8 @@ TESTED = {  # what the rows of the first table begin with, and a test of each
     "a function of one": "evaluation/test_policies.py::test_a_function_acts_as_in_gymnasiums_loop",
     "a function of a batch": "evaluation/test_policies.py::test_a_batched_function_gives_the_same",
     "an object that remembers": "evaluation/test_policies.py::test_agents_remember_their_own",
+    "agents around one large": "evaluation/test_policies.py::test_agents_that_act_together_do_so",
+    "a policy on a server": "evaluation/test_server.py::test_",
     "a model of Stable-Baselines3": "evaluation/test_sb3.py::test_",
     "an agent of a CleanRL script": "evaluation/test_tried.py::test_from_a_model_to_a_report",
     "a model of LeRobot": "robots/test_lerobot.py::test_episodes_are_those_of_lerobots_rollout",

@@ -92,8 +92,8 @@ LEROBOT := .venv-lerobot/bin/python
 ADDED := import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))
 lerobot: .venv-lerobot-aloha/installed .venv-lerobot-metaworld/installed
 	$(LEROBOT) -m pytest tests/robots
-	MUJOCO_GL=egl EPISODE_LENGTH=10 .venv-lerobot-aloha/bin/python -m pytest -k aloha tests/robots
-	MUJOCO_GL=egl EPISODE_LENGTH=10 .venv-lerobot-metaworld/bin/python -m pytest -k metaworld tests/robots
+	MUJOCO_GL=egl EPISODE_LENGTH=6 .venv-lerobot-aloha/bin/python -m pytest -k aloha tests/robots
+	MUJOCO_GL=egl EPISODE_LENGTH=6 .venv-lerobot-metaworld/bin/python -m pytest -k metaworld tests/robots
 
 .venv-lerobot/installed:
 	$(LEROBOT_PYTHON) -m venv .venv-lerobot

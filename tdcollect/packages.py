@@ -27,10 +27,7 @@ _DECIDING = (
 _EXTRAS = {"h5py": "minari", "imageio_ffmpeg": "video"} | {
     n: n for n in ("envpool", "minari", "ray")
 }
-# Of no extra.
-_PACKAGES = {n: n for n in ("lerobot", "pandas", "pettingzoo")} | {
-    "stable_baselines3": "stable-baselines3"
-}
+_PACKAGES = ("lerobot", "pandas", "pettingzoo", "stable_baselines3")  # of no extra
 
 
 def unmet() -> str:
@@ -125,8 +122,8 @@ def extra_module(name: str, what: str) -> Any:
 
 def install_text(package: str, what: str) -> str:
     """Return the command that installs an optional package; there is no release of tdcollect."""
-    wanted = _PACKAGES.get(package)
-    if wanted is None:
+    wanted = package.replace("_", "-")
+    if package not in _PACKAGES:
         extra = _EXTRAS.get(package, "evaluate")
         wanted = f"'.[{extra}]' in a clone of tdcollect"
     return f"{what} needs the {package} package: pip install {wanted}"

@@ -521,8 +521,7 @@ def lerobot(evaluations: tuple[str, ...], output: Path, as_json: bool) -> None:
         found = comparing.finished(Path(folder))
         results.setdefault(group or found.manifest["env"]["id"], []).append(found)
     told = eval_info(results)
-    path, overall = write_json(output, told), told["overall"]
-    tell(as_json, f"{overall['n_episodes']} episodes\n{path}", path=path, **overall)
+    tell(as_json, output, path=write_json(output, told), **told["overall"])
 
 
 @export.command()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Mapping, Sequence
 from functools import partial, update_wrapper
 from os import PathLike
@@ -16,9 +15,6 @@ from tdcollect.evaluation.ledger import film_path
 from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.packages import extra_module
 from tdcollect.policies import AgentPolicy, from_agent
-
-MAX_REWARD = "max_reward"
-"""The metric that ``eval_info.json`` has as ``max_rewards``."""
 
 
 def load_policy(
@@ -65,7 +61,8 @@ def load_policy(
     }
     told = str((config, [pipeline.get_config() for pipeline in pipelines]))
     make = partial(Agent, policy, pipelines, task, told=told, **statistics)
-    return from_agent(update_wrapper(make, type(policy), ("__module__", "__qualname__"), ()))
+    update_wrapper(make, type(policy), ("__module__", "__qualname__"), ())
+    return from_agent(make, reset=None)
 
 
 class Agent:
@@ -74,24 +71,19 @@ class Agent:
     def __init__(self, policy: Any, pipelines: Sequence[Any], task: str, **told: Any):
         # All but the weights is the episode's own, also the state of a processor.
         shared = {id(part): part for part in policy.state_dict(keep_vars=True).values()}
-        self._policy, self._pipelines = copy.deepcopy((policy, pipelines), shared)
-        self._task = task
-
-    def reset(self) -> None:
-        """Begin an episode."""
-        self._policy.reset()
+        self._parts = copy.deepcopy((policy, pipelines, task), shared)
+        self._parts[0].reset()
 
     def select_action(self, observation: Any) -> Any:
         """Return the action at an observation, as LeRobot's ``rollout`` does in a batch of one."""
         import torch
         from lerobot.envs.utils import preprocess_observation
 
-        env_before, before, after, env_after = self._pipelines
-        config = self._policy.config
-        batch = {**preprocess_observation(_batch_of_one(observation)), "task": [self._task]}
-        device = torch.device(config.device).type
-        with torch.inference_mode(), torch.autocast(device, enabled=config.use_amp):
-            action = after(self._policy.select_action(before(env_before(batch))))
+        policy, (env_before, before, after, env_after), task = self._parts
+        batch = {**preprocess_observation(_batch_of_one(observation)), "task": [task]}
+        device = torch.device(policy.config.device).type
+        with torch.inference_mode(), torch.autocast(device, enabled=policy.config.use_amp):
+            action = after(policy.select_action(before(env_before(batch))))
             return env_after({"action": action})["action"]
 
 
@@ -120,15 +112,12 @@ def eval_info(results: Mapping[str, Sequence[EvaluationResult]]) -> dict[str, An
     Args:
         results: the evaluations of each group of tasks, by its name.
     """
-    tasks: list[dict[str, Any]] = [
-        {"task_group": group, "task_id": at, "metrics": _metrics(one)}
-        for group, many in results.items()
-        for at, one in enumerate(many)
-    ]
-    groups = {g: _averages([t["metrics"] for t in tasks if t["task_group"] == g]) for g in results}
-    overall = _averages([task["metrics"] for task in tasks])
-    folders = [one.directory for many in results.values() for one in many if one.directory]
-    seconds = sum(run["seconds"] for folder in folders for run in read_runs(folder)) or math.nan
+    each = [(group, at, one) for group, many in results.items() for at, one in enumerate(many)]
+    tasks = [{"task_group": g, "task_id": at, "metrics": _metrics(one)} for g, at, one in each]
+    groups = {name: _averages([one for g, _, one in each if g == name]) for name in results}
+    overall = _averages([one for *_, one in each])
+    runs = [run for *_, one in each if one.directory for run in read_runs(one.directory)]
+    seconds = sum(run["seconds"] for run in runs) or np.nan
     overall |= {"eval_s": seconds, "eval_ep_s": seconds / overall["n_episodes"]}
     return {"per_task": tasks, "per_group": groups, "overall": overall}
 
@@ -138,7 +127,7 @@ def _metrics(result: EvaluationResult) -> dict[str, list[Any]]:
     episodes, folder = result.episodes, result.directory
     films = [film_path(folder, episode.index) for episode in episodes] if folder else []
     said = [episode.success for episode in episodes]
-    largest = np.array([(e.metrics or {}).get(MAX_REWARD) for e in episodes], float)
+    largest = np.array([(e.metrics or {}).get("max_reward") for e in episodes], float)
     return {
         "sum_rewards": np.array([e.episode_return for e in episodes], float).tolist(),
         "max_rewards": [] if np.isnan(largest).all() else largest.tolist(),
@@ -148,13 +137,13 @@ def _metrics(result: EvaluationResult) -> dict[str, list[Any]]:
     }
 
 
-def _averages(tasks: Sequence[Mapping[str, list[Any]]]) -> dict[str, Any]:
-    """Return the averages over the episodes of tasks."""
-    found = {name: [value for task in tasks for value in task[name]] for name in tasks[0]}
+def _averages(results: Sequence[EvaluationResult]) -> dict[str, Any]:
+    """Return the averages over the episodes of evaluations."""
+    each = [_metrics(result) for result in results]
+    found = {name: [value for one in each for value in one[name]] for name in each[0]}
 
     def mean(name: str) -> float:
-        known = [value for value in found[name] if not math.isnan(value)]
-        return float(np.mean(known)) if known else math.nan
+        return float(np.mean([value for value in found[name] if not np.isnan(value)] or np.nan))
 
     return {
         "avg_sum_reward": mean("sum_rewards"),

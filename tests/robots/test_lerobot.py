@@ -34,7 +34,7 @@ from .models import CONFIGS, LENGTH, POLICIES, made, saved
 pytestmark = pytest.mark.timeout(900)
 ROOT = Path(__file__).parents[2]
 QUIET: dict[str, Any] = {"progress": False}
-COUNT = 4 if LENGTH < 50 else 10
+BRIEF = LENGTH < 50  # where drawing takes longest
 
 
 def theirs(folder: Path) -> dict[str, Any]:
@@ -60,16 +60,18 @@ def test_episodes_are_those_of_lerobots_rollout_alone(
     name: str, family: str, tmp_path: Path
 ) -> None:
     pytest.importorskip(family, reason=f"{family} has an environment of its own: make lerobot")
+    if name == "act, ensembled" and BRIEF:
+        pytest.skip("its network runs at every step: on PushT alone")
     folder, make = saved(name, family, tmp_path / "model"), partial(made, family)
     policy = load_policy(folder)
-    count = 4 if name == "act, ensembled" else COUNT  # its network runs at every step
+    count = 3 if name == "act, ensembled" or BRIEF else 10
     sizes: list[dict[str, Any]] = [{"num_envs": n} for n in (1, 5, 10)] + [{"workers": 2}]
     results = [tdcollect.evaluate(make, policy, count, **how, **QUIET) for how in sizes]
     assert len({result.digest for result in results}) == 1, [r.digest for r in results]
     print(f"\n{family}, {name}: {results[0].digest}")
     assert results[0].summary().success is not None
     env, alone = vector(make, 1), theirs(folder)
-    for record in results[0].episodes[:3]:
+    for record in results[0].episodes[: 1 if BRIEF else 3]:
         stream = GlobalStream(policy_seed(0, record.index))
         with Outside(), stream:
             ran = rollout(env, seeds=[env_seed(0, record.index)], **alone)

@@ -43,6 +43,14 @@ CONFIGS: dict[str, Any] = {
 }
 
 
+class Twice(gym.Wrapper):
+    """Resets twice: MetaWorld's first picture has a few values of the episode before."""
+
+    def reset(self, **how: Any) -> Any:
+        self.env.reset(**how)
+        return self.env.reset(**how)
+
+
 def made(family: str) -> gym.Env[Any, Any]:
     """The env of a package as LeRobot makes it, with its time limit."""
     config = CONFIGS[family]
@@ -53,7 +61,7 @@ def made(family: str) -> gym.Env[Any, Any]:
 
     env = Env("push-v3", **config.gym_kwargs)
     env._max_episode_steps = LENGTH  # LeRobot's rollout ends there
-    return gym.wrappers.TimeLimit(env, LENGTH)
+    return gym.wrappers.TimeLimit(Twice(env), LENGTH)
 
 
 def saved(name: str, family: str, folder: Path) -> Path:

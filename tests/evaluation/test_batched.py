@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule
 from torchrl.data import Composite, OneHot, Unbounded
-from torchrl.envs import EnvBase, TransformedEnv
+from torchrl.envs import EnvBase, SerialEnv, TransformedEnv
 from torchrl.envs import transforms as T
 from torchrl.modules import GRUModule
 
@@ -41,6 +41,7 @@ class Ladder(EnvBase):
 
     Attributes:
         started: by seed, the slot and the length of each episode, in the order of their start.
+        acted: the actions of all steps.
     """
 
     lengths = (10, 200)
@@ -53,6 +54,7 @@ class Ladder(EnvBase):
         self.reward_spec = Unbounded((slots, 1))
         self.started: dict[int | None, list[tuple[int, int]]] = {}
         self.taken, self.length = torch.zeros(2, slots, dtype=torch.int64)
+        self.acted: list[torch.Tensor] = []
 
     def _set_seed(self, seed: int | None) -> None:
         self.seeded, self.generator = seed, torch.Generator().manual_seed(seed or 0)
@@ -78,6 +80,7 @@ class Ladder(EnvBase):
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         self.taken += 1
+        self.acted.append(tensordict["action"].clone())
         ended = (self.taken == self.length)[:, None]
         won = ended & (self.length == self.lengths[1])[:, None]
         entries = {"observation": self._seen(), "reward": won.float(), "done": ended}
@@ -128,6 +131,15 @@ def test_each_slot_gives_its_first_episodes_however_long() -> None:
     assert first_to_end(Ladder(64), 32) < 0.2
     seeds = {(e.index, e.env_seed, e.policy_seed) for e in result.episodes}
     assert seeds == {(i, batch_seed(0, i // 32), policy_seed(0, i)) for i in range(64)}
+
+
+def test_a_slot_that_waits_repeats_its_last_action() -> None:
+    env = Short()
+    found = run(env, episodes=4, episodes_per_slot=1, recheck=False)
+    acted = torch.stack(env.acted)
+    assert {e.length for e in found.episodes} == {3, len(acted)}
+    for slot, episode in enumerate(found.episodes):
+        assert (acted[(episode.length or 0) - 1 :, slot] == acted[-1, slot]).all()
 
 
 @pytest.fixture(scope="module")
@@ -233,6 +245,9 @@ def test_what_cannot_be_repeated_says_so(tmp_path: Path) -> None:
     assert "Paragraph(part='warn', text='Batch" in page
     assert tdcollect.verify(tmp_path / "out").passed
     assert "repeated" not in run(Outer, recheck=False).manifest
+    made = []
+    run(lambda: made.append(1) or Short(), fresh_envs=False)
+    assert len(made) == 1
     # Draws from the global generators come from the batch's stream.
     assert run(partial(Short, fickle=True)).manifest["repeated"]["differing"] == 0
 
@@ -284,6 +299,7 @@ class Numbered(Short):
         (Short, {"num_envs": 4}, "no num_envs with episodes_per_slot"),
         (Short, {"episodes_per_slot": 0}, "episodes_per_slot to be a positive int or None, got 0"),
         ("CartPole-v1", {}, "got CartPole-v1; leave it out: its episodes are numbered"),
+        (lambda: SerialEnv(2, Numbered), {}, r"got SerialEnv\(.* leave it out"),
         (Numbered, {}, r"got Numbered\(.* of batch size \[1\]; leave it out"),
         (Short(), {"fresh_envs": True}, "cannot build single slots anew; pass a function"),
         (partial(Short, together=True), {}, "episodes_per_slot=1 for Short, which starts all"),

@@ -22,7 +22,7 @@ from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.data import SUCCESS
 from tdcollect.evaluation.episodes.opening import Finish, Opened, SlotEnvs, check_env, made_alike
 from tdcollect.evaluation.ledger import Batches
-from tdcollect.evaluation.requested import closed_on_error, freeze
+from tdcollect.evaluation.requested import closed_on_error, freeze, is_unstarted
 from tdcollect.evaluation.settings import EvaluationSettings
 from tdcollect.keys import Key, entry_path
 from tdcollect.randomness import GlobalStream
@@ -44,7 +44,7 @@ def open_batched(env: Any, settings: EvaluationSettings, finish: Finish) -> Open
     numbered = (GymnasiumEnv, SerialEnv, ParallelEnv)
     batched = isinstance(made, EnvBase) and not isinstance(innermost(made), numbered)
     if not batched or len(made.batch_size) != 1 or made.batch_size.numel() < 2:
-        if make is not None and hasattr(made, "close"):
+        if make is not None and hasattr(made, "close") and not is_unstarted(made):
             made.close()
         size = f" of batch size {list(made.batch_size)}" if isinstance(made, EnvBase) else ""
         raise ValueError(

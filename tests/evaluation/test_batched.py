@@ -244,6 +244,12 @@ def test_what_cannot_be_repeated_says_so(tmp_path: Path) -> None:
     page = repr(report_page(found.manifest, [], found.summary(), Commands("", "", "")))
     assert "Paragraph(part='warn', text='Batch" in page
     assert tdcollect.verify(tmp_path / "out").passed
+    # A batch that was interrupted is none of another run's.
+    before = digests(found)
+    unfinished(tmp_path / "out", 5)
+    with pytest.warns(UserWarning, match="not repeatable"):
+        found = run(Outer, output_dir=tmp_path / "out")
+    assert not {*before} & {*digests(found)}
     assert "repeated" not in run(Outer, recheck=False).manifest
     made = []
     run(lambda: made.append(1) or Short(), fresh_envs=False)
@@ -264,6 +270,8 @@ def test_they_are_compared_among_themselves_alone(short: Path, tmp_path: Path) -
     one, other = (run(policy=acting(choice)) for choice in (0, 1))
     found = tdcollect.compare(one, other)
     assert len(found.differences[0].values) == 16
+    with pytest.raises(ValueError, match=r"batches.slots is 4 in .* and 8 in .*per_slot is 2 in"):
+        tdcollect.compare(one, run(partial(Short, 8), episodes_per_slot=1))
     assert any("Only the first episode of each slot begins alike" in r for r in found.remarks)
     assert not any(
         "begins alike" in r for r in tdcollect.compare(*[run(episodes_per_slot=1)] * 2).remarks

@@ -145,12 +145,8 @@ class BatchEnv(SlotEnvs):
         seeds: list[int] | None = None,
         options: dict[str, Any] | None = None,
     ) -> StepDict:
-        known = StepDict(following)
-        if keys.TRUNCATED not in self.transformed.done_keys:
-            del known[keys.TRUNCATED]
         with self.outside(), self._streams[0]:
-            begun = self._whole.begin(known, starting, slots)
-        return _with_flags(begun)
+            return _with_flags(self._whole.begin(following, starting, slots))
 
     def check_resets(self) -> None:
         """Refuse an env that starts all slots anew where it is asked to start one.

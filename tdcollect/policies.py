@@ -81,21 +81,26 @@ class SpacePolicy:
 
 
 class AgentPolicy(SpacePolicy):
-    """Agents, one for each running episode; :func:`from_agent` makes it."""
+    """Agents, one for each running episode; :func:`from_agent` makes it.
+
+    Attributes:
+        method: the name of the agents' method that acts.
+        together: True if it acts for several agents at once.
+    """
 
     kind = "agent"
 
     def __init__(self, make: Any, act: str, reset: str | None, together: str | None = None):
         # A class has its agents' methods, too, and a function none of them.
-        self._copies = not isinstance(make, type) and callable(getattr(make, act, None))
+        self.method, self._reset, self.together = together or act, reset, together is not None
+        self._copies = not isinstance(make, type) and callable(getattr(make, self.method, None))
         super().__init__(type(make) if self._copies else make)
         self.source = make
-        self._act, self._reset, self.together = together or act, reset, together
 
     def begin(self, seed: int) -> Any:
         """Make an agent, reset it, and return its method that acts; itself to act with others."""
         agent = copy.deepcopy(self.source) if self._copies else self.source()
-        for name in (self._act, *([self._reset] if self._reset else [])):
+        for name in (self.method, *([self._reset] if self._reset else [])):
             if not callable(getattr(agent, name, None)):
                 raise TypeError(
                     f"expected an agent with a method {name}(), got {agent!r}; name its methods: "
@@ -104,7 +109,7 @@ class AgentPolicy(SpacePolicy):
         if self._reset:
             reset = getattr(agent, self._reset)
             reset(**({"seed": short_seed(seed)} if "seed" in parameters_of(reset) else {}))
-        return agent if self.together else getattr(agent, self._act)
+        return agent if self.together else getattr(agent, self.method)
 
 
 class ServerPolicy(SpacePolicy):

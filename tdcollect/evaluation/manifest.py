@@ -30,7 +30,7 @@ from tdcollect.evaluation.episodes.measures import Measure
 from tdcollect.evaluation.ledger import BATCHES, FORMAT, METRICS, OPTIONS, RANDOM
 from tdcollect.keys import entry_path
 from tdcollect.packages import versions
-from tdcollect.policies import SpacePolicy, compiled_from
+from tdcollect.policies import ACTING, AgentPolicy, SpacePolicy, compiled_from
 from tdcollect.seeding import BATCHED_PROTOCOL, EVALUATION_PROTOCOL
 
 if TYPE_CHECKING:
@@ -243,7 +243,8 @@ def _code_values(values: Any) -> bytes:
 def _named(policy: Any) -> dict[str, Any]:
     """Return the entry of a policy's class, of its kind on the env's spaces, and of its groups.
 
-    Of a server, it is what the server says of itself.
+    Of agents, it names the method unless that is ``select_action``. Of a server, it is what the
+    server says of itself.
     """
     if isinstance(policy, GroupPolicies):
         groups = {
@@ -260,7 +261,9 @@ def _named(policy: Any) -> dict[str, Any]:
         return {"class": _class(policy)}
     if policy.said is not None:
         return {"class": policy.said["name"], "kind": policy.kind, **policy.said}
-    return {"class": _class(policy.source), "kind": policy.kind}
+    method = policy.method if isinstance(policy, AgentPolicy) else ACTING[0]
+    named = {} if method == ACTING[0] else {"method": method}
+    return {"class": _class(policy.source), "kind": policy.kind, **named}
 
 
 def _class(policy: Any) -> str:

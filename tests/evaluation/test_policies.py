@@ -189,6 +189,8 @@ class Alternating:
         self.next = 1 - self.next
         return self.next
 
+    other = select_action
+
 
 class Reversed(Alternating):
     def select_action(self, observation: Any) -> int:
@@ -212,6 +214,8 @@ def test_the_manifest_says_what_acts(tmp_path: Any) -> None:
     assert one["kind"] == "agent"
     assert one["digest"] not in (None, other["digest"])
     assert (one | {"digest": 0}) == (other | {"digest": 0})
+    other = evaluated(from_agent(Alternating, act="other"))
+    assert other == {**evaluated(from_agent(Alternating)), "method": "other"}
     codes = [evaluated(from_agent(kind))["structure"] for kind in (Alternating, Reversed)]
     assert None not in codes
     assert codes[0] != codes[1]

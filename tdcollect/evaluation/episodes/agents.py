@@ -280,7 +280,7 @@ class Together(Actors):
     def __init__(self, policy: AgentPolicy, on: Any, slots: int, batched: bool, size: int):
         super().__init__(policy, on, slots, batched)
         self._size, self._spares, self._mode = size, list[Any](), DrawByRow(size)
-        self._name = str(policy.together)
+        self._name = policy.method
 
     def _actions(self, observations: Sequence[Any], active: Sequence[int]) -> Sequence[Any]:
         found: dict[int, Any] = {}

@@ -69,7 +69,7 @@ class RoundRobinResult(Table):
     Attributes:
         names: the policies, the strongest first.
         elo: their strengths on Elo's scale, with a mean of 0.
-        intervals: of these; None for a single episode.
+        intervals: of these, as :meth:`difference` has them.
         counts: the games that each policy won, drew and lost.
         left_out: the pairs of games that do not count, as one of the two did not complete.
         results: the evaluation of each match, by the policies on the two sides.
@@ -128,12 +128,13 @@ class RoundRobinResult(Table):
     def difference(self, name: str, other: str | None = None) -> tuple[float, Interval | None]:
         """Return the strength of a policy minus another's, or the mean, with its interval.
 
-        The interval is that of Student's t, with the bootstrap's standard error over episodes.
+        The interval is that of Student's t, with the bootstrap's standard error over episodes; None
+        where nothing varies: for a single episode, or if all games were drawn.
         """
         value, drawn = self.elo[name], self._drawn[name]
         if other is not None:
             value, drawn = value - self.elo[other], drawn - self._drawn[other]
-        if self._episodes < 2:
+        if self._episodes < 2 or drawn.std() < 1e-6:
             return value, None
         freedom = self._episodes - 1
         stats = extra_module("scipy.stats", "a round robin")

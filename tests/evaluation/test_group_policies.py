@@ -153,10 +153,10 @@ GRU = GRUModule(2, 1, in_key="observation", out_key="action")
             "for each of the env's groups of agents, blue and red, got none of blue",
         ),
         ({**by_group(), "green": None}, "got one of green"),
-        ({"red": module(0, "blue"), "blue": None}, "'red' to write 'action' and nothing of other"),
+        ({"red": module(0, "blue"), "blue": None}, "'red' to write 'action', and to read"),
         (
             {"red": TensorDictSequential(module(0, "red"), module(0, "blue")), "blue": None},
-            r"'red' to write \('red', 'action'\) and nothing of other",
+            r"'red' to write \('red', 'action'\), and to read and write .* alone",
         ),
         ({"red": GRU, "blue": None}, r"without a hidden state .* from_agent\(make\)"),
         ({"red": clipped, "blue": None}, r"got function; pass from_function\(f\)"),

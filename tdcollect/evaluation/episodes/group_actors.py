@@ -15,17 +15,10 @@ from tdcollect.collect.step_dict import StepDict
 from tdcollect.evaluation.episodes.actions import LegalActions
 from tdcollect.evaluation.episodes.agents import Actors, BatchedFunction, actors_of, shown
 from tdcollect.evaluation.episodes.data import SUCCESS
-from tdcollect.evaluation.episodes.groups import (
-    Group,
-    GroupPolicies,
-    checked_groups,
-    is_absolute,
-)
+from tdcollect.evaluation.episodes.groups import Group, GroupPolicies, checked_groups, is_absolute
 from tdcollect.evaluation.episodes.policy import Inference, stream
 from tdcollect.keys import ACTION, Key, as_path, entry_path
 from tdcollect.policies import SpacePolicy
-
-INFO = "info"  # under a group: what its agents do not act on
 
 
 class OnGroup:
@@ -38,7 +31,7 @@ class OnGroup:
         depth = len(group.path)
         paths = [as_path(key) for key in env.observation_spec.keys(True, True)]
         own = [path[depth:] for path in paths if path[:depth] == group.path]
-        kept = [path for path in sorted(own) if path[0] != INFO and path[-1] not in SUCCESS]
+        kept = [path for path in sorted(own) if path[0] != "info" and path[-1] not in SUCCESS]
         if not kept:
             raise ValueError(
                 f"expected observations of group {group.name!r} for its function or agent, got an "

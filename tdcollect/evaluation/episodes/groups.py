@@ -109,12 +109,13 @@ def _check_module(name: str, policy: Any) -> None:
             "module for all groups"
         )
     own, absolute = name.split("/"), is_absolute(name, policy)
-    foreign = [key for key in policy.out_keys if absolute and [*as_path(key)[: len(own)]] != own]
+    named = [*policy.in_keys, *policy.out_keys] if absolute else []
+    foreign = [key for key in named if [*as_path(key)[: len(own)]] != own]
     wanted = (*own, ACTION) if absolute else ACTION
     if foreign or wanted not in policy.out_keys:
         raise ValueError(
-            f"expected the policy of group {name!r} to write {wanted!r} and nothing of other "
-            f"groups, got out_keys {policy.out_keys}"
+            f"expected the policy of group {name!r} to write {wanted!r}, and to read and write "
+            f"entries of its group alone, got in_keys {policy.in_keys}, out_keys {policy.out_keys}"
         )
 
 

@@ -6,9 +6,11 @@ import json
 import math
 import re
 import shlex
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -21,11 +23,14 @@ pytest.importorskip("lerobot", reason="LeRobot has environments of its own: make
 from lerobot.configs import PreTrainedConfig
 from lerobot.envs import PushtEnv, make_env_pre_post_processors
 from lerobot.policies import get_policy_class, make_pre_post_processors
+from lerobot.processor import PolicyProcessorPipeline
 from lerobot.scripts.lerobot_eval import eval_policy_all, rollout
+from safetensors.torch import load_file, save_file
 
 import tdcollect
 from tdcollect.cli import main
 from tdcollect.evaluation.lerobot import eval_info, load_policy, max_reward
+from tdcollect.evaluation.manifest import structure_digest, weights_digest
 from tdcollect.randomness import GlobalStream, Outside
 from tdcollect.seeding import env_seed, policy_seed
 
@@ -175,6 +180,45 @@ def test_lerobots_draws_depend_on_the_size_of_the_batch(tmp_path: Path) -> None:
     found = {count: returns(count) for count in (1, 5, 10)}
     print("\nLeRobot's own:", {n: round(float(np.mean(r)), 3) for n, r in found.items()})
     assert len({*map(tuple, found.values())}) == 3
+
+
+def test_the_manifest_has_what_decides_actions_wherever_the_model_lies(
+    act: Path, tmp_path: Path
+) -> None:
+    def digests(folder: Path) -> tuple[Any, Any]:
+        policy = load_policy(folder)
+        return structure_digest(policy), weights_digest(policy)
+
+    there = [Path(shutil.copytree(act, tmp_path / name)) for name in "abc"]
+    config = json.loads((there[1] / "config.json").read_text())
+    (there[1] / "config.json").write_text(json.dumps({**config, "n_action_steps": 2}))
+    (file,) = there[2].glob("policy_preprocessor_step_*.safetensors")
+    statistics = load_file(file)
+    save_file({name: value + 1 for name, value in statistics.items()}, file)
+    own, same, steps, shifted = map(digests, (act, *there))
+    assert own == same
+    assert own[0] != steps[0]
+    assert own[1] != shifted[1]
+
+
+def test_processors_of_the_env_come_first(act: Path) -> None:
+    class Dark(PolicyProcessorPipeline):
+        def __call__(self, batch: Any) -> Any:
+            return {**batch, "observation.image": 0 * batch["observation.image"]}
+
+    config = SimpleNamespace(
+        get_env_processors=lambda: (Dark(steps=[]), PolicyProcessorPipeline(steps=[]))
+    )
+    black, white = (
+        {"pixels": np.full((96, 96, 3), value, np.uint8), "agent_pos": np.array([100.0, 200.0])}
+        for value in (0, 255)
+    )
+
+    def acted(observation: Any, **how: Any) -> list[float]:
+        return load_policy(act, **how).begin(0)(observation)[0].tolist()
+
+    assert acted(black) != acted(white)
+    assert acted(black, env_config=config) == acted(white, env_config=config) == acted(black)
 
 
 def test_the_page_of_robots(act: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

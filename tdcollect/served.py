@@ -23,7 +23,7 @@ _URL = r"(https?)://((?:[\w.-]+|\[[\da-fA-F:]+\])(?::\d+)?)(/[\w./-]*)?"  # no u
 _GONE = 410  # the status of a server that has lost a session
 _PAUSE = 0.5  # seconds before a request is sent once more
 _SHOWN = 300  # characters of an answer that an error shows
-_NO_ANSWER = (OSError, http.client.HTTPException)
+_NO_ANSWER = (OSError, OverflowError, http.client.HTTPException)  # the second: of a large port
 
 
 class SessionLost(RuntimeError):
@@ -57,7 +57,7 @@ class Server:
 
     def check(self) -> None:
         """Ask the server what it serves."""
-        session = Session(self)
+        session, self.said = Session(self), {}
         try:
             self.said = self.about(session.asked({"about": PROTOCOL}))
         except _NO_ANSWER as error:
@@ -74,7 +74,7 @@ class Server:
         said = answer.get("about")
         found = said if isinstance(said, Mapping) else {}
         about = {name: found.get(name) for name in ("name", "version", "digest")}
-        texts = {text for text in about.values() if text is not None}
+        texts = [text for text in about.values() if text is not None]
         fit = about["name"] and all(isinstance(text, str) for text in texts)
         fit = fit and re.fullmatch("[0-9a-f]{64}", about["digest"] or 64 * "0")
         if not fit or max(map(len, texts)) > _SHOWN or found.get("protocol") != PROTOCOL:

@@ -85,12 +85,14 @@ def test_a_server_plays_the_episodes_that_its_agent_plays_here(
 
 
 def test_the_manifest_says_what_the_server_says(server: Any, tmp_path: Path) -> None:
-    found = evaluated(server.url, output_dir=tmp_path / "1").manifest["policy"]
+    policy = from_server(server.url)
+    found = evaluated(policy, output_dir=tmp_path / "1").manifest["policy"]
     said = {name: ABOUT[name] for name in ("name", "version", "digest")}
     assert found.items() >= {"class": "lean", "kind": "server", **said}.items()
     server.about = {**ABOUT, "version": "2"}
     with pytest.raises(ValueError, match=r"another evaluation: policy.version is '1' there"):
         evaluated(server.url, output_dir=tmp_path / "1")
+    assert evaluated(policy).manifest["policy"]["version"] == "2"
 
 
 def test_a_server_that_changes_meanwhile_is_refused(server: Any) -> None:
@@ -193,6 +195,7 @@ BAD: dict[str, tuple[Any, str]] = {
     ),
     "another server": (lambda r: (200, {"hello": 1}), r"to say what it is, .*got None"),
     "another protocol": (lambda r: (200, {"about": {**ABOUT, "protocol": 2}}), "to say what it is"),
+    "a list": (lambda r: (200, {"about": {**ABOUT, "name": [1]}}), "to say what it is"),
     "no digest": (lambda r: (200, {"about": {**ABOUT, "digest": "x"}}), "SHA-256 in hexadecimal"),
     "no object": (lambda r: (200, [1]), r"with a JSON object and .*got 200: \[1\]"),
     "too much": (lambda r: (200, 3000 * "x"), "at most 2,000 bytes .*got 3002 bytes"),
@@ -311,7 +314,7 @@ def test_races_take_it(server: Any) -> None:
 def test_suites_and_evaluators_take_it(server: Any, tmp_path: Path) -> None:
     tables = {
         "suite": {"name": "served", "episodes": 2},
-        "tasks": [{"env": "CartPole-v1"}],
+        "tasks": [{"name": "pole", "env": "CartPole-v1"}],
         "policies": [{"name": "lean", "factory": server.url}],
     }
     server.make = policy_server.Agent
@@ -321,7 +324,7 @@ def test_suites_and_evaluators_take_it(server: Any, tmp_path: Path) -> None:
     with tdcollect.Evaluator(Walk, from_server(server.url), num_trajectories=3) as evaluator:
         here = tdcollect.evaluate(Walk, from_agent(Agent, act="act"), 3, progress=False)
         found = evaluator.evaluate()
-    assert found["reward"] == pytest.approx(here.returns.mean())
+    assert found["eval/reward"] == pytest.approx(here.returns.mean())
 
 
 def test_the_example_serves_the_command_line(tmp_path: Path) -> None:

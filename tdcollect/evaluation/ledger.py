@@ -794,6 +794,7 @@ _MANIFEST: dict[str, Accepts] = {
     "git": _or_none(_is_object),
     "entries.observation": _is_names,
     "entries.action": _is_names,
+    "entries.overwritten": _or_none(_is_names),
     "entries.reward": _or_none(_is_names),
     "returns": _or_none(_is_object),
     "returns.rewards": _or_none(_is_names),

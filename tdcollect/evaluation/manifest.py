@@ -73,7 +73,7 @@ def subject(collector: EvaluationCollector) -> dict[str, Any]:
             **({"added_wrappers": added} if added else {}),
             "transforms": [_transform(t) for t in all_transforms_of(collector.env)],
         },
-        "entries": digested_entries(collector.env, returns),
+        "entries": digested_entries(collector.env, returns, collector.policy),
         **({"global_random_numbers": streams} if collector.has_streams else {}),
         **({} if returns.is_plain else {"returns": returns.described()}),
         **({METRICS: _metrics(collector.metrics)} if collector.metrics else {}),

@@ -30,6 +30,7 @@ from torchrl.objectives.value import TDLambdaEstimator
 
 import tdcollect
 from tdcollect._upstream.torchrl import append_policy_transforms
+from tdcollect.cli import main
 from tdcollect.randomness import GlobalStream, NotReproducibleError, Outside
 from tdcollect.seeding import env_seed, policy_seed
 
@@ -342,6 +343,18 @@ def test_what_would_act_otherwise_is_refused_with_the_line_that_helps(name: str)
     policy = seeded(make_policy)().train()
     with pytest.raises(error, match=said):
         digest(env, policy, 3, eval_mode=False, **RANDOM)
+
+
+@pytest.mark.usefixtures("small_reports")
+def test_what_is_kept_of_a_policy_that_masks_its_history_is_verified(tmp_path: Any) -> None:
+    policy = seeded(decision)()
+    keeping = {"output_dir": tmp_path / "a", "keep_trajectories": True, "progress": False}
+    result = tdcollect.evaluate(with_history, policy, 2, **keeping)
+    over = ["action_cat", "observation_cat", "return_to_go_cat"]
+    assert result.manifest["entries"]["overwritten"] == over
+    assert main(["verify", str(tmp_path / "a")]) == 0
+    plain = tdcollect.evaluate(push, seeded(chunks)(), 2, progress=False)
+    assert {*plain.manifest["entries"]} == {"observation", "action"}
 
 
 class Refreshed(nn.Module):

@@ -316,15 +316,20 @@ def _observed(env: EnvBase) -> list[Key]:
     return sorted(named, key=entry_path)
 
 
-def digested_entries(env: EnvBase, returns: Returns) -> dict[str, list[str]]:
+def digested_entries(env: EnvBase, returns: Returns, policy: Any = None) -> dict[str, list[str]]:
     """Return the names of a digest's entries besides the flags, for the manifest.
 
+    Observations that the policy writes over, as a decision transformer masks its history, are
+    named again.
     Rewards are left out if they are the only entry ``"reward"`` with one value per step.
     """
     found = {
         "observation": [*map(entry_path, _observed(env))],
         "action": sorted(map(entry_path, env.action_keys)),
     }
+    written = {*map(entry_path, getattr(policy, "out_keys", None) or ())}
+    if over := sorted(written.intersection(found["observation"])):
+        found["overwritten"] = over
     if not returns.is_plain:
         found["reward"] = [entry_path(key) for key in returns.entries]
     return found
@@ -380,7 +385,8 @@ def disagreements(
         if name not in groups or abs(value - groups[name]) > rounding:
             found.append((f"return of {name}", value, groups.get(name)))
     texts = [f"{name} {b!r}, in the ledger {a!r}" for name, a, b in found if a != b]
-    for name in observed:  # each row leads to the one after it
+    for name in sorted({*observed} - {*entries.get("overwritten", ())}):
+        # Each row leads to the one after it.
         if data[name][1:].tobytes() != data[f"{keys.NEXT}/{name}"][:-1].tobytes():
             texts.append(f"{name} is not the one that the row before led to")
     return texts

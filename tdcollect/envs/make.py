@@ -15,7 +15,7 @@ from torchrl.envs import EnvBase
 from tdcollect import check
 from tdcollect.cleanup import ended_on_error
 from tdcollect.envs.backends import EnvPoolBackend, SerialBackend, VectorBackend
-from tdcollect.envs.process.agents import as_env, is_agents_id
+from tdcollect.envs.process.agents import as_env
 from tdcollect.envs.process.pool import START_METHODS
 from tdcollect.envs.process.worker import make_by_id, spec_of
 from tdcollect.envs.slots import RESUMABLE, Backend, Stepper
@@ -333,7 +333,7 @@ def _factories(
     factories = [factory] * slots
     if takes_slot(env, kwargs):
         factories = [partial(factory, slot=slot) for slot in range(slots)]
-    if isinstance(env, str) and not is_agents_id(env):
+    if isinstance(env, str):
         # gymnasium checks the first reset and step, and then costs time: one slot's check will do.
         unchecked = partial(factory, **{"disable_env_checker": True, **kwargs})
         factories[1:] = [unchecked] * (slots - 1)

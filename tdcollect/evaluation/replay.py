@@ -18,6 +18,7 @@ from tensordict import TensorDict
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType
 
+from tdcollect.envs.process.worker import make_by_id
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
 from tdcollect.evaluation.ledger import BATCHES, METRICS, Episode, manifest_entry, options_by_index
 from tdcollect.evaluation.manifest import describe
@@ -114,7 +115,7 @@ class _Film(RenderCollection[Any, Any]):
 def _rendered(env: str | Callable[..., Any], **kwargs: Any) -> Any:
     """Make an env, which renders to arrays if it is one of an id."""
     if isinstance(env, str):
-        return gym.make(env, **{"render_mode": "rgb_array", **kwargs})
+        return make_by_id(env, **{"render_mode": "rgb_array", **kwargs})
     return env(**kwargs)
 
 

@@ -30,7 +30,7 @@ from tdcollect.envs.differences import (
 )
 from tdcollect.envs.process.resumable import make_resumable
 from tdcollect.envs.process.values import Begun, Options, slot_of
-from tdcollect.envs.process.worker import old_api
+from tdcollect.envs.process.worker import make_by_id, old_api
 from tdcollect.envs.spaces import SpaceCodec
 from tdcollect.randomness import GlobalRandomness
 from tdcollect.testing.checks import Env, Failed, GymnasiumPlayer, Skipped, gymnasium_row
@@ -105,7 +105,7 @@ class Examination(GymnasiumPlayer):
             make = partial(PooledEnv, given, **kwargs)
         else:
             # gymnasium's own checks warn and raise at first steps; the doctor's go further.
-            make = partial(gym.make, given, disable_env_checker=True, **kwargs)
+            make = partial(make_by_id, given, disable_env_checker=True, **kwargs)
         super().__init__(None, make, None, max_episode_steps, seed)  # type: ignore[arg-type]
         self.is_closed = True  # until it is made
         self.step_seconds = self.reset_seconds = 0.0

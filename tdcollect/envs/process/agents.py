@@ -80,7 +80,8 @@ class Agents(gym.Env[Any, Any]):
     ):
         if not isinstance(env, extra_module("pettingzoo", "an env of PettingZoo").ParallelEnv):
             raise TypeError(f"expected a pettingzoo.ParallelEnv, got {type(env).__name__}")
-        self.env = env
+        self.env, self.metadata = env, env.metadata
+        self.render_mode = getattr(env, "render_mode", None)
         self.groups = _groups(group_map, list(env.possible_agents))
         self.use_mask, self.return_state = use_mask, return_state
         self._ended = all if done_on_any is False else any

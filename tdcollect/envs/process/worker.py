@@ -61,7 +61,10 @@ def old_api(message: str) -> str:
 
 def make_by_id(name: Any, /, **kwargs: Any) -> Any:
     """Make an env from the id or spec of one of gymnasium's, or the id of one of PettingZoo's."""
-    return agents_of(name, **kwargs) if is_agents_id(name) else gym.make(name, **kwargs)
+    if not is_agents_id(name):
+        return gym.make(name, **kwargs)
+    kwargs.pop("disable_env_checker", None)
+    return agents_of(name, **kwargs)
 
 
 def spec_of(name: str) -> Any:

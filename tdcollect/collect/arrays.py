@@ -672,7 +672,7 @@ def plan_for(env: EnvBase, exact: Exact | None = None, reasons: Sequence[str] = 
     unlike = [key for key in env.done_keys if key not in keys.FLAGS]
     if not all(is_of_agents(key, groups, *keys.FLAGS) for key in unlike):
         text = f"the env has the flags {list(env.done_keys)}, not one of each per slot"
-        reasons.append(f"{text}; it {how}" if how else text)
+        reasons.append(text + f"; it {how}" * bool(how))
     if reasons:
         return Plan(None, reasons)
     if env.device is not None and not all(part.anywhere for part in (*further, *transforms)):

@@ -187,15 +187,7 @@ class GymnasiumEnv(EnvBase):
                 legal = self.full_observation_spec[group, ACTION_MASK].one()
                 self.stepper.shown[paths.index((group, ACTION_MASK))] = legal
                 self.masks[group, keys.ACTION] = legal
-        self.share_masks(self.full_action_spec)
-
-    def share_masks(self, spec: Any) -> bool:
-        """Have a copy of the action spec mask actions as this env's does; False if it has none."""
-        for key, mask in self.masks.items():
-            leaf = spec[key] if isinstance(spec, Composite) else None
-            if isinstance(leaf, (Categorical, OneHot)) and leaf.mask is not mask:
-                leaf.update_mask(mask)
-        return bool(self.masks)
+        share_masks(self, self.full_action_spec)
 
     def read_infos(self, examples: Mapping[str, Any]) -> None:
         """Store further infos with the observations; the slots must be reset."""
@@ -470,9 +462,14 @@ class GymnasiumEnv(EnvBase):
 
 
 def share_masks(env: EnvBase, spec: Any) -> bool:
-    """Call :meth:`GymnasiumEnv.share_masks` of an env's base; False where it is another env."""
+    """Have a copy of the action spec mask actions as the env's own does; False if it has none."""
     base = env.base_env if isinstance(env, TransformedEnv) else env
-    return isinstance(base, GymnasiumEnv) and base.share_masks(spec)
+    masks = base.masks if isinstance(base, GymnasiumEnv) else {}
+    for key, mask in masks.items():
+        leaf = spec[key] if isinstance(spec, Composite) else None
+        if isinstance(leaf, (Categorical, OneHot)) and leaf.mask is not mask:
+            leaf.update_mask(mask)
+    return bool(masks)
 
 
 def is_of_agents(path: Key, groups: Mapping[str, Any], *names: str) -> bool:

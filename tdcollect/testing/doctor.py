@@ -577,7 +577,10 @@ def _compare_with_plain_loop(exam: Examination, env: GymnasiumEnv, steps: int) -
                             first = not where and key in env.reward_keys  # of agents
                             if not first and mismatch("", source[key][slot, t], expected[0]):
                                 return 0, f"slot {slot}, step {t}: {where}{key!r} differs"
-                    scalars = {keys.TERMINATED: terminated, keys.TRUNCATED: truncated}
+                    scalars: dict[str, Any] = {
+                        keys.TERMINATED: terminated,
+                        keys.TRUNCATED: truncated,
+                    }
                     if keys.REWARD in env.reward_keys:
                         scalars[keys.REWARD] = np.float32(reward)
                     for name, value in scalars.items():

@@ -25,7 +25,6 @@ OPTIONS = ("group_map", "use_mask", "return_state", "done_on_any")
 """The arguments of :class:`Agents` in ``env_kwargs``; the others are the parallel env's own."""
 
 ACTION_MASK, INFO, STATE = "action_mask", "info", "state"
-_ID = re.compile(r"pettingzoo/(\w+)/(\w+)")
 
 
 class Flags(spaces.MultiBinary):
@@ -228,7 +227,7 @@ def agents_of(name: str, /, **kwargs: Any) -> Agents:
     Raises:
         ValueError: if there is no such module, or it has no parallel env.
     """
-    found = _ID.fullmatch(name)
+    found = re.fullmatch(r"pettingzoo/(\w+)/(\w+)", name)
     module: Any = None
     if found is not None:
         extra_module("pettingzoo", name)

@@ -577,14 +577,14 @@ def _compare_with_plain_loop(exam: Examination, env: GymnasiumEnv, steps: int) -
                             first = not where and key in env.reward_keys  # of agents
                             if not first and mismatch("", source[key][slot, t], expected[0]):
                                 return 0, f"slot {slot}, step {t}: {where}{key!r} differs"
-                    scalars: dict[str, Any] = {
+                    scalars = {
+                        keys.REWARD: np.float32(reward),
                         keys.TERMINATED: terminated,
                         keys.TRUNCATED: truncated,
                     }
-                    if keys.REWARD in env.reward_keys:
-                        scalars[keys.REWARD] = np.float32(reward)
                     for name, value in scalars.items():
-                        if mismatch("", nexts[name][slot, t], np.asarray([value])):
+                        found = nexts.get(name, None)  # agents have rewards of their own
+                        if found is not None and mismatch("", found[slot, t], np.asarray([value])):
                             return 0, f"slot {slot}, step {t}: {name} differs"
                     ended = bool(terminated) or bool(truncated)
                     observation = plain.reset()[0] if ended else given

@@ -658,8 +658,10 @@ def _settings_of(env: Any) -> Sequence[Any]:
     return wrapped_env(env), env.wrapper_frame_skip, is_categorical(env)
 
 
-def _agents_in(env: Any) -> Agents:
-    """The parallel env in one of TorchRL's, as slots take it; it is not reset."""
+def _inside(env: Any) -> gym.Env[Any, Any]:
+    """The env in one of TorchRL's, as slots take it; it is not reset."""
+    if type(env) not in OF_AGENTS:
+        return repeated(env)
     inside, groups, use_mask, return_state, _ = _settings_of(env)
     infos: dict[str, dict[str, Any]] = {}
     for group, agents in groups.items():
@@ -698,13 +700,7 @@ def _check_single(env: Any) -> EnvBase:
 def _make(env: EnvBase, singles: Sequence[Any]) -> GymnasiumEnv:
     categorical = _settings_of(singles[0])[-1]
     try:
-        backend = _Borrowed(
-            [
-                partial(_agents_in if type(single) in OF_AGENTS else repeated, single)
-                for single in singles
-            ],
-            categorical,
-        )
+        backend = _Borrowed([partial(_inside, single) for single in singles], categorical)
     except (TypeError, ValueError) as error:
         raise NotKnown(str(error)) from error
     name = type(backend.envs[0]).__name__ if backend.spec is None else str(backend.spec.id)

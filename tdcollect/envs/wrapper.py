@@ -178,8 +178,7 @@ class GymnasiumEnv(EnvBase):
         if rewards:
             specs["reward_spec"] = compose(rewards, batch)
         for spec_name, spec in specs.items():
-            if groups:
-                _shape_groups(spec, batch, groups)
+            _shape_groups(spec, batch, groups)
             setattr(self, spec_name, spec if self.device is None else spec.to(self.device))
         paths = [entry.path for entry in self.stepper.entries]
         for group in groups:

@@ -292,8 +292,8 @@ def _stacked(parts: Sequence[Any], group: str) -> Any:
     if alike and isinstance(first, spaces.MultiBinary):
         return spaces.MultiBinary((count, *first.shape))
     if alike and isinstance(first, spaces.Discrete) and all(p == first for p in parts):
-        start = np.full(count, first.start)
-        return spaces.MultiDiscrete(np.full(count, first.n), dtype=first.dtype.type, start=start)
+        n, start = [first.n] * count, [first.start] * count
+        return spaces.MultiDiscrete(n, dtype=first.dtype.type, start=start)
     raise ValueError(
         "expected agents of a group to have one space, a Box, Discrete, MultiBinary, or a Dict of "
         f"these, got {list(parts)} in the group {group!r}; put unlike agents into groups of their "

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from mpe2 import simple_spread_v3
-from tables import number, table, with_spread
+from tables import table, with_spread
 from tensordict.nn import NormalParamExtractor, TensorDictModule
 from torch import nn
 from torchrl.collectors import Collector as TorchRLCollector
@@ -159,7 +159,7 @@ def section(rows: list[dict[str, Any]]) -> list[str]:
         if row["target"] is not None:
             missed = "" if row["ratio"]["median"] >= row["target"] else " missed"
             ratio += f"; target {row['target']:g}{missed}"
-        body.append([row["workload"], row["side"], number(row["us"]), ratio])
+        body.append([row["workload"], row["side"], f"{row['us']:,.0f}", ratio])
     return [
         "## Many agents\n",
         f"{AGENTS} agents with one network. Processor time of a step of all slots, and that time "

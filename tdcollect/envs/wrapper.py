@@ -66,7 +66,7 @@ class GymnasiumEnv(EnvBase):
         self._remake = remake
         self._infos: dict[str, Any] = {}  # those that read_infos was given
         self._readers: list[BaseInfoDictReader] = []
-        self.masks: dict[Key, torch.Tensor] = {}
+        self.masks: dict[tuple[str, ...], torch.Tensor] = {}
         self._make_specs()
         action = stepper.backend.action
         self._actions = [

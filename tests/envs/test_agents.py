@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from mpe2 import simple_spread_v3
+from pettingzoo.classic import tictactoe_v3
 from tensordict.nn import (
     NormalParamExtractor,
     ProbabilisticTensorDictModule,
@@ -255,6 +256,23 @@ def test_random_actions_of_evaluations_are_legal(categorical: bool | None) -> No
             assert told.tolist() == [np.float32(rewards[agent]) for agent in GOOD]
             counts += np.bincount(row, minlength=4)
     assert (counts > counts.sum() / 8).all()
+
+
+def test_agents_that_take_turns_play_legal_moves() -> None:
+    def make() -> Any:
+        return PettingZooWrapper(tictactoe_v3.env(), use_mask=True)
+
+    for slots in (1, 3):
+        runs = EvaluationCollector(make, None, episodes=8, num_envs=slots, in_order=True)
+        for index, episode in enumerate(runs):
+            game = tictactoe_v3.env()
+            game.reset(seed=runs.episode_seeds(index)[0])
+            for row in episode:
+                player = game.agent_selection
+                action = int(row[player, "action"])
+                assert game.observe(player)["action_mask"][action]
+                game.step(action)
+            assert all(game.terminations.values())
 
 
 REFUSED: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {

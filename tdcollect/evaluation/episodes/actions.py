@@ -284,8 +284,8 @@ class _Actions:
             drawn = [spec.rand() for _ in range(_STEPS)]
         self._drawn = [env.read_actions(td.expand(*env.batch_size).clone()) for td in drawn]
         self._backend = env.stepper.backend
-        paths: list[Key] = list(self._backend.action.paths)
-        self._of_agents = [(paths.index(key), mask) for key, mask in env.masks.items()]
+        place_of = self._backend.action.paths.index
+        self._of_agents = [(place_of(key), mask) for key, mask in env.masks.items()]
         space = self._backend.action.space
         self._are_masked = (
             isinstance(self._backend, SerialBackend)

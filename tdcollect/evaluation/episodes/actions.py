@@ -284,8 +284,7 @@ class _Actions:
             drawn = [spec.rand() for _ in range(_STEPS)]
         self._drawn = [env.read_actions(td.expand(*env.batch_size).clone()) for td in drawn]
         self._backend = env.stepper.backend
-        place_of = self._backend.action.paths.index
-        self._of_agents = [(place_of(key), mask) for key, mask in env.masks.items()]
+        self._of_agents = [(self._backend.action.paths.index(k), m) for k, m in env.masks.items()]
         space = self._backend.action.space
         self._are_masked = (
             isinstance(self._backend, SerialBackend)

@@ -628,11 +628,12 @@ def _difference(
 
 def _metrics_of_both(first: Evaluation, second: Evaluation) -> Iterator[str]:
     """Yield the metrics that are defined alike in both evaluations, and the returns of groups."""
-    there = second.manifest.get(METRICS) or {}
-    asked = first.manifest.get(METRICS) or {}
-    yield from (name for name, how in asked.items() if there.get(name) == how)
     rewards = manifest_entry(first.manifest, "returns.rewards") or ()
-    yield from (name for name in map(return_name, rewards) if name not in {*asked, *there})
+    known = {name: name for name in map(return_name, rewards)}  # whether they were asked for or not
+    there = {**known, **(second.manifest.get(METRICS) or {})}
+    for name, how in {**known, **(first.manifest.get(METRICS) or {})}.items():
+        if there.get(name) == how:
+            yield name
 
 
 def _end_alike(a: Episode, b: Episode) -> bool:

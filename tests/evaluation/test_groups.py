@@ -117,6 +117,9 @@ def test_comparisons_are_on_groups_also_where_no_metric_was_asked_for(
     (found,) = compare(first, second).differences
     gain = second.group_returns["red/reward"] - first.group_returns["red/reward"]
     assert found.metrics["return/red"].difference.mean == pytest.approx(gain.mean())
+    asked = evaluate(teams, on_teams(1), 6, metrics={"by": "group"})
+    (other,) = compare(first, asked).differences
+    assert other.metrics == found.metrics
     on = ["--on", "return/red", "--fail-if-worse", "100"]
     assert main(["compare", *map(str, (tmp_path / "0", tmp_path / "1")), *on]) == 0
     assert "mean return/red" in capsys.readouterr().out

@@ -6,15 +6,17 @@ import copy
 from collections.abc import Mapping, Sequence
 from functools import partial, update_wrapper
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tdcollect.evaluation.directory import read_runs
 from tdcollect.evaluation.ledger import film_path
-from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.packages import extra_module
 from tdcollect.policies import AgentPolicy, from_agent
+
+if TYPE_CHECKING:
+    from tdcollect.evaluation.result import EvaluationResult
 
 
 def load_policy(

@@ -148,7 +148,9 @@ def decision(transformer: bool = False) -> Any:
     network: nn.Module = History()
     if transformer:
         pytest.importorskip("transformers")
-        network = M.DTActor(3, 2, transformer_config={**M.DTActor.default_config(), "n_layer": 1})
+        config = M.DTActor.default_config()
+        config.n_layer, config.n_embd, config.n_inner = 1, 16, 16
+        network = M.DTActor(3, 2, transformer_config=config)
     actor = M.ProbabilisticActor(
         on(network, STACKED, "param"), ["param"], distribution_class=M.TanhDelta
     )

@@ -391,7 +391,7 @@ class GymnasiumEnv(EnvBase):
             made.read_info(self._infos)
             _check_alike(self.stepper, made)
         made.restarts = self.stepper.restarts  # one count for the env's life
-        made.reset_options = self.stepper.reset_options
+        made.reset_options, made.shown = self.stepper.reset_options, self.stepper.shown
         old, self.stepper = self.stepper, made
         self._env_kwargs = settings
         old.close()

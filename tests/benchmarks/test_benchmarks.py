@@ -109,6 +109,16 @@ def test_the_other_parts_run(tmp_path: Path) -> None:
     assert "## Slots that are ready" in page
 
 
+@pytest.mark.slow
+def test_many_agents_are_compared(tmp_path: Path) -> None:
+    need("envpool", "vmas")
+    _, results = bench(tmp_path, "many-agents")
+    rows = results["many-agents"]
+    assert len({row["workload"] for row in rows}) == 2
+    assert all(row["ratio"]["median"] > 0 for row in rows)
+    assert "## Many agents" in (tmp_path / "README.md").read_text()
+
+
 def test_an_unknown_cell_is_refused_with_the_names_that_there_are(tmp_path: Path) -> None:
     done = run_script(RUN, "--only", "pong", cwd=tmp_path)
 

@@ -237,6 +237,12 @@ def test_random_actions_are_legal(masks: str, summed: bool) -> None:
     assert (taken.sum((0, 1)) > 5).all()  # and every action that is legal at times
 
 
+def test_random_actions_are_legal_in_envs_made_anew() -> None:
+    env = make_env(lambda: Walk(masks="seen"), 2)  # which raises for an illegal action
+    env.rebuild()
+    assert env.rollout(40, break_when_any_done=False).shape == (2, 40)
+
+
 @pytest.mark.parametrize("categorical", [None, False])
 def test_random_actions_of_evaluations_are_legal(categorical: bool | None) -> None:
     def make() -> Any:

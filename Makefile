@@ -84,8 +84,8 @@ test-next:
 	.venv-next/bin/python $(INSTALL) --upgrade --no-deps tensordict $(TORCHRL)
 	.venv-next/bin/python -m pytest $(PARALLEL) --tb=no -rfE
 
-# LeRobot's policies on PushT, Aloha and MetaWorld, beside its own evaluation: ten minutes on two
-# cores, after gigabytes of packages. Aloha and MetaWorld pin versions of MuJoCo, so each has an
+# LeRobot's policies on PushT, Aloha and MetaWorld, beside its own evaluation: about nine minutes of
+# processor time, after gigabytes of packages. Aloha and MetaWorld pin versions of MuJoCo, so each has an
 # environment of its own, which takes all else from that of LeRobot.
 LEROBOT_PYTHON ?= python3.12
 LEROBOT := .venv-lerobot/bin/python

@@ -331,7 +331,7 @@ class EvaluationResult:
         if recorded.digest == again.record.digest:
             return differs + "Its data are the same to the bit: the ledger was altered"
         then = {key: self.manifest.get(key) for key in _MATTERS[filmed:]}
-        now = {key: again.manifest[key] for key in _MATTERS[filmed:]}
+        now = {key: again.manifest.get(key) for key in _MATTERS[filmed:]}
         why = "; ".join(f"{where} was {a!r} and is {b!r}" for where, a, b in differences(then, now))
         return differs + f"What has changed: {why or 'something that the manifest does not hold'}"
 

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").glob("*.md")]
 SOURCES = [*(ROOT / "tdcollect").rglob("*.py"), *(ROOT / "examples").glob("*.py")]
 NAMES = r"(?<![\w./-])tdcollect((?:\.[A-Za-z_]\w*)+)(?![\w/])"
-PLACEHOLDERS = ("FILE.py", "path/to/file.py", "file.py")
+PLACEHOLDERS = ("FILE.py", "path/to/file.py", "file.py", "agents.py", "envs.py")
 
 
 @functools.cache

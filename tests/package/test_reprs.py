@@ -23,6 +23,7 @@ from tdcollect.evaluation.sequential import Rule
 from tdcollect.suites.results import CellResult
 from tdcollect.suites.run import Validation
 
+from ..zoo.agents import Walk
 from ..zoo.html import Page
 
 HOSTILE = "<script>alert('x')</script> & co"
@@ -107,6 +108,7 @@ def shown() -> dict[str, Any]:
         *(testing.CountingEnv(), testing.CountingPolicy(), testing.StatelessCountingPolicy()),
         *(testing.CountingRules(), testing.TorchCountingEnv([2])),
         *(envs.GymEnv("CartPole-v1"), envs.ParallelEnv(2, partial(envs.GymEnv, "CartPole-v1"))),
+        envs.Agents(Walk()),
         *suite_objects(),
         *(trajectories.TrajectoryAssembler(), trajectories.TrajectoryIndex.of(batch)),
     ]

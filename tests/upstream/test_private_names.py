@@ -21,8 +21,8 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "tdcollect"
 OTHERS = ("torch", "tensordict", "torchrl", "gymnasium", "envpool")
 
-DOCUMENTED = {"_exit", "_current_frames", "_replace", "_asdict"}
-"""Attributes of os, of sys and of named tuples, for everybody to use."""
+DOCUMENTED = {"_exit", "_current_frames", "_replace", "_asdict", "_fields", "_on_event"}
+"""Names of os, of sys, of named tuples and of Stable-Baselines3's callbacks, for all to use."""
 
 STRINGS = {
     "_exact_reward": "an entry of tdcollect's own rows",

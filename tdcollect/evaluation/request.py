@@ -27,7 +27,7 @@ class Request:
             or any ``EnvBase``.
         policy: ``module:factory``, ``"random"``, ``"sb3"`` for a model file of
             Stable-Baselines3, ``"lerobot"`` for a model of LeRobot, or the url of a policy server;
-            or one for each group of agents, ``"red=a.py:f,blue=random"``.
+            or one for each group of agents, ``"red=FILE.py:f,blue=random"``.
         checkpoint: a file with the policy's ``state_dict``, or the model file; of LeRobot the
             folder ``pretrained_model``, or the model's id on the Hub; of groups likewise.
         vecnormalize: a file of Stable-Baselines3's ``VecNormalize``, for its observations.

@@ -17,7 +17,7 @@ from torchrl.envs.utils import exploration_type, set_exploration_type
 from torchrl.modules import RandomPolicy
 
 from tdcollect import keys
-from tdcollect._upstream.collectors import CollectorState
+from tdcollect._upstream.collectors import CollectorState, new_ids_of
 from tdcollect.collect.arguments import by_arrival_needs, check_arrival_buffer
 from tdcollect.collect.arrays import ArrayEnv, Plan, by_episodes, plan_for
 from tdcollect.collect.episodes import Block, Episodes, FirstToStart, Start, join_episodes
@@ -42,7 +42,7 @@ from tdcollect.collect.step_dict import (
     stacked_lazily,
 )
 from tdcollect.collect.torchrl_loop import changed, torchrl_rollout, warn_of_lost
-from tdcollect.collect.turns import Acting, Arrivals, Frames, Lower
+from tdcollect.collect.turns import Acting, Arrivals, Frames, Lower, NewIds
 from tdcollect.display import html_table, one_line
 from tdcollect.envs.adopted import early_seeds, reset_arguments
 from tdcollect.envs.spaces import nested
@@ -327,13 +327,13 @@ class Runner:
         self.stale = True  # the envs go on from the carried step
         if collector.by_arrival and env.base is not None and seed is None:
             env.base.stepper.derive_seeds()  # timing has left the envs' generators anywhere
-        place, new_ids = self._place(env), self._parent.trajectory_ids.get_traj_and_increment
+        place, new_ids = self._place(env), new_ids_of(self._parent.trajectory_ids)
         acting = Acting(env, lower, place)
         order = FirstToStart(count) if env.can.asynchronous else None
         restarts = env.base is not None and env.base.restarts is not None
 
         def start(index: int) -> Start:
-            return Start(index, None, int(new_ids(1)) if order is None else order.new_id())
+            return Start(index, None, int(new_ids(1)[0]) if order is None else order.new_id())
 
         loop = Episodes(
             env,
@@ -357,7 +357,7 @@ class Runner:
 
         blocks: Iterable[Block] = checked()
         if order is not None:
-            blocks = order.only_kept(list(blocks), new_ids(count).cpu())
+            blocks = order.only_kept(list(blocks), torch.from_numpy(new_ids(count)))
             env.stepper.derive_seeds()
         entries = join_episodes(log.note_blocks(blocks), env.batch_size)
         log.note_entries(entries, collector.env.reward_keys)
@@ -483,10 +483,9 @@ class Runner:
         return placement(env, collector.policy_device, collector.storing_device)
 
     @property
-    def _new_ids(self) -> Callable[[int], torch.Tensor] | None:
+    def _new_ids(self) -> NewIds | None:
         """Gives so many new trajectory ids; None where they are not tracked."""
-        ids = self._parent.trajectory_ids
-        return ids.get_traj_and_increment if self._collector.track_traj_ids else None
+        return new_ids_of(self._parent.trajectory_ids) if self._collector.track_traj_ids else None
 
     @property
     def _left_out(self) -> frozenset[Key]:

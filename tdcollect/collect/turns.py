@@ -49,7 +49,7 @@ Act = Callable[[StepDict, list[int]], Sequence[Key]]
 It returns the entries to zero where an episode begins.
 """
 
-NewIds = Callable[[int], torch.Tensor]
+NewIds = Callable[[int], Array]
 """Gives so many new trajectory ids."""
 
 Stamps = list[tuple[float, list[int]]]
@@ -223,8 +223,7 @@ class Ends:
         if not self._renewed:
             return
         if self._new_ids is not None:
-            new = self._new_ids(len(self._renewed))
-            set_ids(upcoming, self._renewed, new.cpu().numpy())
+            set_ids(upcoming, self._renewed, self._new_ids(len(self._renewed)))
         if 0 < len(self.ended) < self._count:
             zero_rows(upcoming, forgotten, self._env.batch_size, self.ended)
 
@@ -279,15 +278,16 @@ class MaskedEnds(Ends):
             return
         if self._ids is None:  # the one wait for the env's device in a batch
             count = -int(self._latest)
-            self._ids = self._new_ids(count).cpu() if count else torch.empty(0, dtype=torch.int64)
+            self._ids = torch.from_numpy(self._new_ids(count) if count else np.empty(0, np.int64))
         entries[keys.TRAJ_IDS] = numbered(entries[keys.TRAJ_IDS].to(self._ids_on), self._ids)
 
 
 def set_ids(step: StepDict, slots: Sequence[int], ids: Sequence[int] | Array) -> None:
     """Write the trajectory ids of some slots, in a copy of the entry."""
     if keys.TRAJ_IDS in step:
-        entry = step[keys.TRAJ_IDS] = step[keys.TRAJ_IDS].clone()
-        entry.numpy().reshape(-1)[slots] = ids
+        entry = step[keys.TRAJ_IDS].numpy().copy()
+        entry.reshape(-1)[slots] = ids
+        step[keys.TRAJ_IDS] = torch.from_numpy(entry)
 
 
 # ------------------------------------------------------------------------------------- by frames
@@ -419,11 +419,11 @@ class Frames:
             taken[acting] += 1
             return acting if acting or stepper.away else None
 
-        def renew(ended: list[int]) -> torch.Tensor:
+        def renew(ended: list[int]) -> Array:
             # Their places in this order, below zero: ids follow once all have begun.
             first = -1 - len(begun)
             begun.extend((int(taken[slot]), slot) for slot in ended)
-            return torch.arange(first, first - len(ended), -1)
+            return np.arange(first, first - len(ended), -1)
 
         if self.watch is not None:
             self.watch.begin(self.carrier)
@@ -433,7 +433,7 @@ class Frames:
             if begun and self.new_ids is not None:
                 order = sorted(range(len(begun)), key=begun.__getitem__)
                 ids = torch.empty(len(begun), dtype=torch.int64)
-                ids[order] = self.new_ids(len(begun)).cpu()
+                ids[order] = torch.from_numpy(self.new_ids(len(begun)))
                 for step in (entries, turns.present):
                     if keys.TRAJ_IDS in step:
                         step[keys.TRAJ_IDS] = numbered(step[keys.TRAJ_IDS], ids)
@@ -470,7 +470,7 @@ class Frames:
         elif self.watch is not None:
             self.watch.begin(self.carrier)
 
-        def renew(ended: list[int]) -> torch.Tensor:
+        def renew(ended: list[int]) -> Array:
             assert self.new_ids is not None
             return self.new_ids(len(ended))
 
@@ -486,7 +486,7 @@ class Frames:
         self,
         store: Store,
         act: Callable[[], list[int] | None],
-        renew: Callable[[list[int]], torch.Tensor],
+        renew: Callable[[list[int]], Array],
     ) -> None:
         """Have slots act, take in those that come back, and reset those that have ended.
 
@@ -517,7 +517,7 @@ class Frames:
                 self.stamps.append((time.perf_counter(), ended))
                 turns.ready = [slot for slot in turns.ready if slot not in ended]
                 if self.new_ids is not None:
-                    set_ids(turns.present, ended, renew(ended).cpu().numpy())
+                    set_ids(turns.present, ended, renew(ended))
                 env.send_reset(ended, None, None)
             if watch is not None:
                 if came.stepped:

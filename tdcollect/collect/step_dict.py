@@ -10,6 +10,7 @@ that are on its device already.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -27,6 +28,7 @@ from tensordict import (
 from torch.nn.utils.rnn import pad_sequence
 
 from tdcollect import keys
+from tdcollect.envs.spaces import Chunk
 from tdcollect.keys import Key, as_path, is_next, under_next
 
 if TYPE_CHECKING:
@@ -310,6 +312,8 @@ class Store:
         self._devices: dict[Key, torch.device] = {}
         self._entries: dict[Key, torch.Tensor] = {}
         self._parts: dict[Key, list[torch.Tensor]] = {}
+        # By the identity of its first tensor, each entry that the env writes in this chunk.
+        self._written: dict[int, tuple[torch.Tensor, Sequence[torch.Tensor]]] = {}
         self.slots: list[int] = []
 
     def allocate(self) -> Iterator[Any]:
@@ -319,7 +323,10 @@ class Store:
         left = math.inf if self.steps is None else self.steps
         while left > 0:
             count = int(min(chunk, left))
-            yield from self.env.allocate(count, self.place.pinned)
+            buffers = self.env.allocate(count, self.place.pinned)
+            for whole, tensors in buffers.entries if isinstance(buffers, Chunk) else ():
+                self._written[id(tensors[0])] = whole, tensors
+            yield from buffers
             left -= count
             if not self.in_one_piece:
                 self._flush()
@@ -391,22 +398,38 @@ class Store:
             raise
         self._filled += len(self._held)
         self.place.forget(self._held[-1][1].values())
-        self._held, self._rows = [], []
+        self._held, self._rows, self._written = [], [], {}
 
     def _stack(self, name: Key, values: list[torch.Tensor]) -> None:
-        first, dim, steps = values[0], self._dim, self.steps
+        dim, steps = self._dim, self.steps
         if steps is None:
-            rows = torch.stack(values).flatten(0, 1)[torch.cat(self._rows).to(first.device)]
+            rows = torch.stack(values).flatten(0, 1)[torch.cat(self._rows).to(values[0].device)]
             self._parts.setdefault(name, []).append(rows)
-        elif len(values) == steps:
+            return
+        whole = self._whole(values)
+        if len(values) == steps:
             # Steps in another memory format (channels last) would make the batch one, too.
-            self._entries[name] = torch.stack(values, dim).contiguous()
-        else:
-            if name not in self._entries:
-                shape = (*first.shape[:dim], steps, *first.shape[dim:])
-                self._entries[name] = _empty(shape, first)
-            part = self._entries[name].narrow(dim, self._filled, len(values))
+            made = torch.stack(values, dim) if whole is None else whole.movedim(0, dim).clone()
+            self._entries[name] = made.contiguous()
+            return
+        first = values[0]
+        if name not in self._entries:
+            shape = (*first.shape[:dim], steps, *first.shape[dim:])
+            self._entries[name] = _empty(shape, first)
+        part = self._entries[name].narrow(dim, self._filled, len(values))
+        if whole is None:
             torch.stack(values, dim, out=part)
+        else:
+            part.copy_(whole.movedim(0, dim))
+
+    def _whole(self, values: list[torch.Tensor]) -> torch.Tensor | None:
+        """The values where they are one tensor ``[t, N, ...]``: quicker copied than stacked."""
+        first = values[0]
+        if all(value is first for value in values):
+            return first.expand(len(values), *first.shape)
+        whole, tensors = self._written.get(id(first), (None, ()))
+        alike = whole is not None and all(map(operator.is_, values, tensors))
+        return whole[: len(values)] if alike else None  # type: ignore[index]
 
 
 def _empty(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:

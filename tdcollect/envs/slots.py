@@ -8,6 +8,7 @@ adds counters, a time limit, waiting seeds, checks, and restarts of envs that fa
 from __future__ import annotations
 
 import abc
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, TypeAlias
@@ -33,6 +34,7 @@ from tdcollect.envs.process.values import (
 from tdcollect.envs.process.worker import old_api
 from tdcollect.envs.spaces import (
     Bookkeeping,
+    Chunk,
     Entry,
     SlotBuffers,
     SpaceCodec,
@@ -326,7 +328,7 @@ class EpisodeCounters:
         self.seeded: dict[int, tuple[int, int]] = {}  # each slot's latest seed, and its episode
         self._clock = 0
         self._begun = np.zeros(num_envs, np.int64)
-        self._episodes = np.zeros(num_envs, np.int64)  # resets so far
+        self._episodes = [0] * num_envs  # resets so far
 
     def stepped(self, slots: Sequence[int] | None) -> None:
         """Count a step of ``slots`` (None for all)."""
@@ -337,12 +339,11 @@ class EpisodeCounters:
 
     def started(self, starts: Starts) -> None:
         """Count the episodes that have begun."""
-        slots = list(starts)
-        self._begun[slots] = self._clock
-        self._episodes[slots] += 1
         for slot, seed in starts.items():
+            self._begun[slot] = self._clock
+            self._episodes[slot] += 1
             if seed is not None:
-                self.seeded[slot] = seed, int(self._episodes[slot]) - 1
+                self.seeded[slot] = seed, self._episodes[slot] - 1
 
     def lengths(self) -> Array:
         """The steps that each slot has taken in its episode, ``[N]`` int64."""
@@ -351,15 +352,15 @@ class EpisodeCounters:
     def save_state(self) -> dict[str, Any]:
         return {
             "lengths": self.lengths(),
-            "episodes": self._episodes.copy(),
+            "episodes": np.array(self._episodes, np.int64),
             "seeds": dict(self.seeded),
         }
 
     def load_state(self, state: Mapping[str, Any], slots: Sequence[int]) -> None:
         rows = list(slots)
         self._begun[rows] = self._clock - state["lengths"][rows]
-        self._episodes[rows] = state["episodes"][rows]
         for slot in rows:
+            self._episodes[slot] = int(state["episodes"][slot])
             self.seeded.pop(slot, None)
             if slot in state["seeds"]:
                 self.seeded[slot] = tuple(state["seeds"][slot])
@@ -369,7 +370,7 @@ class EpisodeCounters:
         words = {}
         for slot in failed.causes:
             resets = failed.verb == "reset"
-            episode = int(self._episodes[slot]) - (not resets)
+            episode = self._episodes[slot] - (not resets)
             step = "" if resets else f", step {int(self._clock - self._begun[slot])}"
             place = f", episode {episode}{step}" if episode >= 0 else ", before its first reset"
             seed, at = starts.get(slot), episode
@@ -523,7 +524,7 @@ class Stepper:
 
     def allocate(
         self, count: int, batched: bool = True, pinned: bool = False, exact: bool = False
-    ) -> list[StepBuffers]:
+    ) -> Chunk:
         """Zeroed buffers for ``count`` steps, allocated together.
 
         ``pinned`` ones are page-locked; in ``exact`` ones, the backend writes rewards in float64.
@@ -536,28 +537,23 @@ class Stepper:
         arrays = [zeros(entry.shape, entry.dtype) for entry in self.entries]
         reward = zeros((1,), np.float32)
         flags = [zeros((1,), bool) for _ in range(3)]
-        blocks = [*arrays, reward, *flags]
-        tensors = zip(
-            *(torch.from_numpy(b if batched else b[:, 0]).unbind(0) for b in blocks), strict=True
-        )
-        exactly = zeros((1,), np.float64) if exact else reward
-        scalars = zip(*(block[..., 0] for block in (exactly, *flags)), strict=True)
-        rounded = reward[..., 0] if exact else [None] * count
+        blocks = [torch.from_numpy(b if batched else b[:, 0]) for b in (*arrays, reward, *flags)]
+        tensors = [block.unbind(0) for block in blocks]
+        steps = list(zip(*arrays, strict=True))
         infos = len(self.backend.observation.leaves)
         bookkeeping = infos + len(self.backend.info)
-        return [
-            StepBuffers(
-                SlotBuffers(step[:infos], step[infos:bookkeeping], *scalar[:3]),
-                step[bookkeeping:],
-                step,
-                scalar[0] if stored is None else stored,
-                scalar[3],
-                tensor,
-            )
-            for step, scalar, stored, tensor in zip(
-                zip(*arrays, strict=True), scalars, rounded, tensors, strict=True
-            )
-        ]
+        observed, written, kept = (
+            map(operator.itemgetter(part), steps)
+            for part in (slice(infos), slice(infos, bookkeeping), slice(bookkeeping, None))
+        )
+        stored = list(reward[..., 0])
+        rewards = zeros((), np.float64) if exact else stored
+        terminated, truncated, done = (flag[..., 0] for flag in flags)
+        raw = map(SlotBuffers, observed, written, rewards, terminated, truncated)
+        by_step = zip(*tensors, strict=True)
+        chunk = Chunk(map(StepBuffers, raw, kept, steps, stored, done, by_step))
+        chunk.entries = list(zip(blocks, tensors, strict=True))
+        return chunk
 
     def set_seeds(self, seeds: Sequence[int]) -> None:
         """Keep one seed per slot for that slot's next reset."""
@@ -608,11 +604,13 @@ class Stepper:
             RestartsExhausted: if a failure exceeds ``max_restarts``.
         """
         self.check_open("reset")
-        if slots is not None:
+        if slots is None:
+            slots = self._every_slot
+        else:
             self._hold_present(out)
         for flag in (out.raw.terminated, out.raw.truncated, out.done):
-            flag[... if slots is None else slots] = False
-        slots = self._every_slot if slots is None else slots
+            for slot in slots:  # few, mostly: an index of a list takes longer
+                flag[slot] = False
         self.recall(slots)
         starts = self._seeds.of(slots)
         if seeds is not None:
@@ -661,9 +659,11 @@ class Stepper:
             self.reset_options.begun[rows] += 1
         if self.bookkeeping.episode_reward:
             self._returns[rows] = 0
-        self._must_reset[rows] = False
+        for slot in rows:
+            self._must_reset[slot] = False
         self._unstarted.difference_update(rows)
-        self._write_bookkeeping(rows, True, out)
+        if out.bookkeeping:
+            self._write_bookkeeping(rows, True, out)
 
     def step(
         self,

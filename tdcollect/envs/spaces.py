@@ -565,11 +565,23 @@ class StepBuffers(NamedTuple):
         """The arrays ``[N, ...]`` that say where slots are: all but the reward."""
         return [*self.entries, self.raw.terminated, self.raw.truncated, self.done]
 
-    def copy_state(self, arrays: Iterable[Array], slots: Sequence[int] | None = None) -> None:
+    def copy_state(self, arrays: Iterable[Array], slots: list[int] | None = None) -> None:
         """Copy the :attr:`state` of other buffers, of ``slots`` (None for all)."""
-        rows: Any = ... if slots is None else list(slots)
         for target, array in zip(self.state, arrays, strict=True):
-            target[rows] = array[rows]
+            if slots is None:
+                np.copyto(target, array)
+            else:
+                target[slots] = array[slots]
+
+
+class Chunk(list[StepBuffers]):
+    """The buffers of steps that were allocated together.
+
+    Attributes:
+        entries: each entry of all steps, ``[T, N, *shape]``, and its tensor of each step.
+    """
+
+    entries: Sequence[tuple[torch.Tensor, Sequence[torch.Tensor]]]
 
 
 def aligned_zeros(shape: Sequence[int], dtype: Any) -> Array:

@@ -131,9 +131,10 @@ class Episodes:
         self._latest: Options = None
         self._beginning: dict[int, Start] = {}  # episodes whose resets are in flight
         self._pieces: list[Piece] = []
-        # By slot: rows in the block, those before its episode, steps since the first start, the
+        # By slot: rows in the block, steps since the first start, rows before its episode, the
         # step of its time limit.
-        self._at, self._from, self._taken, self._due = np.zeros((4, len(self._slots)), np.int64)
+        self._counts = np.zeros((4, len(self._slots)), np.int64)
+        self._at, self._taken, self._from, self._due = self._counts
         self._began = np.zeros(len(self._slots))  # the time at which its latest reset began
 
     def __iter__(self) -> Iterator[Block]:
@@ -241,14 +242,14 @@ class Episodes:
         if came.stepped and failed is None and env.broken_episodes:
             failed = SlotError("step", env.broken_episodes)
         gone = () if failed is None else failed.causes
-        stepped = [slot for slot in came.stepped if slot in running and slot not in gone]
+        stepped = came.stepped  # in step, those that run
+        if gone or env.can.asynchronous:
+            stepped = [slot for slot in stepped if slot in running and slot not in gone]
         ended = self._ended(following, stepped)
         store.append(step, following, stepped if env.can.asynchronous else None)
         if failed is not None:
             self._break_off(failed, [slot for slot in gone if slot in running], came.failed is None)
-        moved = stepped if env.can.asynchronous else slice(None)
-        self._at[moved] += 1
-        self._taken[moved] += 1
+        self._counts[:2, stepped if env.can.asynchronous else slice(None)] += 1
         if self.on_step is not None:
             self.on_step({slot: running[slot] for slot in stepped})
         for slot in ended:
@@ -272,9 +273,8 @@ class Episodes:
     def _ended(self, following: StepDict, stepped: list[int]) -> list[int]:
         """The slots whose episodes have ended; marks those at the step limit as truncated."""
         if self.max_episode_steps is not None:
-            late = np.flatnonzero(self._taken + 1 >= self._due).tolist()
-            late = sorted({*late}.intersection(stepped))
-            if late:
+            over = self._taken + 1 >= self._due
+            if late := [slot for slot in stepped if over[slot]] if over.any() else []:
                 for key in (keys.TRUNCATED, keys.DONE):
                     following[key] = following[key].clone()
                     following[key].view(-1)[late] = True
@@ -284,6 +284,8 @@ class Episodes:
     def _begin_free(self, step: StepDict, following: StepDict) -> list[int]:
         """Start episodes in the slots that are free; those where they have begun at once."""
         turns, env = self._turns, self.env
+        if len(self._running) + len(self._beginning) == len(self._slots):
+            return []
         free = [s for s in self._slots if s not in self._running and s not in self._beginning]
         unseen: set[int] = set()
         if env.can.asynchronous:

@@ -37,7 +37,7 @@ from tdcollect.envs.differences import Row, first_divergence
 from tdcollect.envs.process.values import Array, EachOptions
 from tdcollect.envs.slots import SlotError
 from tdcollect.envs.wrapper import GymnasiumEnv, share_masks
-from tdcollect.evaluation.episodes.data import rows_of
+from tdcollect.evaluation.episodes.data import by_slot, rows_of
 from tdcollect.evaluation.episodes.opening import SlotEnvs
 from tdcollect.evaluation.episodes.policy import ACTION_MASKS, DrawByRow, choices_of, read_mask
 from tdcollect.keys import Key
@@ -127,7 +127,8 @@ class ActionCheck:
         for key, spec in self._specs.items():
             entry = block.entries.get(key)
             if entry is not None and block.pieces and isinstance(spec, _LISTED):
-                rows = [rows_of(piece, entry, self._dims) for piece in block.pieces]
+                slots = by_slot(entry, self._dims)
+                rows = [rows_of(piece, slots) for piece in block.pieces]
                 _check_values(key, spec, torch.cat(rows))
 
 

@@ -96,6 +96,7 @@ class Feed(Iterator[int]):
 _STEPS = 128
 _PROBED = 8  # episodes whose options the probe resets with
 _BLOCK_BYTES = 2**25  # or about this much memory, with large observations
+_UNFIT = (RuntimeError, ValueError, AttributeError, TypeError)  # of a policy on unfit entries
 
 
 class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
@@ -463,20 +464,24 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
                 legal.draw(rows, active, inference.streams)
                 feed.stepped()
                 return remembered or []
-            if remembered is None:
-                with self._refusing(rows):
+            try:
+                if remembered is None:
                     remembered = self._first_call(inference, rows, env, actions)
-                if keep_trajectories and inference.left_out:
-                    warnings.warn(
-                        f"the policy's entries {inference.left_out} are no dense tensors, and are "
-                        "not kept with the data of episodes; encode them as numbers to keep them",
-                        stacklevel=2,
-                    )
-            with self._refusing(rows):
-                try:
-                    inference(rows, active)
-                except SessionLost as lost:
-                    again(active, lost)
+                    if keep_trajectories and inference.left_out:
+                        warnings.warn(
+                            f"the policy's entries {inference.left_out} are no dense tensors, and "
+                            "are not kept with the data of episodes; encode them as numbers to "
+                            "keep them",
+                            stacklevel=2,
+                        )
+                inference(rows, active)
+            except SessionLost as lost:
+                if remembered is None:
+                    raise
+                again(active, lost)
+            except _UNFIT as error:
+                self._explain(rows, error)
+                raise
             feed.stepped()
             return remembered
 
@@ -519,6 +524,7 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             max_episode_steps=self.settings.step_limit,
             rebuild=fresh_envs and self.batches is None,
             own_options=self.settings.options_by_index is not None,
+            left_out=assembly.left_out,
             on_start=start,
             on_step=stepped if metrics.infos else None,
             on_error=None if max_restarts is None else failed,
@@ -543,9 +549,12 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         next_batch()
         while True:
             for block in loop:
-                with self._refusing(block.entries):
+                try:
                     inference.check()
                     actions.check_block(block)
+                except _UNFIT as error:
+                    self._explain(block.entries, error)
+                    raise
                 found = [*assembly.feed(block), *failures]
                 if batches is not None:
                     found = [_placed(one, batches) for one in found if one.record.index in wanted]
@@ -558,17 +567,13 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         if isinstance(inference, (Actors, GroupActors)):
             inference.end()
 
-    @contextmanager
-    def _refusing(self, entries: Mapping[Key, torch.Tensor]) -> Iterator[None]:
-        try:
-            yield
-        except (RuntimeError, ValueError, AttributeError, TypeError) as error:
-            if isinstance(error, (AttributeError, TypeError)):
-                known = missing_entries(self._policy, entries)
-                if known is not None:
-                    raise known from error
-            explain_unfit_observations(entries, self.env, error)
-            raise
+    def _explain(self, entries: Mapping[Key, torch.Tensor], error: Exception) -> None:
+        """Say more of a policy's error, or raise one that does."""
+        if isinstance(error, (AttributeError, TypeError)):
+            known = missing_entries(self._policy, entries)
+            if known is not None:
+                raise known from error
+        explain_unfit_observations(entries, self.env, error)
 
     def _start(self, index: int) -> Start:
         given = self.settings.options_by_index

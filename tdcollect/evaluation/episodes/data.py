@@ -184,10 +184,21 @@ class _Unfinished:
     steps: int = 0
 
 
-def rows_of(piece: Piece, entry: Any, dims: int) -> Any:
-    """Return the rows of a piece, out of an entry ``[*batch, t, ...]`` of ``dims`` batch dims."""
-    slots = entry.reshape(-1, *entry.shape[dims:])
+def by_slot(entry: Any, dims: int) -> Any:
+    """Return an entry ``[*batch, t, ...]`` of ``dims`` batch dims as ``[N, t, ...]``."""
+    return entry.reshape(-1, *entry.shape[dims:])
+
+
+def rows_of(piece: Piece, slots: Any) -> Any:
+    """Return the rows of a piece, out of an entry ``[N, t, ...]``."""
     return slots[piece.slot, piece.begin : piece.stop]
+
+
+class AllBut(frozenset[Any]):
+    """All entries but these."""
+
+    def __contains__(self, key: object) -> bool:
+        return not super().__contains__(key)
 
 
 class Assembly:
@@ -213,6 +224,10 @@ class Assembly:
         self._bound = bound
         acted = sorted(env.action_keys, key=entry_path)
         self._digested = _digested(_observed(env), acted, returns.entries)
+        self.left_out: frozenset[Key] = frozenset()  # what nothing here reads
+        if self._joined is not None:
+            last = [under_next(key) for key, on in self._digested if on]
+            self.left_out = AllBut((*dict(self._digested), *last, *self._joined, _EXACT))
         self._held: dict[int, _Unfinished] = {}
         self.restarts: dict[int, int] = {}
 
@@ -220,7 +235,7 @@ class Assembly:
         """Add a block; yields the episodes that end in it, in the order of their ending."""
         # If the env raised at once, the block has no entries, only pieces without steps.
         digested = self._digested if block.entries else []
-        entries = dict(block.entries)
+        entries = {key: by_slot(entry, self._dims) for key, entry in block.entries.items()}
         exact = entries.pop(_EXACT, None)
         arrays = {key: _array(entries[key]) for key, _ in digested}
         last = {key: _array(entries[under_next(key)]) for key, on in digested if on}
@@ -233,21 +248,21 @@ class Assembly:
             held = self._held.get(piece.start.index)
             if held is None:
                 held = self._held[piece.start.index] = _Unfinished(
-                    [_hash(key, self._of(array, piece)) for key, array in arrays.items()]
+                    [_hash(key, rows_of(piece, array)) for key, array in arrays.items()]
                 )
             held.steps += piece.stop - piece.begin
             if held.steps + (not piece.ended) > self._bound:  # whatever steps a block has
                 self._refuse_endless(piece.start.index)
             for digest, array in zip(held.hashes, arrays.values(), strict=True):
-                digest.update(np.ascontiguousarray(self._of(array, piece)))
-            held.rewards.append([_by_step(self._of(array, piece)) for array in rewards])
+                digest.update(np.ascontiguousarray(rows_of(piece, array)))
+            held.rewards.append([_by_step(rows_of(piece, array)) for array in rewards])
             if self._joins:
                 wanted = self._joined or entries
-                held.parts.append({key: self._of(entries[key], piece).clone() for key in wanted})
+                held.parts.append({key: rows_of(piece, entries[key]).clone() for key in wanted})
             if piece.ended:
                 for digest, (key, on) in zip(held.hashes, self._digested, strict=True):
                     if on:
-                        digest.update(np.ascontiguousarray(self._of(last[key], piece)[-1]))
+                        digest.update(np.ascontiguousarray(rows_of(piece, last[key])[-1]))
                 yield self._finish(piece, arrays)
 
     def _refuse_endless(self, index: int) -> None:
@@ -258,13 +273,10 @@ class Assembly:
             "any length"
         )
 
-    def _of(self, entry: Any, piece: Piece) -> Any:
-        return rows_of(piece, entry, self._dims)
-
     def _finish(self, piece: Piece, arrays: Mapping[Key, Any]) -> Finished:
         index = piece.start.index
         held = self._held.pop(index)
-        terminated, truncated = (bool(self._of(arrays[flag], piece)[-1, 0]) for flag in _FLAGS)
+        terminated, truncated = (bool(rows_of(piece, arrays[flag])[-1, 0]) for flag in _FLAGS)
         env_seed, policy_seed = self._seeds(index)
         names = map(entry_path, self._returns.counted)
         by_entry = map(np.concatenate, zip(*held.rewards, strict=True))

@@ -52,20 +52,27 @@ class RowNoise:
 
     def __init__(self, by_row: DrawByRow):
         self._by_row = by_row
+        # Draws, and their rows: each is written over the one before, which no sampler keeps.
+        self._memory: dict[Any, tuple[torch.Tensor, Sequence[torch.Tensor]]] = {}
 
     def exponential(self, like: torch.Tensor) -> torch.Tensor:
         """Draws from the exponential distribution of rate 1, of the shape and dtype given."""
-        return self._drawn(torch.ones_like(like, device=_CPU), like, torch.Tensor.exponential_)
+        return self._drawn(like, torch.Tensor.exponential_)
 
     def standard_normal(self, like: torch.Tensor) -> torch.Tensor:
         """Draws from the standard normal distribution, of the shape and dtype given."""
-        return self._drawn(torch.zeros(like.shape, dtype=like.dtype), like, torch.Tensor.normal_)
+        return self._drawn(like, torch.Tensor.normal_)
 
-    def _drawn(self, values: torch.Tensor, like: torch.Tensor, draw: Any) -> torch.Tensor:
-        for row, generator in zip(values.unbind(0), self._by_row.streams, strict=True):
+    def _drawn(self, like: torch.Tensor, draw: Any) -> torch.Tensor:
+        made = self._memory.get(found := (draw, like.shape, like.stride(), like.dtype))
+        if made is None:
+            layout = torch.contiguous_format if draw is torch.Tensor.normal_ else None
+            values = torch.ones_like(like, device=_CPU, memory_format=layout)
+            made = self._memory[found] = values, values.unbind(0)
+        for row, generator in zip(made[1], self._by_row.streams, strict=True):
             if generator is not None:
                 draw(row, generator=generator)
-        return sent(values, like.device)
+        return made[0] if like.is_cpu else sent(made[0], like.device)
 
 
 class DrawByRow(TorchDispatchMode):

@@ -21,6 +21,7 @@ COLUMNS = (
     w.HAND_SINGLY,
     w.ENVS,
     w.POLICY,
+    w.LIMIT,
 )
 MAIN_NOTE = f"""\
 Each figure is the time of that program over the time of tdcollect's collector in the same round:
@@ -41,8 +42,9 @@ brackets. "-" marks a program that does not support the workload, or is not inst
 - *{w.SB3}*: `PPO.collect_rollouts` alone, with a value network of one linear layer and without
   advantages; continuous actions come from a clipped normal distribution.
 - *{w.TIANSHOU}*: `Collector.collect`; no log-probabilities are stored.
-- *{w.ENVS}* and *{w.POLICY}* are lower bounds: the envs stepped in a plain loop with actions drawn
-  beforehand, and the hand-written loop's policy called on one observation.
+- *{w.ENVS}* and *{w.POLICY}*: the envs stepped in a plain loop with actions that the policy gave
+  beforehand (on EnvPool, random ones without resets), and the hand-written loop's policy called on
+  one observation. *{w.LIMIT}* is their sum: 1 means that nothing is lost beside them.
 """
 
 

@@ -148,6 +148,6 @@ def floor(short: Short, steps: int) -> dict[str, Program]:
     sample = (hand_written.categorical if discrete else hand_written.tanh_normal)(net)
     observation = torch.zeros(short.slots, short.inputs)
     return {
-        "env": workloads.envs_alone(short.env_id, short.slots, steps),
+        "env": workloads.envs_alone(short.env_id, short.slots, steps, sample),
         "policy": workloads.policy_alone(sample, observation, steps),
     }

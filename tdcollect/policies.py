@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import importlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from inspect import getclosurevars, isfunction, ismethod
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from tdcollect.display import one_line
@@ -57,23 +58,6 @@ class SpacePolicy:
             return self.source(observation, now)
 
         return act
-
-    def parts(self) -> Iterator[tuple[str, Any]]:
-        """Yield what the source holds, by name: enclosed values, arguments, attributes."""
-        source: Any = self.source
-        while isinstance(source, partial):
-            yield from ((str(at), part) for at, part in enumerate(source.args))
-            yield from source.keywords.items()
-            source = source.func
-        if ismethod(source):
-            yield from getattr(source.__self__, "__dict__", {}).items()
-            source = source.__func__
-        source = compiled_from(source)
-        if isfunction(source):
-            named = getclosurevars(source)
-            yield from {**named.globals, **named.nonlocals}.items()
-        elif not isinstance(source, type):
-            yield from getattr(source, "__dict__", {}).items()
 
     def __repr__(self) -> str:
         name = getattr(self.source, "__qualname__", type(self.source).__name__)
@@ -192,6 +176,26 @@ def compiled_from(function: Any) -> Any:
     """The Python function that JAX has compiled; any other object as it is."""
     compiled = type(function).__module__.startswith("jax")
     return getattr(function, "__wrapped__", function) if compiled else function
+
+
+def parts_of(source: Any) -> dict[str, Any]:
+    """What a function or an object holds, by name: enclosed values, arguments, attributes."""
+    found: dict[str, Any] = {}
+    while isinstance(source, partial):
+        found |= {str(at): part for at, part in enumerate(source.args)} | source.keywords
+        source = source.func
+    if ismethod(source):
+        own = {"class": type(source.__self__), **parts_of(source.__self__)}
+        found |= {f"self.{name}": part for name, part in own.items()}  # not the globals' names
+        source = source.__func__
+    source = compiled_from(source)
+    if isfunction(source):
+        named, defaults = getclosurevars(source), source.__defaults__ or ()
+        found |= {**named.globals, **named.nonlocals, **(source.__kwdefaults__ or {})}
+        found |= {f"default {at}": part for at, part in enumerate(defaults)}
+    elif not isinstance(source, (type, ModuleType)):
+        found |= getattr(source, "__dict__", {})
+    return found
 
 
 def parameters_of(function: Any) -> dict[str, inspect.Parameter]:

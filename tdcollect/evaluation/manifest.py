@@ -30,7 +30,7 @@ from tdcollect.evaluation.episodes.measures import Measure
 from tdcollect.evaluation.ledger import BATCHES, FORMAT, METRICS, OPTIONS, RANDOM
 from tdcollect.keys import entry_path
 from tdcollect.packages import versions
-from tdcollect.policies import ACTING, AgentPolicy, SpacePolicy, compiled_from
+from tdcollect.policies import ACTING, AgentPolicy, SpacePolicy, compiled_from, parts_of
 from tdcollect.seeding import BATCHED_PROTOCOL, EVALUATION_PROTOCOL
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def weights_digest(policy: Any) -> str | None:
     if isinstance(policy, SpacePolicy):
         if policy.said is not None:
             return policy.said["digest"]
-        state = _weights_of(dict(policy.parts()))
+        state = _weights_of(parts_of(policy.source), {})
     if not state:
         return None
     digest = hashlib.sha256()
@@ -127,18 +127,25 @@ def weights_digest(policy: Any) -> str | None:
     return digest.hexdigest()
 
 
-def _weights_of(parts: Any) -> dict[str, Any]:
-    """Return the networks and arrays among parts, JAX's and nested ones too, by name."""
+def _weights_of(parts: Any, seen: dict[int, Any]) -> dict[str, Any]:
+    """Return the networks and arrays among parts, JAX's and nested ones too, by name.
+
+    Functions and objects are looked into, unless they are of a library, or ``seen`` before.
+    """
     found: dict[str, Any] = {}
     for name, part in parts.items() if isinstance(parts, Mapping) else enumerate(parts):
         if isinstance(part, nn.Module):
             found[str(name)] = part.state_dict()
-        elif isinstance(part, (torch.Tensor, np.ndarray)):
+        elif isinstance(part, torch.Tensor) or (
+            isinstance(part, np.ndarray) and part.dtype.kind in "biufc"
+        ):
             found[str(name)] = torch.as_tensor(part)
-        elif isinstance(part, (Mapping, list, tuple)):
-            found |= {f"{name}.{key}": value for key, value in _weights_of(part).items()}
         elif type(part).__module__.startswith("jax") and hasattr(part, "__array__"):
             found[str(name)] = torch.from_numpy(np.array(part)[None].view(np.uint8))
+        elif id(part) not in seen and (isinstance(part, _NESTED) or _is_own(part)):
+            seen[id(part)] = part  # alive, so that nothing else takes over its id
+            within = part if isinstance(part, _NESTED) else parts_of(part)
+            found |= {f"{name}.{key}": value for key, value in _weights_of(within, seen).items()}
     return found
 
 
@@ -157,12 +164,21 @@ def _digest_value(digest: Any, name: str, value: Any) -> None:
 def structure_digest(policy: Any) -> str | None:
     """Return the SHA-256 of a policy's structure: its modules and the functions they call.
 
-    Layers of torch count with their settings, other modules and functions with their names. None
-    for another policy; of a function, or one that makes agents, the digest of its code.
+    Layers of torch count with their settings, other modules and functions with their names. Of
+    functions and agents, it is that of their code, and of the plain values, the functions and the
+    classes that they hold. None for another policy.
     """
     if isinstance(policy, SpacePolicy):
         source = policy.source
-        return source and code_digest(source if callable(source) else type(source))
+        if source is None:  # a server
+            return None
+        made = (FunctionType, MethodType, partial, type)
+        of = source if isinstance(compiled_from(source), made) else type(source)
+        held = {
+            name: code_digest(part) if isinstance(part, made) and _is_own(part) else part
+            for name, part in parts_of(source).items()
+        }
+        return hashlib.sha256(_code_values((code_digest(of), sorted(held.items())))).hexdigest()
     if not isinstance(policy, nn.Module):
         return None
     digest = hashlib.sha256()
@@ -197,7 +213,8 @@ def code_digest(function: Any) -> str | None:
     """Return the SHA-256 of the compiled code of a function or class, and of values in it.
 
     Comments and line numbers do not count, nor does the process that it was sent to; a class has
-    the code of its own methods. None for an object whose code is not Python's.
+    its methods and plain values, and those of its bases. None for an object whose code is not
+    Python's.
     """
     digest = hashlib.sha256()
     while isinstance(function, partial):
@@ -205,8 +222,17 @@ def code_digest(function: Any) -> str | None:
         function = function.func
     function = compiled_from(function)
     if isinstance(function, type):
-        methods = {n: f for n, f in vars(function).items() if isinstance(f, FunctionType)}
-        digest.update(_code_values(sorted(methods.items())))
+        for kind in filter(_is_own, function.__mro__):
+            named = {n: getattr(v, "__func__", v) for n, v in vars(kind).items()}
+            digest.update(
+                _code_values(
+                    sorted(
+                        (n, code_digest(v) if isinstance(v, FunctionType) else v)
+                        for n, v in named.items()
+                        if not n.startswith("__") or isinstance(v, FunctionType)
+                    )
+                )
+            )
         return digest.hexdigest()
     if not isinstance(function, (FunctionType, MethodType)):
         function = getattr(type(function), "__call__", None)  # noqa: B004
@@ -317,6 +343,19 @@ def _texts(kwargs: Mapping[str, Any]) -> dict[str, str]:
         name: repr(value) if _is_plain(value) else _class(value)
         for name, value in sorted(kwargs.items())
     }
+
+
+_NESTED = (Mapping, list, tuple)
+_LIBRARIES = (
+    *("builtins", "gymnasium", "jax", "jaxlib", "lerobot", "numpy", "sb3_contrib"),
+    *("stable_baselines3", "tensordict", "torch", "torchrl"),
+)
+
+
+def _is_own(value: Any) -> bool:
+    """Tell whether what a policy holds is a user's, and not of a library that has a version."""
+    of = value if isinstance(value, (FunctionType, MethodType, type)) else type(value)
+    return (of.__module__ or "").partition(".")[0] not in _LIBRARIES
 
 
 def _is_plain(value: Any) -> bool:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import random
 import re
+import sys
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +22,7 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 
 import tdcollect
+from tdcollect.evaluation.manifest import structure_digest, weights_digest
 from tdcollect.policies import from_agent, from_function
 from tdcollect.randomness import GlobalStream, NotReproducibleError, Outside
 from tdcollect.seeding import env_seed, policy_seed
@@ -219,6 +222,65 @@ def test_the_manifest_says_what_acts(tmp_path: Any) -> None:
     codes = [evaluated(from_agent(kind))["structure"] for kind in (Alternating, Reversed)]
     assert None not in codes
     assert codes[0] != codes[1]
+
+
+LIMIT = 0.0
+
+
+class Above:
+    """Acts by a number, or a network, that it is given or that its class has."""
+
+    limit = 0.0
+
+    def __init__(self, **own: Any):
+        vars(self).update(own)
+
+    def __call__(self, observation: Any) -> int:
+        return int(observation[0] > self.limit)
+
+    @staticmethod
+    def select_actions(agents: list[Any], observations: list[Any]) -> list[int]:
+        return [int(observation[0] > 0) for observation in observations]
+
+
+def static(value: int) -> Any:
+    return type("Above", (Above,), {"select_actions": staticmethod(lambda a, b: [value] * len(b))})
+
+
+HELD: dict[str, Callable[[Any], Any]] = {  # of what may differ, the policy
+    "an object's number": lambda x: from_agent(Above(limit=x), act="__call__", reset=None),
+    "of a method's object": lambda x: from_function(Above(limit=x).__call__),
+    "of what can be called": lambda x: from_function(Above(limit=x)),
+    "of a class": lambda x: from_agent(type("Above", (Above,), {"limit": x}), "__call__", None),
+    "of a class that is named": lambda x: from_agent(
+        lambda kind=type("Above", (Above,), {"limit": x}): kind(), "__call__", None
+    ),
+    "of a function that is called": lambda x: from_function(
+        (lambda inner: lambda observation: inner())(lambda: int(x))
+    ),
+    "a static method": lambda x: from_agent(static(int(x)), together="select_actions", reset=None),
+    "a default": lambda x: from_function(lambda observation, network=net(3, 2, int(x)): 0),
+    "a network within": lambda x: from_agent(
+        Above(inner=Above(network=net(3, 2, int(x)))), act="__call__", reset=None
+    ),
+}
+
+
+@pytest.mark.parametrize("make", HELD.values(), ids=HELD)
+def test_policies_that_hold_something_else_are_not_resumed(make: Any) -> None:
+    def described(value: float) -> Any:
+        return structure_digest(make(value)), weights_digest(make(value))
+
+    assert described(0.0) == described(0.0) != described(1.0)
+
+
+def test_a_policy_of_another_global_is_not_resumed(monkeypatch: Any, tmp_path: Path) -> None:
+    policy = from_function(lambda observation: int(LIMIT))
+    tdcollect.evaluate(Walk, policy, 2, output_dir=tmp_path, progress=False)
+    tdcollect.evaluate(Walk, policy, 2, output_dir=tmp_path, progress=False)
+    monkeypatch.setattr(sys.modules[__name__], "LIMIT", 1.0)
+    with pytest.raises(ValueError, match=r"holds another evaluation: policy\.structure"):
+        tdcollect.evaluate(Walk, policy, 2, output_dir=tmp_path, progress=False)
 
 
 def remembers() -> Any:

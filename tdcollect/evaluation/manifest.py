@@ -9,6 +9,7 @@ import platform
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from inspect import isfunction
 from types import CodeType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -136,12 +137,12 @@ def _weights_of(parts: Any, seen: dict[int, Any]) -> dict[str, Any]:
     for name, part in parts.items() if isinstance(parts, Mapping) else enumerate(parts):
         if isinstance(part, nn.Module):
             found[str(name)] = part.state_dict()
-        elif isinstance(part, torch.Tensor) or (
-            isinstance(part, np.ndarray) and part.dtype.kind in "biufc"
-        ):
-            found[str(name)] = torch.as_tensor(part)
+        elif isinstance(part, (torch.Tensor, np.ndarray)):
+            if getattr(part.dtype, "kind", "f") in "biufc":  # no texts, no objects
+                found[str(name)] = torch.as_tensor(part)
         elif type(part).__module__.startswith("jax") and hasattr(part, "__array__"):
-            found[str(name)] = torch.from_numpy(np.array(part)[None].view(np.uint8))
+            if not str(part.dtype).startswith("key"):
+                found[str(name)] = torch.from_numpy(np.array(part)[None].view(np.uint8))
         elif id(part) not in seen and (isinstance(part, _NESTED) or _is_own(part)):
             seen[id(part)] = part  # alive, so that nothing else takes over its id
             within = part if isinstance(part, _NESTED) else parts_of(part)
@@ -223,16 +224,12 @@ def code_digest(function: Any) -> str | None:
     function = compiled_from(function)
     if isinstance(function, type):
         for kind in filter(_is_own, function.__mro__):
-            named = {n: getattr(v, "__func__", v) for n, v in vars(kind).items()}
-            digest.update(
-                _code_values(
-                    sorted(
-                        (n, code_digest(v) if isinstance(v, FunctionType) else v)
-                        for n, v in named.items()
-                        if not n.startswith("__") or isinstance(v, FunctionType)
-                    )
-                )
-            )
+            named = {
+                n: getattr(v, "__func__", getattr(v, "fget", v)) for n, v in vars(kind).items()
+            }
+            own = {n: v for n, v in named.items() if isfunction(v) or not n.startswith("__")}
+            told = ((n, code_digest(v) if isfunction(v) else v) for n, v in sorted(own.items()))
+            digest.update(_code_values([*told]))
         return digest.hexdigest()
     if not isinstance(function, (FunctionType, MethodType)):
         function = getattr(type(function), "__call__", None)  # noqa: B004
@@ -347,8 +344,8 @@ def _texts(kwargs: Mapping[str, Any]) -> dict[str, str]:
 
 _NESTED = (Mapping, list, tuple)
 _LIBRARIES = (
-    *("builtins", "gymnasium", "jax", "jaxlib", "lerobot", "numpy", "sb3_contrib"),
-    *("stable_baselines3", "tensordict", "torch", "torchrl"),
+    *("builtins", "gymnasium", "jax", "jaxlib", "lerobot", "numpy"),
+    *("tensordict", "torch", "torchrl"),
 )
 
 

@@ -169,8 +169,15 @@ def recognized(policy: Any, env: Any, settings: EvaluationSettings) -> Any:
 
     For the spaces of these an env is made, and closed again.
     """
-    modules = [kind.__module__ for kind in type(policy).__mro__]
-    if "stable_baselines3.common.base_class" in modules:
+    of = getattr(policy, "__self__", policy)
+    modules = [kind.__module__ for kind in type(of).__mro__]
+    model = "stable_baselines3.common.base_class" in modules
+    if (model and of is not policy) or "stable_baselines3.common.policies" in modules:
+        raise TypeError(
+            f"expected a model of Stable-Baselines3 itself, got its {type(policy).__name__}; pass "
+            "the model, or tdcollect.policies.from_function(lambda x: model.predict(x)[0])"
+        )
+    if model:
         from tdcollect.evaluation.sb3 import load_policy
 
         with one_slot(env, alike(env, settings.env_kwargs), settings.backend) as one:

@@ -71,11 +71,11 @@ def load_policy(
     """
     extra_module("stable_baselines3", "a model of Stable-Baselines3")
     file = model
-    if not isinstance(model, (str, os.PathLike)):
+    if hasattr(model, "save"):
         file = io.BytesIO()
         model.save(file)  # a copy, which later training leaves as it is
         file.seek(0)
-    elif not Path(model).is_file():
+    elif not (isinstance(model, (str, os.PathLike)) and Path(model).is_file()):
         raise FileNotFoundError(
             f"expected a model of Stable-Baselines3, got {model}, which is no file"
         )

@@ -19,6 +19,7 @@ from torchrl.envs import ExplorationType
 
 import tdcollect
 from tdcollect.evaluation.sb3 import load_policy
+from tdcollect.policies import from_function
 from tdcollect.randomness import GlobalStream, Outside
 
 sb3 = pytest.importorskip("stable_baselines3", reason="needs Stable-Baselines3 (extra dev)")
@@ -320,6 +321,21 @@ def test_a_model_of_other_spaces_or_with_a_state_is_refused() -> None:
     by_evaluate(of, pendulum, 1, True, max_episode_steps=5)
     with pytest.raises(ValueError, match="gSDE is drawn at each rollout"):
         by_evaluate(of, pendulum, 1, False)
+
+
+def test_its_policy_or_method_in_place_of_a_model_is_told() -> None:
+    of = model("PPO", cartpole)
+    for given in (of.policy, of.predict):
+        with pytest.raises(TypeError, match=r"a model of .* itself, got its .*; pass the model"):
+            tdcollect.evaluate(cartpole, given, 2, progress=False)
+    line = from_function(lambda x: of.predict(x)[0])  # which the message names
+    first = tdcollect.evaluate(cartpole, line, 2, progress=False)
+    with torch.no_grad():
+        next(of.policy.parameters()).add_(1)
+    other = tdcollect.evaluate(cartpole, line, 2, progress=False)
+    assert first.manifest["policy"]["digest"] != other.manifest["policy"]["digest"]
+    with pytest.raises(FileNotFoundError, match="a model of Stable-Baselines3, got 3, which is no"):
+        load_policy(3, tdcollect.make_env(cartpole))
 
 
 RECURRENT = {

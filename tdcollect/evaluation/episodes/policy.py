@@ -378,7 +378,7 @@ def _parts(value: Any) -> dict[str, Any]:
     return {f".{name}": part for name, part in own.items()}
 
 
-_OF_MODULES = vars(nn.Module()).keys()
+_OF_MODULES = {*vars(nn.Module()), "action_dist"}  # the last one is Stable-Baselines3's scratch
 
 
 _AT_RESETS = (
@@ -562,7 +562,8 @@ class Inference:
             first,
             again,
             "gives other outputs {} for the same rows and random streams: it keeps a state that is "
-            "no entry of the TensorDict, or draws random numbers that torch does not know of",
+            "no entry of the TensorDict, or draws random numbers that torch does not know of; draw "
+            "from torch",
         )
         check_kept(before, after)
         with unchanged_buffers(self.policy):

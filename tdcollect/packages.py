@@ -27,7 +27,7 @@ _DECIDING = (
 _EXTRAS = {"h5py": "minari", "imageio_ffmpeg": "video"} | {
     n: n for n in ("envpool", "minari", "ray")
 }
-_PACKAGES = ("lerobot", "pandas", "pettingzoo", "stable_baselines3")  # of no extra
+_PACKAGES = ("jax", "lerobot", "pandas", "pettingzoo", "stable_baselines3")  # of no extra
 
 
 def unmet() -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -12,6 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from tdcollect.display import one_line
+from tdcollect.packages import extra_module
 
 if TYPE_CHECKING:
     from tdcollect.served import Server
@@ -32,8 +32,8 @@ class SpacePolicy:
     said: Mapping[str, str | None] | None = None
 
     def __init__(self, source: Callable[..., Any], batched: bool = False, key: bool = False):
-        if not callable(source):
-            raise TypeError(f"expected a function, got {source!r}")
+        wanted = "a function of an observation, or with key=True of one and a key of JAX"
+        _check_takes(source, wanted, 1 + key)
         if batched and key:
             raise ValueError(
                 "expected batched=True or key=True, got both: a batch is of several episodes, and "
@@ -43,13 +43,14 @@ class SpacePolicy:
 
     def check(self) -> None:
         """Raise if the policy cannot act, before an env is made."""
+        if self._key:
+            self.begin(0)
 
     def begin(self, seed: int) -> Any:
         """Return the function that acts in an episode of this policy seed, or a session."""
         if not self._key:
             return self.source
-        jax = importlib.import_module("jax")
-
+        jax = extra_module("jax", "from_function(f, key=True)")
         key = jax.random.PRNGKey(short_seed(seed))
 
         def act(observation: Any) -> Any:
@@ -78,8 +79,10 @@ class AgentPolicy(SpacePolicy):
         # A class has its agents' methods, too, and a function none of them.
         self.method, self._reset, self.together = together or act, reset, together is not None
         self._copies = not isinstance(make, type) and callable(getattr(make, self.method, None))
-        super().__init__(type(make) if self._copies else make)
-        self.source = make
+        if not self._copies:
+            wanted = f"an agent with a method {self.method}(), or a function () that makes one"
+            _check_takes(make, wanted, 0)
+        self.source, self.batched, self._key = make, False, False
 
     def begin(self, seed: int) -> Any:
         """Make an agent, reset it, and return its method that acts; itself to act with others."""
@@ -195,7 +198,7 @@ def parts_of(source: Any) -> dict[str, Any]:
         found |= {f"default {at}": part for at, part in enumerate(defaults)}
     elif not isinstance(source, (type, ModuleType)):
         found |= getattr(source, "__dict__", {})
-    return found
+    return {name: compiled_from(part) for name, part in found.items()}
 
 
 def parameters_of(function: Any) -> dict[str, inspect.Parameter]:
@@ -204,6 +207,22 @@ def parameters_of(function: Any) -> dict[str, inspect.Parameter]:
         return dict(inspect.signature(function).parameters)
     except (TypeError, ValueError):
         return {}
+
+
+def _check_takes(function: Any, wanted: str, count: int) -> None:
+    """Refuse what is no function of so many arguments, as far as its parameters are known."""
+    takes = ""
+    try:
+        signature = inspect.signature(function)
+        takes = f", which takes {signature}"
+        signature.bind(*[None] * count)
+    except ValueError:  # they are not known
+        return
+    except TypeError as error:
+        raise TypeError(
+            f"expected {wanted}, got {function!r}{takes}; functools.partial(f, ...) gives a "
+            "function its other arguments"
+        ) from error
 
 
 def from_function(

@@ -63,6 +63,7 @@ def _line(error: Exception) -> str:
         said = str(error.args[0])
     else:
         said = (isinstance(error, ImportError) and unmet()) or str(error)
+    said = "; ".join([said, *getattr(error, "__notes__", ())])
     text = " ".join(said.replace(f"{os.getcwd()}{os.sep}", "").split())  # as it was typed
     if not text:
         text = type(error).__name__

@@ -55,7 +55,7 @@ def by_name(context: Any, parameter: Any, texts: tuple[str, ...]) -> dict[str, s
 def of_groups(context: Any, parameter: Any, texts: tuple[str, ...]) -> str | None:
     """Return one value, or GROUP=VALUE of each group in one text; None if there are none."""
     named = [name for text in texts for name in by_group(text) or [""]]
-    if len(texts) > 1 and ("" in named or len({*named}) < len(named)):
+    if "" in texts or (len(texts) > 1 and ("" in named or len({*named}) < len(named))):
         raise click.BadParameter(f"expected one, or GROUP=VALUE once per group, got {[*texts]}")
     return ",".join(texts) or None
 

@@ -469,7 +469,8 @@ class Recording:
                     f"episode {record.index}, the shortest, is another one when it runs once more, "
                     "alone: env or policy keep something from one episode to the next, or draw "
                     "random numbers that no seed reaches. Keep what the policy remembers in "
-                    "entries of the TensorDict; tdcollect doctor looks at the env"
+                    "entries of the TensorDict, or in an agent for each episode, "
+                    "tdcollect.policies.from_agent(make); tdcollect doctor looks at the env"
                 )
             return
         self._ended.append(record)

@@ -114,6 +114,9 @@ def eval_info(results: Mapping[str, Sequence[EvaluationResult]]) -> dict[str, An
     Args:
         results: the evaluations of each group of tasks, by its name.
     """
+    lists = isinstance(results, Mapping) and [isinstance(r, Sequence) for r in results.values()]
+    if not lists or not all((*lists, *results.values())):
+        raise ValueError(f"expected evaluations by group, {{'pusht': [result]}}, got {results!r}")
     each = [(group, at, one) for group, many in results.items() for at, one in enumerate(many)]
     tasks = [{"task_group": g, "task_id": at, "metrics": _metrics(one)} for g, at, one in each]
     groups = {name: _averages([one for g, _, one in each if g == name]) for name in results}

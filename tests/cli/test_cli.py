@@ -244,6 +244,10 @@ def test_a_model_with_masks_is_evaluated_with_them(typed, here) -> None:
     [
         ("evaluate CartPole-v1 --policy @:breaks", "ZeroDivisionError: in the factory of the user"),
         ("evaluate CartPole-v1 --policy @:nothing", "to give a policy, got None"),
+        (
+            "evaluate CartPole-v1 --policy @:keyed",
+            "integer or boolean arrays are valid indices; it was called with one",
+        ),
         ("evaluate CartPole-v1 --policy @:other", "to have 'other', which it has not"),
         ("evaluate CartPole-v1 --policy lean", "expected module:name or path/to/file.py:name"),
         ("evaluate CartPole-v1 --policy a..b:lean", "expected module:name or path/to/file.py:name"),

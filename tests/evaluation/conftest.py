@@ -77,6 +77,12 @@ def unrewarded():
     return Unrewarded(gym.make("CartPole-v1", max_episode_steps=5))
 
 
+def keyed():
+    from tdcollect.policies import from_function
+
+    return from_function(lambda observation: observation["position"])
+
+
 def breaks():
     raise ZeroDivisionError("in the factory\nof the user")
 

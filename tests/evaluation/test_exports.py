@@ -154,6 +154,9 @@ def test_lerobots_report_has_the_averages_over_episodes(tmp_path: Path) -> None:
         )
     ]
     tasks[0].episodes[0] = replace(tasks[0].episodes[0], metrics={"max_reward": 0.5})
+    for wrong in ({}, {"easy": []}, {"easy": tasks[0]}, tasks):
+        with pytest.raises(ValueError, match="expected evaluations by group, "):
+            eval_info(wrong)
     info = eval_info({"easy": tasks[:2], "hard": tasks[2:]})
     lists = [task["metrics"] for task in info["per_task"]]
     assert [task["task_id"] for task in info["per_task"]] == [0, 1, 0]

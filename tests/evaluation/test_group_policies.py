@@ -164,6 +164,8 @@ GRU = GRUModule(2, 1, in_key="observation", out_key="action")
             {"red": from_function(lambda seen: seen), "blue": None},
             r"(?s)group 'red' as an array of shape \[2, 1\], one for .* got .*\(2, 2\)",
         ),
+        ({"red": from_function(lambda seen: None), "blue": None}, r"got None \(NoneType\)"),
+        (from_function(lambda seen: seen), r"make_env.* each has a policy: \{'GROUP': from_func"),
     ],
 )
 def test_policies_that_cannot_act_are_refused(policy: Any, match: str) -> None:
@@ -230,7 +232,11 @@ def test_the_command_line_names_one_for_each_group(
     assert f"--policy red={SELF}:module,blue={SELF}:clips --checkpoint red=../red.pt" in command
     assert main([*typed, "--policy", f"{SELF}:by_group"]) == 0  # a function makes both
     capsys.readouterr()
-    for wrong in ("--policy a.py:f --policy b.py:g", f"{ON_GROUPS} --policy red=random"):
+    for wrong in (
+        "--policy=",
+        "--policy a.py:f --policy b.py:g",
+        f"{ON_GROUPS} --policy red=random",
+    ):
         assert main([*typed, *wrong.split()]) == 2
         assert "or GROUP=VALUE once per group" in capsys.readouterr().err
     assert main([*typed, *ON_GROUPS.split(), "--checkpoint", "green=red.pt"]) == 1

@@ -9,6 +9,7 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -298,9 +299,18 @@ def draws_its_own() -> Any:
     return lambda observation: generator.random(3)
 
 
+def draws_unseen() -> Any:
+    generator = random.Random()
+    return lambda observation: int(generator.random() < 1e-9)
+
+
 @pytest.mark.parametrize(
     ("make", "space", "said"),
-    [(remembers, None, "from_agent"), (draws_its_own, BOX, "default_rng")],
+    [
+        (remembers, None, "from_agent"),
+        (draws_its_own, BOX, "default_rng"),
+        (draws_unseen, None, r"def reset\(self, seed\)"),
+    ],
 )
 def test_a_function_that_keeps_something_is_refused(make: Any, space: Any, said: str) -> None:
     with pytest.raises(NotReproducibleError, match=said):
@@ -317,6 +327,37 @@ def test_agents_that_share_something_are_refused() -> None:
 
     with pytest.raises(NotReproducibleError, match="keeps something from one episode to the next"):
         tdcollect.evaluate(Walk, from_agent(Sharing, reset=None), 4, progress=False)
+
+
+class Drawing:
+    """Draws from a generator of its own, whose copies would draw the same in all episodes."""
+
+    def __init__(self, generator: Any):
+        self.generator = generator
+
+    def select_action(self, observation: Any) -> int:
+        return int(self.draw() > 0.5)
+
+    def draw(self) -> float:
+        if isinstance(self.generator, torch.Generator):
+            return float(torch.rand((), generator=self.generator))
+        return float(self.generator.random())
+
+
+class Reseeded(Drawing):
+    def reset(self, seed: int) -> None:
+        self.generator = np.random.default_rng(seed)
+
+
+def test_agents_whose_copies_draw_the_same_are_refused() -> None:
+    own = (np.random.default_rng, np.random.RandomState, random.Random, torch.Generator)
+    for generator in own:
+        with pytest.raises(
+            NotReproducibleError, match=r"that no seed reaches.*reset\(self, seed\)"
+        ):
+            tdcollect.evaluate(Walk, Drawing(generator()), 2, progress=False)
+    lengths = tdcollect.evaluate(Walk, Reseeded(np.random.default_rng()), 8, progress=False).lengths
+    assert len({*lengths}) > 1
 
 
 @pytest.mark.parametrize(
@@ -341,8 +382,62 @@ def test_other_envs_and_numbers_of_actions_are_refused() -> None:
         tdcollect.evaluate(GymEnv("CartPole-v1"), from_function(lambda x: 0), 2, progress=False)
     with pytest.raises(ValueError, match=r"expected 16 actions, .* got 1; a function of one obs"):
         tdcollect.evaluate(Walk, from_function(lambda x: [0], batched=True), 2, progress=False)
-    with pytest.raises(TypeError, match="expected a function, got 7"):
-        from_function(7)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"which it has none, got none of them; .* one policy"):
+        tdcollect.evaluate(Walk, {}, 2, progress=False)
+
+
+def never() -> Any:
+    raise AssertionError("an env was made")
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: from_function(7), "expected a function of an observation, .* got 7; functools"),
+        (
+            lambda: from_function(lambda: 0),
+            r"got <function .*, which takes \(\); functools.partial",
+        ),
+        (lambda: from_function(lambda x, key: 0), r"with key=True .*, which takes \(x, key\);"),
+        (lambda: from_function(lambda x: 0, key=True), r"key=True of one and a .* takes \(x\);"),
+        (
+            lambda: from_agent("agents.py:Agent"),
+            r"expected an agent with a method select_action\(\), or",
+        ),
+        (
+            lambda: from_agent(Alternating(), act="step"),
+            r"an agent with a method step\(\), or a func",
+        ),
+        (
+            lambda: from_agent(Remembering),
+            r"or a function \(\) that makes .* takes \(network[^)]*\);",
+        ),
+    ],
+)
+def test_what_cannot_act_is_told_before_an_env_is_made(make: Any, said: str) -> None:
+    with pytest.raises(TypeError, match=said):
+        tdcollect.evaluate(never, make(), 2, progress=False)
+
+
+@pytest.mark.skipif(find_spec("jax") is not None, reason="jax is installed")
+def test_without_jax_a_key_is_told_before_an_env_is_made() -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"key=True\) needs the jax package: pip install"):
+        tdcollect.evaluate(never, from_function(lambda x, key: 0, key=True), 2, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [
+        (from_function(lambda x: x[9]), "one observation; one of a batch goes with batched"),
+        (from_function(lambda x: x[99], batched=True), r"\[N, ...\]; a function of one goes"),
+        (from_agent(lambda: SimpleNamespace(reset=lambda x: 0, select_action=len)), "no argument"),
+        (from_agent(lambda: SimpleNamespace(select_action=lambda x, y: 0), reset=None), "one obs"),
+    ],
+)
+def test_errors_of_a_policy_say_how_it_was_called(policy: Any, said: str) -> None:
+    with pytest.raises((IndexError, TypeError)) as caught:
+        tdcollect.evaluate(Walk, policy, 2, progress=False)
+    assert re.search(f"it was called with .*{said}", caught.value.__notes__[0])
 
 
 # ------------------------------------------------------------------- what a policy is, found out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import isfunction, ismethod
@@ -27,11 +28,19 @@ from tdcollect.evaluation.episodes.policy import (
     unlike,
 )
 from tdcollect.keys import Key
-from tdcollect.policies import AgentPolicy, SpacePolicy, parameters_of
-from tdcollect.randomness import GlobalStream, Outside
+from tdcollect.policies import AgentPolicy, SpacePolicy, parameters_of, parts_of
+from tdcollect.randomness import GlobalStream, NotReproducibleError, Outside
 from tdcollect.served import Session
 
 _AS_AGENT = "Put what it must remember into an agent: tdcollect.policies.from_agent(make)"
+
+_UNSEEDED = (
+    "draws random numbers that no seed reaches, such as those of its own np.random.default_rng(). "
+    "Draw from np.random, torch or random themselves; or from a generator that an agent, here or "
+    "on a server, makes of its seed at an episode's start: def reset(self, seed): "
+    "self.generator = np.random.default_rng(seed)"
+)
+_GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 
 
 class OnSpaces:
@@ -40,7 +49,11 @@ class OnSpaces:
     def __init__(self, env: EnvBase):
         base = base_of(env)
         if not isinstance(base, GymnasiumEnv):
-            raise TypeError(f"expected an env of tdcollect.make_env, got {env}")
+            raise TypeError(
+                f"expected an env of tdcollect.make_env, got {env}; pass tdcollect.make_env(env), "
+                "of a gymnasium id or a function that makes one. Where agents have groups, each "
+                "has a policy: {'GROUP': from_function(f)}"
+            )
         backend = base.stepper.backend
         self.observation, self.action = backend.observation, backend.action
         # In the order of the space, which that of the env's specs need not be.
@@ -103,6 +116,16 @@ def two_readings(policy: Any, env: EnvBase) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def _called(how: str) -> Iterator[None]:
+    """Add to an error of a user's code how it was called."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"it was called with {how}")
+        raise
+
+
 def _count_of(space: Any, actions: Any) -> int:
     """The number of actions in a batch of them, as its first part tells."""
     while isinstance(space, (spaces.Dict, spaces.Tuple)):
@@ -148,7 +171,8 @@ class BatchedFunction(TensorDictModuleBase):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write the actions for observations ``[B, ...]``."""
         given = self._on.observed(tensordict)
-        actions = self._function(self._on.observation.read(given))
+        with _called("observations [N, ...]; a function of one goes without batched=True"):
+            actions = self._function(self._on.observation.read(given))
         for key, value in self._on.encoded(actions, len(given[0])).items():
             tensordict.set(key, value)
         return tensordict
@@ -216,12 +240,17 @@ class Actors:
             first,
             again,
             "gives other actions {} for the same observation and random stream at an episode's "
-            "start: it keeps something from one episode to the next, or draws random numbers that "
-            "no seed reaches, such as those of its own np.random.default_rng(). Draw from "
-            "np.random, torch or random themselves; or from a generator that an agent, here or on "
-            "a server, makes of its seed at an episode's start: def reset(self, seed): "
-            f"self.generator = np.random.default_rng(seed). {_AS_AGENT}",
+            f"start: it keeps something from one episode to the next, or {_UNSEEDED}. {_AS_AGENT}",
         )
+        if given := _generators(self._policy.source):
+            actor: Any = self._actor(0)
+            of = self._policy.source if keeps else getattr(actor.agent, "__self__", None)
+            begun = _generators(of)
+            actor.see(observation)
+            actor.act()
+            ended = _generators(of)
+            if any(state == begun.get(name) != ended.get(name) for name, state in given.items()):
+                raise NotReproducibleError(f"the policy {_UNSEEDED}")
         if before is not None:
             check_kept(before, state_of(self._policy.source), _AS_AGENT)
         return first, []
@@ -238,6 +267,12 @@ class Actors:
         """Draws are the policy's own: there is nothing to check."""
 
 
+def _generators(of: Any) -> dict[str, Any]:
+    """The states of the generators that a function or an object holds, by name."""
+    held = parts_of(of).items()
+    return {name: state_of(part) for name, part in held if isinstance(part, _GENERATORS)}
+
+
 class Actor:
     """The function or agent of one episode, with the episode's random stream.
 
@@ -248,7 +283,9 @@ class Actor:
 
     def __init__(self, policy: SpacePolicy, seed: int):
         self._stream, self.generator = GlobalStream(seed), stream(seed)
-        with Outside(), self._stream:
+        more = "; one of a batch goes with batched=True" * (policy.kind == "function")
+        self._how = f"one observation{more}"
+        with Outside(), self._stream, _called("no argument, to begin an episode; or with its seed"):
             self._act = self.agent = policy.begin(seed)
 
     def see(self, observation: Any) -> None:
@@ -257,7 +294,7 @@ class Actor:
 
     def act(self) -> Any:
         """Return the action at the observation."""
-        with Outside(), self._stream:
+        with Outside(), self._stream, _called(self._how):
             return self._act(self._seen)
 
     def end(self) -> None:

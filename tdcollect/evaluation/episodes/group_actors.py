@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -67,9 +68,11 @@ class OnGroup:
 
     def _fitted(self, action: Any) -> torch.Tensor:
         spec = self._spec
-        value = action.detach().cpu() if isinstance(action, torch.Tensor) else np.asarray(action)
-        value = torch.as_tensor(value)
         shapes = [spec.shape, *[spec.shape[:-1]] * isinstance(spec, OneHot)]
+        value = torch.empty(0, *spec.shape)  # of no shape that fits
+        with suppress(TypeError, ValueError):  # for what is no array of numbers
+            tensor = isinstance(action, torch.Tensor)
+            value = torch.as_tensor(action.detach().cpu() if tensor else np.asarray(action))
         for shape in shapes:
             if value.shape not in (shape, shape[1:] if self._count == 1 else shape):
                 continue

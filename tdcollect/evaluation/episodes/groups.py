@@ -130,12 +130,13 @@ def checked_groups(policies: GroupPolicies, env: EnvBase) -> list[Group]:
     """Return the groups of an env, each of which must have a policy."""
     there = {entry_path(group.path): group for group in groups_of(env).values()}
     asked = policies.policies
-    if asked.keys() != there.keys():
+    if asked.keys() != there.keys() or not there:
         unknown, without = sorted(asked.keys() - there.keys()), sorted(there.keys() - asked.keys())
-        got = f"one of {listed_text(unknown)}" if unknown else f"none of {listed_text(without)}"
+        many, names = ("one", unknown) if unknown else ("none", without)
         groups = listed_text(sorted(there), 12) or "of which it has none"
         raise ValueError(
-            f"expected a policy for each of the env's groups of agents, {groups}, got {got}; None "
-            "stands for random actions, and an env without groups takes one policy"
+            f"expected a policy for each of the env's groups of agents, {groups}, got {many} of "
+            f"{listed_text(names) or 'them'}; None stands for random actions, and an env without "
+            "groups takes one policy"
         )
     return list(there.values())

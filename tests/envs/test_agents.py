@@ -295,7 +295,8 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
         "one space.*in the group 'all'; put unlike agents into groups of their own",
     ),
     "no group": (SPREAD, {"env_kwargs": {"group_map": {}}}, ValueError, "each of the agents"),
-    "no such env": ("pettingzoo/mpe2/simple_v0", {}, ValueError, "the id of a parallel env, as"),
+    "no such env": ("pettingzoo/mpe2/simple_v0", {}, ValueError, "install its package, or pass"),
+    "turns": ("pettingzoo/classic/tictactoe_v3", {}, ValueError, "its agents take turns, or pass"),
     "returns": (SPREAD, {"episode_reward": True}, ValueError, "append RewardSum"),
     "shared": (lambda env=Walk(): env, {}, ValueError, "got that of slot 0 for slot 1 again"),
 }

@@ -236,10 +236,10 @@ def agents_of(name: str, /, **kwargs: Any) -> Agents:
             if module is None and find_spec(package) and find_spec(path):
                 module = importlib.import_module(path)
     if not hasattr(module, "parallel_env"):
+        do = "its agents take turns" if module else "install its package"
         raise ValueError(
-            "expected the id of a parallel env, as pettingzoo/mpe2/simple_spread_v3 or "
-            f"pettingzoo/butterfly/pistonball_v6, got {name!r}; install its package, or pass a "
-            "function that makes it"
+            "expected the id of a parallel env, as pettingzoo/mpe2/simple_spread_v3, got "
+            f"{name!r}: {do}, or pass a function that makes a parallel env"
         )
     options = {key: kwargs.pop(key) for key in OPTIONS if key in kwargs}
     return Agents(module.parallel_env(**kwargs), **options)

@@ -18,12 +18,14 @@ import numpy as np
 from tdcollect import check
 from tdcollect.display import Table, count_text, one_line, percent_text
 from tdcollect.evaluation import statistics
+from tdcollect.evaluation.episodes.groups import of_groups
 from tdcollect.evaluation.episodes.measures import KINDS
 from tdcollect.evaluation.evaluate import evaluate
 from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.evaluation.statistics import Interval
 from tdcollect.files import check_output, distinct_names, folder_name
 from tdcollect.packages import extra_module
+from tdcollect.policies import recognized
 
 Values = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -166,14 +168,11 @@ class RoundRobinResult(Table):
         ]
         for name, (won, drawn, lost) in self.counts.items():
             if not drawn and 0 in (won, lost):
-                what = "won" if won else "lost"
-                found.append(
-                    f"{name} {what} every game: its strength follows from the added draws."
-                )
+                what = f"{name} {'won' if won else 'lost'} every game"
+                found.append(f"{what}: its strength follows from the added draws.")
         if self.left_out:
-            found.append(
-                f"{count_text(self.left_out, 'pair')} of games without outcome are left out."
-            )
+            pairs = count_text(self.left_out, "pair")
+            found.append(f"{pairs} of games without outcome are left out.")
         if self._episodes < statistics.FEW:
             few = f"fewer than {statistics.FEW} episodes"
             found.append(f"Intervals of {few} hold the truth less often than they say.")
@@ -226,8 +225,11 @@ def round_robin(
     """
     if not isinstance(policies, Mapping) or len(policies) < 2:
         raise ValueError(f"expected two policies or more, by name, got {policies!r}")
-    if isinstance(groups, str) or len({*groups}) != 2 or len(groups) != 2:
+    named = isinstance(groups, (tuple, list)) and [*map(type, groups)] == [str, str]
+    if not named or groups[0] == groups[1]:
         raise ValueError(f"expected two groups of agents that play each other, got {groups!r}")
+    if given := how.keys() & {"policy", "shard"}:
+        raise TypeError(f"expected whole matches of policies={{...}}, got {', '.join(given)}=")
     check.one_of(KINDS, on=on)
     check.bools(paired=paired)
     check.share(confidence=confidence)
@@ -237,10 +239,14 @@ def round_robin(
     if on != "return":
         wanted = {f"{on}/{group}": f"{on}/{group}" for group in groups}
         how["metrics"] = {**wanted, **(how.get("metrics") or {})}
-    results = {}
+    for name, one in policies.items():
+        if isinstance(one, Mapping) and one.keys() != {*groups}:
+            raise ValueError(f"expected {name!r} to be by group, {[*groups]}, got {[*one]}")
+    acting = {}  # all of them, before a match is played
     for match in permutations(policies, 2):
         sides = zip(groups, map(policies.__getitem__, match), strict=True)
-        acting = {g: one.get(g, one) if isinstance(one, Mapping) else one for g, one in sides}
-        folder = None if output_dir is None else Path(output_dir, *match)
-        results[match] = evaluate(env, acting, output_dir=folder, **how)
+        parts = {g: one[g] if isinstance(one, Mapping) else one for g, one in sides}
+        acting[match] = of_groups(recognized(parts))
+    folders = {match: output_dir and Path(output_dir, *match) for match in acting}
+    results = {m: evaluate(env, acting[m], output_dir=folders[m], **how) for m in acting}
     return RoundRobinResult(results, groups, on, paired, confidence)

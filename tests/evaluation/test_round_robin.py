@@ -180,13 +180,16 @@ def test_lengths_may_decide() -> None:
         ({"confidence": 95}, "confidence"),
         ({"policies": {"a/b": None, "c": None}}, "name of a policy"),
         ({"episode": 4}, "did you mean episodes"),
-        ({"policies": {"a": {"red": None}, "b": None}}, "the policy of group 'blue'"),
+        ({"policies": {"a": {"red": None}, "b": None}}, "'a' to be by group, .* got .'red'"),
+        ({"policies": {"a": None, "b": None, "c": 7}, "env": 0}, "policy of group 'blue'"),
+        ({"groups": None}, "two groups of agents that play each other"),
+        ({"shard": (0, 2)}, "whole matches of policies={...}, got shard="),
     ],
 )
 def test_what_cannot_be_played_is_refused(change: dict[str, Any], match: str) -> None:
     asked: dict[str, Any] = {"policies": {"a": None, "b": None}, "groups": SIDES, **change}
     with pytest.raises((TypeError, ValueError), match=match):
-        round_robin(teams, **{"episodes": 2, "progress": False, **asked})
+        round_robin(**{"env": teams, "episodes": 2, "progress": False, **asked})
 
 
 class Ledger(NamedTuple):

@@ -116,7 +116,9 @@ class EvalCallback(EventCallback):
         wait: bool | None = None,
         **evaluator: Any,
     ):
-        super().__init__(callback_after_eval, verbose=verbose)
+        callbacks = (callback_on_new_best, callback_after_eval)
+        if not all(isinstance(one, BaseCallback | None) for one in callbacks):
+            raise TypeError(f"expected callbacks, such as ConvertCallback(f), got {callbacks}")
         check_env(
             eval_env,
             "each test episode has an env by itself, in another process: pass the id, or a "
@@ -124,7 +126,8 @@ class EvalCallback(EventCallback):
             "VecEnvs. VecNormalize is left out: its statistics are those of the training env",
         )
         check.positive_int(n_eval_episodes=n_eval_episodes)
-        check.bools(deterministic=deterministic)
+        check.count(eval_freq=eval_freq)
+        check.bools(deterministic=deterministic, wait=False if wait is None else wait)
         if render:
             raise ValueError(
                 "expected render=False: episodes run in another process; film them afterwards, "
@@ -133,6 +136,7 @@ class EvalCallback(EventCallback):
         for name in evaluator.keys() & _INSTEAD.keys():
             raise TypeError(f"expected no {name}: {_INSTEAD[name]} decides here; leave it out")
         check_names(Evaluator, evaluator)
+        super().__init__(callback_after_eval, verbose=verbose)
         self.eval_env, self.callback_on_new_best = eval_env, callback_on_new_best
         if callback_on_new_best is not None:
             callback_on_new_best.parent = self
@@ -140,7 +144,6 @@ class EvalCallback(EventCallback):
         self.log_path = None if log_path is None else Path(os.path.abspath(log_path), "evaluations")
         self.best_model_save_path = best_model_save_path
         self.deterministic = deterministic
-        callbacks = (callback_on_new_best, callback_after_eval)
         self._has_callbacks = any(one is not None for one in callbacks)
         self._wait = self._has_callbacks if wait is None else wait
         self._options = evaluator
@@ -273,9 +276,7 @@ class EvalCallback(EventCallback):
         write_atomically(path, lambda file: np.savez(file, **columns))
 
     def _remember(self, step: int, episodes: Sequence[Episode]) -> None:
-        ended = [
-            (e.episode_return, e.length) if e.completed else (math.nan, math.nan) for e in episodes
-        ]
+        ended = [(e.episode_return, e.length) if e.completed else 2 * (math.nan,) for e in episodes]
         self.evaluations_timesteps.append(step)
         self.evaluations_results.append([total for total, _ in ended])
         self.evaluations_length.append([length for _, length in ended])

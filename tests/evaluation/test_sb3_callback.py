@@ -274,5 +274,8 @@ def test_arguments_that_cannot_be_honoured_are_refused() -> None:
         EvalCallback(Reach, num_trajectories=3)
     with pytest.raises(TypeError, match="got sed; did you mean seed"):
         EvalCallback(Reach, sed=3)
-    with pytest.raises(ValueError, match="expected n_eval_episodes to be a positive int"):
-        EvalCallback(Reach, n_eval_episodes=0)
+    for how in ({"n_eval_episodes": 0}, {"eval_freq": "x"}, {"wait": "no"}):
+        with pytest.raises((TypeError, ValueError), match=f"expected {next(iter(how))} to be a"):
+            EvalCallback(Reach, **how)
+    with pytest.raises(TypeError, match=r"expected callbacks, such as ConvertCallback\(f\), got"):
+        EvalCallback(Reach, callback_after_eval=lambda: True)  # type: ignore[arg-type]

@@ -35,7 +35,9 @@ def test_a_quick_run_prints_the_table_and_writes_the_page_and_the_figures(tmp_pa
 
     others = "hand-written | TorchRL Collector | TorchRL Collector, ParallelEnv"
     others += " | Stable-Baselines3 | Tianshou 2 | hand-written, default autoreset"
-    others += " | hand-written, slots reset singly | envs alone | policy alone"
+    others += (
+        " | hand-written, slots reset singly | envs alone | policy alone | envs and policy alone"
+    )
     head = " ".join(printed.partition("\n")[0].split())
     assert head == f"| workload | tdcollect, frames/s | {others} |"
     assert printed.split("\n\n")[0] in page
@@ -80,7 +82,7 @@ def test_the_other_parts_run(tmp_path: Path) -> None:
     (cell,) = results["cells"]
     assert set(cell["ratios"]) == {
         *("hand-written", "hand-written, default autoreset", "TorchRL Collector"),
-        *("Stable-Baselines3", "Tianshou 2", "envs alone", "policy alone"),
+        *("Stable-Baselines3", "Tianshou 2", "envs alone", "policy alone", "envs and policy alone"),
     }
     assert sum(cell["shares"].values()) == pytest.approx(1)
 

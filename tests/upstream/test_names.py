@@ -23,6 +23,7 @@ from torchrl.collectors.distributed import (
     RayCollector,
     generic,
 )
+from torchrl.collectors.utils import _TrajectoryPool
 from torchrl.envs import batched_envs
 from torchrl.envs.batched_envs import BatchedEnvBase
 from torchrl.envs.libs import gym as gym_library
@@ -39,6 +40,7 @@ MORE: dict[Any, str] = {
     C.MultiCollector: "_flush_trajectory_assembly _frames _iter _recv_and_check "
     "_weight_sync_schemes _worker_trajs_per_batch",
     SharedMemWeightSyncScheme: "_ack_queues",
+    _TrajectoryPool: "_traj_id lock",
     RayCollector: "_collection_thread _external_weight_sender _frames_per_batch_corrected "
     "_remote_collectors _stop_event _sync _weight_sync_initialized",
     DistributedCollector: "_frames_per_batch_corrected _store _tensordict_out "

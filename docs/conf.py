@@ -60,6 +60,7 @@ nitpick_ignore = [
         "envs.differences.Mismatch",
         "collect.hooks.ScalarLogger",
         "collect.statistics.Moments",
+        "envs.spaces.Chunk",
         "envs.spaces.StepBuffers",
         "envs.spaces.SpaceCodec",
         "envs.slots.Can",

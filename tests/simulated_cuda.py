@@ -175,7 +175,7 @@ def on_gpu(value: Any) -> bool:
     return there or isinstance(value, Simulated)
 
 
-_pinned: list[tuple[int, int]] = []
+_pinned: list[tuple[int, torch.Tensor]] = []  # held: what reuses the memory is not pinned
 
 
 def simulated() -> bool:
@@ -189,14 +189,13 @@ def is_pinned(tensor: torch.Tensor) -> bool:
         return tensor.is_pinned()
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         at = tensor.data_ptr()
-    return any(begin <= at < end for begin, end in _pinned)
+    return any(begin <= at < begin + pinned.nbytes for begin, pinned in _pinned)
 
 
 def _pin(tensor: torch.Tensor) -> torch.Tensor:
     pinned = tensor.clone()
     with _disable_current_modes(), torch._C.DisableTorchFunction():
-        at = pinned.data_ptr()
-    _pinned.append((at, at + pinned.nbytes))
+        _pinned.append((pinned.data_ptr(), pinned))
     return pinned
 
 

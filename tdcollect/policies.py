@@ -213,7 +213,7 @@ def _check_takes(function: Any, wanted: str, count: int) -> None:
     """Refuse what is no function of so many arguments, as far as its parameters are known."""
     takes = ""
     try:
-        signature = inspect.signature(function)
+        signature = inspect.signature(function, follow_wrapped=False)
         takes = f", which takes {signature}"
         signature.bind(*[None] * count)
     except ValueError:  # they are not known

@@ -8,7 +8,7 @@ import re
 import sys
 from collections import deque
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -417,6 +417,20 @@ def never() -> Any:
 def test_what_cannot_act_is_told_before_an_env_is_made(make: Any, said: str) -> None:
     with pytest.raises(TypeError, match=said):
         tdcollect.evaluate(never, make(), 2, progress=False)
+
+
+def test_a_function_takes_what_it_takes_and_not_what_the_one_within_does() -> None:
+    def at(observation: Any, gain: float) -> Any:
+        return int(observation.sum() > gain)
+
+    @wraps(at)
+    def act(observation: Any) -> Any:
+        return at(observation, 0.1)
+
+    how: dict[str, Any] = {"episodes": 2, "progress": False}
+    found = tdcollect.evaluate("CartPole-v1", from_function(act), **how)
+    plain = from_function(lambda x: int(x.sum() > 0.1))
+    assert found.digest == tdcollect.evaluate("CartPole-v1", plain, **how).digest
 
 
 @pytest.mark.skipif(find_spec("jax") is not None, reason="jax is installed")

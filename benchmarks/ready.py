@@ -10,6 +10,7 @@ for each. There are 16 slots in 16 processes. Sides take turns in one process. T
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -148,11 +149,16 @@ def _env_pool(make: MakeEnv, frames: int) -> Program:
 
     Its exchange in shared memory, the fastest, takes the entries of the env alone.
     """
-    pool = AsyncEnvPool(
-        [partial(GymWrapper, make()) for _ in range(SLOTS)],
-        backend="multiprocessing",
-        exchange="shm",
-    )
+    before = multiprocessing.get_start_method()
+    multiprocessing.set_start_method("fork", force=True)  # as Tianshou's
+    try:
+        pool = AsyncEnvPool(
+            [partial(GymWrapper, make()) for _ in range(SLOTS)],
+            backend="multiprocessing",
+            exchange="shm",
+        )
+    finally:
+        multiprocessing.set_start_method(before, force=True)
     acts = policy()
 
     @torch.no_grad()

@@ -13,8 +13,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from tdcollect import keys
-from tdcollect.check import positive_int
+from tdcollect import check, keys
 from tdcollect.collect import Collector
 from tdcollect.envs.backends import check_task_id
 from tdcollect.envs.differences import (
@@ -740,11 +739,10 @@ def _check_arguments(env: Any, backend: Any, max_episode_steps: int) -> None:
             "expected a gymnasium id or a callable that makes a new env at each call, as new envs "
             f"are compared with used ones, got {env!r}"
         )
-    if backend not in (None, "envpool"):
-        raise ValueError(f"expected backend to be None or 'envpool', got {backend!r}")
+    check.one_of((None, "envpool"), backend=backend)
     if backend == "envpool" and not isinstance(env, str):
         raise TypeError(f"backend='envpool' expects an EnvPool id, got {env!r}")
-    positive_int(max_episode_steps=max_episode_steps)
+    check.positive_int(max_episode_steps=max_episode_steps)
     if backend == "envpool":
         check_task_id(env)
     elif isinstance(env, str):

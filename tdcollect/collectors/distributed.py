@@ -253,6 +253,7 @@ class DistributedWorkers(Asking):
     total_frames: float
     _links: Links | None = None
     _seedings = 0
+    _torchrl = property(DistributedState)  # the private state of the parent
 
     def _start(self, envs: Any, policy: Any, options: dict[str, Any]) -> None:
         """Have TorchRL start workers, each with trajectory ids and a connection of its own."""
@@ -284,11 +285,6 @@ class DistributedWorkers(Asking):
                 self._raise_if_lost(error, patience=5.0)
             self._end()
             raise
-
-    @property
-    def _torchrl(self) -> DistributedState:
-        """The private state of the parent."""
-        return DistributedState(self)
 
     def __repr__(self) -> str:
         if self._torchrl.shut_down:

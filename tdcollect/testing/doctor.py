@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import time
 import warnings
 from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -32,6 +32,7 @@ from tdcollect.randomness import GlobalRandomness
 from tdcollect.testing import checks, rules
 from tdcollect.testing.checks import Failed, Passed, Skipped, Warned
 from tdcollect.testing.examination import COMPARED_STEPS, GLOBAL, OWN_RANDOM, Examination, Leak
+from tdcollect.testing.speed import Effort, alternate, collecting
 
 GROUP = "doctor"
 _rule = partial(checks.rule, GROUP)
@@ -634,10 +635,9 @@ def _rates(
     exam: Examination, settings: list[tuple[str, int]], workers: int
 ) -> dict[tuple[str, int], float]:
     """Return frames per second in each setting, the best of a few interleaved rounds."""
-    collectors = {}
-    rates: dict[tuple[str, int], float] = {}
+    programs = {}
     step = max(exam.step_seconds, 1e-6)
-    try:
+    with ExitStack() as stack:
         for backend, num_envs in settings:
             rows = max(1, min(256, int(_MEASURED_SECONDS / 4 / step / num_envs)))
             try:
@@ -646,25 +646,10 @@ def _rates(
                 if backend != "process":
                     raise
                 continue  # the check of batches reports the error
-            collectors[backend, num_envs] = Collector(
-                env, None, frames_per_batch=rows * num_envs, total_frames=-1
-            )
-        for seconds in [0.0] + [_MEASURED_SECONDS] * _ROUNDS:  # one batch to warm up
-            for setting, collector in collectors.items():
-                rates[setting] = max(rates.get(setting, 0.0), _rate(collector, seconds))
-    finally:
-        for collector in collectors.values():
-            collector.shutdown()
-    return rates
-
-
-def _rate(collector: Collector, seconds: float) -> float:
-    frames, began = 0, time.perf_counter()
-    for batch in collector:
-        frames += batch.numel()
-        if time.perf_counter() - began >= seconds:
-            break
-    return frames / (time.perf_counter() - began)
+            programs[backend, num_envs] = program = collecting(Collector, env, None, rows)
+            stack.callback(program.close)
+        times = alternate(programs, Effort(rounds=_ROUNDS, seconds=_MEASURED_SECONDS))
+    return {setting: 1 / min(seconds) for setting, seconds in times.items()}
 
 
 def diagnose(

@@ -6,11 +6,11 @@ import gc
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import gymnasium as gym
 import numpy as np
@@ -38,6 +38,8 @@ from tdcollect.envs.make import make_env
 from tdcollect.packages import versions
 from tdcollect.progress import progress_bar
 from tdcollect.threads import with_threads
+
+Name = TypeVar("Name", bound=Hashable)
 
 
 class Program(NamedTuple):
@@ -80,8 +82,8 @@ def spread(values: list[float]) -> Spread:
 
 
 def alternate(
-    programs: Mapping[str, Program], effort: Effort, after: Callable[[], object] = lambda: None
-) -> dict[str, list[float]]:
+    programs: Mapping[Name, Program], effort: Effort, after: Callable[[], object] = lambda: None
+) -> dict[Name, list[float]]:
     """Seconds per frame of each program in each round.
 
     Each program first collects two batches that are not counted; the second determines how many
@@ -93,7 +95,7 @@ def alternate(
         batches[name] = max(1, round(effort.seconds / _seconds(program, 1)))
     gc.collect()
     gc.freeze()  # so that garbage collection in one program does not visit another's objects
-    times: dict[str, list[float]] = {name: [] for name in programs}
+    times: dict[Name, list[float]] = {name: [] for name in programs}
     names = list(programs)
     try:
         for turn in range(effort.rounds):

@@ -16,7 +16,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium import spaces
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torchrl.data import Bounded, Categorical, Composite, OneHot, Unbounded
@@ -247,12 +247,10 @@ def counting_env(
         return make_env(counting, num_envs, **kwargs)
     if num_envs is None:
         raise ValueError(f"expected num_envs to be a number with backend={backend!r}, got None")
-    vector_env: VectorEnv[Any, Any, Any]
+    vector_env: Any = partial(AsyncVectorEnv, context=context)
     if backend == "sync":
-        vector_env = SyncVectorEnv(factories, autoreset_mode=autoreset_mode)
-    else:
-        vector_env = AsyncVectorEnv(factories, autoreset_mode=autoreset_mode, context=context)
-    return make_env(vector_env, **kwargs)
+        vector_env = SyncVectorEnv
+    return make_env(vector_env(factories, autoreset_mode=autoreset_mode), **kwargs)
 
 
 class _Predicting(TensorDictModuleBase):

@@ -410,11 +410,8 @@ def set_exploration_spec(module: Any, spec: Any) -> None:
     module._spec = spec
 
 
-def unchecked_tensordict(
-    entries: dict[str, Any], batch_size: torch.Size, device: torch.device | None
-) -> TensorDict:
-    """A TensorDict of tensors, nested in dicts, that are known to fit its batch size and device."""
-    return TensorDict._new_unsafe(entries, batch_size=batch_size, device=device)
+unchecked_tensordict: Callable[..., TensorDict] = TensorDict._new_unsafe
+"""Makes one of tensors, nested in dicts, that are known to fit its batch size and device."""
 
 
 def apply_unchecked(entries: Any, function: Any, batch_size: list[int]) -> Any:

@@ -181,21 +181,18 @@ def _padded(flat: TensorDict, index: TrajectoryIndex) -> TensorDict:
         values = values if rows is None else place(values, rows, size * longest)
         return values.reshape(size, longest, *values.shape[1:])
 
-    padded = map_entries(flat, spread, [size, longest], _padded_names(index))
+    names: list[str | None] = [None, None]
+    if _whole_slots(index):  # as TorchRL has it
+        slots = [name for dim, name in enumerate(index.names) if dim != index.time_dim]
+        names = [slots[0] if len(slots) == 1 else None, index.names[index.time_dim]]
+    padded = map_entries(flat, spread, [size, longest], names)
     steps = torch.arange(longest, device=index.lengths.device)
     padded.set(beside(index.trajectory_key, keys.MASK), steps < index.lengths.unsqueeze(-1))
     return padded
 
 
-def _padded_names(index: TrajectoryIndex) -> list[str | None]:
-    """TorchRL's: those of the batch where every slot is one trajectory, none elsewhere."""
-    if not _whole_slots(index):
-        return [None, None]
-    slots = [name for dim, name in enumerate(index.names) if dim != index.time_dim]
-    return [slots[0] if len(slots) == 1 else None, index.names[index.time_dim]]
-
-
 def _whole_slots(index: TrajectoryIndex) -> bool:
+    """Tell whether every slot is one trajectory, so that a split changes no shape."""
     return index.dense and bool((index.lengths == index.shape[index.time_dim]).all())
 
 

@@ -18,17 +18,8 @@ import torch
 from tensordict.nn import NormalParamExtractor, TensorDictModule
 from torch import nn
 from torchrl.collectors import Collector as TorchRLCollector
-from torchrl.envs import (
-    Compose,
-    DoubleToFloat,
-    EnvBase,
-    GymEnv,
-    GymWrapper,
-    InitTracker,
-    RewardSum,
-    StepCounter,
-    TransformedEnv,
-)
+from torchrl.envs import EnvBase, GymEnv, GymWrapper, TransformedEnv
+from torchrl.envs import transforms as T
 from torchrl.modules import MLP, OneHotCategorical, ProbabilisticActor, TanhNormal
 
 from tdcollect.collect.collector import Collector
@@ -177,7 +168,7 @@ def bench(env_id: str = "CartPole-v1", num_envs: int = 8, seconds: float = 60.0)
         return GymWrapper(gym.make_vec(env_id, num_envs, "sync", vector_kwargs=mode))
 
     def transformed() -> EnvBase:
-        stack = Compose(InitTracker(), DoubleToFloat(), RewardSum(), StepCounter())
+        stack = T.Compose(T.InitTracker(), T.DoubleToFloat(), T.RewardSum(), T.StepCounter())
         return TransformedEnv(GymEnv(env_id), stack)
 
     pipelines: dict[str, tuple[Callable[[], EnvBase], Callable[[], EnvBase]]] = {

@@ -28,7 +28,7 @@ from tdcollect.envs.process.values import ResetOptions
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.keys import SLOT, TIME
 from tdcollect.policies import ACTING, SpacePolicy
-from tdcollect.randomness import global_states, set_global_states
+from tdcollect.randomness import global_states_kept
 
 _OPTIONAL_CALLABLES = ("postproc", "pre_collect_hook", "post_collect_hook", "policy_factory")
 
@@ -303,16 +303,14 @@ def failed_call(policy: Any, wrapped: Any, given: TensorDictBase, env: EnvBase) 
     if missing is not None:
         return missing
     by_name = type(wrapped) is TensorDictModule and not isinstance(policy, TensorDictModuleBase)
-    states = global_states()
     try:
-        if by_name:  # TorchRL has wrapped a function of tensors
-            out = policy(*[given.get(key) for key in wrapped.in_keys])
-        else:
-            out = wrapped(given.copy())
+        with global_states_kept():
+            if by_name:  # TorchRL has wrapped a function of tensors
+                out = policy(*[given.get(key) for key in wrapped.in_keys])
+            else:
+                out = wrapped(given.copy())
     except Exception:
         return None  # its own error, which is on its way
-    finally:
-        set_global_states(states)
     if not by_name:
         if not isinstance(out, TensorDictBase):
             return no_tensordict(out)

@@ -28,7 +28,7 @@ from tdcollect._upstream import torchrl as upstream
 from tdcollect.envs.process.values import Begun, InfoEntry, Options, limits
 from tdcollect.envs.spaces import SpaceCodec, by_name, compose, key_of, observation_name
 from tdcollect.envs.traits import TRAITS, NotKnown, base_of, runs_once, traits_of, transforms_of
-from tdcollect.randomness import global_states, set_global_states
+from tdcollect.randomness import global_states, global_states_kept, set_global_states
 
 
 class SlotPlan(NamedTuple):
@@ -63,15 +63,12 @@ def parts_of_made(
     """
     if isinstance(create, EnvCreator) and upstream.shared_values(create):
         raise NotKnown("its EnvCreator shares the state of transforms between processes")
-    states = global_states()
-    try:
+    with global_states_kept():
         env = create(**kwargs)
         try:
             return _parts_of(env, known)
         finally:
             env.close(raise_if_closed=False)
-    finally:
-        set_global_states(states)
 
 
 def _parts_of(env: EnvBase, known: Sequence[type[EnvBase]]) -> Parts:

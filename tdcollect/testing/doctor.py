@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import warnings
 from collections.abc import Callable, Collection, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 from typing import Any
 
@@ -28,7 +28,7 @@ from tdcollect.envs.make import alike, make_env
 from tdcollect.envs.process.pool import usable_cores
 from tdcollect.envs.process.worker import spec_of
 from tdcollect.envs.wrapper import GymnasiumEnv
-from tdcollect.randomness import GlobalRandomness
+from tdcollect.randomness import GlobalRandomness, global_states_kept
 from tdcollect.testing import checks, rules
 from tdcollect.testing.checks import Failed, Passed, Skipped, Warned
 from tdcollect.testing.examination import COMPARED_STEPS, GLOBAL, OWN_RANDOM, Examination, Leak
@@ -146,9 +146,7 @@ def _global_random(exam: Examination) -> str:
         if moved:
             watch = GlobalRandomness()
 
-    before = GlobalRandomness()
-    env = exam.make()
-    try:
+    with global_states_kept(), closing(exam.make()) as env:
         note("construction")
         steps = 0
         for row in exam.rows(env, exam.seed):
@@ -156,9 +154,6 @@ def _global_random(exam: Examination) -> str:
             steps += not row.is_reset
             if steps == _WATCHED_STEPS:
                 break
-    finally:
-        env.close()
-        before.restore()
     if not called:
         return f"np.random, random and torch are as they were after a reset and {steps} steps"
     draws = "; ".join(f"{name} at {', '.join(calls)}" for name, calls in called.items())
@@ -691,17 +686,16 @@ def diagnose(
     chosen = checks.select("runs") | checks.select(GROUP, skip=skip)
     _check_arguments(env, backend, max_episode_steps)
     kwargs = alike(env, env_kwargs) or {}
-    before = GlobalRandomness()
     exam = Examination(env, backend, kwargs, max_episode_steps, seed)
-    try:
-        with warnings.catch_warnings(action="ignore"), torch.no_grad():
-            findings = checks.run_checks(chosen.values(), exam, skip)
-    finally:
+    with global_states_kept():
         try:
-            exam.close()
-        except Exception as error:  # the findings stand
-            warnings.warn(f"closing the env raised {error!r}", stacklevel=2)
-        before.restore()
+            with warnings.catch_warnings(action="ignore"), torch.no_grad():
+                findings = checks.run_checks(chosen.values(), exam, skip)
+        finally:
+            try:
+                exam.close()
+            except Exception as error:  # the findings stand
+                warnings.warn(f"closing the env raised {error!r}", stacklevel=2)
     name = env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
     return checks.Report(name, findings)
 

@@ -160,8 +160,8 @@ def no_options(option: str, base: Any) -> ValueError:
 
 def explain_wrapping_error(policy: Any, env: EnvBase, error: Exception) -> None:
     """Raise from the cause of ``error`` for a policy that TorchRL could not wrap."""
-    cause, is_ours = error.__cause__, str(error).startswith("Failed to wrap")
-    if isinstance(error, TypeError) and cause is not None and is_ours:
+    cause, wrapping = error.__cause__, str(error).startswith("Failed to wrap")
+    if isinstance(error, TypeError) and cause is not None and wrapping:
         message = cannot_wrap(policy, env)
         if message is None:
             raise cause from None

@@ -247,10 +247,8 @@ def counting_env(
         return make_env(counting, num_envs, **kwargs)
     if num_envs is None:
         raise ValueError(f"expected num_envs to be a number with backend={backend!r}, got None")
-    vector_env: Any = partial(AsyncVectorEnv, context=context)
-    if backend == "sync":
-        vector_env = SyncVectorEnv
-    return make_env(vector_env(factories, autoreset_mode=autoreset_mode), **kwargs)
+    make: Any = SyncVectorEnv if backend == "sync" else partial(AsyncVectorEnv, context=context)
+    return make_env(make(factories, autoreset_mode=autoreset_mode), **kwargs)
 
 
 class _Predicting(TensorDictModuleBase):

@@ -9,7 +9,8 @@ from __future__ import annotations
 import ctypes
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import gymnasium as gym
@@ -44,6 +45,16 @@ def set_global_states(states: Mapping[str, Any]) -> None:
             torch.cuda.set_rng_state(state.cpu(), device)
     np.random.set_state(states["numpy"])  # noqa: NPY002
     random.setstate(states["python"])
+
+
+@contextmanager
+def global_states_kept() -> Iterator[None]:
+    """Set the states to what they were, however the body ends."""
+    before = global_states()
+    try:
+        yield
+    finally:
+        set_global_states(before)
 
 
 class NotReproducibleError(RuntimeError):

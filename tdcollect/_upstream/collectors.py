@@ -19,8 +19,6 @@ from torchrl.data import ReplayBuffer
 from tdcollect._upstream import Alias, View
 from tdcollect._upstream.names import private
 
-__all__ = ["CollectorMeta", "MultiCollectorMeta", "backend_of_alias", "service_backend"]
-
 CollectorMeta: Any = type(Collector)
 MultiCollectorMeta: Any = type(MultiCollector)
 

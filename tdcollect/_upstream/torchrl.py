@@ -14,9 +14,9 @@ from tensordict.nn import ProbabilisticTensorDictModule, TensorDictSequential, p
 from torch import nn
 from torch.distributions import Distribution
 from torch.nn.modules import module as _module
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torchrl import _utils
-from torchrl._utils import seed_generator as next_seed
+from torchrl._utils import seed_generator as seed_generator
 from torchrl.envs import (
     EnvBase,
     EnvCreator,
@@ -32,16 +32,6 @@ from torchrl.modules.tensordict_module import SafeProbabilisticModule
 from tdcollect._upstream import Alias, View, names
 from tdcollect._upstream.names import private, warn_if_untested
 from tdcollect.keys import Key
-
-__all__ = [
-    "TorchDispatchMode",
-    "append_policy_transforms",
-    "gym_space_to_spec",
-    "make_compatible_policy",
-    "next_seed",
-    "project_outputs",
-    "without_locks",
-]
 
 Method = Callable[..., Any]
 
@@ -420,11 +410,8 @@ def set_exploration_spec(module: Any, spec: Any) -> None:
     module._spec = spec
 
 
-def unchecked_tensordict(
-    entries: dict[str, Any], batch_size: torch.Size, device: torch.device | None
-) -> TensorDict:
-    """A TensorDict of tensors, nested in dicts, that are known to fit its batch size and device."""
-    return TensorDict._new_unsafe(entries, batch_size=batch_size, device=device)
+unchecked_tensordict: Callable[..., TensorDict] = TensorDict._new_unsafe
+"""Makes one of tensors, nested in dicts, that are known to fit its batch size and device."""
 
 
 def apply_unchecked(entries: Any, function: Any, batch_size: list[int]) -> Any:

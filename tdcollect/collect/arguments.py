@@ -28,7 +28,7 @@ from tdcollect.envs.process.values import ResetOptions
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.keys import SLOT, TIME
 from tdcollect.policies import ACTING, SpacePolicy
-from tdcollect.randomness import global_states, set_global_states
+from tdcollect.randomness import global_states_kept
 
 _OPTIONAL_CALLABLES = ("postproc", "pre_collect_hook", "post_collect_hook", "policy_factory")
 
@@ -160,10 +160,8 @@ def no_options(option: str, base: Any) -> ValueError:
 
 def explain_wrapping_error(policy: Any, env: EnvBase, error: Exception) -> None:
     """Raise from the cause of ``error`` for a policy that TorchRL could not wrap."""
-    cause = error.__cause__
-    if not isinstance(error, TypeError) or cause is None:
-        return
-    if str(error).startswith("Failed to wrap"):
+    cause, wrapping = error.__cause__, str(error).startswith("Failed to wrap")
+    if isinstance(error, TypeError) and cause is not None and wrapping:
         message = cannot_wrap(policy, env)
         if message is None:
             raise cause from None
@@ -305,16 +303,14 @@ def failed_call(policy: Any, wrapped: Any, given: TensorDictBase, env: EnvBase) 
     if missing is not None:
         return missing
     by_name = type(wrapped) is TensorDictModule and not isinstance(policy, TensorDictModuleBase)
-    states = global_states()
     try:
-        if by_name:  # TorchRL has wrapped a function of tensors
-            out = policy(*[given.get(key) for key in wrapped.in_keys])
-        else:
-            out = wrapped(given.copy())
+        with global_states_kept():
+            if by_name:  # TorchRL has wrapped a function of tensors
+                out = policy(*[given.get(key) for key in wrapped.in_keys])
+            else:
+                out = wrapped(given.copy())
     except Exception:
         return None  # its own error, which is on its way
-    finally:
-        set_global_states(states)
     if not by_name:
         if not isinstance(out, TensorDictBase):
             return no_tensordict(out)

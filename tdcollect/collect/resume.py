@@ -324,8 +324,7 @@ class FirstStates:
 
 def _state(transform: T.Transform) -> Any:
     """The live state of a transform; None where it gives none yet."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # VecNorm warns that it has none yet
+    with warnings.catch_warnings(action="ignore"):  # VecNorm warns that it has none yet
         try:
             state = transform.state_dict()
         except Exception:  # whatever a user's own may raise; CatFrames does before its first frame

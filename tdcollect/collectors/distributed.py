@@ -18,10 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from tensordict import TensorDictBase
 from torchrl.collectors import Collector as TorchRLCollector
-from torchrl.collectors.distributed import DistributedCollector as TorchRLDistributedCollector
-from torchrl.collectors.distributed import (
-    DistributedSyncCollector as TorchRLDistributedSyncCollector,
-)
+from torchrl.collectors import distributed as upstream
 from torchrl.collectors.utils import split_trajectories
 
 from tdcollect._upstream.collectors import DistributedState
@@ -253,6 +250,7 @@ class DistributedWorkers(Asking):
     total_frames: float
     _links: Links | None = None
     _seedings = 0
+    _torchrl = property(DistributedState)  # the private state of the parent
 
     def _start(self, envs: Any, policy: Any, options: dict[str, Any]) -> None:
         """Have TorchRL start workers, each with trajectory ids and a connection of its own."""
@@ -284,11 +282,6 @@ class DistributedWorkers(Asking):
                 self._raise_if_lost(error, patience=5.0)
             self._end()
             raise
-
-    @property
-    def _torchrl(self) -> DistributedState:
-        """The private state of the parent."""
-        return DistributedState(self)
 
     def __repr__(self) -> str:
         if self._torchrl.shut_down:
@@ -411,7 +404,7 @@ class DistributedWorkers(Asking):
             self._links.close()
 
 
-class DistributedCollector(DistributedWorkers, TorchRLDistributedCollector):
+class DistributedCollector(DistributedWorkers, upstream.DistributedCollector):
     """TorchRL's ``DistributedCollector`` with tdcollect's collector in its workers.
 
     A worker that dies ends the collection with a :class:`WorkerLostError` that names it.
@@ -425,7 +418,7 @@ class DistributedCollector(DistributedWorkers, TorchRLDistributedCollector):
             :meth:`set_seed` goes; a class of yours derives from :class:`LinkedCollector`.
     """
 
-    @extends(TorchRLDistributedCollector.__init__)
+    @extends(upstream.DistributedCollector.__init__)
     def __init__(self, create_env_fn: Any, policy: Any = None, **kwargs: Any):
         self._start(create_env_fn, policy, kwargs)
         if self._links is None:
@@ -461,7 +454,7 @@ class DistributedCollector(DistributedWorkers, TorchRLDistributedCollector):
             self._torchrl.ask_for_batch(worker, trackers)  # it was begun before the seed
 
 
-class DistributedSyncCollector(DistributedWorkers, TorchRLDistributedSyncCollector):
+class DistributedSyncCollector(DistributedWorkers, upstream.DistributedSyncCollector):
     """TorchRL's ``DistributedSyncCollector`` with tdcollect's collector in its workers.
 
     A worker that dies ends the collection with a :class:`WorkerLostError` that names it.
@@ -472,7 +465,7 @@ class DistributedSyncCollector(DistributedWorkers, TorchRLDistributedSyncCollect
         **kwargs: as :class:`DistributedCollector` has them, and the parent.
     """
 
-    @extends(TorchRLDistributedSyncCollector.__init__)
+    @extends(upstream.DistributedSyncCollector.__init__)
     def __init__(self, create_env_fn: Any, policy: Any = None, **kwargs: Any):
         if kwargs.get("total_frames", -1) < 0:
             raise ValueError(

@@ -414,6 +414,7 @@ class Crews:
     def _make(self, collector: Any, worker: int, inner: Any) -> Any:
         options = {name: v for name, v in self._options.items() if name not in _OF_ALL}
         options |= {
+            "collector_class": inner,
             "create_env_kwargs": [collector.create_env_kwargs[worker]],
             "env_device": collector.env_device[worker],
             "frames_per_batch": collector.frames_per_batch_worker(worker_idx=worker),
@@ -424,10 +425,8 @@ class Crews:
             "total_frames": -1,
             "trajs_per_batch": WorkersState(collector).worker_trajectories,
         }
-        env = collector.create_env_fn[worker]
-        return upstream.MultiAsyncCollector(
-            [env], collector.policy, collector_class=inner, **options
-        )
+        envs = [collector.create_env_fn[worker]]
+        return upstream.MultiAsyncCollector(envs, collector.policy, **options)
 
     def shutdown(self) -> None:
         """End all that are in place."""

@@ -74,6 +74,8 @@ class RayCollector(Asking, TorchRLRayCollector):
         ...     print(batch.shape)  # [2, 8, 64]
     """
 
+    _torchrl = property(RayState)  # the private state of the parent
+
     @extends(TorchRLRayCollector.__init__)
     def __init__(
         self,
@@ -118,11 +120,6 @@ class RayCollector(Asking, TorchRLRayCollector):
             self._torchrl.connected = True
         if isinstance(kind, type) and issubclass(kind, Collector):
             self._learn_facts()
-
-    @property
-    def _torchrl(self) -> RayState:
-        """The private state of the parent."""
-        return RayState(self)
 
     def __repr__(self) -> str:
         if self._closed:

@@ -42,15 +42,6 @@ from torchrl.envs.gym_like import BaseInfoDictReader
 
 from tdcollect import keys
 from tdcollect._upstream import torchrl as upstream
-from tdcollect._upstream.torchrl import (
-    converts_actions,
-    is_categorical,
-    next_seed,
-    replaced_methods,
-    serial_envs,
-    shown_by_resets,
-    wrapped_env,
-)
 from tdcollect.cleanup import ended_on_error
 from tdcollect.envs.backends import SerialBackend
 from tdcollect.envs.beside import Parts, SlotSettings, described, make_slot, parts_of_made, repeated
@@ -551,7 +542,7 @@ def chain(seed: int, count: int, static: bool = False) -> list[int]:
     """The seeds that ``set_seed(seed)`` of TorchRL's batched envs gives their envs, in order."""
     seeds = [seed]
     for _ in range(count - 1):
-        seeds.append(seeds[-1] if static else next_seed(seeds[-1]))
+        seeds.append(seeds[-1] if static else upstream.seed_generator(seeds[-1]))
     return seeds
 
 
@@ -566,7 +557,7 @@ def early_seeds(env: EnvBase, seed: int, static: bool = False) -> list[int] | No
     if isinstance(env, ParallelEnv) and env.inner is not None:
         return chain(seed, env.num_workers, static)
     if isinstance(env, SerialEnv):
-        members = [base_of(member) for member in serial_envs(env) or ()]
+        members = [base_of(member) for member in upstream.serial_envs(env) or ()]
         if members and all(isinstance(member, GymWrapper) for member in members):
             return chain(seed, len(members), static)
     return None
@@ -616,7 +607,7 @@ def adopt(env: EnvBase) -> Adopted:
     shown: dict[Any, torch.Tensor] = {}
     if type(env) is SerialEnv:
         _check_methods(env)
-        found, kept = serial_envs(env), shown_by_resets(env)
+        found, kept = upstream.serial_envs(env), upstream.shown_by_resets(env)
         if found is None or kept is None:
             raise NotKnown("it is closed, or its envs cannot share a batch")
         members, shown = found, kept
@@ -640,7 +631,7 @@ def adopt(env: EnvBase) -> Adopted:
 
 
 def _check_methods(env: EnvBase) -> None:
-    if own := replaced_methods(env):
+    if own := upstream.replaced_methods(env):
         raise NotKnown(f"its {type(env).__name__} has a {own[0]} of its own")
 
 
@@ -654,8 +645,8 @@ def _member(env: EnvBase) -> EnvBase:
 def _settings_of(env: Any) -> Sequence[Any]:
     if type(env) in OF_AGENTS:
         own = env.group_map, env.use_mask, env.return_state, env.categorical_actions
-        return wrapped_env(env), *own
-    return wrapped_env(env), env.wrapper_frame_skip, is_categorical(env)
+        return upstream.wrapped_env(env), *own
+    return upstream.wrapped_env(env), env.wrapper_frame_skip, upstream.is_categorical(env)
 
 
 def _inside(env: Any) -> gym.Env[Any, Any]:
@@ -687,12 +678,12 @@ def _check_single(env: Any) -> EnvBase:
             f"a {type(env).__name__} is no GymEnv; a gymnasium env is faster by make_env or GymEnv"
         )
     _check_methods(env)
-    inside = wrapped_env(env)
+    inside = upstream.wrapped_env(env)
     if not isinstance(inside, gym.Env):
         raise NotKnown(f"its env is a {type(inside).__name__}, no gymnasium.Env")
     if env.info_dict_reader:
         raise NotKnown("it reads infos; use make_env(info_keys=...)")
-    if not converts_actions(env):
+    if not upstream.converts_actions(env):
         raise NotKnown("it hands tensors to its env")
     return env
 

@@ -24,23 +24,11 @@ from torchrl.envs import EnvBase, EnvCreator, GymWrapper, TransformedEnv
 from torchrl.envs import transforms as T
 
 from tdcollect import keys
-from tdcollect._upstream.torchrl import (
-    TRANSIENT_ATTRIBUTES,
-    converts_actions,
-    is_categorical,
-    is_vectorised,
-    lives_reader,
-    replaced_methods,
-    set_wrapped_env,
-    shared_values,
-    stands_for_env,
-    without_locks,
-    wrapped_env,
-)
+from tdcollect._upstream import torchrl as upstream
 from tdcollect.envs.process.values import Begun, InfoEntry, Options, limits
 from tdcollect.envs.spaces import SpaceCodec, by_name, compose, key_of, observation_name
 from tdcollect.envs.traits import TRAITS, NotKnown, base_of, runs_once, traits_of, transforms_of
-from tdcollect.randomness import global_states, set_global_states
+from tdcollect.randomness import global_states, global_states_kept, set_global_states
 
 
 class SlotPlan(NamedTuple):
@@ -73,17 +61,14 @@ def parts_of_made(
 
     ``known`` are the classes of envs, without their transforms, that are understood.
     """
-    if isinstance(create, EnvCreator) and shared_values(create):
+    if isinstance(create, EnvCreator) and upstream.shared_values(create):
         raise NotKnown("its EnvCreator shares the state of transforms between processes")
-    states = global_states()
-    try:
+    with global_states_kept():
         env = create(**kwargs)
         try:
             return _parts_of(env, known)
         finally:
             env.close(raise_if_closed=False)
-    finally:
-        set_global_states(states)
 
 
 def _parts_of(env: EnvBase, known: Sequence[type[EnvBase]]) -> Parts:
@@ -115,13 +100,13 @@ def _parts_of(env: EnvBase, known: Sequence[type[EnvBase]]) -> Parts:
     else:
         entries, boxes = _split(inner)
     plan = SlotPlan(count, direct, any(TRAITS[type(t)].draws for t in beside), entries, boxes)
-    spec = wrapped_env(base).spec
+    spec = upstream.wrapped_env(base).spec
     is_bare = direct and not beside and base.wrapper_frame_skip == 1
     return Parts(
         plan,
         [transform.clone() for transform in lifted],
         _digest_of(lifted),
-        is_categorical(base),
+        upstream.is_categorical(base),
         type(base).__name__ if spec is None else str(spec.id),
         inner.observation_spec.clone(),
         inner.full_action_spec.clone(),
@@ -138,13 +123,13 @@ def _check_base(base: EnvBase, known: Sequence[type[EnvBase]]) -> bool:
     """Check that the env itself can be a slot; tell whether its own code may be left out."""
     if type(base) not in known:
         raise NotKnown(f"the env is a {type(base).__name__}, not a GymEnv or GymWrapper")
-    if is_vectorised(base) or base.batch_size:
+    if upstream.is_vectorised(base) or base.batch_size:
         raise NotKnown("the env is vectorised itself")
-    if not isinstance(wrapped_env(base), gym.Env):
+    if not isinstance(upstream.wrapped_env(base), gym.Env):
         raise NotKnown("the env inside is not a gymnasium.Env")
-    if not converts_actions(base):
+    if not upstream.converts_actions(base):
         raise NotKnown("the env takes tensors as actions (convert_actions_to_numpy=False)")
-    return not base.info_dict_reader and not replaced_methods(base)
+    return not base.info_dict_reader and not upstream.replaced_methods(base)
 
 
 def _check_specs(inner: EnvBase, base: EnvBase) -> None:
@@ -158,9 +143,9 @@ def _check_specs(inner: EnvBase, base: EnvBase) -> None:
         raise NotKnown("the env has other flags than done, terminated and truncated")
     if not inner.full_state_spec.is_empty():
         raise NotKnown("a transform beside the env reads entries of the policy")
-    space = wrapped_env(base).action_space
+    space = upstream.wrapped_env(base).action_space
     try:
-        codec = SpaceCodec(space, keys.ACTION, categorical=is_categorical(base))
+        codec = SpaceCodec(space, keys.ACTION, categorical=upstream.is_categorical(base))
     except TypeError as error:
         raise NotKnown(str(error)) from error
     if not _same_entries(codec, inner.full_action_spec):
@@ -169,10 +154,13 @@ def _check_specs(inner: EnvBase, base: EnvBase) -> None:
 
 def _is_read_alike(base: Any, others: Sequence[str]) -> bool:
     """Tell whether observations can be read off the env itself, rather than by TorchRL's code."""
-    space = wrapped_env(base).observation_space
+    space = upstream.wrapped_env(base).observation_space
     try:
         codec = SpaceCodec(
-            space, observation_name(space), categorical=is_categorical(base), rename_state=True
+            space,
+            observation_name(space),
+            categorical=upstream.is_categorical(base),
+            rename_state=True,
         )
     except TypeError:
         return False
@@ -232,7 +220,7 @@ def _digest_of(transforms: Sequence[T.Transform]) -> str:
     for transform in transforms:
         digest.update(type(transform).__name__.encode())
         state = {**vars(transform), **dict(transform.named_buffers())}
-        for name in sorted(state.keys() - TRANSIENT_ATTRIBUTES):
+        for name in sorted(state.keys() - upstream.TRANSIENT_ATTRIBUTES):
             digest.update(f"{name}={_text(state[name])};".encode())
     return digest.hexdigest()
 
@@ -294,7 +282,7 @@ class SlotEnv(gym.Wrapper[Any, Any, Any, Any]):
                 transform.reset_parent()
             self._inner = _beside_env(base, beside)
         self._beside = beside
-        super().__init__(wrapped_env(base))
+        super().__init__(upstream.wrapped_env(base))
         # To take the slot's own states costs time, which is for those that may draw.
         self._drawing: Any = self._own_states if plan.draws else nullcontext
         self._prepare(plan)
@@ -338,7 +326,7 @@ class SlotEnv(gym.Wrapper[Any, Any, Any, Any]):
                     torch.manual_seed(seed)
                 return "seeded", self._made.set_seed(seed, static_seed=static)
             if name == "state_dict":
-                return "state_dict", without_locks(self._made.state_dict())
+                return "state_dict", upstream.without_locks(self._made.state_dict())
             if name == "load_state_dict":
                 self._made.load_state_dict(data)
                 return None
@@ -355,7 +343,7 @@ class SlotEnv(gym.Wrapper[Any, Any, Any, Any]):
             value = getattr(value, part)
         if callable(value):
             args, kwargs = data
-            value = value(*(arg for arg in args if not stands_for_env(arg)), **kwargs)
+            value = value(*(arg for arg in args if not upstream.stands_for_env(arg)), **kwargs)
         return "done", None if names == ("to",) else value
 
     def close(self) -> None:
@@ -370,12 +358,12 @@ class _DirectSlot(SlotEnv):
         self._recorder: _Recorder | None = None
         if any(type(transform) is T.NoopResetEnv for transform in self._beside):
             self._recorder = _Recorder(self.env)
-            set_wrapped_env(self._base, self._recorder)
+            upstream.set_wrapped_env(self._base, self._recorder)
         ends = (t for t in self._beside if type(t) is T.EndOfLifeTransform)
         self._end: Any = next(ends, None)
         self._lives: Any = 0
         if self._end is not None:
-            self._present_lives = lives_reader(self._end, self._base)
+            self._present_lives = upstream.lives_reader(self._end, self._base)
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, Any]:
         observation, reward, terminated, truncated, info = self._stepped.step(action)
@@ -407,7 +395,7 @@ class _DirectSlot(SlotEnv):
 
 def repeated(env: GymWrapper) -> gym.Env[Any, Any]:
     """The gymnasium env in a TorchRL env, which repeats each action as that does."""
-    inside, times = wrapped_env(env), env.wrapper_frame_skip
+    inside, times = upstream.wrapped_env(env), env.wrapper_frame_skip
     return inside if times == 1 else _Repeated(inside, times)
 
 
@@ -455,7 +443,7 @@ class _TensorDictSlot(SlotEnv):
         self.observation_space = _dict_space(by_name((box.key, _box(box)) for box in plan.boxes))
         self._boxes = [box.key for box in plan.boxes]
         self._entries = [entry.key for entry in plan.entries]
-        categorical = is_categorical(self._base)
+        categorical = upstream.is_categorical(self._base)
         self._codec = SpaceCodec(self.action_space, keys.ACTION, categorical=categorical)
         self._present: Any = None
 

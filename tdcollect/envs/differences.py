@@ -152,10 +152,8 @@ def _as_array(value: Any) -> Any:
 
 def _leaf_mismatch(entry: str, a: Any, b: Any, exact: bool) -> Mismatch | None:
     if a.dtype.kind not in "biufc" or b.dtype.kind not in "biufc":
-        if a.dtype == object or b.dtype == object:
-            same = _are_same_objects(a, b)
-        else:
-            same = a.shape == b.shape and bool((a == b).all())
+        are_objects = object in (a.dtype, b.dtype)
+        same = _are_same_objects(a, b) if are_objects else np.array_equal(a, b)
         return None if same else Mismatch(entry, short(a.tolist()), short(b.tolist()), None)
     if a.shape != b.shape:
         return Mismatch(f"the shape of {entry}", list(a.shape), list(b.shape), None)

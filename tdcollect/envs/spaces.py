@@ -293,8 +293,7 @@ def _leaf_of(space: spaces.Space[Any], where: str, categorical: bool) -> Leaf:
     if isinstance(space, Flags):
         return BoxLeaf(space, Categorical(2, shape=torch.Size(space.shape), dtype=torch.bool))
     if isinstance(space, spaces.MultiBinary):
-        spec = Binary(space.shape[-1], shape=space.shape, dtype=torch.int8)
-        return BoxLeaf(space, spec)
+        return BoxLeaf(space, Binary(space.shape[-1], shape=space.shape, dtype=torch.int8))
     raise TypeError(
         f"{where} is a {type(space).__name__} space, which has no fixed-size array form; expected "
         "Box, Discrete, MultiDiscrete, MultiBinary, or Dict and Tuple of these. Wrap the env to "
@@ -487,7 +486,7 @@ def nested_unchecked(
     device: torch.device | None,
 ) -> TensorDict:
     """The same, ten times as fast, of tensors that fit the batch size, and are on the device."""
-    return unchecked_tensordict(by_name(entries), batch_size, device)
+    return unchecked_tensordict(by_name(entries), batch_size=batch_size, device=device)
 
 
 def by_name(entries: Iterable[tuple[str | Path, Any]]) -> dict[str, Any]:

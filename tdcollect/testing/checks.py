@@ -245,37 +245,32 @@ def run_checks(
     findings: list[Finding] = []
     for one in checks:
         if one.name in skip:
-            found = _finding(one, Skipped("skipped as asked"))
+            found: Outcome = Skipped("skipped as asked")
         elif findings and findings[0].status == FAILED:
-            found = _finding(one, Skipped(f"the env does not run (see {findings[0].name})"))
+            found = Skipped(f"the env does not run (see {findings[0].name})")
         else:
-            found = _run_check(one, player)
+            found = _outcome(one, player)
             for earlier in findings:  # one fault is told once
                 if found.status == earlier.status == FAILED and found.evidence == earlier.evidence:
-                    reason = f"it meets the fault reported above (see {earlier.name})"
-                    found = Finding(found.name, found.rule, SKIPPED, reason)
+                    found = Skipped(f"it meets the fault reported above (see {earlier.name})")
+        advice = found.advice
         if found.status == FAILED:
             player.failed.append(one.name)
-        findings.append(found)
+            advice = advice or one.advice
+        about = found.status, found.evidence, found.cause, advice, found.data
+        findings.append(Finding(one.name, one.rule, *about))
     return tuple(findings)
 
 
-def _run_check(one: Check, player: Player[Any]) -> Finding:
+def _outcome(one: Check, player: Player[Any]) -> Outcome:
     try:
         player.require(*one.needs)
         result = one.run(player)
-        return _finding(one, Passed(result) if isinstance(result, str) else result)
+        return Passed(result) if isinstance(result, str) else result
     except Outcome as outcome:
-        return _finding(one, outcome)
+        return outcome
     except Exception as error:
-        return _finding(one, _raised(error))
-
-
-def _finding(one: Check, found: Outcome) -> Finding:
-    advice = found.advice or (one.advice if found.status == FAILED else "")
-    return Finding(
-        one.name, one.rule, found.status, found.evidence, found.cause, advice, found.data
-    )
+        return _raised(error)
 
 
 def _raised(error: Exception) -> Failed:
@@ -407,14 +402,10 @@ class GymnasiumPlayer(Player[Env]):
 
 def gymnasium_row(given: tuple[Any, ...]) -> Row:
     """Record what ``reset`` (two values) or ``step`` (five values) returned."""
-    reward, terminated, truncated = given[1:-1] or (None, False, False)
-    entries: dict[Key, Any] = {
-        keys.OBSERVATION: deepcopy(given[0]),
-        keys.REWARD: deepcopy(reward),
-        keys.TERMINATED: deepcopy(terminated),
-        keys.TRUNCATED: deepcopy(truncated),
-    }
-    ends = bool(terminated) or bool(truncated)
+    outcome = given[1:-1] or (None, False, False)
+    names = (keys.OBSERVATION, keys.REWARD, keys.TERMINATED, keys.TRUNCATED)
+    entries: dict[Key, Any] = dict(zip(names, deepcopy((given[0], *outcome)), strict=True))
+    ends = any(map(bool, outcome[1:]))
     return Row(entries, ends, len(given) == 2, _copy_info(given[-1]), given)
 
 

@@ -16,7 +16,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium import spaces
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torchrl.data import Bounded, Categorical, Composite, OneHot, Unbounded
@@ -235,6 +235,7 @@ def counting_env(
         context: how ``"async"`` starts its processes: ``"spawn"``, ``"fork"`` or ``"forkserver"``.
         **kwargs: passed to :func:`tdcollect.make_env`.
     """
+    check.one_of(("serial", "sync", "async"), backend=backend)
     factories = make_counting_envs(num_envs or 1, rules, wrong_action=wrong_action)
     if backend == "serial":
         # make_env makes its slots one after the other from one callable.
@@ -244,16 +245,10 @@ def counting_env(
             return next(in_turn)()
 
         return make_env(counting, num_envs, **kwargs)
-    if backend not in ("sync", "async"):
-        raise ValueError(f"expected a backend of serial, sync, async, got {backend!r}")
     if num_envs is None:
         raise ValueError(f"expected num_envs to be a number with backend={backend!r}, got None")
-    vector_env: VectorEnv[Any, Any, Any]
-    if backend == "sync":
-        vector_env = SyncVectorEnv(factories, autoreset_mode=autoreset_mode)
-    else:
-        vector_env = AsyncVectorEnv(factories, autoreset_mode=autoreset_mode, context=context)
-    return make_env(vector_env, **kwargs)
+    make: Any = SyncVectorEnv if backend == "sync" else partial(AsyncVectorEnv, context=context)
+    return make_env(make(factories, autoreset_mode=autoreset_mode), **kwargs)
 
 
 class _Predicting(TensorDictModuleBase):
@@ -529,9 +524,8 @@ class _Rows:
         limit = _MOST if max_episode_steps is None else max_episode_steps
         self.length = own_length.clamp(max=limit)
         self.at_limit = self.step + 1 >= limit
-        self.failed = torch.zeros_like(self.at_limit)
-        if _FAILED in self.present:
-            self.failed = self[_FAILED]
+        never = torch.zeros_like(self.at_limit)
+        self.failed = self[_FAILED] if _FAILED in self.present else never
         self.at_end = (self.step + 1 >= own_length) & ~self.failed
         self.last = self.at_end | self.at_limit | self.failed
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import time
 import warnings
 from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack, closing
 from functools import partial
 from typing import Any
 
@@ -13,8 +13,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from tdcollect import keys
-from tdcollect.check import positive_int
+from tdcollect import check, keys
 from tdcollect.collect import Collector
 from tdcollect.envs.backends import check_task_id
 from tdcollect.envs.differences import (
@@ -29,10 +28,11 @@ from tdcollect.envs.make import alike, make_env
 from tdcollect.envs.process.pool import usable_cores
 from tdcollect.envs.process.worker import spec_of
 from tdcollect.envs.wrapper import GymnasiumEnv
-from tdcollect.randomness import GlobalRandomness
+from tdcollect.randomness import GlobalRandomness, global_states_kept
 from tdcollect.testing import checks, rules
 from tdcollect.testing.checks import Failed, Passed, Skipped, Warned
 from tdcollect.testing.examination import COMPARED_STEPS, GLOBAL, OWN_RANDOM, Examination, Leak
+from tdcollect.testing.speed import Effort, alternate, collecting
 
 GROUP = "doctor"
 _rule = partial(checks.rule, GROUP)
@@ -146,9 +146,7 @@ def _global_random(exam: Examination) -> str:
         if moved:
             watch = GlobalRandomness()
 
-    before = GlobalRandomness()
-    env = exam.make()
-    try:
+    with global_states_kept(), closing(exam.make()) as env:
         note("construction")
         steps = 0
         for row in exam.rows(env, exam.seed):
@@ -156,9 +154,6 @@ def _global_random(exam: Examination) -> str:
             steps += not row.is_reset
             if steps == _WATCHED_STEPS:
                 break
-    finally:
-        env.close()
-        before.restore()
     if not called:
         return f"np.random, random and torch are as they were after a reset and {steps} steps"
     draws = "; ".join(f"{name} at {', '.join(calls)}" for name, calls in called.items())
@@ -635,10 +630,9 @@ def _rates(
     exam: Examination, settings: list[tuple[str, int]], workers: int
 ) -> dict[tuple[str, int], float]:
     """Return frames per second in each setting, the best of a few interleaved rounds."""
-    collectors = {}
-    rates: dict[tuple[str, int], float] = {}
+    programs = {}
     step = max(exam.step_seconds, 1e-6)
-    try:
+    with ExitStack() as stack:
         for backend, num_envs in settings:
             rows = max(1, min(256, int(_MEASURED_SECONDS / 4 / step / num_envs)))
             try:
@@ -647,25 +641,10 @@ def _rates(
                 if backend != "process":
                     raise
                 continue  # the check of batches reports the error
-            collectors[backend, num_envs] = Collector(
-                env, None, frames_per_batch=rows * num_envs, total_frames=-1
-            )
-        for seconds in [0.0] + [_MEASURED_SECONDS] * _ROUNDS:  # one batch to warm up
-            for setting, collector in collectors.items():
-                rates[setting] = max(rates.get(setting, 0.0), _rate(collector, seconds))
-    finally:
-        for collector in collectors.values():
-            collector.shutdown()
-    return rates
-
-
-def _rate(collector: Collector, seconds: float) -> float:
-    frames, began = 0, time.perf_counter()
-    for batch in collector:
-        frames += batch.numel()
-        if time.perf_counter() - began >= seconds:
-            break
-    return frames / (time.perf_counter() - began)
+            programs[backend, num_envs] = program = collecting(Collector, env, None, rows)
+            stack.callback(program.close)
+        times = alternate(programs, Effort(rounds=_ROUNDS, seconds=_MEASURED_SECONDS))
+    return {setting: 1 / min(seconds) for setting, seconds in times.items()}
 
 
 def diagnose(
@@ -707,17 +686,16 @@ def diagnose(
     chosen = checks.select("runs") | checks.select(GROUP, skip=skip)
     _check_arguments(env, backend, max_episode_steps)
     kwargs = alike(env, env_kwargs) or {}
-    before = GlobalRandomness()
     exam = Examination(env, backend, kwargs, max_episode_steps, seed)
-    try:
-        with warnings.catch_warnings(action="ignore"), torch.no_grad():
-            findings = checks.run_checks(chosen.values(), exam, skip)
-    finally:
+    with global_states_kept():
         try:
-            exam.close()
-        except Exception as error:  # the findings stand
-            warnings.warn(f"closing the env raised {error!r}", stacklevel=2)
-        before.restore()
+            with warnings.catch_warnings(action="ignore"), torch.no_grad():
+                findings = checks.run_checks(chosen.values(), exam, skip)
+        finally:
+            try:
+                exam.close()
+            except Exception as error:  # the findings stand
+                warnings.warn(f"closing the env raised {error!r}", stacklevel=2)
     name = env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
     return checks.Report(name, findings)
 
@@ -740,11 +718,10 @@ def _check_arguments(env: Any, backend: Any, max_episode_steps: int) -> None:
             "expected a gymnasium id or a callable that makes a new env at each call, as new envs "
             f"are compared with used ones, got {env!r}"
         )
-    if backend not in (None, "envpool"):
-        raise ValueError(f"expected backend to be None or 'envpool', got {backend!r}")
+    check.one_of((None, "envpool"), backend=backend)
     if backend == "envpool" and not isinstance(env, str):
         raise TypeError(f"backend='envpool' expects an EnvPool id, got {env!r}")
-    positive_int(max_episode_steps=max_episode_steps)
+    check.positive_int(max_episode_steps=max_episode_steps)
     if backend == "envpool":
         check_task_id(env)
     elif isinstance(env, str):

@@ -32,7 +32,7 @@ from tdcollect.envs.process.resumable import make_resumable
 from tdcollect.envs.process.values import Begun, Options, slot_of
 from tdcollect.envs.process.worker import make_by_id, old_api
 from tdcollect.envs.spaces import SpaceCodec
-from tdcollect.randomness import GlobalRandomness
+from tdcollect.randomness import global_states_kept
 from tdcollect.testing.checks import Env, Failed, GymnasiumPlayer, Skipped, gymnasium_row
 
 PLAY_SECONDS = 2.0
@@ -278,13 +278,12 @@ class Examination(GymnasiumPlayer):
 
     def repeats_with(self, generators: Iterable[str]) -> bool:
         """Return whether new envs agree once these global generators start from one state."""
-        before = GlobalRandomness()
         runs = []
-        for _ in range(2):
-            for name in generators:
-                _SEED[name](0)
-            runs.append({s: self.run_new(s, len(self.fresh[s])) for s in self.seeds})
-        before.restore()
+        with global_states_kept():
+            for _ in range(2):
+                for name in generators:
+                    _SEED[name](0)
+                runs.append({s: self.run_new(s, len(self.fresh[s])) for s in self.seeds})
         return all(first_divergence(s, runs[0][s], runs[1][s]) is None for s in self.seeds)
 
     @cached_property

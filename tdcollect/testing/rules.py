@@ -112,9 +112,11 @@ def _name(env: Any, made: Any) -> str:
     return type(made).__name__
 
 
-SAME_SEED = "the same seed gives the same episode"
-OTHER_SEED = "another seed gives another episode"
-FRESH_RESET = "reset(seed) does not depend on what went before"
+def seed_rules(group: str) -> None:
+    """Register the rules about seeds, which are those of both kinds of envs."""
+    rule(group, "the same seed gives the same episode")(same_seed)
+    rule(group, "another seed gives another episode")(other_seed)
+    rule(group, "reset(seed) does not depend on what went before")(fresh_reset)
 
 
 def same_seed(player: checks.Player[Any]) -> str:
@@ -204,9 +206,7 @@ def flags(player: GymnasiumPlayer) -> str:
     return ""
 
 
-rule(GYMNASIUM, SAME_SEED)(same_seed)
-rule(GYMNASIUM, OTHER_SEED)(other_seed)
-rule(GYMNASIUM, FRESH_RESET)(fresh_reset)
+seed_rules(GYMNASIUM)
 
 
 @rule(GYMNASIUM, "envs do not share state")
@@ -431,9 +431,7 @@ def _done(player: TorchRLPlayer) -> str:
     return ""
 
 
-rule(TORCHRL, SAME_SEED)(same_seed)
-rule(TORCHRL, OTHER_SEED)(other_seed)
-rule(TORCHRL, FRESH_RESET)(fresh_reset)
+seed_rules(TORCHRL)
 
 
 @rule(TORCHRL, "the final observation is not the next episode's first")

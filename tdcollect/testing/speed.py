@@ -6,11 +6,11 @@ import gc
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import gymnasium as gym
 import numpy as np
@@ -18,17 +18,8 @@ import torch
 from tensordict.nn import NormalParamExtractor, TensorDictModule
 from torch import nn
 from torchrl.collectors import Collector as TorchRLCollector
-from torchrl.envs import (
-    Compose,
-    DoubleToFloat,
-    EnvBase,
-    GymEnv,
-    GymWrapper,
-    InitTracker,
-    RewardSum,
-    StepCounter,
-    TransformedEnv,
-)
+from torchrl.envs import EnvBase, GymEnv, GymWrapper, TransformedEnv
+from torchrl.envs import transforms as T
 from torchrl.modules import MLP, OneHotCategorical, ProbabilisticActor, TanhNormal
 
 from tdcollect.collect.collector import Collector
@@ -38,6 +29,8 @@ from tdcollect.envs.make import make_env
 from tdcollect.packages import versions
 from tdcollect.progress import progress_bar
 from tdcollect.threads import with_threads
+
+Name = TypeVar("Name", bound=Hashable)
 
 
 class Program(NamedTuple):
@@ -80,8 +73,8 @@ def spread(values: list[float]) -> Spread:
 
 
 def alternate(
-    programs: Mapping[str, Program], effort: Effort, after: Callable[[], object] = lambda: None
-) -> dict[str, list[float]]:
+    programs: Mapping[Name, Program], effort: Effort, after: Callable[[], object] = lambda: None
+) -> dict[Name, list[float]]:
     """Seconds per frame of each program in each round.
 
     Each program first collects two batches that are not counted; the second determines how many
@@ -93,7 +86,7 @@ def alternate(
         batches[name] = max(1, round(effort.seconds / _seconds(program, 1)))
     gc.collect()
     gc.freeze()  # so that garbage collection in one program does not visit another's objects
-    times: dict[str, list[float]] = {name: [] for name in programs}
+    times: dict[Name, list[float]] = {name: [] for name in programs}
     names = list(programs)
     try:
         for turn in range(effort.rounds):
@@ -175,7 +168,7 @@ def bench(env_id: str = "CartPole-v1", num_envs: int = 8, seconds: float = 60.0)
         return GymWrapper(gym.make_vec(env_id, num_envs, "sync", vector_kwargs=mode))
 
     def transformed() -> EnvBase:
-        stack = Compose(InitTracker(), DoubleToFloat(), RewardSum(), StepCounter())
+        stack = T.Compose(T.InitTracker(), T.DoubleToFloat(), T.RewardSum(), T.StepCounter())
         return TransformedEnv(GymEnv(env_id), stack)
 
     pipelines: dict[str, tuple[Callable[[], EnvBase], Callable[[], EnvBase]]] = {

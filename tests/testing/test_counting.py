@@ -147,7 +147,7 @@ def test_the_envs_are_sound_to_their_libraries_and_pickle() -> None:
         (lambda: CountingRules(ends="never"), "expected ends to be 'terminated', 'truncated'"),
         (lambda: CountingRules(num_actions=1), "expected at least 2 actions"),
         (lambda: CountingEnv(wrong_action="ignore"), "'raise' or 'record', got 'ignore'"),  # type: ignore[arg-type]
-        (lambda: counting_env(2, backend="ray"), "serial, sync, async, got 'ray'"),
+        (lambda: counting_env(2, backend="ray"), "'serial', 'sync' or 'async', got 'ray'"),
         (lambda: counting_env(backend="sync"), "expected num_envs to be a number"),
     ],
 )

@@ -12,7 +12,8 @@ from __future__ import annotations
 import pickle
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import partial, reduce
+from operator import or_
 from typing import Any
 
 import numpy as np
@@ -215,10 +216,8 @@ class ProcessBackend(Backend):
         self, slots: Sequence[int], names: Sequence[str]
     ) -> Mapping[int, Mapping[str, Any]]:
         holders = [p for p in self._pool.processes if not p.lost and {*p.slots}.intersection(slots)]
-        found: dict[int, Mapping[str, Any]] = {}
-        for given in self._pool.call("latest_infos", slots, names, processes=holders):
-            found.update(given)
-        return found
+        found = self._pool.call("latest_infos", slots, names, processes=holders)
+        return reduce(or_, found, {})
 
     def rebuild(self, slots: Sequence[int]) -> list[int]:
         """Make envs anew; all those of a worker that was lost come back together."""
@@ -247,21 +246,14 @@ class ProcessBackend(Backend):
             return super().save_states()
         is_open = self._pool.end.alive
         why = "its worker was lost" if is_open else "the env was closed before it was saved"
-        states: dict[int, dict[str, Any]] = {
-            slot: {"how": "nothing", "why": why} for slot in range(self.num_envs)
-        }
+        unknown = {slot: {"how": "nothing", "why": why} for slot in range(self.num_envs)}
         living = [process for process in self._pool.processes if is_open and not process.lost]
-        for given in self._pool.call("save_states", processes=living):
-            states.update(given)
-        return states
+        return reduce(or_, self._pool.call("save_states", processes=living), unknown)
 
     def load_states(self, states: Mapping[int, dict[str, Any]]) -> dict[int, str]:
         if not self.can.resume:
             return super().load_states(states)
-        found: dict[int, str] = {}
-        for given in self._pool.call("load_states", dict(states)):
-            found.update(given)
-        return found
+        return reduce(or_, self._pool.call("load_states", dict(states)), {})
 
     def sample_info(self) -> Mapping[str, Any]:
         return self._pool.call("sample_info", processes=self._pool.processes[:1])[0]

@@ -149,9 +149,7 @@ class EnvSlots:
         """Infos of a reset and a step of the first env."""
         env = self.envs[0]
         self.begin(self.first)
-        info = dict(env.reset()[1])
-        info.update(env.step(env.action_space.sample())[4])
-        return info
+        return {**env.reset()[1], **env.step(env.action_space.sample())[4]}
 
     def call(
         self,

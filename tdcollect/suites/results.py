@@ -339,7 +339,8 @@ def _read_cell(
 ) -> CellResult:
     """Read an evaluation, and put its manifest with the others if it is finished."""
     names = (cell.task.name, cell.policy.name, cell.run, cell.path.as_posix())
-    root, reason = directory / cell.path, read_error(directory, cell)
+    root = directory / cell.path
+    reason = read_error(root)
     if (refused := ledger.refusal_of(root)) is not None:
         return CellResult(*names, FAILED, refused)
     try:
@@ -569,22 +570,12 @@ def check_folder(path: Path, described: Mapping[str, Any]) -> dict[str, Any]:
     return there
 
 
-def error_file(path: Path, cell: Cell) -> Path:
-    """Return the file with the error of a cell that could not run."""
-    return error_beside(path / cell.path)
-
-
 def error_beside(root: Path) -> Path:
-    """Return the file with the error of an evaluation that could not run, beside its directory."""
+    """Return the file beside an evaluation with why it could not run; it is there until it has."""
     return root.with_name(f"{root.name}.error.json")
 
 
-def write_error(path: Path, cell: Cell, reason: str) -> None:
-    """Keep why a cell could not run, until it has run."""
-    write_json(error_file(path, cell), {"reason": reason})
-
-
-def read_error(path: Path, cell: Cell) -> str:
-    """Return why a cell could not run; empty if it could, or has not been tried."""
-    file = error_file(path, cell)
+def read_error(root: Path) -> str:
+    """Return why an evaluation could not run; empty if it could, or has not been tried."""
+    file = error_beside(root)
     return str(ledger.read_object(file).get("reason")) if file.exists() else ""

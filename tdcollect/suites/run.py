@@ -29,7 +29,7 @@ from tdcollect.evaluation.settings import EvaluationSettings
 from tdcollect.evaluation.workers.dispatcher import Evaluation
 from tdcollect.evaluation.workers.local import Workers, as_workers
 from tdcollect.evaluation.workers.worker import Job
-from tdcollect.files import check_no_links, remove
+from tdcollect.files import check_no_links, remove, write_json
 from tdcollect.progress import line_above, progress_bar, warn
 from tdcollect.suites import results
 from tdcollect.suites.report import report_on
@@ -101,7 +101,7 @@ def run_suite(
                 ended += 1
                 told = _told(what)
                 if isinstance(what, Exception):
-                    results.write_error(directory, cell, told)
+                    write_json(results.error_beside(directory / cell.path), {"reason": told})
                     told = f"could not run: {told}"
                 say(f"{cell.name}: {told} ({ended} of {len(left)})")
             elif what is None:
@@ -137,7 +137,7 @@ def _evaluation(
             request=cell.request(),
             **how,
         )
-        remove(results.error_file(directory, cell))
+        remove(results.error_beside(directory / cell.path))
         return recording
 
     return Evaluation(make, record, how["keep_trajectories"])

@@ -38,21 +38,8 @@ from tdcollect.evaluation.statistics import (
     metrics_of,
     running_mean,
 )
-from tdcollect.pages import plots
-from tdcollect.pages.build import (
-    REPORT,
-    Card,
-    Cell,
-    Column,
-    Commands,
-    Figure,
-    Figures,
-    Page,
-    Paragraph,
-    Part,
-    Table,
-    write_page,
-)
+from tdcollect.pages import build, plots
+from tdcollect.pages.build import REPORT, Cell, Column, Figure, Figures, Page, Paragraph, Table
 from tdcollect.pages.plots import Values, finite, short
 
 if TYPE_CHECKING:
@@ -101,14 +88,14 @@ def write_report(
         index: Cell("kept", f"{TRAJECTORIES}/{trajectory_name(index)}/")
         for index in kept_trajectories(root)
     }
-    return write_page(root / REPORT, report_page(manifest, episodes, summary, again, kept))
+    return build.write_page(root / REPORT, report_page(manifest, episodes, summary, again, kept))
 
 
 def report_page(
     manifest: Mapping[str, Any],
     episodes: Sequence[Episode],
     summary: Summary,
-    again: Commands,
+    again: build.Commands,
     kept: Mapping[int, Cell] = MappingProxyType({}),
     back: tuple[str, str] | None = None,
 ) -> Page:
@@ -157,7 +144,7 @@ def report_page(
 
 def again_of(
     request: Request | None, manifest: Mapping[str, Any], directory: Path, start: Path, where: str
-) -> Commands:
+) -> build.Commands:
     """Return what runs episodes again, typed in ``start``, which is ``where``.
 
     They are commands of ``tdcollect replay`` if a request names env and policy, else calls.
@@ -166,7 +153,7 @@ def again_of(
         return _calls_of(manifest, os.path.relpath(directory, start), where)
     one, other = (request.command(index, directory, start) for index in "12")
     place = next(place for place, (a, b) in enumerate(zip(one, other, strict=True)) if a != b)
-    return Commands(
+    return build.Commands(
         one[:place],
         one[place + 1 :],
         f"The command is typed in {where}, with the index of an episode. It runs the code that it "
@@ -175,7 +162,7 @@ def again_of(
     )
 
 
-def _calls_of(manifest: Mapping[str, Any], path: str, where: str) -> Commands:
+def _calls_of(manifest: Mapping[str, Any], path: str, where: str) -> build.Commands:
     """Return the calls in Python that run episodes again, with the path of their directory."""
     given = ["env"]
     if manifest_entry(manifest, "policy.class") != RANDOM:
@@ -183,7 +170,7 @@ def _calls_of(manifest: Mapping[str, Any], path: str, where: str) -> Commands:
     if manifest_entry(manifest, "env.kwargs"):
         given.append("env_kwargs=env_kwargs")
     name = json.dumps(path, ensure_ascii=False)
-    return Commands(
+    return build.Commands(
         f"tdcollect.EvaluationResult.load({name}, {', '.join(given)}).replay(",
         ")",
         f"In Python, in {where}, with the env and the policy that were evaluated, and env_kwargs, "
@@ -192,8 +179,8 @@ def _calls_of(manifest: Mapping[str, Any], path: str, where: str) -> Commands:
     )
 
 
-def _headline(summary: Summary, same: bool) -> list[Card]:
-    def card(name: str, value: float | None, interval: Interval | None) -> Card:
+def _headline(summary: Summary, same: bool) -> list[build.Card]:
+    def card(name: str, value: float | None, interval: Interval | None) -> build.Card:
         return name, *number_and_interval(value, interval, summary.confidence)
 
     returns, lengths = summary.returns, summary.lengths
@@ -319,9 +306,9 @@ def _share_bar(name: str, count: int, of: int, role: str) -> plots.Bar:
 def _episodes(
     records: Sequence[Episode],
     completed: Sequence[Episode],
-    again: Commands,
+    again: build.Commands,
     kept: Mapping[int, Cell],
-) -> Iterator[Part]:
+) -> Iterator[build.Part]:
     lowest = heapq.nsmallest(LOWEST, completed, lambda e: (_order(e.episode_return), e.index))
     few = lowest[: len(completed) // 4]  # of five episodes, five would be all
     if few and len({e.episode_return for e in completed}) > 1:
@@ -355,7 +342,7 @@ def _episodes(
 def _episode_table(
     records: Sequence[Episode],
     listed: Sequence[Episode],
-    again: Commands,
+    again: build.Commands,
     kept: Mapping[int, Cell],
 ) -> Table:
     first: dict[str, int] = {}  # the first episode with a digest: later ones repeat it to the bit
@@ -412,7 +399,7 @@ def ended(episode: Episode) -> str | Cell:
     return " and ".join(name for name, flag in flags if flag) or "-"
 
 
-def _manifest(manifest: Mapping[str, Any]) -> Iterator[Part]:
+def _manifest(manifest: Mapping[str, Any]) -> Iterator[build.Part]:
     for path, values in mixed_values(manifest).items():
         yield Paragraph(
             "warn",
@@ -459,7 +446,7 @@ def write_comparison_report(
 
     ``pages`` has the paths of those of single episodes.
     """
-    return write_page(Path(directory, COMPARISON_REPORT), comparison_page(comparison, pages))
+    return build.write_page(Path(directory, COMPARISON_REPORT), comparison_page(comparison, pages))
 
 
 def comparison_page(comparison: Comparison, pages: Mapping[int, str]) -> Page:
@@ -495,12 +482,12 @@ def comparison_page(comparison: Comparison, pages: Mapping[int, str]) -> Page:
     )
 
 
-def _comparison_headline(d: Difference) -> list[Card]:
+def _comparison_headline(d: Difference) -> list[build.Card]:
     mean = number_and_interval(*d.measured("return"), d.confidence)
     of_mean = "Adjusted mean difference" if d.adjusted else "Mean difference"
     p_value = "-" if d.p_value is None else f"{d.p_value:.2g}"
     won_and_tied = "share of episodes won, and half of those tied"
-    cards: list[Card] = []
+    cards: list[build.Card] = []
     if (s := d.success) is not None:
         rates = number_and_interval(s.difference, s.interval, d.confidence, percents)
         cards.append(("Difference of success rates", *rates))
@@ -571,7 +558,7 @@ def _difference_figures(d: Difference, place: int) -> Iterator[Figure]:
     yield Figure(f"pairs_{place}", f"{d.name} and {d.baseline}", pairs, shows, note)
 
 
-def _paired_episodes(comparison: Comparison, pages: Mapping[int, str]) -> Iterator[Part]:
+def _paired_episodes(comparison: Comparison, pages: Mapping[int, str]) -> Iterator[build.Part]:
     """Yield the table of episodes with the returns of all policies, or of those that matter."""
     differences = comparison.differences
     by_index = [dict(zip(d.episodes, d.values, strict=True)) for d in differences]

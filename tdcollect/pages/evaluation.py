@@ -14,30 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tdcollect.display import count_text, listed_text, number_text, number_texts, percent_text
-from tdcollect.evaluation.ledger import (
-    BATCHES,
-    RANDOM,
-    REPEATED,
-    TRAJECTORIES,
-    Batches,
-    Episode,
-    kept_trajectories,
-    ledger_digest,
-    manifest_entry,
-    mixed_values,
-    repeatability,
-    trajectory_name,
-)
-from tdcollect.evaluation.statistics import (
-    Interval,
-    Quantity,
-    Summary,
-    ends,
-    in_order,
-    lost_words,
-    metrics_of,
-    running_mean,
-)
+from tdcollect.evaluation import ledger, statistics
+from tdcollect.evaluation.ledger import BATCHES, RANDOM, Episode, manifest_entry
+from tdcollect.evaluation.statistics import Interval, Quantity, Summary, ends, in_order
 from tdcollect.pages import build, plots
 from tdcollect.pages.build import REPORT, Cell, Column, Figure, Figures, Page, Paragraph, Table
 from tdcollect.pages.plots import Values, finite, short
@@ -85,8 +64,8 @@ def write_report(
     root = Path(directory)
     again = again_of(request, manifest, root, root, _HERE)
     kept = {
-        index: Cell("kept", f"{TRAJECTORIES}/{trajectory_name(index)}/")
-        for index in kept_trajectories(root)
+        index: Cell("kept", f"{ledger.TRAJECTORIES}/{ledger.trajectory_name(index)}/")
+        for index in ledger.kept_trajectories(root)
     }
     return build.write_page(root / REPORT, report_page(manifest, episodes, summary, again, kept))
 
@@ -111,13 +90,13 @@ def report_page(
     lead = [policy.rpartition(".")[2], count_text(summary.episodes, "test episode")]
     if exploration and policy != RANDOM:
         lead.append(f"{'sampled' if exploration == 'random' else exploration} actions")
-    if batches := Batches.of(manifest):
+    if batches := ledger.Batches.of(manifest):
         lead.append(f"batches of {batches.slots} slots")
     same = bool(completed) and all(e.episode_return == e.length for e in completed)
     labels, *cells = zip(*summary.rows(), strict=True)
-    statistics = [Column(*each, "n") for each in zip(summary.header()[1:], cells, strict=True)]
+    columns = [Column(*each, "n") for each in zip(summary.header()[1:], cells, strict=True)]
     if same:
-        statistics[:2] = [Column("return and length (steps)", cells[0], "n")]
+        columns[:2] = [Column("return and length (steps)", cells[0], "n")]
     drawn = _figures(records, completed, summary, same) if completed else []
     return Page(
         str(manifest_entry(manifest, "env.id") or "env"),
@@ -128,7 +107,7 @@ def report_page(
             (
                 "Statistics",
                 [
-                    Table([Column("", labels), *statistics], sort=False, name="Statistics"),
+                    Table([Column("", labels), *columns], sort=False, name="Statistics"),
                     *summary.notes(),
                 ],
             ),
@@ -136,8 +115,8 @@ def report_page(
             ("How it was made", [*_manifest(manifest)]),
         ],
         _headline(summary, same),
-        f"Ledger {ledger_digest(records)}. Equal digests mean equal episodes, to the bit. Made by "
-        "tdcollect.",
+        f"Ledger {ledger.ledger_digest(records)}. Equal digests mean equal episodes, to the bit. "
+        "Made by tdcollect.",
         back,
     )
 
@@ -194,7 +173,8 @@ def _headline(summary: Summary, same: bool) -> list[build.Card]:
         cards.insert(0, ("Success rate", *rate))
     if not same:
         cards.append(card("Mean length", lengths.mean, lengths.mean_interval))
-    remark = f"{summary.failed} failed, {lost_words(summary.lost)}{summary.restarted} restarted"
+    lost = statistics.lost_words(summary.lost)
+    remark = f"{summary.failed} failed, {lost}{summary.restarted} restarted"
     if summary.distinct < summary.completed:
         remark += f", only {summary.distinct} distinct"
     return [*cards, ("Episodes completed", f"{summary.completed} of {summary.episodes}", remark)]
@@ -218,7 +198,7 @@ def _figures(
     if not same:
         found.append(_histogram("lengths", "Lengths", "length (steps)", "lengths", lengths,
                                 summary.lengths, summary.confidence))  # fmt: skip
-    for place, (name, values) in enumerate(metrics_of(completed).items(), 1):
+    for place, (name, values) in enumerate(statistics.metrics_of(completed).items(), 1):
         there = [value for value in values if value is not None]
         if there:
             found.append(_histogram(f"metric_{place}", name, name, "values", there,
@@ -253,7 +233,7 @@ def _histogram(
 
 
 def _running_figure(values: Values, confidence: float) -> Figure:
-    running = running_mean(values, confidence)
+    running = statistics.running_mean(values, confidence)
     count = np.arange(1, len(values) + 1, dtype=np.float64)
     drawing = plots.lines(
         [plots.Line("mean so far", count, *running)],
@@ -354,7 +334,7 @@ def _episode_table(
         Column("length", ["-" if e.length is None else str(e.length) for e in listed], "n"),
         Column("ended", [ended(e) for e in listed]),
     ]
-    for name in metrics_of([e for e in records if e.completed]):
+    for name in statistics.metrics_of([e for e in records if e.completed]):
         columns.append(Column(name, [(e.metrics or {}).get(name) for e in listed], "n"))
     if any(e.success is not None for e in records):
         words: dict[bool | None, str | Cell] = {
@@ -400,18 +380,18 @@ def ended(episode: Episode) -> str | Cell:
 
 
 def _manifest(manifest: Mapping[str, Any]) -> Iterator[build.Part]:
-    for path, values in mixed_values(manifest).items():
+    for path, values in ledger.mixed_values(manifest).items():
         yield Paragraph(
             "warn",
             f"Not the same for all episodes: {path}, {listed_text(values)}. Episodes may differ "
             "from those of one machine.",
         )
     if BATCHES in manifest:
-        found = manifest.get(REPEATED)
+        found = manifest.get(ledger.REPEATED)
         sound = found is not None and not found["differing"]
         text = (
-            f"{repeatability(manifest)} The slots of a batch share a seed: its episodes depend "
-            "on the number of slots, and cannot be compared with numbered ones."
+            f"{ledger.repeatability(manifest)} The slots of a batch share a seed: its episodes "
+            "depend on the number of slots, and cannot be compared with numbered ones."
         )
         yield text if sound else Paragraph("warn", text)
     paths, texts = zip(*leaves("", manifest), strict=True)

@@ -202,11 +202,8 @@ class Suite:
     def __post_init__(self) -> None:
         object.__setattr__(self, "directory", os.path.abspath(self.directory))
         read_text(self.name, "name of [suite]")
-        for key, least in (("version", 0), ("episodes", 1), ("seed", 0)):
-            if not check.is_count(value := getattr(self, key), least):
-                raise ValueError(
-                    f"expected {key} in [suite] to be an int of at least {least}, got {value!r}"
-                )
+        check.count(**{f"{key} in [suite]": getattr(self, key) for key in ("version", "seed")})
+        check.positive_int(**{"episodes in [suite]": self.episodes})
         distinct_names([task.name for task in self.tasks], "tasks")
         distinct_names([policy.name for policy in self.policies], "policies")
         named = self.metrics if isinstance(self.metrics, (list, tuple)) else ()

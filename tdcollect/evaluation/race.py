@@ -51,11 +51,7 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain dicts, lists, numbers and None, for JSON."""
-        return {
-            "rule": self.rule.to_dict(),
-            "block": self.block,
-            "max_episodes": self.max_episodes,
-        }
+        return {**vars(self), "rule": self.rule.to_dict()}
 
 
 class Looks:

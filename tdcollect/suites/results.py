@@ -13,16 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tdcollect.display import (
-    count_text,
-    html_table,
-    listed_text,
-    number_text,
-    one_line,
-    percent_text,
-    text_table,
-    visible,
-)
+from tdcollect import display
+from tdcollect.display import count_text, listed_text, number_text, one_line
 from tdcollect.evaluation import ledger, statistics
 from tdcollect.evaluation.ledger import SUITE, leaf_differences, manifest_entry, read_directory
 from tdcollect.evaluation.statistics import Interval, ends, exact_mean, generator, mean_interval
@@ -269,8 +261,8 @@ class SuiteResults:
         parts = [self._head()]
         if self.aggregates is not None:
             parts.append(str(self.aggregates))
-        parts.append(text_table(self.rows(), self._header()))
-        parts += ["\n".join(map(visible, self.remarks))] if self.remarks else []
+        parts.append(display.text_table(self.rows(), self._header()))
+        parts += ["\n".join(map(display.visible, self.remarks))] if self.remarks else []
         return "\n\n".join(parts)
 
     def __repr__(self) -> str:
@@ -278,7 +270,7 @@ class SuiteResults:
 
     def _repr_html_(self) -> str:
         above = "" if self.aggregates is None else self.aggregates._repr_html_()
-        own = html_table(self._header(), self.rows(), before=[self._head()], after=self.remarks)
+        own = display.html_table(self._header(), self.rows(), [self._head()], self.remarks)
         return "\n".join([above, own] if above else [own])
 
 
@@ -432,10 +424,9 @@ def _remarks(suite: Suite, results: SuiteResults) -> Iterator[str]:
     for cell in results.cells:
         for count, how in ((cell.failed, "failed"), (cell.lost, "were lost with their workers")):
             if count:
-                yield (
-                    f"{cell.name}: {count} of {count_text(cell.episodes, 'episode')} {how} "
-                    f"({percent_text(round(count / cell.episodes, 3))}), and are in no mean."
-                )
+                percent = display.percent_text(round(count / cell.episodes, 3))
+                of = count_text(cell.episodes, "episode")
+                yield f"{cell.name}: {count} of {of} {how} ({percent}), and are in no mean."
     if results.lost_episodes:
         yield "The same command with --retry-lost runs lost episodes again."
 

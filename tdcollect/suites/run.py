@@ -10,14 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from torchrl.envs import EnvBase
 
-from tdcollect.display import (
-    count_text,
-    listed_text,
-    number_text,
-    one_line,
-    visible,
-    without_process_ids,
-)
+from tdcollect import display
+from tdcollect.display import count_text, listed_text, number_text, one_line
 from tdcollect.envs.make import make_env
 from tdcollect.evaluation.directory import check_report_extras
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
@@ -156,7 +150,7 @@ def _check_kept(directory: Path, ended: Sequence[Cell]) -> None:
 
 def _told(ended: EvaluationResult | Exception) -> str:
     if isinstance(ended, Exception):
-        text = without_process_ids(" ".join(str(ended).split())) or type(ended).__name__
+        text = display.without_process_ids(" ".join(str(ended).split())) or type(ended).__name__
         return f"{type(ended).__name__}: {text}"
     lost = sum(episode.lost for episode in ended.episodes)
     failed = len(ended.episodes) - len(ended.returns) - lost
@@ -203,7 +197,7 @@ class Validation:
         count = count_text(self.cells, "evaluation")
         found = f"failed, {count_text(len(self.problems), 'problem')}"
         end = f"{self.suite}: {count} looked at: {'passed' if self.passed else found}"
-        return "\n".join(map(visible, [*self.problems, *self.remarks, end]))
+        return "\n".join(map(display.visible, [*self.problems, *self.remarks, end]))
 
     def __repr__(self) -> str:
         return one_line(self, self.suite, count_text(len(self.problems), "problem"))

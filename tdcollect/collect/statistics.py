@@ -450,7 +450,6 @@ class Statistics:
     def __repr__(self) -> str:
         if not self.on:
             return one_line(self, "off")
-        self._check()
         if self._latest is None:
             return one_line(self, "nothing collected yet")
         return one_line(self, f"latest {self._latest!r}", f"window {self._window!r}")

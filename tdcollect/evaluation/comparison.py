@@ -11,29 +11,16 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from tdcollect import check, display
-from tdcollect.evaluation import statistics
+from tdcollect.evaluation import ledger, statistics
 from tdcollect.evaluation.ledger import (
     BATCHES,
     METRICS,
-    OPTIONS,
     RANDOM,
     Episode,
-    differences_text,
-    leaf_differences,
     manifest_entry,
-    mixed_values,
-    options_by_index,
-    repeatability,
     return_name,
 )
-from tdcollect.evaluation.statistics import (
-    Adjusted,
-    Interval,
-    MetricDifference,
-    Quantity,
-    SuccessDifference,
-    mean_text,
-)
+from tdcollect.evaluation.statistics import Interval, MetricDifference, Quantity, mean_text
 from tdcollect.packages import extra_module
 
 OF_POLICY = ("policy.exploration", "policy.mode")
@@ -79,12 +66,12 @@ def check_same_episodes(
         index, others = unequal[0], len(unequal) - 1
         text = _differs(f"env_seed of episode {index}", a[index], b[index], names)
         reasons.append(text + (f", and {others} more differ" if others else ""))
-    options, others_options = map(options_by_index, (first.manifest, second.manifest))
+    options, others_options = map(ledger.options_by_index, (first.manifest, second.manifest))
     # Across envs, options may be what differs.
     for index in () if across_envs else sorted(a.keys() & b.keys()):
         one, other = options.get(index), others_options.get(index)
         if one != other:
-            reasons.append(_differs(f"{OPTIONS} of episode {index}", one, other, names))
+            reasons.append(_differs(f"{ledger.OPTIONS} of episode {index}", one, other, names))
             break
     if len(a) == len(b) and a.keys() != b.keys():
         missing = min(a.keys() ^ b.keys())
@@ -119,8 +106,8 @@ def remarks(
         )
     for name, evaluation in zip(names, (first, second), strict=True):
         if BATCHES in evaluation.manifest:
-            yield f"{name}: {repeatability(evaluation.manifest)}"
-        for path, values in mixed_values(evaluation.manifest).items():
+            yield f"{name}: {ledger.repeatability(evaluation.manifest)}"
+        for path, values in ledger.mixed_values(evaluation.manifest).items():
             of = f"{path}, {display.listed_text(values)}"
             yield f"Not the same for all episodes of {name}: {of}."
 
@@ -131,11 +118,13 @@ def _manifest_differences(
     entries = [
         (k, manifest_entry(first.manifest, k), manifest_entry(second.manifest, k)) for k in keys
     ]
-    return [_differs(*found, names) for entry in entries for found in leaf_differences(*entry)]
+    return [
+        _differs(*found, names) for entry in entries for found in ledger.leaf_differences(*entry)
+    ]
 
 
 def _differs(path: str, a: Any, b: Any, names: tuple[str, str]) -> str:
-    return differences_text([(path, a, b)], *(f"in {name}" for name in names))
+    return ledger.differences_text([(path, a, b)], *(f"in {name}" for name in names))
 
 
 @dataclass(frozen=True)
@@ -195,9 +184,9 @@ class Difference:
     confidence: float
     differing: int | None
     differing_outcomes: int
-    success: SuccessDifference | None
+    success: statistics.SuccessDifference | None
     metrics: Mapping[str, MetricDifference] = field(default_factory=dict)
-    adjusted: Adjusted | None = None
+    adjusted: statistics.Adjusted | None = None
 
     def __repr__(self) -> str:
         names = f"{self.name} minus {self.baseline}"
@@ -701,7 +690,7 @@ def _differing_text(d: Difference) -> str:
     return f"{'-' if d.differing is None else d.differing}, {d.differing_outcomes}"
 
 
-def _success_texts(s: SuccessDifference | None) -> list[str]:
+def _success_texts(s: statistics.SuccessDifference | None) -> list[str]:
     """Return the cells of :meth:`Comparison.success_rows`, that of the correction last."""
     if s is None:
         return ["-"] * 7

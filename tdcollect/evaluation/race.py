@@ -8,15 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tdcollect import check
-from tdcollect.display import (
-    Table,
-    count_text,
-    number_text,
-    number_texts,
-    one_line,
-    percent_text,
-)
+from tdcollect import check, display
+from tdcollect.display import count_text, number_text, number_texts, one_line
 from tdcollect.evaluation import ledger
 from tdcollect.evaluation.ledger import RACE, Episode
 from tdcollect.evaluation.result import EvaluationResult
@@ -51,11 +44,7 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain dicts, lists, numbers and None, for JSON."""
-        return {
-            "rule": self.rule.to_dict(),
-            "block": self.block,
-            "max_episodes": self.max_episodes,
-        }
+        return {**vars(self), "rule": self.rule.to_dict()}
 
 
 class Looks:
@@ -119,7 +108,7 @@ class Looks:
         return []
 
 
-class RaceResult(Table):
+class RaceResult(display.Table):
     """The result of a race; print it to see who is better.
 
     Attributes:
@@ -204,7 +193,7 @@ class RaceResult(Table):
         }
 
     def header(self) -> list[str]:
-        sequence = f"{percent_text(1 - self.plan.rule.alpha)} sequence"
+        sequence = f"{display.percent_text(1 - self.plan.rule.alpha)} sequence"
         return ["", "episodes", "difference", sequence, "decision"]
 
     def rows(self) -> list[list[str]]:

@@ -17,20 +17,13 @@ from typing import TYPE_CHECKING, Any, Unpack
 from torchrl.envs import EnvBase
 
 from tdcollect.display import number_texts
+from tdcollect.evaluation import ledger
 from tdcollect.evaluation import race as files
 from tdcollect.evaluation.directory import check_report_extras
 from tdcollect.evaluation.episodes.measures import is_measure
 from tdcollect.evaluation.episodes.opening import SLOTS
 from tdcollect.evaluation.evaluate import Recording, resumable, run
-from tdcollect.evaluation.ledger import (
-    MANIFEST,
-    OPTIONS,
-    RACE,
-    Episode,
-    asked_indices,
-    read_manifest,
-    sha256,
-)
+from tdcollect.evaluation.ledger import OPTIONS, Episode
 from tdcollect.evaluation.race import Looks, Plan, RaceResult
 from tdcollect.evaluation.replay import replayer
 from tdcollect.evaluation.request import Request
@@ -211,8 +204,8 @@ def _write(result: RaceResult, root: Path) -> None:
     from tdcollect.pages.race import write_race_page
 
     pages = write_race_page(root, result)
-    digests = {path.relative_to(root).as_posix(): sha256(path) for path in pages}
-    write_json(root / RACE, {"format": files.FORMAT, "files": digests, **result.to_dict()})
+    digests = {path.relative_to(root).as_posix(): ledger.sha256(path) for path in pages}
+    write_json(root / ledger.RACE, {"format": files.FORMAT, "files": digests, **result.to_dict()})
 
 
 class _Racer(Recording):
@@ -242,8 +235,8 @@ class _Racer(Recording):
     ):
         self._looks, self._name, self._slots = looks, name, slots
         asked = len(indices)
-        if output_dir is not None and (output_dir / MANIFEST).exists():
-            asked = min(asked, len(asked_indices(read_manifest(output_dir))))
+        if output_dir is not None and (output_dir / ledger.MANIFEST).exists():
+            asked = min(asked, len(ledger.asked_indices(ledger.read_manifest(output_dir))))
         self._open = asked == len(indices)
         super().__init__(first(manifest, asked), range(asked), output_dir=output_dir, **how)
         for record in self._ended:

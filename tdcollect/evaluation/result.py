@@ -18,25 +18,9 @@ import numpy as np
 
 from tdcollect import check
 from tdcollect.display import listed_text, one_line
+from tdcollect.evaluation import ledger
 from tdcollect.evaluation.directory import check_data, read_trajectory, write_trajectory
-from tdcollect.evaluation.ledger import (
-    BATCHES,
-    FAILED,
-    FILMS,
-    KEYS,
-    TRAJECTORIES,
-    Episode,
-    asked_indices,
-    differences,
-    film_path,
-    kept_trajectories,
-    ledger_digest,
-    read_directory,
-    read_last,
-    record_differences,
-    trajectory_name,
-    trajectory_path,
-)
+from tdcollect.evaluation.ledger import Episode, trajectory_name, trajectory_path
 from tdcollect.evaluation.statistics import Summary, in_order, metrics_of, summarize
 from tdcollect.files import check_no_links, write_atomically
 from tdcollect.packages import extra_module
@@ -53,7 +37,7 @@ if TYPE_CHECKING:
 # Entries of a manifest that may change an episode. The first differs if it is filmed.
 _MATTERS = (
     *("env", "policy", "inference_batch_size", "inference_threads"),
-    *(BATCHES, "device", "versions", "platform", "git"),
+    *(ledger.BATCHES, "device", "versions", "platform", "git"),
 )
 
 
@@ -125,10 +109,10 @@ class EvaluationResult:
         Warns:
             UserWarning: if data that were kept are missing.
         """
-        found = read_directory(directory)
+        found = ledger.read_directory(directory)
         result = cls(found.manifest, found.episodes, directory)
-        gone = (found.kept or {}).keys() - {*map(trajectory_name, kept_trajectories(found.root))}
-        if gone:
+        there = map(trajectory_name, ledger.kept_trajectories(found.root))
+        if gone := (found.kept or {}).keys() - {*there}:
             text = f"folders of data of {directory} are missing, {min(gone)} first: use replay()"
             warnings.warn(f"{len(gone)} {text}", stacklevel=2)
         if env is not None:
@@ -148,14 +132,14 @@ class EvaluationResult:
     @cached_property
     def _listed(self) -> Mapping[str, str] | None:
         """The digests of the folders with data; None if the evaluation is unfinished."""
-        if self.directory is None or (last := read_last(self.directory)[1]) is None:
+        if self.directory is None or (last := ledger.read_last(self.directory)[1]) is None:
             return None
-        return last.get(TRAJECTORIES, {})
+        return last.get(ledger.TRAJECTORIES, {})
 
     @property
     def missing(self) -> list[int]:
         """The indices of the episodes that the ledger lacks; empty if it is complete."""
-        asked = asked_indices(self.manifest)
+        asked = ledger.asked_indices(self.manifest)
         if len(self.episodes) == len(asked):
             return []
         there = {episode.index for episode in self.episodes}
@@ -164,7 +148,7 @@ class EvaluationResult:
     @property
     def digest(self) -> str:
         """SHA-256 of the ledger: equal for equal episodes, however they were run."""
-        return ledger_digest(self.episodes)
+        return ledger.ledger_digest(self.episodes)
 
     @property
     def returns(self) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -271,7 +255,7 @@ class EvaluationResult:
         if recorded.metrics is not None:  # a result that was loaded has no functions
             there = {name: recorded.metrics.get(name) for name in again.record.metrics or ()}
             recorded = replace(recorded, metrics=there or None)
-        if not recorded.lost and record_differences(recorded, again.record):
+        if not recorded.lost and ledger.record_differences(recorded, again.record):
             raise RuntimeError(self._unequal(recorded, again, filmed=video is not None))
         return again
 
@@ -307,15 +291,15 @@ class EvaluationResult:
     def _film(self, root: Path, record: Episode) -> Path:
         from tdcollect.evaluation.replay import RaisedAgainError
 
-        path = film_path(root, record.index)
+        path = ledger.film_path(root, record.index)
         try:
             data = self.replay(record.index, path)
         except RaisedAgainError:
-            if record.status != FAILED:
+            if record.status != ledger.FAILED:
                 raise
             return path
         if not trajectory_path(root, record.index).exists():
-            folder = trajectory_path(root, record.index, FILMS)
+            folder = trajectory_path(root, record.index, ledger.FILMS)
             check_no_links(folder.parent, folder.name)
             shutil.rmtree(folder, ignore_errors=True)
             write_trajectory(folder, data)
@@ -325,14 +309,15 @@ class EvaluationResult:
         """Say why an episode differs from its record, as far as the manifests tell."""
         unlike = "; ".join(
             f"{name} is {now!r}, in the ledger {was!r}"
-            for name, was, now in record_differences(recorded, again.record)
+            for name, was, now in ledger.record_differences(recorded, again.record)
         )
         differs = f"episode {recorded.index} is not what the ledger says: {unlike}. "
         if recorded.digest == again.record.digest:
             return differs + "Its data are the same to the bit: the ledger was altered"
         then = {key: self.manifest.get(key) for key in _MATTERS[filmed:]}
         now = {key: again.manifest.get(key) for key in _MATTERS[filmed:]}
-        why = "; ".join(f"{where} was {a!r} and is {b!r}" for where, a, b in differences(then, now))
+        changed = ledger.differences(then, now)
+        why = "; ".join(f"{where} was {a!r} and is {b!r}" for where, a, b in changed)
         return differs + f"What has changed: {why or 'something that the manifest does not hold'}"
 
     def to_minari(
@@ -438,12 +423,12 @@ def export(
     ledgers = list(kept.values())
     arrays: dict[str, Any] = {
         "timesteps": np.array(list(kept), np.int64),
-        "results": np.array([[e.episode_return for e in ledger] for ledger in ledgers], np.float64),
-        "ep_lengths": np.array([[e.length for e in ledger] for ledger in ledgers], np.int64),
+        "results": np.array([[e.episode_return for e in one] for one in ledgers], np.float64),
+        "ep_lengths": np.array([[e.length for e in one] for one in ledgers], np.int64),
     }
-    said = [e.success for ledger in ledgers for e in ledger]
+    said = [e.success for one in ledgers for e in one]
     if said and None not in said:
-        arrays["successes"] = np.array([[e.success for e in ledger] for ledger in ledgers], bool)
+        arrays["successes"] = np.array([[e.success for e in one] for one in ledgers], bool)
     file = io.BytesIO()
     np.savez(file, **arrays)
     return write_atomically(Path(path), file.getvalue())
@@ -462,7 +447,7 @@ def to_pandas(episodes: Sequence[Episode]) -> Any:
     pandas = extra_module("pandas", "to_pandas")
     records = in_order(episodes)
     columns = {}
-    for name, key in KEYS.items():
+    for name, key in ledger.KEYS.items():
         values, dtype = [getattr(e, name) for e in records], _DTYPES[Episode.__annotations__[name]]
         if name.endswith("seed"):  # Python's ints are unbounded, and an env may be given any
             dtype = "object" if any(value >= 2**64 for value in values) else "UInt64"
@@ -500,7 +485,7 @@ def _kept(evaluations: Evaluations, drop_failed: bool) -> dict[int, list[Episode
                 f"{failed} failed of {len(records)} at step {steps}: pass drop_failed=True to "
                 "leave them out, and say so where you show the numbers"
             )
-    counts = {steps: len(ledger) for steps, ledger in kept.items()}
+    counts = {steps: len(episodes) for steps, episodes in kept.items()}
     if len(set(counts.values())) > 1:
         raise ValueError(
             f"expected the same number of episodes in each evaluation, which evaluations.npz holds "

@@ -22,12 +22,10 @@ from tdcollect.evaluation.episodes.groups import of_groups
 from tdcollect.evaluation.episodes.measures import KINDS
 from tdcollect.evaluation.evaluate import evaluate
 from tdcollect.evaluation.result import EvaluationResult
-from tdcollect.evaluation.statistics import Interval
+from tdcollect.evaluation.statistics import Interval, Values
 from tdcollect.files import check_output, distinct_names, folder_name
 from tdcollect.packages import extra_module
 from tdcollect.policies import recognized
-
-Values = np.ndarray[Any, np.dtype[np.float64]]
 
 ELO = 400 / math.log(10)
 """Points of Elo's scale for a difference of 1 in log-odds: 400 points are odds of 10 to 1."""

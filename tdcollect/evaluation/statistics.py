@@ -11,16 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tdcollect import check
-from tdcollect.display import (
-    Table,
-    count_text,
-    number_columns,
-    number_text,
-    number_texts,
-    one_line,
-    percent_text,
-)
+from tdcollect import check, display
+from tdcollect.display import count_text, number_text, number_texts, one_line
 from tdcollect.packages import extra_module
 
 if TYPE_CHECKING:
@@ -456,7 +448,7 @@ class Adjusted:
 
 
 @dataclass(frozen=True)
-class Summary(Table):
+class Summary(display.Table):
     """The statistics of an evaluation; print it to see a table.
 
     Attributes:
@@ -516,7 +508,7 @@ class Summary(Table):
         The numbers of a column have the same decimals.
         """
         over = f"mean over {self.completed} completed of {self.episodes}"
-        percent = percent_text(self.confidence)
+        percent = display.percent_text(self.confidence)
         quantities = (self.returns, self.lengths, *self.metrics.values())
         rows = [
             (over, "mean"),
@@ -529,7 +521,7 @@ class Summary(Table):
             ("minimum", "min"),
             ("maximum", "max"),
         ]
-        return number_columns(
+        return display.number_columns(
             [label, *(ends(getattr(quantity, name)) for quantity in quantities)]
             for label, name in rows
         )

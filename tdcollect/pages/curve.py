@@ -9,18 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tdcollect.display import count_text, number_text, number_texts
-from tdcollect.pages import plots
-from tdcollect.pages.build import (
-    Card,
-    Cell,
-    Column,
-    Figure,
-    Figures,
-    Page,
-    Part,
-    Table,
-    write_page,
-)
+from tdcollect.pages import build, plots
+from tdcollect.pages.build import Cell, Column, Figure, Figures, Page, Part, Table
 
 if TYPE_CHECKING:
     from tdcollect.evaluation.curve import Best, Point
@@ -67,7 +57,7 @@ def curve_page(
 
 def _curve_headline(
     curve: Sequence[Point], best: Best | None, by: str, report: Point | None
-) -> list[Card]:
+) -> list[build.Card]:
     entries = []
     if best is not None:
         name = f"Best {_BEST_BY[by]}"
@@ -192,7 +182,7 @@ def _columns(points: Sequence[Point]) -> list[Column]:
 
 def write_curves_page(directory: Path, found: Curves) -> list[Path]:
     """Write the page of the curves of several runs, and its figures; return the files."""
-    return write_page(directory / CURVES_REPORT, curves_page(found))
+    return build.write_page(directory / CURVES_REPORT, curves_page(found))
 
 
 def curves_page(found: Curves) -> Page:

@@ -14,45 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tdcollect.display import count_text, listed_text, number_text, number_texts, percent_text
-from tdcollect.evaluation.ledger import (
-    BATCHES,
-    RANDOM,
-    REPEATED,
-    TRAJECTORIES,
-    Batches,
-    Episode,
-    kept_trajectories,
-    ledger_digest,
-    manifest_entry,
-    mixed_values,
-    repeatability,
-    trajectory_name,
-)
-from tdcollect.evaluation.statistics import (
-    Interval,
-    Quantity,
-    Summary,
-    ends,
-    in_order,
-    lost_words,
-    metrics_of,
-    running_mean,
-)
-from tdcollect.pages import plots
-from tdcollect.pages.build import (
-    REPORT,
-    Card,
-    Cell,
-    Column,
-    Commands,
-    Figure,
-    Figures,
-    Page,
-    Paragraph,
-    Part,
-    Table,
-    write_page,
-)
+from tdcollect.evaluation import ledger, statistics
+from tdcollect.evaluation.ledger import BATCHES, RANDOM, Episode, manifest_entry
+from tdcollect.evaluation.statistics import Interval, Quantity, Summary, ends, in_order
+from tdcollect.pages import build, plots
+from tdcollect.pages.build import REPORT, Cell, Column, Figure, Figures, Page, Paragraph, Table
 from tdcollect.pages.plots import Values, finite, short
 
 if TYPE_CHECKING:
@@ -98,17 +64,17 @@ def write_report(
     root = Path(directory)
     again = again_of(request, manifest, root, root, _HERE)
     kept = {
-        index: Cell("kept", f"{TRAJECTORIES}/{trajectory_name(index)}/")
-        for index in kept_trajectories(root)
+        index: Cell("kept", f"{ledger.TRAJECTORIES}/{ledger.trajectory_name(index)}/")
+        for index in ledger.kept_trajectories(root)
     }
-    return write_page(root / REPORT, report_page(manifest, episodes, summary, again, kept))
+    return build.write_page(root / REPORT, report_page(manifest, episodes, summary, again, kept))
 
 
 def report_page(
     manifest: Mapping[str, Any],
     episodes: Sequence[Episode],
     summary: Summary,
-    again: Commands,
+    again: build.Commands,
     kept: Mapping[int, Cell] = MappingProxyType({}),
     back: tuple[str, str] | None = None,
 ) -> Page:
@@ -124,13 +90,13 @@ def report_page(
     lead = [policy.rpartition(".")[2], count_text(summary.episodes, "test episode")]
     if exploration and policy != RANDOM:
         lead.append(f"{'sampled' if exploration == 'random' else exploration} actions")
-    if batches := Batches.of(manifest):
+    if batches := ledger.Batches.of(manifest):
         lead.append(f"batches of {batches.slots} slots")
     same = bool(completed) and all(e.episode_return == e.length for e in completed)
     labels, *cells = zip(*summary.rows(), strict=True)
-    statistics = [Column(*each, "n") for each in zip(summary.header()[1:], cells, strict=True)]
+    columns = [Column(*each, "n") for each in zip(summary.header()[1:], cells, strict=True)]
     if same:
-        statistics[:2] = [Column("return and length (steps)", cells[0], "n")]
+        columns[:2] = [Column("return and length (steps)", cells[0], "n")]
     drawn = _figures(records, completed, summary, same) if completed else []
     return Page(
         str(manifest_entry(manifest, "env.id") or "env"),
@@ -141,7 +107,7 @@ def report_page(
             (
                 "Statistics",
                 [
-                    Table([Column("", labels), *statistics], sort=False, name="Statistics"),
+                    Table([Column("", labels), *columns], sort=False, name="Statistics"),
                     *summary.notes(),
                 ],
             ),
@@ -149,15 +115,15 @@ def report_page(
             ("How it was made", [*_manifest(manifest)]),
         ],
         _headline(summary, same),
-        f"Ledger {ledger_digest(records)}. Equal digests mean equal episodes, to the bit. Made by "
-        "tdcollect.",
+        f"Ledger {ledger.ledger_digest(records)}. Equal digests mean equal episodes, to the bit. "
+        "Made by tdcollect.",
         back,
     )
 
 
 def again_of(
     request: Request | None, manifest: Mapping[str, Any], directory: Path, start: Path, where: str
-) -> Commands:
+) -> build.Commands:
     """Return what runs episodes again, typed in ``start``, which is ``where``.
 
     They are commands of ``tdcollect replay`` if a request names env and policy, else calls.
@@ -166,7 +132,7 @@ def again_of(
         return _calls_of(manifest, os.path.relpath(directory, start), where)
     one, other = (request.command(index, directory, start) for index in "12")
     place = next(place for place, (a, b) in enumerate(zip(one, other, strict=True)) if a != b)
-    return Commands(
+    return build.Commands(
         one[:place],
         one[place + 1 :],
         f"The command is typed in {where}, with the index of an episode. It runs the code that it "
@@ -175,7 +141,7 @@ def again_of(
     )
 
 
-def _calls_of(manifest: Mapping[str, Any], path: str, where: str) -> Commands:
+def _calls_of(manifest: Mapping[str, Any], path: str, where: str) -> build.Commands:
     """Return the calls in Python that run episodes again, with the path of their directory."""
     given = ["env"]
     if manifest_entry(manifest, "policy.class") != RANDOM:
@@ -183,7 +149,7 @@ def _calls_of(manifest: Mapping[str, Any], path: str, where: str) -> Commands:
     if manifest_entry(manifest, "env.kwargs"):
         given.append("env_kwargs=env_kwargs")
     name = json.dumps(path, ensure_ascii=False)
-    return Commands(
+    return build.Commands(
         f"tdcollect.EvaluationResult.load({name}, {', '.join(given)}).replay(",
         ")",
         f"In Python, in {where}, with the env and the policy that were evaluated, and env_kwargs, "
@@ -192,8 +158,8 @@ def _calls_of(manifest: Mapping[str, Any], path: str, where: str) -> Commands:
     )
 
 
-def _headline(summary: Summary, same: bool) -> list[Card]:
-    def card(name: str, value: float | None, interval: Interval | None) -> Card:
+def _headline(summary: Summary, same: bool) -> list[build.Card]:
+    def card(name: str, value: float | None, interval: Interval | None) -> build.Card:
         return name, *number_and_interval(value, interval, summary.confidence)
 
     returns, lengths = summary.returns, summary.lengths
@@ -207,7 +173,8 @@ def _headline(summary: Summary, same: bool) -> list[Card]:
         cards.insert(0, ("Success rate", *rate))
     if not same:
         cards.append(card("Mean length", lengths.mean, lengths.mean_interval))
-    remark = f"{summary.failed} failed, {lost_words(summary.lost)}{summary.restarted} restarted"
+    lost = statistics.lost_words(summary.lost)
+    remark = f"{summary.failed} failed, {lost}{summary.restarted} restarted"
     if summary.distinct < summary.completed:
         remark += f", only {summary.distinct} distinct"
     return [*cards, ("Episodes completed", f"{summary.completed} of {summary.episodes}", remark)]
@@ -231,7 +198,7 @@ def _figures(
     if not same:
         found.append(_histogram("lengths", "Lengths", "length (steps)", "lengths", lengths,
                                 summary.lengths, summary.confidence))  # fmt: skip
-    for place, (name, values) in enumerate(metrics_of(completed).items(), 1):
+    for place, (name, values) in enumerate(statistics.metrics_of(completed).items(), 1):
         there = [value for value in values if value is not None]
         if there:
             found.append(_histogram(f"metric_{place}", name, name, "values", there,
@@ -266,7 +233,7 @@ def _histogram(
 
 
 def _running_figure(values: Values, confidence: float) -> Figure:
-    running = running_mean(values, confidence)
+    running = statistics.running_mean(values, confidence)
     count = np.arange(1, len(values) + 1, dtype=np.float64)
     drawing = plots.lines(
         [plots.Line("mean so far", count, *running)],
@@ -319,9 +286,9 @@ def _share_bar(name: str, count: int, of: int, role: str) -> plots.Bar:
 def _episodes(
     records: Sequence[Episode],
     completed: Sequence[Episode],
-    again: Commands,
+    again: build.Commands,
     kept: Mapping[int, Cell],
-) -> Iterator[Part]:
+) -> Iterator[build.Part]:
     lowest = heapq.nsmallest(LOWEST, completed, lambda e: (_order(e.episode_return), e.index))
     few = lowest[: len(completed) // 4]  # of five episodes, five would be all
     if few and len({e.episode_return for e in completed}) > 1:
@@ -355,7 +322,7 @@ def _episodes(
 def _episode_table(
     records: Sequence[Episode],
     listed: Sequence[Episode],
-    again: Commands,
+    again: build.Commands,
     kept: Mapping[int, Cell],
 ) -> Table:
     first: dict[str, int] = {}  # the first episode with a digest: later ones repeat it to the bit
@@ -367,7 +334,7 @@ def _episode_table(
         Column("length", ["-" if e.length is None else str(e.length) for e in listed], "n"),
         Column("ended", [ended(e) for e in listed]),
     ]
-    for name in metrics_of([e for e in records if e.completed]):
+    for name in statistics.metrics_of([e for e in records if e.completed]):
         columns.append(Column(name, [(e.metrics or {}).get(name) for e in listed], "n"))
     if any(e.success is not None for e in records):
         words: dict[bool | None, str | Cell] = {
@@ -412,19 +379,19 @@ def ended(episode: Episode) -> str | Cell:
     return " and ".join(name for name, flag in flags if flag) or "-"
 
 
-def _manifest(manifest: Mapping[str, Any]) -> Iterator[Part]:
-    for path, values in mixed_values(manifest).items():
+def _manifest(manifest: Mapping[str, Any]) -> Iterator[build.Part]:
+    for path, values in ledger.mixed_values(manifest).items():
         yield Paragraph(
             "warn",
             f"Not the same for all episodes: {path}, {listed_text(values)}. Episodes may differ "
             "from those of one machine.",
         )
     if BATCHES in manifest:
-        found = manifest.get(REPEATED)
+        found = manifest.get(ledger.REPEATED)
         sound = found is not None and not found["differing"]
         text = (
-            f"{repeatability(manifest)} The slots of a batch share a seed: its episodes depend "
-            "on the number of slots, and cannot be compared with numbered ones."
+            f"{ledger.repeatability(manifest)} The slots of a batch share a seed: its episodes "
+            "depend on the number of slots, and cannot be compared with numbered ones."
         )
         yield text if sound else Paragraph("warn", text)
     paths, texts = zip(*leaves("", manifest), strict=True)
@@ -459,7 +426,7 @@ def write_comparison_report(
 
     ``pages`` has the paths of those of single episodes.
     """
-    return write_page(Path(directory, COMPARISON_REPORT), comparison_page(comparison, pages))
+    return build.write_page(Path(directory, COMPARISON_REPORT), comparison_page(comparison, pages))
 
 
 def comparison_page(comparison: Comparison, pages: Mapping[int, str]) -> Page:
@@ -495,12 +462,12 @@ def comparison_page(comparison: Comparison, pages: Mapping[int, str]) -> Page:
     )
 
 
-def _comparison_headline(d: Difference) -> list[Card]:
+def _comparison_headline(d: Difference) -> list[build.Card]:
     mean = number_and_interval(*d.measured("return"), d.confidence)
     of_mean = "Adjusted mean difference" if d.adjusted else "Mean difference"
     p_value = "-" if d.p_value is None else f"{d.p_value:.2g}"
     won_and_tied = "share of episodes won, and half of those tied"
-    cards: list[Card] = []
+    cards: list[build.Card] = []
     if (s := d.success) is not None:
         rates = number_and_interval(s.difference, s.interval, d.confidence, percents)
         cards.append(("Difference of success rates", *rates))
@@ -571,7 +538,7 @@ def _difference_figures(d: Difference, place: int) -> Iterator[Figure]:
     yield Figure(f"pairs_{place}", f"{d.name} and {d.baseline}", pairs, shows, note)
 
 
-def _paired_episodes(comparison: Comparison, pages: Mapping[int, str]) -> Iterator[Part]:
+def _paired_episodes(comparison: Comparison, pages: Mapping[int, str]) -> Iterator[build.Part]:
     """Yield the table of episodes with the returns of all policies, or of those that matter."""
     differences = comparison.differences
     by_index = [dict(zip(d.episodes, d.values, strict=True)) for d in differences]

@@ -10,26 +10,15 @@ import numpy as np
 from tdcollect.display import count_text, number_text, number_texts, percent_text
 from tdcollect.evaluation.race import POLICIES, RaceResult
 from tdcollect.evaluation.sequential import Look
-from tdcollect.pages import plots
-from tdcollect.pages.build import (
-    REPORT,
-    Card,
-    Cell,
-    Column,
-    Figure,
-    Figures,
-    Page,
-    Part,
-    Table,
-    write_page,
-)
+from tdcollect.pages import build, plots
+from tdcollect.pages.build import REPORT, Cell, Column, Figure, Figures, Page, Part, Table
 
 MOST = 6  # pairs with a figure
 
 
 def write_race_page(directory: Path, race: RaceResult) -> list[Path]:
     """Write the page of a race and its figures; return the files."""
-    return write_page(directory / REPORT, race_page(race))
+    return build.write_page(directory / REPORT, race_page(race))
 
 
 def race_page(race: RaceResult, back: tuple[str, str] | None = None) -> Page:
@@ -62,7 +51,7 @@ def race_page(race: RaceResult, back: tuple[str, str] | None = None) -> Page:
     )
 
 
-def _headline(race: RaceResult) -> list[Card]:
+def _headline(race: RaceResult) -> list[build.Card]:
     outcome = race.outcome
     if race.winner is not None:
         decision = ("Best", race.winner, "all others are out")

@@ -8,19 +8,8 @@ import numpy as np
 
 from tdcollect.display import count_text, listed_text, number_text, p_text, percent_text
 from tdcollect.evaluation.statistics import ends
-from tdcollect.pages import plots
-from tdcollect.pages.build import (
-    REPORT,
-    Card,
-    Cell,
-    Column,
-    Figure,
-    Figures,
-    Page,
-    Part,
-    Table,
-    heat,
-)
+from tdcollect.pages import build, plots
+from tdcollect.pages.build import REPORT, Cell, Column, Figure, Figures, Page, Part, Table
 from tdcollect.pages.evaluation import intervals_sentence, number_and_interval
 from tdcollect.suites.aggregates import LABELS, LOWER_IS_BETTER, Aggregates, Estimate
 from tdcollect.suites.results import FINISHED, CellResult, SuiteResults
@@ -63,7 +52,7 @@ def suite_page(results: SuiteResults, back: tuple[str, str] | None = None) -> Pa
     )
 
 
-def _headline(results: SuiteResults) -> list[Card]:
+def _headline(results: SuiteResults) -> list[build.Card]:
     cards = []
     if (found := results.aggregates) is not None:
         metric = found.metrics[0]
@@ -231,7 +220,7 @@ def _heat_cell(task: Task, cells: Sequence[CellResult]) -> str | Cell:
     whole = done == len(known) == len(cells)
     kind = "bad" if not whole and (len(cells) > 1 or not done) else ""
     if whole and task.score is not None:
-        kind = heat(sum(known) / len(known))
+        kind = build.heat(sum(known) / len(known))
     if len(cells) == 1:
         return Cell(*runs[0], kind)
     text = show(sum(known) / len(known)) if whole else f"{done} of {len(cells)} runs"

@@ -33,18 +33,8 @@ from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.statistics import Summary, ends, summarize
 from tdcollect.evaluation.tails import indices_of
 from tdcollect.files import replaced, write_atomically
-from tdcollect.pages.build import (
-    REPORT,
-    Cell,
-    Column,
-    Commands,
-    Figure,
-    Figures,
-    Page,
-    Part,
-    Table,
-    content_policy,
-)
+from tdcollect.pages import build
+from tdcollect.pages.build import REPORT, Cell, Column, Figure, Figures, Page, Part, Table
 from tdcollect.pages.curve import curve_page
 from tdcollect.pages.episode import EPISODES, episode_page, filmed, read_played, with_data
 from tdcollect.pages.evaluation import (
@@ -235,7 +225,7 @@ class _Pages:
         return Viewed(path, "evaluation", FINISHED, page_path, env, policy, summary)
 
     def _episodes(
-        self, files: ledger.Files, policy: str, again: Commands, report: str
+        self, files: ledger.Files, policy: str, again: build.Commands, report: str
     ) -> dict[int, Cell]:
         """Write the pages of episodes with data or a film; return cells that lead to them."""
         films, there = filmed(files.root), filmed(files.root) | with_data(files.root)
@@ -427,7 +417,7 @@ def _listing(
 def server_of(folder: Path, port: int) -> ThreadingHTTPServer:
     """Return a server of the pages that a folder holds now, for this machine alone."""
     files = {f"/{file.relative_to(folder).as_posix()}": file for file in folder.rglob("*.html")}
-    films = content_policy(films=True).encode()
+    films = build.content_policy(films=True).encode()
     pages = {path: films in file.read_bytes()[:2000] for path, file in files.items()}
     handler = type("Handler", (_Handler,), {"pages": {"/": False, **pages}})
     return ThreadingHTTPServer((HOST, port), partial(handler, directory=str(folder)))
@@ -452,7 +442,7 @@ class _Handler(SimpleHTTPRequestHandler):
     def end_headers(self) -> None:
         """Have the policy of pages hold for every answer."""
         films = self.pages.get(unquote(getattr(self, "path", "")), False)
-        self.send_header("Content-Security-Policy", content_policy(films))
+        self.send_header("Content-Security-Policy", build.content_policy(films))
         super().end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:

@@ -21,19 +21,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tdcollect import check
-from tdcollect.display import (
-    count_text,
-    html_table,
-    listed_text,
-    number_text,
-    number_texts,
-    one_line,
-    p_text,
-    percent_text,
-    text_table,
-    visible,
-)
+from tdcollect import check, display
+from tdcollect.display import count_text, listed_text, number_text, number_texts, one_line, p_text
 from tdcollect.evaluation import statistics
 from tdcollect.evaluation.comparison import holm
 from tdcollect.evaluation.statistics import BATCH_VALUES, Interval, check_settings, generator
@@ -469,14 +458,14 @@ class Aggregates:
     def __str__(self) -> str:
         parts = []
         for title, header, rows in self._tables():
-            table = text_table(rows, header=header)
-            parts.append(f"{visible(title)}\n\n{table}" if title else table)
-        return "\n\n".join([*parts, "\n".join(map(visible, self.notes()))])
+            table = display.text_table(rows, header=header)
+            parts.append(f"{display.visible(title)}\n\n{table}" if title else table)
+        return "\n\n".join([*parts, "\n".join(map(display.visible, self.notes()))])
 
     def _repr_html_(self) -> str:
         tables = self._tables()
         return "\n".join(
-            html_table(
+            display.html_table(
                 header,
                 rows,
                 before=[title] if title else [],
@@ -561,8 +550,9 @@ class Aggregates:
         notes = []
         if by_runs:
             notes.append(
-                f"{percent_text(self.confidence)} intervals: training runs drawn anew within each "
-                "task. They are about other training runs on the same tasks, not about other tasks."
+                f"{display.percent_text(self.confidence)} intervals: training runs drawn anew "
+                "within each task. They are about other training runs on the same tasks, not about "
+                "other tasks."
             )
         if single:
             notes.append(

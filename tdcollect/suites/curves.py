@@ -103,10 +103,8 @@ class Curves(display.Table):
 
     def notes(self) -> list[str]:
         """Return the notes to the table, one sentence each."""
-        runs, notes = (
-            len(self.runs),
-            ["Intervals: training runs drawn anew, at each step by itself."],
-        )
+        runs = len(self.runs)
+        notes = ["Intervals: training runs drawn anew, at each step by itself."]
         if runs == 1:
             notes = ["One run: no interval. It cannot show how much another run would differ."]
         if runs in COVERAGE:

@@ -13,16 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tdcollect.display import (
-    count_text,
-    html_table,
-    listed_text,
-    number_text,
-    one_line,
-    percent_text,
-    text_table,
-    visible,
-)
+from tdcollect import display
+from tdcollect.display import count_text, listed_text, number_text, one_line
 from tdcollect.evaluation import ledger, statistics
 from tdcollect.evaluation.ledger import SUITE, leaf_differences, manifest_entry, read_directory
 from tdcollect.evaluation.statistics import Interval, ends, exact_mean, generator, mean_interval
@@ -269,8 +261,8 @@ class SuiteResults:
         parts = [self._head()]
         if self.aggregates is not None:
             parts.append(str(self.aggregates))
-        parts.append(text_table(self.rows(), self._header()))
-        parts += ["\n".join(map(visible, self.remarks))] if self.remarks else []
+        parts.append(display.text_table(self.rows(), self._header()))
+        parts += ["\n".join(map(display.visible, self.remarks))] if self.remarks else []
         return "\n\n".join(parts)
 
     def __repr__(self) -> str:
@@ -278,7 +270,7 @@ class SuiteResults:
 
     def _repr_html_(self) -> str:
         above = "" if self.aggregates is None else self.aggregates._repr_html_()
-        own = html_table(self._header(), self.rows(), before=[self._head()], after=self.remarks)
+        own = display.html_table(self._header(), self.rows(), [self._head()], self.remarks)
         return "\n".join([above, own] if above else [own])
 
 
@@ -339,7 +331,8 @@ def _read_cell(
 ) -> CellResult:
     """Read an evaluation, and put its manifest with the others if it is finished."""
     names = (cell.task.name, cell.policy.name, cell.run, cell.path.as_posix())
-    root, reason = directory / cell.path, read_error(directory, cell)
+    root = directory / cell.path
+    reason = read_error(root)
     if (refused := ledger.refusal_of(root)) is not None:
         return CellResult(*names, FAILED, refused)
     try:
@@ -431,10 +424,9 @@ def _remarks(suite: Suite, results: SuiteResults) -> Iterator[str]:
     for cell in results.cells:
         for count, how in ((cell.failed, "failed"), (cell.lost, "were lost with their workers")):
             if count:
-                yield (
-                    f"{cell.name}: {count} of {count_text(cell.episodes, 'episode')} {how} "
-                    f"({percent_text(round(count / cell.episodes, 3))}), and are in no mean."
-                )
+                percent = display.percent_text(round(count / cell.episodes, 3))
+                of = count_text(cell.episodes, "episode")
+                yield f"{cell.name}: {count} of {of} {how} ({percent}), and are in no mean."
     if results.lost_episodes:
         yield "The same command with --retry-lost runs lost episodes again."
 
@@ -569,22 +561,12 @@ def check_folder(path: Path, described: Mapping[str, Any]) -> dict[str, Any]:
     return there
 
 
-def error_file(path: Path, cell: Cell) -> Path:
-    """Return the file with the error of a cell that could not run."""
-    return error_beside(path / cell.path)
-
-
 def error_beside(root: Path) -> Path:
-    """Return the file with the error of an evaluation that could not run, beside its directory."""
+    """Return the file beside an evaluation with why it could not run; it is there until it has."""
     return root.with_name(f"{root.name}.error.json")
 
 
-def write_error(path: Path, cell: Cell, reason: str) -> None:
-    """Keep why a cell could not run, until it has run."""
-    write_json(error_file(path, cell), {"reason": reason})
-
-
-def read_error(path: Path, cell: Cell) -> str:
-    """Return why a cell could not run; empty if it could, or has not been tried."""
-    file = error_file(path, cell)
+def read_error(root: Path) -> str:
+    """Return why an evaluation could not run; empty if it could, or has not been tried."""
+    file = error_beside(root)
     return str(ledger.read_object(file).get("reason")) if file.exists() else ""

@@ -10,14 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from torchrl.envs import EnvBase
 
-from tdcollect.display import (
-    count_text,
-    listed_text,
-    number_text,
-    one_line,
-    visible,
-    without_process_ids,
-)
+from tdcollect import display
+from tdcollect.display import count_text, listed_text, number_text, one_line
 from tdcollect.envs.make import make_env
 from tdcollect.evaluation.directory import check_report_extras
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
@@ -29,7 +23,7 @@ from tdcollect.evaluation.settings import EvaluationSettings
 from tdcollect.evaluation.workers.dispatcher import Evaluation
 from tdcollect.evaluation.workers.local import Workers, as_workers
 from tdcollect.evaluation.workers.worker import Job
-from tdcollect.files import check_no_links, remove
+from tdcollect.files import check_no_links, remove, write_json
 from tdcollect.progress import line_above, progress_bar, warn
 from tdcollect.suites import results
 from tdcollect.suites.report import report_on
@@ -101,7 +95,7 @@ def run_suite(
                 ended += 1
                 told = _told(what)
                 if isinstance(what, Exception):
-                    results.write_error(directory, cell, told)
+                    write_json(results.error_beside(directory / cell.path), {"reason": told})
                     told = f"could not run: {told}"
                 say(f"{cell.name}: {told} ({ended} of {len(left)})")
             elif what is None:
@@ -137,7 +131,7 @@ def _evaluation(
             request=cell.request(),
             **how,
         )
-        remove(results.error_file(directory, cell))
+        remove(results.error_beside(directory / cell.path))
         return recording
 
     return Evaluation(make, record, how["keep_trajectories"])
@@ -156,7 +150,7 @@ def _check_kept(directory: Path, ended: Sequence[Cell]) -> None:
 
 def _told(ended: EvaluationResult | Exception) -> str:
     if isinstance(ended, Exception):
-        text = without_process_ids(" ".join(str(ended).split())) or type(ended).__name__
+        text = display.without_process_ids(" ".join(str(ended).split())) or type(ended).__name__
         return f"{type(ended).__name__}: {text}"
     lost = sum(episode.lost for episode in ended.episodes)
     failed = len(ended.episodes) - len(ended.returns) - lost
@@ -203,7 +197,7 @@ class Validation:
         count = count_text(self.cells, "evaluation")
         found = f"failed, {count_text(len(self.problems), 'problem')}"
         end = f"{self.suite}: {count} looked at: {'passed' if self.passed else found}"
-        return "\n".join(map(visible, [*self.problems, *self.remarks, end]))
+        return "\n".join(map(display.visible, [*self.problems, *self.remarks, end]))
 
     def __repr__(self) -> str:
         return one_line(self, self.suite, count_text(len(self.problems), "problem"))

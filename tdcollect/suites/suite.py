@@ -14,8 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from tdcollect import check
 from tdcollect.display import count_text, listed_text, one_line
+from tdcollect.evaluation.ledger import RESULTS, SUITE, read_object
+from tdcollect.evaluation.statistics import alike
 from tdcollect.files import distinct_names
 from tdcollect.suites.aggregates import METRICS, distinct
+from tdcollect.suites.results import SuiteResults, is_suite, read_folder, read_results
 from tdcollect.suites.tables import (
     HEAD,
     HOW,
@@ -38,7 +41,6 @@ if TYPE_CHECKING:
     from tdcollect.evaluation.settings import EvaluationSettings
     from tdcollect.evaluation.workers.local import Workers
     from tdcollect.suites.aggregates import DrawnRuns
-    from tdcollect.suites.results import SuiteResults
     from tdcollect.suites.run import Validation
 
 EVALUATIONS = "evaluations"
@@ -200,11 +202,8 @@ class Suite:
     def __post_init__(self) -> None:
         object.__setattr__(self, "directory", os.path.abspath(self.directory))
         read_text(self.name, "name of [suite]")
-        for key, least in (("version", 0), ("episodes", 1), ("seed", 0)):
-            if not check.is_count(value := getattr(self, key), least):
-                raise ValueError(
-                    f"expected {key} in [suite] to be an int of at least {least}, got {value!r}"
-                )
+        check.count(**{f"{key} in [suite]": getattr(self, key) for key in ("version", "seed")})
+        check.positive_int(**{"episodes in [suite]": self.episodes})
         distinct_names([task.name for task in self.tasks], "tasks")
         distinct_names([policy.name for policy in self.policies], "policies")
         named = self.metrics if isinstance(self.metrics, (list, tuple)) else ()
@@ -361,8 +360,6 @@ class Suite:
         Raises:
             ValueError: for evaluations that were altered, or are of other episodes.
         """
-        from tdcollect.suites.results import read_results
-
         return read_results(self, self._there(output_dir))
 
     def report(self, output_dir: str | os.PathLike[str]) -> SuiteResults:
@@ -372,8 +369,6 @@ class Suite:
         return report_on(self, self._there(output_dir))
 
     def _there(self, output_dir: str | os.PathLike[str]) -> Path:
-        from tdcollect.suites.results import is_suite
-
         if not is_suite(Path(output_dir)):
             raise FileNotFoundError(
                 f"expected the directory of a suite, got {output_dir}; run the suite first, "
@@ -443,10 +438,6 @@ def results_of(directory: Path, may_be_stale: bool = True) -> SuiteResults:
         FileNotFoundError: if there is no report.
         ValueError: for files that a suite did not write, or that were altered.
     """
-    from tdcollect.evaluation.ledger import RESULTS, SUITE, read_object
-    from tdcollect.evaluation.statistics import alike
-    from tdcollect.suites.results import read_folder, read_results
-
     file = directory / RESULTS
     if not file.is_file():
         raise FileNotFoundError("no report yet")
@@ -498,6 +489,4 @@ def _suite(cells: Sequence[Mapping[str, Any]], decided: Mapping[str, Any]) -> Su
 
 def cells_of(directory: Path) -> list[Path]:
     """Return the directories of the evaluations that a suite has begun."""
-    from tdcollect.suites.results import read_folder
-
     return [directory / EVALUATIONS / name for name in sorted(read_folder(directory)["files"])]

@@ -165,14 +165,6 @@ def return_name(path: str) -> str:
     return f"return/{path.removesuffix('/reward')}"
 
 
-def _are_floats(found: Any, kinds: set[type]) -> bool:
-    return isinstance(found, dict) and bool(found) and {*map(type, found.values())} <= kinds
-
-
-def _are_metrics(found: Any) -> bool:
-    return _are_floats(found, {float, type(None)}) and all(map(is_metric_name, found))
-
-
 def is_digest(value: Any) -> bool:
     """Tell whether a value is a SHA-256 in hexadecimal."""
     return isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
@@ -183,8 +175,42 @@ def _shortened(value: Any) -> str:
     return text if len(text) <= 200 else text[:200] + "..."
 
 
+Accepts = Callable[[Any], bool]
+
+
+def _a(kind: Any) -> Accepts:
+    return lambda value: isinstance(value, kind)
+
+
+def _or_none(accepts: Accepts) -> Accepts:
+    return lambda value: value is None or accepts(value)
+
+
+def _list_of(accepts: Accepts) -> Accepts:
+    return lambda value: isinstance(value, list) and all(map(accepts, value))
+
+
+def _are_floats(held: Any, *others: type) -> bool:
+    return isinstance(held, dict) and bool(held) and {*map(type, held.values())} <= {float, *others}
+
+
+def _are_metrics(found: Any) -> bool:
+    return _are_floats(found, type(None)) and all(map(is_metric_name, found))
+
+
+def _are_counts(*names: str) -> Accepts:
+    """Accept counts of these names, and None."""
+    return _or_none(
+        lambda value: (
+            isinstance(value, dict)
+            and value.keys() == {*names}
+            and all(map(is_count, value.values()))
+        )
+    )
+
+
 _COUNT = (is_count, "an int, and not negative")
-_BOOL = (lambda value: isinstance(value, bool), "true or false")
+_BOOL = (_a(bool), "true or false")
 _NONE = (lambda value: value is None, "null in an episode that did not complete")
 _ALWAYS = {
     "index": _COUNT,
@@ -197,24 +223,15 @@ _ALWAYS = {
     "restarts": _COUNT,
 }
 _MEASURED = {
-    "episode_return": (lambda value: isinstance(value, float), "a float"),
-    "length": (lambda value: is_count(value) and value > 0, "a positive int"),
+    "episode_return": (_a(float), "a float"),
+    "length": (partial(is_count, least=1), "a positive int"),
     "terminated": _BOOL,
     "truncated": _BOOL,
-    "success": (lambda value: value is None or isinstance(value, bool), "true, false or null"),
+    "success": (_a(bool | None), "true, false or null"),
     "digest": (is_digest, "a SHA-256 in hexadecimal"),
-    GROUPS: (
-        lambda value: value is None or _are_floats(value, {float}),
-        "one float per reward entry",
-    ),
-    METRICS: (
-        lambda value: value is None or _are_metrics(value),
-        "a float or null by name",
-    ),
-    PLACE: (
-        lambda value: value is None or _are_counts(value, ("batch", "slot", "nth")),
-        "three counts, batch, slot and nth",
-    ),
+    GROUPS: (_or_none(_are_floats), "one float per reward entry"),
+    METRICS: (_or_none(_are_metrics), "a float or null by name"),
+    PLACE: (_are_counts("batch", "slot", "nth"), "three counts, batch, slot and nth"),
 }
 # The check of each attribute, by whether the episode did not complete.
 _CHECKS: dict[bool, dict[str, Any]] = {
@@ -729,29 +746,8 @@ def _record_check(
     return check
 
 
-Accepts = Callable[[Any], bool]
-
-
-def _a(kind: Any) -> Accepts:
-    return lambda value: isinstance(value, kind)
-
-
-def _or_none(accepts: Accepts) -> Accepts:
-    return lambda value: value is None or accepts(value)
-
-
-def _list_of(accepts: Accepts) -> Accepts:
-    return lambda value: isinstance(value, list) and all(map(accepts, value))
-
-
 def _are_options(value: Any) -> bool:
     return isinstance(value, Mapping) and _list_of(_or_none(_is_object))(value.get("options"))
-
-
-def _are_counts(value: Any, names: Sequence[str]) -> bool:
-    return (
-        isinstance(value, dict) and value.keys() == {*names} and all(map(is_count, value.values()))
-    )
 
 
 def _are_batches(value: Any) -> bool:
@@ -798,9 +794,9 @@ _MANIFEST: dict[str, Accepts] = {
     "entries.reward": _or_none(_is_names),
     "returns": _or_none(_is_object),
     "returns.rewards": _or_none(_is_names),
-    OPTIONS: lambda value: value is None or _are_options(value),
-    METRICS: lambda value: value is None or (_is_object(value) and all(map(is_metric_name, value))),
-    BATCHES: lambda value: value is None or _are_batches(value),
-    REPEATED: lambda value: value is None or _are_counts(value, ("batch", "episodes", "differing")),
+    OPTIONS: _or_none(_are_options),
+    METRICS: _or_none(lambda value: _is_object(value) and all(map(is_metric_name, value))),
+    BATCHES: _or_none(_are_batches),
+    REPEATED: _are_counts("batch", "episodes", "differing"),
 }
 DIGESTED = {"ledger": EPISODES, "manifest": MANIFEST}

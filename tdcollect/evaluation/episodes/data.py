@@ -49,10 +49,8 @@ class Returns:
         shape = env.full_reward_spec_unbatched[self.entries[0]].shape
         self.is_plain = self.entries == [keys.REWARD] and shape.numel() == 1
 
-    def described(self) -> dict[str, Any] | None:
-        """Return the entry of the manifest; None for a plain return."""
-        if self.is_plain:
-            return None
+    def described(self) -> dict[str, Any]:
+        """Return the entry of the manifest, which has none for a plain return."""
         return {"rewards": [entry_path(key) for key in self.counted], "combined": COMBINED}
 
 

@@ -276,8 +276,8 @@ def _open(
         yield Probing(message.skipped)
     verdict = collector.prepare(message.verdict, beat, message.skipped)
     assert verdict is not None
-    env, threads = repr(collector.base), torch.get_num_threads()
-    yield Opened(subject(collector), verdict, collector.slots, env, threads)
+    about = {"env": repr(collector.base), "threads": torch.get_num_threads()}
+    yield Opened(subject(collector), verdict, collector.slots, about)
 
 
 def on_cpu(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,11 +18,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from tdcollect._upstream.torchrl import append_policy_transforms
 from tdcollect.cleanup import ended_on_error
-from tdcollect.collect.arguments import (
-    explain_unfit_observations,
-    missing_entries,
-    no_options,
-)
+from tdcollect.collect.arguments import explain_unfit_observations, missing_entries, no_options
 from tdcollect.collect.arrays import SteppedEnv, by_episodes, plan_for
 from tdcollect.collect.collector import needs_state
 from tdcollect.collect.episodes import Episodes, Start

@@ -12,7 +12,6 @@ import torch
 from tensordict import TensorDictBase
 from torchrl.envs import EnvBase, GymWrapper, ParallelEnv, SerialEnv, TransformedEnv
 from torchrl.envs import transforms as T
-from torchrl.envs.transforms import VecNormV2
 
 from tdcollect import keys
 from tdcollect._upstream.torchrl import carried_entries, resets_with_seed, wrapped_env
@@ -259,7 +258,7 @@ def _maker(env: EnvBase, base: Any) -> Callable[[], EnvBase]:
 def _check_transforms(env: EnvBase) -> None:
     """Refuse transforms that make an episode's data depend on its slot or its neighbours."""
     for transform in transforms_of(env):
-        by_slot = isinstance(transform, VecNormV2) and not transform.reduce_batch_dims
+        by_slot = isinstance(transform, T.VecNormV2) and not transform.reduce_batch_dims
         if by_slot and env.batch_size:
             raise NotReproducibleError(
                 "the transform VecNormV2 keeps statistics of each slot apart, so that an episode "

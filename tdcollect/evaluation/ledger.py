@@ -451,6 +451,11 @@ class Problem(NamedTuple):
         return f"{where}: {self.text}"
 
 
+def _altered(file: Path, wanted: str, got: str) -> ValueError:
+    """The error for a file of an evaluation that is not as it was written."""
+    return ValueError(f"expected {file} {wanted}, got {got}; {_ASK}")
+
+
 def read_manifest(root: Path) -> dict[str, Any]:
     """Read the manifest of an evaluation."""
     file = root / MANIFEST
@@ -470,27 +475,19 @@ def read_manifest(root: Path) -> dict[str, Any]:
     check_format(file, found, FORMAT)
     for name, accepts in _MANIFEST.items():
         if not accepts(value := manifest_entry(found, name)):
-            raise ValueError(
-                f"expected {file} as tdcollect writes it, got {name} {value!r}; {_ASK}"
-            )
+            raise _altered(file, "as tdcollect writes it", f"{name} {value!r}")
     given, count = found["seeds"].get("env"), len(asked_indices(found))
     batches = Batches.of(found)
     if batched != (batches is not None) or (batches and (given or not batches.fit(found))):
-        raise ValueError(
-            f"expected {file} to have the protocol {BATCHED_PROTOCOL!r} and whole {BATCHES}, or "
-            f"another one and none, got {found['protocol']!r} and {count} episodes; {_ASK}"
-        )
+        wanted = f"the protocol {BATCHED_PROTOCOL!r} and whole {BATCHES}, or another one and none"
+        raise _altered(file, f"to have {wanted}", f"{found['protocol']!r} and {count} episodes")
     options = manifest_entry(found, f"{OPTIONS}.options")
     if options is not None and len(options) != count:
-        raise ValueError(
-            f"expected {file} to have the options of {count_text(count, 'episode')}, got those of "
-            f"{len(options)}; {_ASK}"
-        )
+        wanted = f"to have the options of {count_text(count, 'episode')}"
+        raise _altered(file, wanted, f"those of {len(options)}")
     if given is not None and not len(given) == len({*given}) == count:
-        raise ValueError(
-            f"expected {file} to have a seed of its own for each of {count_text(count, 'episode')},"
-            f" got {len(given)} seeds, {len({*given})} of them distinct; {_ASK}"
-        )
+        wanted = f"to have a seed of its own for each of {count_text(count, 'episode')}"
+        raise _altered(file, wanted, f"{len(given)} seeds, {len({*given})} of them distinct")
     return found
 
 
@@ -694,18 +691,14 @@ def read_last(root: Path) -> tuple[Shard | None, Mapping[str, Any] | None]:
             shard = Shard.of(found.get("shard"))
         whole = digests.keys() == DIGESTED.keys() and all(map(is_digest, digests.values()))
         if shard is None or (digests and not whole):
-            raise ValueError(
-                f"expected {file} as tdcollect writes it, got shard {found.get('shard')!r} and "
-                f"digests {digests}; {_ASK}"
-            )
+            got = f"shard {found.get('shard')!r} and digests {digests}"
+            raise _altered(file, "as tdcollect writes it", got)
     kept = found.get(TRAJECTORIES, {})
     if not isinstance(kept, dict) or not all(
         _KEPT.fullmatch(name) and is_digest(value) for name, value in kept.items()
     ):
-        raise ValueError(
-            f"expected {file} to have a digest for each folder in {TRAJECTORIES}, got something "
-            f"else; {_ASK}"
-        )
+        wanted = f"to have a digest for each folder in {TRAJECTORIES}"
+        raise _altered(file, wanted, "something else")
     return shard, None if shard is not None and not digests else found
 
 

@@ -60,8 +60,6 @@ class Server:
         session, self.said = Session(self), {}
         try:
             self.said = self.about(session.asked({"about": PROTOCOL}))
-        except _NO_ANSWER as error:
-            raise self.silent(error) from error
         finally:
             session.close()
 
@@ -144,7 +142,7 @@ class Session:
     def end(self) -> None:
         """Let the server forget the episode, unless it is busy with it."""
         if self._message["number"] >= 0 and not self._waits:
-            with suppress(*_NO_ANSWER, SessionLost, ValueError):
+            with suppress(ConnectionError, SessionLost, ValueError):
                 self.asked({"session": self._message["session"], "end": True})
         self.close()
 
@@ -153,9 +151,16 @@ class Session:
         self._line.close()
 
     def asked(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a message, and receive the answer."""
-        self._send(message)
-        return self._received()
+        """Send a message, and receive the answer.
+
+        Raises:
+            ConnectionError: if there is none.
+        """
+        try:
+            self._send(message)
+            return self._received()
+        except _NO_ANSWER as error:
+            raise self._server.silent(error) from error
 
     def _answer(self) -> dict[str, Any]:
         if self._waits:
@@ -164,10 +169,7 @@ class Session:
         # The answer, or the request, is lost: a server that has acted on it answers as before.
         self.close()
         time.sleep(_PAUSE)
-        try:
-            return self.asked(self._message)
-        except _NO_ANSWER as error:
-            raise self._server.silent(error) from error
+        return self.asked(self._message)
 
     def _send(self, message: Mapping[str, Any]) -> None:
         body, largest = json.dumps(message).encode(), self._server.largest

@@ -22,7 +22,7 @@ from tdcollect.evaluation.evaluate import Recording, run
 from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.evaluation.workers.dispatcher import Evaluation
 from tdcollect.evaluation.workers.local import LocalWorkers, Workers
-from tdcollect.evaluation.workers.worker import POLICY, template, unpickled
+from tdcollect.evaluation.workers.worker import POLICY, on_cpu, template, unpickled
 from tdcollect.processes.channel import Described, described, packed
 from tdcollect.processes.child import leave
 from tdcollect.trajectories import split_trajectories
@@ -120,10 +120,7 @@ def custom_metrics(
         raise TypeError(
             f"expected metrics_fn to return a dict from names to numbers, got {found!r:.200}"
         )
-    return {
-        name: value.detach().cpu() if isinstance(value, torch.Tensor) else value
-        for name, value in found.items()
-    }
+    return on_cpu(found)
 
 
 def padded(episodes: Mapping[int, TensorDict]) -> TensorDict:

@@ -249,7 +249,7 @@ def _in_this_process(one: Evaluation) -> Generator[Event | None, None, None]:
                     yield one, finished
                     del finished  # else its data would stay in memory beside the next one's
             one.errors |= collector.errors
-        one.env, one.threads = repr(collector.base), torch.get_num_threads()
+        one.about = {"env": repr(collector.base), "threads": torch.get_num_threads()}
         yield one, _finished(one, one.about)
 
 

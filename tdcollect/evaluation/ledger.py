@@ -165,14 +165,6 @@ def return_name(path: str) -> str:
     return f"return/{path.removesuffix('/reward')}"
 
 
-def _are_floats(found: Any, kinds: set[type]) -> bool:
-    return isinstance(found, dict) and bool(found) and {*map(type, found.values())} <= kinds
-
-
-def _are_metrics(found: Any) -> bool:
-    return _are_floats(found, {float, type(None)}) and all(map(is_metric_name, found))
-
-
 def is_digest(value: Any) -> bool:
     """Tell whether a value is a SHA-256 in hexadecimal."""
     return isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
@@ -183,8 +175,42 @@ def _shortened(value: Any) -> str:
     return text if len(text) <= 200 else text[:200] + "..."
 
 
+Accepts = Callable[[Any], bool]
+
+
+def _a(kind: Any) -> Accepts:
+    return lambda value: isinstance(value, kind)
+
+
+def _or_none(accepts: Accepts) -> Accepts:
+    return lambda value: value is None or accepts(value)
+
+
+def _list_of(accepts: Accepts) -> Accepts:
+    return lambda value: isinstance(value, list) and all(map(accepts, value))
+
+
+def _are_floats(held: Any, *others: type) -> bool:
+    return isinstance(held, dict) and bool(held) and {*map(type, held.values())} <= {float, *others}
+
+
+def _are_metrics(found: Any) -> bool:
+    return _are_floats(found, type(None)) and all(map(is_metric_name, found))
+
+
+def _are_counts(*names: str) -> Accepts:
+    """Accept counts of these names, and None."""
+    return _or_none(
+        lambda value: (
+            isinstance(value, dict)
+            and value.keys() == {*names}
+            and all(map(is_count, value.values()))
+        )
+    )
+
+
 _COUNT = (is_count, "an int, and not negative")
-_BOOL = (lambda value: isinstance(value, bool), "true or false")
+_BOOL = (_a(bool), "true or false")
 _NONE = (lambda value: value is None, "null in an episode that did not complete")
 _ALWAYS = {
     "index": _COUNT,
@@ -197,24 +223,15 @@ _ALWAYS = {
     "restarts": _COUNT,
 }
 _MEASURED = {
-    "episode_return": (lambda value: isinstance(value, float), "a float"),
-    "length": (lambda value: is_count(value) and value > 0, "a positive int"),
+    "episode_return": (_a(float), "a float"),
+    "length": (partial(is_count, least=1), "a positive int"),
     "terminated": _BOOL,
     "truncated": _BOOL,
-    "success": (lambda value: value is None or isinstance(value, bool), "true, false or null"),
+    "success": (_a(bool | None), "true, false or null"),
     "digest": (is_digest, "a SHA-256 in hexadecimal"),
-    GROUPS: (
-        lambda value: value is None or _are_floats(value, {float}),
-        "one float per reward entry",
-    ),
-    METRICS: (
-        lambda value: value is None or _are_metrics(value),
-        "a float or null by name",
-    ),
-    PLACE: (
-        lambda value: value is None or _are_counts(value, ("batch", "slot", "nth")),
-        "three counts, batch, slot and nth",
-    ),
+    GROUPS: (_or_none(_are_floats), "one float per reward entry"),
+    METRICS: (_or_none(_are_metrics), "a float or null by name"),
+    PLACE: (_are_counts("batch", "slot", "nth"), "three counts, batch, slot and nth"),
 }
 # The check of each attribute, by whether the episode did not complete.
 _CHECKS: dict[bool, dict[str, Any]] = {
@@ -434,6 +451,11 @@ class Problem(NamedTuple):
         return f"{where}: {self.text}"
 
 
+def _altered(file: Path, wanted: str, got: str) -> ValueError:
+    """The error for a file of an evaluation that is not as it was written."""
+    return ValueError(f"expected {file} {wanted}, got {got}; {_ASK}")
+
+
 def read_manifest(root: Path) -> dict[str, Any]:
     """Read the manifest of an evaluation."""
     file = root / MANIFEST
@@ -453,27 +475,19 @@ def read_manifest(root: Path) -> dict[str, Any]:
     check_format(file, found, FORMAT)
     for name, accepts in _MANIFEST.items():
         if not accepts(value := manifest_entry(found, name)):
-            raise ValueError(
-                f"expected {file} as tdcollect writes it, got {name} {value!r}; {_ASK}"
-            )
+            raise _altered(file, "as tdcollect writes it", f"{name} {value!r}")
     given, count = found["seeds"].get("env"), len(asked_indices(found))
     batches = Batches.of(found)
     if batched != (batches is not None) or (batches and (given or not batches.fit(found))):
-        raise ValueError(
-            f"expected {file} to have the protocol {BATCHED_PROTOCOL!r} and whole {BATCHES}, or "
-            f"another one and none, got {found['protocol']!r} and {count} episodes; {_ASK}"
-        )
+        wanted = f"the protocol {BATCHED_PROTOCOL!r} and whole {BATCHES}, or another one and none"
+        raise _altered(file, f"to have {wanted}", f"{found['protocol']!r} and {count} episodes")
     options = manifest_entry(found, f"{OPTIONS}.options")
     if options is not None and len(options) != count:
-        raise ValueError(
-            f"expected {file} to have the options of {count_text(count, 'episode')}, got those of "
-            f"{len(options)}; {_ASK}"
-        )
+        wanted = f"to have the options of {count_text(count, 'episode')}"
+        raise _altered(file, wanted, f"those of {len(options)}")
     if given is not None and not len(given) == len({*given}) == count:
-        raise ValueError(
-            f"expected {file} to have a seed of its own for each of {count_text(count, 'episode')},"
-            f" got {len(given)} seeds, {len({*given})} of them distinct; {_ASK}"
-        )
+        wanted = f"to have a seed of its own for each of {count_text(count, 'episode')}"
+        raise _altered(file, wanted, f"{len(given)} seeds, {len({*given})} of them distinct")
     return found
 
 
@@ -677,18 +691,14 @@ def read_last(root: Path) -> tuple[Shard | None, Mapping[str, Any] | None]:
             shard = Shard.of(found.get("shard"))
         whole = digests.keys() == DIGESTED.keys() and all(map(is_digest, digests.values()))
         if shard is None or (digests and not whole):
-            raise ValueError(
-                f"expected {file} as tdcollect writes it, got shard {found.get('shard')!r} and "
-                f"digests {digests}; {_ASK}"
-            )
+            got = f"shard {found.get('shard')!r} and digests {digests}"
+            raise _altered(file, "as tdcollect writes it", got)
     kept = found.get(TRAJECTORIES, {})
     if not isinstance(kept, dict) or not all(
         _KEPT.fullmatch(name) and is_digest(value) for name, value in kept.items()
     ):
-        raise ValueError(
-            f"expected {file} to have a digest for each folder in {TRAJECTORIES}, got something "
-            f"else; {_ASK}"
-        )
+        wanted = f"to have a digest for each folder in {TRAJECTORIES}"
+        raise _altered(file, wanted, "something else")
     return shard, None if shard is not None and not digests else found
 
 
@@ -729,29 +739,8 @@ def _record_check(
     return check
 
 
-Accepts = Callable[[Any], bool]
-
-
-def _a(kind: Any) -> Accepts:
-    return lambda value: isinstance(value, kind)
-
-
-def _or_none(accepts: Accepts) -> Accepts:
-    return lambda value: value is None or accepts(value)
-
-
-def _list_of(accepts: Accepts) -> Accepts:
-    return lambda value: isinstance(value, list) and all(map(accepts, value))
-
-
 def _are_options(value: Any) -> bool:
     return isinstance(value, Mapping) and _list_of(_or_none(_is_object))(value.get("options"))
-
-
-def _are_counts(value: Any, names: Sequence[str]) -> bool:
-    return (
-        isinstance(value, dict) and value.keys() == {*names} and all(map(is_count, value.values()))
-    )
 
 
 def _are_batches(value: Any) -> bool:
@@ -798,9 +787,9 @@ _MANIFEST: dict[str, Accepts] = {
     "entries.reward": _or_none(_is_names),
     "returns": _or_none(_is_object),
     "returns.rewards": _or_none(_is_names),
-    OPTIONS: lambda value: value is None or _are_options(value),
-    METRICS: lambda value: value is None or (_is_object(value) and all(map(is_metric_name, value))),
-    BATCHES: lambda value: value is None or _are_batches(value),
-    REPEATED: lambda value: value is None or _are_counts(value, ("batch", "episodes", "differing")),
+    OPTIONS: _or_none(_are_options),
+    METRICS: _or_none(lambda value: _is_object(value) and all(map(is_metric_name, value))),
+    BATCHES: _or_none(_are_batches),
+    REPEATED: _are_counts("batch", "episodes", "differing"),
 }
 DIGESTED = {"ledger": EPISODES, "manifest": MANIFEST}

@@ -84,9 +84,7 @@ def subject(collector: EvaluationCollector) -> dict[str, Any]:
         **({OPTIONS: _options(settings, indices)} if settings.episode_options is not None else {}),
         "max_episode_steps": settings.step_limit,
         "policy": {
-            **_named(collector.policy),
-            "structure": structure_digest(collector.policy),
-            "digest": weights_digest(collector.policy),
+            **_policy(collector.policy),
             "exploration": settings.exploration_type.name.lower(),
             "mode": collector.policy_mode,
         },
@@ -263,6 +261,15 @@ def _code_values(values: Any) -> bytes:
     return (repr(values) if plain else _class(values)).encode()
 
 
+def _policy(policy: Any) -> dict[str, Any]:
+    """Return the entries of a policy by itself: what it is called, and its digests."""
+    return {
+        **_named(policy),
+        "structure": structure_digest(policy),
+        "digest": weights_digest(policy),
+    }
+
+
 def _named(policy: Any) -> dict[str, Any]:
     """Return the entry of a policy's class, of its kind on the env's spaces, and of its groups.
 
@@ -270,14 +277,7 @@ def _named(policy: Any) -> dict[str, Any]:
     server says of itself.
     """
     if isinstance(policy, GroupPolicies):
-        groups = {
-            name: {
-                **_named(part),
-                "structure": structure_digest(part),
-                "digest": weights_digest(part),
-            }
-            for name, part in sorted(policy.policies.items())
-        }
+        groups = {name: _policy(part) for name, part in sorted(policy.policies.items())}
         short = (f"{name}: {part['class'].rpartition('.')[2]}" for name, part in groups.items())
         return {"class": ", ".join(short), "groups": groups}
     if not isinstance(policy, SpacePolicy):

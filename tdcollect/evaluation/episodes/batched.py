@@ -13,16 +13,23 @@ from typing import Any
 import torch
 from torchrl.envs import EnvBase, ParallelEnv, SerialEnv
 
-from tdcollect import keys
 from tdcollect.collect.arrays import Plan, Stepped, by_episodes
 from tdcollect.collect.episodes import SlotStarts, Start
 from tdcollect.collect.step_dict import StepDict, flat, like_rows
-from tdcollect.envs.traits import all_transforms_of, innermost
+from tdcollect.envs.traits import innermost
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.data import SUCCESS
-from tdcollect.evaluation.episodes.opening import Finish, Opened, SlotEnvs, check_env, made_alike
+from tdcollect.evaluation.episodes.opening import (
+    Finish,
+    Opened,
+    SlotEnvs,
+    check_env,
+    made_alike,
+    still,
+    with_truncated,
+)
 from tdcollect.evaluation.ledger import Batches
-from tdcollect.evaluation.requested import closed_on_error, freeze, is_unstarted
+from tdcollect.evaluation.requested import closed_on_error, is_unstarted
 from tdcollect.evaluation.settings import EvaluationSettings
 from tdcollect.keys import Key, entry_path
 from tdcollect.randomness import GlobalStream
@@ -54,15 +61,8 @@ def open_batched(env: Any, settings: EvaluationSettings, finish: Finish) -> Open
         )
     if make is None:
         return Opened(made, BatchEnv(finish(made)), made=False)
-
-    def still(env: EnvBase) -> EnvBase:
-        env = finish(env)
-        for transform in all_transforms_of(env):
-            freeze(transform)
-        return env
-
     with closed_on_error(made):
-        slots = BatchEnv(still(made), lambda: still(make()))
+        slots = BatchEnv(still(finish, made), lambda: still(finish, make()))
     return Opened(slots.transformed, slots)
 
 
@@ -113,7 +113,7 @@ class BatchEnv(SlotEnvs):
         self._seed(seeds[0])
         how = {"seed": seeds[0]} if self._seeds_in_reset else {}
         with self.outside(), self._streams[0]:
-            return _with_flags(flat(self.transformed.reset(**how)))
+            return with_truncated(flat(self.transformed.reset(**how)))
 
     def _seed(self, seed: int) -> None:
         """Start the stream of a batch, and seed the env, unless its reset does."""
@@ -134,7 +134,7 @@ class BatchEnv(SlotEnvs):
         self._acted = StepDict((key, step[key]) for key in self.transformed.action_keys)
         with self.outside(), self._streams[0]:
             following, error = self._whole.advance(step, next_keys, None)
-        self._row_of_all = _with_flags(following)
+        self._row_of_all = with_truncated(following)
         return self._row_of_all, error
 
     def begin(
@@ -146,7 +146,7 @@ class BatchEnv(SlotEnvs):
         options: dict[str, Any] | None = None,
     ) -> StepDict:
         with self.outside(), self._streams[0]:
-            return _with_flags(self._whole.begin(following, starting, slots))
+            return with_truncated(self._whole.begin(following, starting, slots))
 
     def check_resets(self) -> None:
         """Refuse an env that starts all slots anew where it is asked to start one.
@@ -189,10 +189,3 @@ class BatchStarts(SlotStarts):
     def start(self, slot: int, steps: int) -> Start | None:
         index = next(self._left[slot], None)
         return None if index is None else Start(index, None, index)
-
-
-def _with_flags(row: StepDict) -> StepDict:
-    """Add the flag that a time limit is marked with, to the entries of all slots."""
-    if keys.TRUNCATED not in row:
-        row[keys.TRUNCATED] = row[keys.DONE] & ~row[keys.TERMINATED]
-    return row

@@ -13,17 +13,12 @@ from typing import Any, Unpack
 import numpy as np
 import torch
 from tensordict import TensorDict
-from torch import nn
 from torchrl.envs import EnvBase, Transform, TransformedEnv
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from tdcollect._upstream.torchrl import append_policy_transforms
 from tdcollect.cleanup import ended_on_error
-from tdcollect.collect.arguments import (
-    explain_unfit_observations,
-    missing_entries,
-    no_options,
-)
+from tdcollect.collect.arguments import explain_unfit_observations, missing_entries, no_options
 from tdcollect.collect.arrays import SteppedEnv, by_episodes, plan_for
 from tdcollect.collect.collector import needs_state
 from tdcollect.collect.episodes import Episodes, Start
@@ -55,6 +50,7 @@ from tdcollect.evaluation.episodes.policy import (
     at_batch_size,
     device_of,
     draws_at_starts,
+    modules_of,
     with_masks,
 )
 from tdcollect.evaluation.ledger import Batches, Episode
@@ -632,8 +628,7 @@ def _placed(ended: Finished, batches: Batches) -> Finished:
 @contextmanager
 def in_eval_mode(module: Any) -> Iterator[None]:
     """Run with all parts of a module in eval mode; each returns to its own mode afterwards."""
-    modules = module.modules() if isinstance(module, nn.Module) else ()
-    before = [(part, part.training) for part in modules]
+    before = [(part, part.training) for part in modules_of(module)]
     if not any(training for _, training in before):
         yield
         return
@@ -651,7 +646,7 @@ def in_eval_mode(module: Any) -> Iterator[None]:
 
 def mode_of(policy: Any) -> str | None:
     """Return the mode of a policy's modules, ``"eval"``, ``"train"`` or ``"mixed"``, or None."""
-    modes = {m.training for m in policy.modules()} if isinstance(policy, nn.Module) else set()
+    modes = {module.training for module in modules_of(policy)}
     if len(modes) == 2:
         return "mixed"
     return {True: "train", False: "eval"}[modes.pop()] if modes else None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tdcollect import keys
-from tdcollect.evaluation.ledger import COMPLETED, FAILED, Episode
+from tdcollect.evaluation.ledger import FAILED, Episode
 from tdcollect.keys import Key, entry_path, name_of, under_next
 
 if TYPE_CHECKING:  # what is kept is read and checked without them
@@ -49,10 +49,8 @@ class Returns:
         shape = env.full_reward_spec_unbatched[self.entries[0]].shape
         self.is_plain = self.entries == [keys.REWARD] and shape.numel() == 1
 
-    def described(self) -> dict[str, Any] | None:
-        """Return the entry of the manifest; None for a plain return."""
-        if self.is_plain:
-            return None
+    def described(self) -> dict[str, Any]:
+        """Return the entry of the manifest, which has none for a plain return."""
         return {"rewards": [entry_path(key) for key in self.counted], "combined": COMBINED}
 
 
@@ -112,10 +110,8 @@ class Metrics:
         self._wanted = wanted
         given = (wanted or {}).items()
         self.functions = {name: metric for name, metric in given if callable(metric)}
-        # The entries that the functions read; None for all.
-        reads: list[Any] = [
-            getattr(f, "reads", None) for f in self.functions.values()
-        ]  # as measures say it
+        # The entries that the functions read, as measures say it; None for all.
+        reads: list[Any] = [getattr(f, "reads", None) for f in self.functions.values()]
         self.reads: set[Key] | None = None if None in reads else set().union(*reads)
         self._rules = {name: info_and_rule(text) for name, text in given if not callable(text)}
         self.infos = sorted({info for info, _ in self._rules.values()})
@@ -209,7 +205,7 @@ class Assembly:
         env: EnvBase,
         dims: int,
         returns: Returns,
-        seeds: Any,
+        seeds: Callable[[int], tuple[int, int]],
         keep: bool,
         metrics: Metrics,
         bound: float = math.inf,
@@ -277,23 +273,21 @@ class Assembly:
         index = piece.start.index
         held = self._held.pop(index)
         terminated, truncated = (bool(rows_of(piece, arrays[flag])[-1, 0]) for flag in _FLAGS)
-        env_seed, policy_seed = self._seeds(index)
+        seeds = self._seeds(index)
         names = map(entry_path, self._returns.counted)
         by_entry = map(np.concatenate, zip(*held.rewards, strict=True))
         total, groups = combined(dict(zip(names, by_entry, strict=True)))
         data = self._data(held.parts) if self._joins else None
         record = Episode(
-            index=index,
-            env_seed=env_seed,
-            policy_seed=policy_seed,
-            status=COMPLETED,
+            index,
+            *seeds,
             restarts=self.restarts.get(index, 0),
             episode_return=total,
             group_returns=None if self._returns.is_plain else groups,
             length=held.steps,
             terminated=terminated,
             truncated=truncated,
-            success=_success(piece.info, index, env_seed),
+            success=_success(piece.info, index, seeds[0]),
             digest=_joined(held.hashes),
             metrics=self._metrics.of(index, data),
         )
@@ -303,9 +297,8 @@ class Assembly:
         """Return the record of an episode that is given up."""
         self._held.pop(index, None)
         self._metrics.drop(index)
-        env_seed, policy_seed = self._seeds(index)
         restarts = self.restarts.get(index, 0)
-        return Finished(Episode(index, env_seed, policy_seed, FAILED, restarts), None)
+        return Finished(Episode(index, *self._seeds(index), FAILED, restarts), None)
 
     def _data(self, parts: Sequence[Mapping[Key, torch.Tensor]]) -> TensorDict:
         import torch

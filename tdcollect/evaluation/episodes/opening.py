@@ -12,7 +12,6 @@ import torch
 from tensordict import TensorDictBase
 from torchrl.envs import EnvBase, GymWrapper, ParallelEnv, SerialEnv, TransformedEnv
 from torchrl.envs import transforms as T
-from torchrl.envs.transforms import VecNormV2
 
 from tdcollect import keys
 from tdcollect._upstream.torchrl import carried_entries, resets_with_seed, wrapped_env
@@ -168,13 +167,15 @@ def _open_made(env: EnvBase, episodes: int, finish: Finish, ours: bool) -> Opene
     return Opened(finish(env), made=ours)
 
 
-def _slots(first: EnvBase, make: Callable[[], EnvBase], count: int, finish: Finish) -> Opened:
+def still(finish: Finish, env: EnvBase) -> EnvBase:
+    """Return a slot that was made here, finished, with its transforms frozen."""
+    env = finish(env)
+    for transform in all_transforms_of(env):
+        freeze(transform)
+    return env
 
-    def still(env: EnvBase) -> EnvBase:
-        env = finish(env)
-        for transform in all_transforms_of(env):
-            freeze(transform)
-        return env
+
+def _slots(first: EnvBase, make: Callable[[], EnvBase], count: int, finish: Finish) -> Opened:
 
     def another() -> EnvBase:
         env = make()
@@ -183,11 +184,11 @@ def _slots(first: EnvBase, make: Callable[[], EnvBase], count: int, finish: Fini
                 "expected a callable that makes a new env at each call, one per slot, got the "
                 f"same {_text(env)} twice; make it in the callable, or pass the env itself"
             )
-        return still(env)
+        return still(finish, env)
 
     envs = [first]
     try:
-        envs[0] = still(first)
+        envs[0] = still(finish, first)
         while len(envs) < count:
             envs.append(another())
         return Opened(envs[0], SlotEnvs(envs, another))
@@ -257,7 +258,7 @@ def _maker(env: EnvBase, base: Any) -> Callable[[], EnvBase]:
 def _check_transforms(env: EnvBase) -> None:
     """Refuse transforms that make an episode's data depend on its slot or its neighbours."""
     for transform in transforms_of(env):
-        by_slot = isinstance(transform, VecNormV2) and not transform.reduce_batch_dims
+        by_slot = isinstance(transform, T.VecNormV2) and not transform.reduce_batch_dims
         if by_slot and env.batch_size:
             raise NotReproducibleError(
                 "the transform VecNormV2 keeps statistics of each slot apart, so that an episode "
@@ -496,9 +497,7 @@ class SlotEnvs(SteppedEnv):
         if keys.DONE not in row:
             row[keys.DONE] = _all_groups(row, keys.DONE)
             row[keys.TERMINATED] = _all_groups(row, keys.TERMINATED) & row[keys.DONE]
-        if keys.TRUNCATED not in row:
-            row[keys.TRUNCATED] = row[keys.DONE] & ~row[keys.TERMINATED]
-        return row
+        return with_truncated(row)
 
     def __repr__(self) -> str:
         return one_line(self, self.name, f"{len(self.envs)} slots")
@@ -521,6 +520,13 @@ def env_name(env: EnvBase) -> str:
     if not told and isinstance(metadata, Mapping) and isinstance(metadata.get("name"), str):
         told = [metadata["name"]]  # as PettingZoo's envs have it
     return f"{type(base).__name__}({', '.join(told)})" if told else type(base).__name__
+
+
+def with_truncated(row: StepDict) -> StepDict:
+    """Add the flag that a time limit is marked with, unless it is there."""
+    if keys.TRUNCATED not in row:
+        row[keys.TRUNCATED] = row[keys.DONE] & ~row[keys.TERMINATED]
+    return row
 
 
 def _all_groups(row: StepDict, name: str) -> torch.Tensor:

@@ -647,10 +647,14 @@ def as_policy(policy: Any, env: EnvBase, size: int) -> Callable[..., Any]:
     return made
 
 
+def modules_of(policy: Any) -> Iterable[nn.Module]:
+    """Return the modules of a policy; none of one that is no module."""
+    return policy.modules() if isinstance(policy, nn.Module) else ()
+
+
 def draws_at_starts(policy: Any) -> bool:
     """Tell whether the env must draw for a policy where an episode starts, in its slot alone."""
-    modules = policy.modules() if isinstance(policy, nn.Module) else ()
-    return any(isinstance(module, ConsistentDropoutModule) for module in modules)
+    return any(isinstance(module, ConsistentDropoutModule) for module in modules_of(policy))
 
 
 def device_of(policy: Any, asked: torch.device | str | None) -> torch.device:
@@ -684,8 +688,7 @@ def known_device(asked: torch.device | str) -> torch.device:
 @contextmanager
 def at_batch_size(policy: Any, env: EnvBase, size: int) -> Iterator[None]:
     """Let modules that hold an action spec, to draw or to project, take a batch of this size."""
-    modules = policy.modules() if isinstance(policy, nn.Module) else ()
-    bound = [m for m in modules if isinstance(m, _DRAWING) or only_projects(m)]
+    bound = [m for m in modules_of(policy) if isinstance(m, _DRAWING) or only_projects(m)]
     before = [(module, exploration_spec(module)) for module in bound]
     for module, spec in before:
         if not isinstance(module, _DRAWING):
@@ -721,8 +724,7 @@ def with_masks(env: EnvBase, policy: Any) -> EnvBase:
 
     Such a module has an attribute ``mask_size``.
     """
-    modules = policy.modules() if isinstance(policy, nn.Module) else ()
-    sizes = [size for module in modules if (size := getattr(module, "mask_size", None))]
+    sizes = [size for one in modules_of(policy) if (size := getattr(one, "mask_size", None))]
     if not sizes:
         return env
     check_masks(env)

@@ -66,6 +66,7 @@ class Evaluation:
         dispatcher: the dispatcher that runs it; None in this process.
         manifest: of the first worker that was ready.
         errors: the last error of each failed episode, by index, as text.
+        about: the env and what runs it, for the notes on a run.
     """
 
     make_job: Callable[[], Job]
@@ -77,8 +78,7 @@ class Evaluation:
     recording: Any = None
     dispatcher: Dispatcher | None = None
     errors: dict[int, str] = field(default_factory=dict)
-    env: str = ""
-    threads: int = 0
+    about: Mapping[str, Any] = field(default_factory=dict)
     begun: bool = False
     # The weight of workers lost as they made the env, by rank; None: as they probed it.
     died: Counter[int | None] = field(default_factory=Counter)
@@ -97,11 +97,6 @@ class Evaluation:
     def key(self) -> str:
         """The key of its messages; others may have an equal job."""
         return f"{self.pickled.key}, {self.number}"
-
-    @property
-    def about(self) -> dict[str, Any]:
-        """The env and what runs it, for the notes on a run."""
-        return {"env": self.env, "threads": self.threads}
 
 
 Event = tuple[Evaluation, Finished | Exception | None]
@@ -297,7 +292,7 @@ class Dispatcher:
                 self._check(worker, opened, work)
             elif not worker.rank or 0 not in seats or not crew[0].beats():
                 work.manifest = {**opened.manifest, "git": self._git}
-                work.env, work.threads = opened.env, opened.threads
+                work.about = opened.about
                 for rank, seat in seats.items():
                     if seat.opened is not None:
                         self._check(crew[rank], seat.opened, work)

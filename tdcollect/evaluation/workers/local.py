@@ -86,8 +86,7 @@ class Opened(NamedTuple):
     manifest: dict[str, Any]
     verdict: Verdict
     slots: int
-    env: str
-    threads: int
+    about: Mapping[str, Any]  # the env and what runs it, for the notes on a run
 
 
 class Probing(NamedTuple):

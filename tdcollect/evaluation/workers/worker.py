@@ -238,7 +238,9 @@ def serve(receive: Receive, beat: Callable[[], None]) -> Generator[Message, None
                     what.around.enter()
                     yield from map(answer, _open(jobs, key, what, beat))
                 elif isinstance(what, Fetch):
-                    yield answer(State(_state(jobs[key].policy)))
+                    policy = jobs[key].policy
+                    state = policy.state_dict() if isinstance(policy, nn.Module) else {}
+                    yield answer(State(on_cpu(state)))
                 elif isinstance(what, Run):
                     feed.begin(turn, what)
                     yield from map(answer, _ended(jobs[key], what, feed))
@@ -274,15 +276,15 @@ def _open(
         yield Probing(message.skipped)
     verdict = collector.prepare(message.verdict, beat, message.skipped)
     assert verdict is not None
-    env, threads = repr(collector.base), torch.get_num_threads()
-    yield Opened(subject(collector), verdict, collector.slots, env, threads)
+    about = {"env": repr(collector.base), "threads": torch.get_num_threads()}
+    yield Opened(subject(collector), verdict, collector.slots, about)
 
 
-def _state(policy: Any) -> dict[str, Any]:
-    state = policy.state_dict() if isinstance(policy, nn.Module) else {}
+def on_cpu(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values by name, those that are tensors detached and on the CPU."""
     return {
         name: value.detach().cpu() if isinstance(value, torch.Tensor) else value
-        for name, value in state.items()
+        for name, value in values.items()
     }
 
 

@@ -151,11 +151,7 @@ class Session:
         self._line.close()
 
     def asked(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a message, and receive the answer.
-
-        Raises:
-            ConnectionError: if there is none.
-        """
+        """Send a message, and receive the answer; ConnectionError if there is none."""
         try:
             self._send(message)
             return self._received()

@@ -28,7 +28,7 @@ from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.evaluation.sb3 import load_policy, refresh
 from tdcollect.evaluation.settings import check_names
 from tdcollect.files import write_atomically
-from tdcollect.randomness import global_states, set_global_states
+from tdcollect.randomness import global_states_kept
 
 
 class Asked(NamedTuple):
@@ -160,13 +160,11 @@ class EvalCallback(EventCallback):
         if self.evaluator is not None:  # of a training that an error ended
             self.evaluator.shutdown()
             self._asked.clear()
-        before = global_states()
-        try:
-            with one_slot(self.eval_env, self._options.get("env_kwargs"), None) as env:
-                normalization = self.model.get_vec_normalize_env()
-                self._policy = load_policy(self.model, env, normalization=normalization)
-        finally:
-            set_global_states(before)  # the env may draw as it is made
+        kwargs = self._options.get("env_kwargs")
+        # The env may draw as it is made.
+        with global_states_kept(), one_slot(self.eval_env, kwargs, None) as env:
+            normalization = self.model.get_vec_normalize_env()
+            self._policy = load_policy(self.model, env, normalization=normalization)
         kinds = (ExplorationType.RANDOM, ExplorationType.DETERMINISTIC)
         self.evaluator = Evaluator(
             self.eval_env,

@@ -103,8 +103,11 @@ class Rule:
                 f"expected no range with on='success', got {found!r}; leave it out: a success "
                 "counts 1, anything else 0"
             )
-        is_pair = isinstance(found, Sequence) and len(found) == 2
-        if not is_pair or not all(map(check.is_number, found)):
+        if (
+            not isinstance(found, Sequence)
+            or len(found) != 2
+            or not all(map(check.is_number, found))
+        ):
             raise ValueError(f"expected a range to be two numbers, got {found!r}")
         low, high = map(float, found)
         if not (low < high and math.isfinite(high - low)):

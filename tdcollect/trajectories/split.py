@@ -192,7 +192,6 @@ def _padded(flat: TensorDict, index: TrajectoryIndex) -> TensorDict:
 
 
 def _whole_slots(index: TrajectoryIndex) -> bool:
-    """Tell whether every slot is one trajectory, so that a split changes no shape."""
     return index.dense and bool((index.lengths == index.shape[index.time_dim]).all())
 
 

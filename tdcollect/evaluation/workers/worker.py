@@ -49,7 +49,7 @@ from tdcollect.evaluation.workers.local import (
 )
 from tdcollect.processes.channel import Channel, described, packed
 from tdcollect.processes.child import fork_on_request, leave
-from tdcollect.randomness import global_states, set_global_states
+from tdcollect.randomness import global_states_kept
 
 
 class Surroundings(NamedTuple):
@@ -153,13 +153,10 @@ class Job:
         """Return the policy on its device; global random states are as before."""
         policy = self.policy
         if self.policy_factory is not None:
-            before = global_states()
-            try:
+            with global_states_kept():
                 policy = policy_from(
                     self.policy_factory, "policy_factory", self.env, self.settings.env_kwargs
                 )
-            finally:
-                set_global_states(before)
         return placed(policy, self.settings.device)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import socket
 import subprocess
@@ -11,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -108,13 +109,20 @@ def test_a_server_that_changes_meanwhile_is_refused(server: Any) -> None:
 
 
 class Breaking(policy_server.Handler):  # type: ignore[misc]
-    """Breaks the connection in place of each seventh answer."""
+    """Breaks the connection in place of the first answer to each seventh message."""
 
-    answers = 0
+    seen: ClassVar[set[bytes]] = set()
+
+    def do_POST(self) -> None:
+        body, line = self.rfile.read(int(self.headers["Content-Length"])), self.rfile
+        self.breaks = body not in self.seen and len(self.seen) % 7 == 6
+        self.seen.add(body)
+        self.rfile = io.BytesIO(body)
+        super().do_POST()
+        self.rfile = line
 
     def end_headers(self) -> None:
-        Breaking.answers += 1
-        if Breaking.answers % 7 == 0:
+        if self.breaks:
             self.connection.shutdown(socket.SHUT_RDWR)
         super().end_headers()
 

@@ -186,11 +186,13 @@ def _as_written(case: Case, envs: scripts.Envs) -> str:
 
 
 def shorts(
-    effort: Effort, levels: tuple[int, ...] = (1, 2), say: Callable[[str], None] = lambda name: None
+    effort: Effort, only: list[str] | None, levels: tuple[int, ...], say: Callable[[str], None]
 ) -> list[dict[str, Any]]:
     """The figures of the short pipelines, each with its target and its floor."""
     rows = []
     for short in short_pipelines.SHORT:
+        if only and short.name not in only:
+            continue
         say(short.name)
         case = Case(short.name, partial(short.make, size=_size(effort)))
         both = tuple(level for level in levels if level in short.levels)
@@ -305,11 +307,11 @@ def results_of(
     """Everything that the report's section needs."""
     with _workers_start_quickly():
         rows = pipelines(effort, only, levels, say)
-        short = [] if only else shorts(effort, levels, say)
+        short = shorts(effort, only, levels, say)
     return {
         "scripts": rows,
         "short": short,
-        "identity": None if only else short_pipelines.identity(effort),
+        "identity": short_pipelines.identity(effort) if short else None,
         "summary": summary(rows),
         "unavailable": scripts.UNAVAILABLE,
         "resize_stand_in": scripts.RESIZE_STAND_IN,
@@ -322,7 +324,8 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", action="append", choices=list(scripts.SCRIPTS), metavar="NAME")
+    names = [*scripts.SCRIPTS, *(short.name for short in short_pipelines.SHORT)]
+    parser.add_argument("--only", action="append", choices=names, metavar="NAME")
     parser.add_argument("--level", type=int, choices=list(LEVELS), help="this level alone")
     parser.add_argument("--rounds", type=int, default=EFFORT.rounds)
     parser.add_argument("--quick", action="store_true", help="use small sizes, to see that it runs")

@@ -65,16 +65,22 @@ def main(arguments: list[str]) -> None:
         "settings": {**effort._asdict(), "pool_threads": workloads.POOL_THREADS},
         "cells": [],
     }
+    samples.mkdir(parents=True, exist_ok=True)
+
+    def write() -> None:
+        """Write what there is so far: a part that fails takes none of the others with it."""
+        (samples / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+
     for cell in CELLS:
         if cell.name in wanted:
             _say(cell.title)
             results["cells"].append(_measure(cell, effort))
+            write()
     for name, run in EXTRAS.items():
         if name in wanted:
             _say(name)
             results[name] = run(effort)
-    samples.mkdir(parents=True, exist_ok=True)
-    (samples / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+            write()
     page.write_text(report.page(results))
     if results["cells"]:
         print(report.main_table(results["cells"]))

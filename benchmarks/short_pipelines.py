@@ -147,7 +147,12 @@ def floor(short: Short, steps: int) -> dict[str, Program]:
     net = workloads.mlp(short.inputs, 2) if discrete else workloads.cheetah_net()
     sample = (hand_written.categorical if discrete else hand_written.tanh_normal)(net)
     observation = torch.zeros(short.slots, short.inputs)
+
+    def on_frames(own: torch.Tensor) -> Any:
+        """As where an episode starts: all stacked frames are one."""
+        return sample(own.repeat(1, short.inputs // own.shape[-1]))
+
     return {
-        "env": workloads.envs_alone(short.env_id, short.slots, steps, sample),
+        "env": workloads.envs_alone(short.env_id, short.slots, steps, on_frames),
         "policy": workloads.policy_alone(sample, observation, steps),
     }

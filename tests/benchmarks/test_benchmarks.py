@@ -52,7 +52,8 @@ def test_a_quick_run_prints_the_table_and_writes_the_page_and_the_figures(tmp_pa
 
 def test_pipelines_of_torchrls_scripts_are_compared(tmp_path: Path) -> None:
     need("envpool")
-    only = [part for name in ("dqn_cartpole", "discrete_iql") for part in ("--only", name)]
+    names = ("dqn_cartpole", "discrete_iql", "cat-frames")
+    only = [part for name in names for part in ("--only", name)]
     done = run_script(
         RUN.with_name("pipelines.py"), "--quick", "--output-dir", tmp_path, *only, cwd=tmp_path
     )
@@ -65,6 +66,8 @@ def test_pipelines_of_torchrls_scripts_are_compared(tmp_path: Path) -> None:
         assert level["differs"] == ""
         assert level["ratio"]["median"] > 0
         assert level["explained"][0][0] == "env"
+    (short,) = results["short"]
+    assert short["floor_us_per_frame"] > 0
     (line, *_) = results["summary"]
     assert (line["level"], line["scripts"], line["equal"], line["on_arrays"]) == (1, 2, 2, 2)
     assert "Level 1, only the collector's import changed; training scripts" in done.stdout

@@ -75,17 +75,13 @@ class GlobalRandomness:
         self._beside = other_threads()
         self._states = global_states()
 
-    def restore(self) -> None:
-        """Set them to what they were."""
-        set_global_states(self._states)
-
     def settle(self) -> bool:
         """Set them to what they were; False if another thread may draw from them."""
         if not self.moved():
             return True
         if self._suspects():
             return False
-        self.restore()
+        set_global_states(self._states)
         return True
 
     def moved(self) -> list[str]:

@@ -12,8 +12,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial, reduce
-from operator import or_
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -217,7 +216,7 @@ class ProcessBackend(Backend):
     ) -> Mapping[int, Mapping[str, Any]]:
         holders = [p for p in self._pool.processes if not p.lost and {*p.slots}.intersection(slots)]
         found = self._pool.call("latest_infos", slots, names, processes=holders)
-        return reduce(or_, found, {})
+        return _by_slot(found)
 
     def rebuild(self, slots: Sequence[int]) -> list[int]:
         """Make envs anew; all those of a worker that was lost come back together."""
@@ -248,12 +247,12 @@ class ProcessBackend(Backend):
         why = "its worker was lost" if is_open else "the env was closed before it was saved"
         unknown = {slot: {"how": "nothing", "why": why} for slot in range(self.num_envs)}
         living = [process for process in self._pool.processes if is_open and not process.lost]
-        return reduce(or_, self._pool.call("save_states", processes=living), unknown)
+        return unknown | _by_slot(self._pool.call("save_states", processes=living))
 
     def load_states(self, states: Mapping[int, dict[str, Any]]) -> dict[int, str]:
         if not self.can.resume:
             return super().load_states(states)
-        return reduce(or_, self._pool.call("load_states", dict(states)), {})
+        return _by_slot(self._pool.call("load_states", dict(states)))
 
     def sample_info(self) -> Mapping[str, Any]:
         return self._pool.call("sample_info", processes=self._pool.processes[:1])[0]
@@ -295,6 +294,11 @@ class ProcessBackend(Backend):
     def __repr__(self) -> str:
         slots = f"{self.num_envs} slots in {len(self._pool.processes)} workers"
         return one_line(self, slots, self._pool.method)
+
+
+def _by_slot(found: Sequence[Mapping[int, Any]]) -> dict[int, Any]:
+    """The values of all slots, from those of each worker."""
+    return {slot: value for given in found for slot, value in given.items()}
 
 
 def _check_alike(process: WorkerProcess, given: Any, expected: tuple[Any, Any]) -> None:

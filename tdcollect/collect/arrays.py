@@ -535,7 +535,7 @@ class ArrayEnv(SteppedEnv):
         if self._away:
             flags = self._on_host(flags)
         done = flags[0].numpy().reshape(-1)
-        ended = done.nonzero()[0].tolist() if np.count_nonzero(done) else []  # the quickest way
+        ended = done.nonzero()[0].tolist() if 1 in done.tobytes() else []  # the quickest way
         if self.ends_by_done:
             return ended, ended
         over = np.logical_or.reduce([flag.numpy().reshape(-1) for flag in flags])

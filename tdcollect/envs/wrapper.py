@@ -59,9 +59,9 @@ class GymnasiumEnv(EnvBase):
         env_kwargs: Mapping[str, Any] | None = None,
         remake: Callable[[Mapping[str, Any]], Stepper] | None = None,
     ):
-        batch_size = torch.Size([stepper.num_envs] if batched else [])
-        super().__init__(device=device, batch_size=batch_size)
+        super().__init__(device=device, batch_size=torch.Size([stepper.num_envs] * batched))
         self.stepper = stepper
+        self._batched = batched
         self._env_kwargs = dict(env_kwargs or {})
         self._remake = remake
         self._infos: dict[str, Any] = {}  # those that read_infos was given
@@ -70,7 +70,7 @@ class GymnasiumEnv(EnvBase):
         self._make_specs()
         action = stepper.backend.action
         self._actions = [
-            (key_of(path), torch.Size([*batch_size, *leaf.shape]))
+            (key_of(path), torch.Size([*self.batch_size, *leaf.shape]))
             for path, leaf in zip(action.paths, action.leaves, strict=True)
         ]
         self._exact = False
@@ -293,9 +293,9 @@ class GymnasiumEnv(EnvBase):
 
     def _to_array(self, tensor: torch.Tensor) -> Array:
         """A tensor of the env's batch size as an array ``[N, ...]`` on the CPU."""
-        plain = tensor.device.type == "cpu" and not tensor.requires_grad
+        plain = tensor.is_cpu and not tensor.requires_grad
         array: Array = tensor.numpy() if plain else tensor.numpy(force=True)  # three times as long
-        return array if self.batch_size else array[None]
+        return array if self._batched else array[None]
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         (buffers,) = self.allocate(1, exact=self._exact)

@@ -244,9 +244,8 @@ def counted() -> E.Transform:
     return E.Compose(E.TrajCounter(), E.VecNorm([OBS]))
 
 
-SEEDED = ("vec-norm-shapes", "vec-norm-shared", "vec-norm-over-books", "vec-norm-2-reduced") + (
-    *("vec-norm-2-shared", "stateless-unbatched", "counted"),
-)
+SEEDED = ["vec-norm-shapes", "vec-norm-shared", "vec-norm-over-books", "vec-norm-2-reduced"]
+SEEDED += ["vec-norm-2-shared", "stateless-unbatched", "counted"]
 
 
 @pytest.mark.parametrize("case", SEEDED)

@@ -37,9 +37,7 @@ def positive_int_or_none(**values: Any) -> None:
 def int_up_to(most: int, note: str, **values: Any) -> None:
     """Raise ValueError for what is neither an int from 1 to ``most`` nor None.
 
-    Args:
-        note: what ``most`` is, and what None means.
-        values: by name.
+    ``note`` says what ``most`` is, and what None means.
     """
     _each(
         values,
@@ -48,13 +46,18 @@ def int_up_to(most: int, note: str, **values: Any) -> None:
     )
 
 
+def _is_time(value: Any) -> bool:
+    return is_number(value) and 0 < value < math.inf
+
+
+def seconds(**values: Any) -> None:
+    """Raise ValueError for what is no positive, finite number."""
+    _each(values, _is_time, "seconds above 0")
+
+
 def seconds_or_none(**values: Any) -> None:
     """Raise ValueError for what is neither a positive, finite number nor None."""
-    _each(
-        values,
-        lambda value: value is None or (is_number(value) and 0 < value < math.inf),
-        "seconds above 0, or None",
-    )
+    _each(values, lambda value: value is None or _is_time(value), "seconds above 0, or None")
 
 
 def share(**values: Any) -> None:

@@ -10,6 +10,7 @@ from inspect import getclosurevars, isfunction, ismethod
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from tdcollect import check
 from tdcollect.display import one_line
 from tdcollect.packages import extra_module
 
@@ -34,6 +35,7 @@ class SpacePolicy:
     def __init__(self, source: Callable[..., Any], batched: bool = False, key: bool = False):
         wanted = "a function of an observation, or with key=True of one and a key of JAX"
         _check_takes(source, wanted, 1 + key)
+        check.bools(batched=batched, key=key)
         if batched and key:
             raise ValueError(
                 "expected batched=True or key=True, got both: a batch is of several episodes, and "

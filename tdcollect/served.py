@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from tdcollect import check
 from tdcollect.display import visible
 
 PROTOCOL = "tdcollect-policy/1"
@@ -49,8 +50,8 @@ class Server:
                 f"http://{_HERE}:8000, got {url!r}; reach a machine that asks for a password "
                 "through a tunnel, ssh -L 8000:127.0.0.1:8000 MACHINE"
             )
-        if not (timeout > 0 and largest > 0):
-            raise ValueError(f"expected positive limits, got {timeout=} and {largest=}")
+        check.seconds(timeout=timeout)
+        check.positive_int(largest=largest)
         self.scheme, self.address, self.path = found.groups("/")
         self.timeout, self.largest = timeout, largest
         self.said: dict[str, str | None] = {}

@@ -97,7 +97,7 @@ class Watched:
     def _suite(self) -> dict[str, Any]:
         suite, means = read_folder(self.root), dict[str, dict[str, list[float]]]()
         every = [self.root / EVALUATIONS / name for name in suite["files"]]
-        roots = [one for one in every if not _could_not_run(one)]
+        roots = [one for one in every if not (error_beside(one).exists() or ledger.refusal_of(one))]
         parts = self._read(roots)
         for root, files in zip(roots, parts, strict=True):
             if files is not None and (mean := _mean(files)) is not None:
@@ -126,10 +126,6 @@ def _stat(file: Path) -> os.stat_result | None:
     with suppress(FileNotFoundError):
         return file.stat()
     return None
-
-
-def _could_not_run(root: Path) -> bool:
-    return error_beside(root).exists() or ledger.refusal_of(root) is not None
 
 
 def _mean(files: Files) -> float | None:

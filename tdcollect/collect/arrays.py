@@ -36,7 +36,7 @@ from tdcollect.collect.transforms import StepTransform
 from tdcollect.envs.adopted import ParallelEnv as OurParallelEnv
 from tdcollect.envs.adopted import adopt, reset_arguments
 from tdcollect.envs.slots import Can, SlotError, Stepper
-from tdcollect.envs.spaces import StepBuffers, key_of, nested, nested_unchecked
+from tdcollect.envs.spaces import StepBuffers, nested, nested_unchecked
 from tdcollect.envs.traits import NotKnown, base_of, transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv, is_of_agents
 from tdcollect.keys import Key, from_next
@@ -190,9 +190,6 @@ class SlotArrays(InnerEnv):
     def __init__(self, slots: GymnasiumEnv):
         self.slots = slots
         self.step_bytes = _bytes_of(slots)
-        written = [key_of(entry.path) for entry in slots.stepper.entries]
-        flags = (keys.TERMINATED, keys.TRUNCATED, keys.DONE)
-        self._written: list[Key] = [*written, keys.REWARD, *flags]
         self.rewards = slots.reward_keys
         self._spare: list[StepBuffers] = []
         self._pinned = False
@@ -212,7 +209,7 @@ class SlotArrays(InnerEnv):
 
     def entries(self, buffers: StepBuffers) -> StepDict:
         """The entries of a step or reset, at home."""
-        entries = StepDict(zip(self._written, buffers.tensors, strict=True))
+        entries = StepDict(zip(self.slots.writes, buffers.tensors, strict=True))
         if self.slots.stepper.group_map:
             del entries[keys.REWARD]  # the sum of the agents'
         if self.home == _CPU:
@@ -270,7 +267,7 @@ class MemberSlots(SlotArrays):
 
     def entries(self, buffers: StepBuffers) -> StepDict:
         # Its transforms run on the CPU, wherever home is.
-        return StepDict(zip(self._written, buffers.tensors, strict=True))
+        return StepDict(zip(self.slots.writes, buffers.tensors, strict=True))
 
     def reset(self, marks: StepDict, slots: list[int], seeds: Seeds, options: Options) -> StepDict:
         starting = torch.ones(1, dtype=torch.bool)

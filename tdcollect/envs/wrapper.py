@@ -181,6 +181,8 @@ class GymnasiumEnv(EnvBase):
             _shape_groups(spec, batch, groups)
             setattr(self, spec_name, spec if self.device is None else spec.to(self.device))
         paths = [entry.path for entry in self.stepper.entries]
+        # The entries that a step writes, in the order of the tensors of its buffers.
+        self.writes = [*map(key_of, paths), keys.REWARD, keys.TERMINATED, keys.TRUNCATED, keys.DONE]
         for group in groups:
             if (group, ACTION_MASK) in paths:
                 legal = self.full_observation_spec[group, ACTION_MASK].one()
@@ -283,9 +285,7 @@ class GymnasiumEnv(EnvBase):
             self._exact = False
 
     def _pack(self, buffers: StepBuffers) -> TensorDict:
-        paths = [entry.path for entry in self.stepper.entries]
-        flags = (keys.REWARD, keys.TERMINATED, keys.TRUNCATED, keys.DONE)
-        packed = nested(zip((*paths, *flags), buffers.tensors, strict=True), self.batch_size)
+        packed = nested(zip(self.writes, buffers.tensors, strict=True), self.batch_size)
         if self.stepper.group_map:
             del packed[keys.REWARD]
             _shape_groups(packed, self.batch_size, self.stepper.group_map)

@@ -282,12 +282,7 @@ def test_agents_that_take_turns_play_legal_moves() -> None:
 
 
 REFUSED: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
-    "takes turns": (
-        simple_spread_v3.env,
-        {},
-        TypeError,
-        "take turns; pass its parallel_env",
-    ),
+    "takes turns": (simple_spread_v3.env, {}, TypeError, "take turns; pass its parallel_env"),
     "unlike": (
         SPREAD.replace("spread", "adversary"),
         {"env_kwargs": {"group_map": {"all": ["adversary_0", "agent_0", "agent_1"]}}},
@@ -295,6 +290,8 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
         "one space.*in the group 'all'; put unlike agents into groups of their own",
     ),
     "no group": (SPREAD, {"env_kwargs": {"group_map": {}}}, ValueError, "each of the agents"),
+    "no dict": (SPREAD, {"env_kwargs": {"group_map": "a"}}, ValueError, "once, got 'a'"),
+    "no flag": (SPREAD, {"env_kwargs": {"done_on_any": "no"}}, ValueError, "None, got 'no'"),
     "no such env": ("pettingzoo/mpe2/simple_v0", {}, ValueError, "install its package, or pass"),
     "turns": ("pettingzoo/classic/tictactoe_v3", {}, ValueError, "its agents take turns, or pass"),
     "returns": (SPREAD, {"episode_reward": True}, ValueError, "append RewardSum"),

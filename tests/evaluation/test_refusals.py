@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
@@ -152,6 +154,28 @@ def test_an_env_that_carries_something_on_is_refused_where_it_cannot_be_made_ane
     ):
         with pytest.raises(NotReproducibleError, match=r"episodes of .* keeps something from one"):
             records(env, deterministic(), **settings)
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3, 4, 6])
+def test_each_seed_is_probed_twice_and_each_slot_is_used_again(slots: int) -> None:
+    seen = []
+
+    class Seen(Walk):
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            seen.append((seed, id(self)))
+            return super().reset(seed=seed)
+
+    records(make_env(Seen, slots), deterministic(), 3)
+    probed = seen[:8]  # two of each seed
+    assert sorted(seed for seed, _ in probed) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert min(Counter(env for _, env in probed).values()) >= 2
+    assert len({*probed}) == 8 or slots < 4
+
+
+def test_slots_unlike_each_other_are_refused() -> None:
+    longest = itertools.cycle([12, 3])
+    with pytest.raises(NotReproducibleError, match=r"episodes .* differ from .*unlike them"):
+        records(make_env(lambda: Walk(longest=next(longest)), 2), deterministic())
 
 
 def box(low: float, size: int) -> spaces.Box:

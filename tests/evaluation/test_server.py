@@ -20,7 +20,7 @@ from gymnasium import spaces
 
 import tdcollect
 from tdcollect import EvaluationResult, cli
-from tdcollect.policies import from_agent, from_server
+from tdcollect.policies import from_agent, from_function, from_server
 from tdcollect.randomness import NotReproducibleError
 
 from .envs import Walk
@@ -287,8 +287,10 @@ def test_a_server_that_falls_silent_ends_the_evaluation(server: Any) -> None:
 def test_other_urls_are_refused(url: str) -> None:
     with pytest.raises(ValueError, match=r"expected the port of a policy server .*ssh -L"):
         from_server(url)
-    with pytest.raises(ValueError, match="expected positive limits, got timeout=0"):
-        from_server(8000, timeout=0)
+    with pytest.raises(ValueError, match="expected timeout to be seconds above 0, got '3'"):
+        from_server(8000, timeout="3")
+    with pytest.raises(TypeError, match="expected batched to be a bool, got 'yes'"):
+        from_function(len, batched="yes")
     assert repr(from_server(8000)) == "ServerPolicy(http://127.0.0.1:8000)"
 
 

@@ -17,7 +17,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from tdcollect import keys
+from tdcollect import check, keys
 from tdcollect.envs.process.values import Array, is_number
 from tdcollect.packages import extra_module
 
@@ -79,6 +79,8 @@ class Agents(gym.Env[Any, Any]):
     ):
         if not isinstance(env, extra_module("pettingzoo", "an env of PettingZoo").ParallelEnv):
             raise TypeError(f"expected a pettingzoo.ParallelEnv, got {type(env).__name__}")
+        check.bools(use_mask=use_mask, return_state=return_state)
+        check.one_of((True, False, None), done_on_any=done_on_any)
         self.env, self.metadata = env, env.metadata
         self.render_mode = getattr(env, "render_mode", None)
         self.groups = _groups(group_map, list(env.possible_agents))
@@ -266,10 +268,12 @@ def _groups(group_map: Any, agents: Sequence[str]) -> dict[str, list[str]]:
         for agent in agents:
             numbered = re.fullmatch(r"(.+)_[+-]?\d+", agent)
             group_map.setdefault(numbered[1] if numbered else agent, []).append(agent)
-    found = {group: list(members) for group, members in group_map.items()}
+    given = group_map if isinstance(group_map, Mapping) else {}
+    found = {group: list(members) for group, members in given.items()}
     if sorted(agent for members in found.values() for agent in members) != sorted(agents):
         raise ValueError(
-            f"expected groups that hold each of the agents {list(agents)} once, got {found}"
+            f"expected group_map to be a dict of lists that hold each of the agents {list(agents)} "
+            f"once, got {group_map!r}"
         )
     return found
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -32,7 +31,7 @@ from tdcollect.collect.arrays import SteppedEnv
 from tdcollect.collect.episodes import Block
 from tdcollect.collect.policy import draws_from_spec, is_masked
 from tdcollect.collect.step_dict import StepDict, flat, is_plain
-from tdcollect.envs.backends import SerialBackend
+from tdcollect.envs.backends import SerialBackend, for_each_slot
 from tdcollect.envs.differences import Row, first_divergence
 from tdcollect.envs.process.values import Array, EachOptions
 from tdcollect.envs.slots import SlotError
@@ -208,10 +207,11 @@ def probe(
     skipped: int = 0,
     options: Sequence[dict[str, Any] | None] = (None,),
 ) -> bool:
-    """Run a few seeds in slot 0, alone and then, in reverse order, beside slot 1; compare the runs.
+    """Run four seeds beside each other, then again two by two, in other slots; compare the runs.
 
-    If the env raises, its runs are compared up to there. Agreement then says little, so at least
-    two runs must have come to their end, or far enough.
+    (With two or three slots, all beside each other and then one by one.) If the env raises, its
+    runs are compared up to there. Agreement then says little, so at least two runs must have come
+    to their end, or far enough.
 
     Args:
         env: its slots are reset, and stepped with random actions.
@@ -235,14 +235,17 @@ def probe(
     def options_at(seed: int) -> dict[str, Any] | None:
         return copy.deepcopy(options[seed % len(options)])
 
-    rows: Callable[[Any, int, int], Iterator[Row]] = partial(_rows_alone, options_at)
-    if isinstance(env, GymnasiumEnv):
-        rows = partial(_rows_together, _Actions(env), options_at)
+    slots = env.batch_size.numel()
+    player = (_Together if isinstance(env, GymnasiumEnv) else _Apart)(env, options_at)
 
-    def run(seed: int, slots: int, fresh: bool) -> _Run:
-        if fresh:
-            env.rebuild_slots(list(range(min(slots, env.batch_size.numel()))))
-        return _run(env, rows(env, seed, slots), stepped)
+    def run(seeds: Sequence[int], together: int, fresh: bool) -> dict[int, _Run]:
+        found: dict[int, _Run] = {}
+        for i in range(0, len(seeds), together):  # in turn in all slots, so that each is used again
+            chosen = {(i + j) % slots: seed for j, seed in enumerate(seeds[i : i + together])}
+            if fresh:
+                env.rebuild_slots(list(chosen))
+            found.update(_runs(player, chosen, stepped))
+        return found
 
     found: NotReproducibleError | str | None = None
     randomness = GlobalRandomness()
@@ -265,10 +268,10 @@ def probe(
 
 
 class _Run(NamedTuple):
-    """The rows of slot 0, of its reset and each step, and the error that cut them short."""
+    """The rows of a reset and of each step, and the error that cut them short."""
 
     rows: list[Row]
-    error: SlotError | None
+    errors: list[SlotError]
 
 
 class _Actions:
@@ -293,16 +296,19 @@ class _Actions:
             and all(one.has_wrapper_attr(ACTION_MASKS) for one in self._backend.envs)
         )
 
-    def at(self, step: int, seed: int, slots: Sequence[int]) -> list[Array]:
-        """Return the env's actions of a step for ``slots``; each seed begins elsewhere."""
-        drawn = list(self._drawn[(step + 7 * seed) % _STEPS])
+    def at(self, step: int, seeds: Mapping[int, int]) -> list[Array]:
+        """Return the env's actions of a step, for slots with these seeds; each begins elsewhere."""
+        actions = [array.copy() for array in self._drawn[0]]
+        for slot, seed in seeds.items():
+            for array, drawn in zip(actions, self._drawn[(step + 7 * seed) % _STEPS], strict=True):
+                array[slot] = drawn[slot]
         for place, legal in self._of_agents:
-            drawn[place] = _legal(drawn[place], legal.numpy(force=True))
+            actions[place] = _legal(actions[place], legal.numpy(force=True))
         if not self._are_masked:
-            return drawn
-        actions, codec = [array.copy() for array in drawn], self._backend.action
-        values = codec.read_slots(drawn)
-        for slot in slots:
+            return actions
+        codec = self._backend.action
+        values = codec.read_slots(actions)
+        for slot in seeds:
             env = self._backend.envs[slot]
             mask = read_mask(env, slot, int(choices_of(codec.space).sum()))
             codec.write_slot(_allowed(codec.space, values[slot], mask), actions, slot)
@@ -332,109 +338,127 @@ def _allowed(space: Any, value: Any, mask: Any) -> Any:
     return chosen.reshape(np.shape(value)) + start
 
 
-def _run(
-    env: GymnasiumEnv | SlotEnvs, played: Iterator[Row], stepped: Callable[[], None] | None
-) -> _Run:
-    """Take the rows of slot 0 as far as they come; rebuild the envs that raise."""
-    rows: list[Row] = []
-    try:
-        with closing(played):  # type: ignore[type-var]
-            for row in played:
-                rows.append(row)  # one by one: those before an error are kept
-                if stepped is not None:
-                    stepped()
-    except SlotError as error:
-        if not env.can.rebuild:
-            raise
-        env.rebuild_slots(list(error.causes))
-        return _Run(rows, error)
-    return _Run(rows, None)
-
-
 OptionsAt = Callable[[int], "dict[str, Any] | None"]
 """The reset options for a seed of the probe."""
 
 
-def _rows_together(
-    actions: _Actions, options_at: OptionsAt, env: GymnasiumEnv, seed: int, slots: int
-) -> Iterator[Row]:
-    """Yield the rows of slot 0; slot i is reset with ``seed + i``.
+class _Together:
+    """Plays episodes in the slots of one env."""
 
-    All slots run if they cannot be stepped singly. Raises ``SlotError`` where an env raises.
-    """
-    stepper = env.stepper
-    alone = env.can.pause and env.can.seed_singly
-    running = list(range(min(slots, env.num_envs) if alone else env.num_envs))
-    (buffers,) = env.allocate(1)
-    raw = buffers.raw
-    views = {"/".join(e.path): b for e, b in zip(stepper.entries, buffers.entries, strict=True)}
-    views |= {name: getattr(raw, name) for name in (keys.REWARD, keys.TERMINATED, keys.TRUNCATED)}
+    def __init__(self, env: Any, options_at: OptionsAt):
+        self.env, self._options_at = env, options_at
+        self._actions, self._stepper = _Actions(env), env.stepper
+        self._singly = env.can.pause and env.can.seed_singly
 
-    def options(slots: Sequence[int]) -> EachOptions | None:
-        each = EachOptions((slot, options_at(seed + slot)) for slot in slots)
-        return None if all(one is None for one in each.values()) else each
+    def begin(self, seeds: Mapping[int, int]) -> None:
+        """Start episodes with seeds by slot; all slots run if they cannot be stepped singly."""
+        self._seeds = dict(seeds)
+        if not self._singly:
+            self._seeds = {slot: seeds.get(slot, slot) for slot in range(self.env.num_envs)}
+        (self._buffers,) = self.env.allocate(1)
+        raw, done = self._buffers.raw, self._buffers.done
+        arrays = (*self._buffers.entries, raw.reward, raw.terminated, raw.truncated, done)
+        self._views = dict(zip(self.env.writes, arrays, strict=True))
+        self._reset([*self._seeds], [*self._seeds.values()])
 
-    stepper.reset(running, buffers, [seed + slot for slot in running], options(running))
-    for step in range(_STEPS):
-        ends = bool(buffers.done[0])
-        yield Row({name: view[0].copy() for name, view in views.items()}, ends)
-        if ends:
-            return
-        others = [slot for slot in running if buffers.done[slot]]
-        if others:
-            stepper.reset(others, buffers, options=options(others))
-        given = actions.at(step, seed, running)
-        stepper.step(given, running if alone else None, buffers, restart=False)
+    def _reset(self, slots: Sequence[int], seeds: Sequence[int] | None = None) -> None:
+        each = EachOptions((slot, self._options_at(self._seeds[slot])) for slot in slots)
+        options = None if all(one is None for one in each.values()) else each
+        self._stepper.reset(slots, self._buffers, seeds, options)
 
+    def row(self, slot: int) -> Row:
+        """Return the row that a slot is at."""
+        row = {key: view[slot].copy() for key, view in self._views.items()}
+        return Row(row, bool(row[keys.DONE]))
 
-def _rows_alone(options_at: OptionsAt, slots: SlotEnvs, seed: int, beside: int) -> Iterator[Row]:
-    """Play slot 0 beside ``beside - 1`` others, with random actions; yield its rows."""
-    present: dict[int, StepDict] = {}
-    slot, what = 0, "reset"
-    try:
-        with slots.outside():
-            for slot in range(min(beside, len(slots.envs))):
-                present[slot] = slots.reset_slot(slot, seed + slot, options_at(seed + slot))
-            for step in range(_STEPS + 1):
-                kept = {k: v.detach().clone() for k, v in present[0].items() if is_plain(v)}
-                row = Row(kept, bool(present[0][keys.DONE].all()))
-                yield row
-                if row.ends or step == _STEPS:
-                    return
-                what = "step"
-                for slot in present:
-                    draw = step + 7 * seed
-                    present[slot] = _random_step(slots, slot, present[slot], draw, options_at)
-    except Exception as error:
-        raise SlotError(what, {slot: error}) from error
+    def step(self, step: int, slots: Sequence[int]) -> None:
+        """Step slots, or all if they cannot be stepped singly."""
+        asked: Sequence[int] | None = slots
+        if not self._singly:
+            slots, asked = [*self._seeds], None
+            if ended := [slot for slot in slots if self._buffers.done[slot]]:
+                self._reset(ended)
+        given = self._actions.at(step, {slot: self._seeds[slot] for slot in slots})
+        self._stepper.step(given, asked, self._buffers, restart=False)
 
 
-def _random_step(
-    slots: SlotEnvs, slot: int, row: StepDict, draw: int, options_at: OptionsAt
-) -> StepDict:
-    """Step a slot with an action that depends on nothing but ``draw``; reset it if it has ended."""
-    if row[keys.DONE].all():
-        return slots.reset_slot(slot, draw, options_at(draw))
-    given = slots.given(row)
-    with GlobalStream(draw, slots.device):
-        acted = slots.envs[slot].rand_action(given)
-    return StepDict({**row, **slots.step_slot(slot, acted)})
+class _Apart:
+    """Plays episodes in slots that are envs of their own."""
+
+    def __init__(self, env: Any, options_at: OptionsAt):
+        self.env, self._options_at = env, options_at
+        self._present: dict[int, StepDict] = {}
+
+    def begin(self, seeds: Mapping[int, int]) -> None:
+        self._seeds = seeds
+        with self.env.outside():
+            for_each_slot("reset", self._seeds, self._start)
+
+    def _start(self, slot: int) -> None:
+        seed = self._seeds[slot]
+        self._present[slot] = self.env.reset_slot(slot, seed, self._options_at(seed))
+
+    def row(self, slot: int) -> Row:
+        row = self._present[slot]
+        kept = {key: value.detach().clone() for key, value in row.items() if is_plain(value)}
+        return Row(kept, bool(row[keys.DONE].all()))
+
+    def step(self, step: int, slots: Sequence[int]) -> None:
+        with self.env.outside():
+            for_each_slot("step", slots, partial(self._step, step))
+
+    def _step(self, step: int, slot: int) -> None:
+        row = self._present[slot]
+        given = self.env.given(row)
+        with GlobalStream(step + 7 * self._seeds[slot], self.env.device):
+            acted = self.env.envs[slot].rand_action(given)
+        self._present[slot] = StepDict({**row, **self.env.step_slot(slot, acted)})
+
+
+def _runs(
+    player: _Together | _Apart, seeds: Mapping[int, int], stepped: Callable[[], None] | None
+) -> dict[int, _Run]:
+    """Play episodes with seeds by slot, as far as they come; rebuild the envs that raise."""
+    runs = {slot: _Run([], []) for slot in seeds}
+    move, running = partial(player.begin, seeds), [*runs]
+    for step in range(_STEPS + 1):
+        try:
+            move()
+        except SlotError as error:
+            if not player.env.can.rebuild:
+                raise
+            player.env.rebuild_slots(list(error.causes))
+            for slot in error.causes.keys() & runs.keys():
+                runs[slot].errors.append(error)
+        running = [slot for slot in running if not runs[slot].errors]
+        for slot in running:
+            runs[slot].rows.append(player.row(slot))
+        if stepped is not None:
+            stepped()
+        running = [slot for slot in running if not runs[slot].rows[-1].ends]
+        if not running:
+            break
+        move = partial(player.step, step, running)
+    return {seed: runs[slot] for slot, seed in seeds.items()}
 
 
 def _fault(
-    env: GymnasiumEnv | SlotEnvs, what: str, run: Callable[[int, int], _Run], skipped: int
+    env: GymnasiumEnv | SlotEnvs,
+    what: str,
+    run: Callable[[Sequence[int], int], dict[int, _Run]],
+    skipped: int,
 ) -> NotReproducibleError | str | None:
     """Return the error if runs on one seed differ or end too early, or a warning."""
     furthest, raised = -1, None
     for seeds in _SEEDS[skipped:]:
-        first = {seed: run(seed, 1) for seed in seeds}
-        again = {seed: run(seed, 2) for seed in reversed(seeds)}
+        most = min(len(seeds), env.batch_size.numel())
+        first, again = run(seeds, most), run(seeds[::-1], max(1, most // 2))
         found = _difference(first, again)
         if found is not None:
             return _undecided(env, what, found)
         for seed in seeds:
             pair = first[seed], again[seed]
-            errors = [one.error for one in pair if one.error is not None]
+            errors = [error for one in pair for error in one.errors]
             if not errors:
                 return None
             raised = raised or errors[0]
@@ -464,8 +488,8 @@ def _undecided(env: GymnasiumEnv | SlotEnvs, what: str, place: str) -> NotReprod
         advice = "Seed all its generators in _set_seed, and reset all that it keeps in _reset"
     return NotReproducibleError(
         f"{what} of {env.name} with the same seed and actions differ from {place} on: the env "
-        f"draws random numbers that {seeding} does not reach, or keeps something from one episode "
-        f"to the next, or shares something with the envs of other slots. {advice}"
+        f"draws random numbers that {seeding} does not reach, keeps something from one episode to "
+        f"the next, shares something with the envs of other slots, or is unlike them. {advice}"
     )
 
 
@@ -473,7 +497,7 @@ def _difference(first: Mapping[int, _Run], again: Mapping[int, _Run]) -> str | N
     """Return the place of the first difference of two runs of the same episodes."""
     for seed, one in first.items():
         rows, others = one.rows, again[seed].rows
-        if one.error or again[seed].error:  # compared as far as neither raised
+        if one.errors or again[seed].errors:  # compared as far as neither raised
             common = min(len(rows), len(others))
             rows, others = rows[:common], others[:common]
         found = first_divergence(seed, [rows], [others], exact=True)

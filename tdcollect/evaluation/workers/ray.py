@@ -256,10 +256,9 @@ class _Actors:
             self._say_at = math.inf
             free = ray.available_resources()
             warn(
-                f"{count_text(len(waiting), 'worker')} of {len(self._by_rank)} wait for a place in "
-                f"the Ray cluster: each takes {each}, and "
-                f"{ray_cluster.in_words({kind: free.get(kind, 0.0) for kind in self.needs})} are "
-                "free"
+                f"no place in the Ray cluster yet for {len(waiting)} of {len(self._by_rank)} "
+                f"workers: each takes {each}; free are "
+                + ray_cluster.in_words({kind: free.get(kind, 0.0) for kind in self.needs})
             )
 
     def close(self) -> None:

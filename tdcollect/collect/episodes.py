@@ -279,7 +279,7 @@ class Episodes:
                     following[key] = following[key].clone()
                     following[key].view(-1)[late] = True
         done = following[keys.DONE].numpy(force=True).reshape(-1)
-        return [slot for slot in stepped if done[slot]] if np.count_nonzero(done) else []
+        return [slot for slot in stepped if done[slot]] if 1 in done.tobytes() else []
 
     def _begin_free(self, step: StepDict, following: StepDict) -> list[int]:
         """Start episodes in the slots that are free; those where they have begun at once."""

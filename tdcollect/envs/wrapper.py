@@ -267,7 +267,7 @@ class GymnasiumEnv(EnvBase):
 
     def allocate(self, count: int, pinned: bool = False, exact: bool = False) -> Chunk:
         """Zeroed buffers for ``count`` steps, of the env's batch size; see Stepper.allocate."""
-        return self.stepper.allocate(count, bool(self.batch_size), pinned, exact)
+        return self.stepper.allocate(count, self._batched, pinned, exact)
 
     def exact_reward(self, buffers: StepBuffers | None = None) -> torch.Tensor:
         """The rewards ``[N, 1]`` as the envs gave them, float64, of exact buffers or the latest."""

@@ -290,7 +290,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
         "one space.*in the group 'all'; put unlike agents into groups of their own",
     ),
     "no group": (SPREAD, {"env_kwargs": {"group_map": {}}}, ValueError, "each of the agents"),
-    "no dict": (SPREAD, {"env_kwargs": {"group_map": "a"}}, ValueError, "once, got 'a'"),
+    "no dict": (SPREAD, {"env_kwargs": {"group_map": {"a": 3}}}, ValueError, "got {'a': 3}"),
     "no flag": (SPREAD, {"env_kwargs": {"done_on_any": "no"}}, ValueError, "None, got 'no'"),
     "no such env": ("pettingzoo/mpe2/simple_v0", {}, ValueError, "install its package, or pass"),
     "turns": ("pettingzoo/classic/tictactoe_v3", {}, ValueError, "its agents take turns, or pass"),

@@ -287,8 +287,9 @@ def test_a_server_that_falls_silent_ends_the_evaluation(server: Any) -> None:
 def test_other_urls_are_refused(url: str) -> None:
     with pytest.raises(ValueError, match=r"expected the port of a policy server .*ssh -L"):
         from_server(url)
-    with pytest.raises(ValueError, match="expected timeout to be seconds above 0, got '3'"):
-        from_server(8000, timeout="3")
+    for timeout in (0, "3"):
+        with pytest.raises(ValueError, match=f"timeout to be seconds above 0, got {timeout!r}"):
+            from_server(8000, timeout=timeout)
     with pytest.raises(TypeError, match="expected batched to be a bool, got 'yes'"):
         from_function(len, batched="yes")
     assert repr(from_server(8000)) == "ServerPolicy(http://127.0.0.1:8000)"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -85,7 +85,7 @@ class Agents(gym.Env[Any, Any]):
         self.render_mode = getattr(env, "render_mode", None)
         self.groups = _groups(group_map, list(env.possible_agents))
         self.use_mask, self.return_state = use_mask, return_state
-        self._ended = all if done_on_any is False else any
+        self._ended = any if done_on_any in (None, True) else all
         infos = env.reset()[1] if infos is None else infos
         parts: dict[str, Any] = {}
         actions: dict[str, Any] = {}
@@ -269,7 +269,7 @@ def _groups(group_map: Any, agents: Sequence[str]) -> dict[str, list[str]]:
             numbered = re.fullmatch(r"(.+)_[+-]?\d+", agent)
             group_map.setdefault(numbered[1] if numbered else agent, []).append(agent)
     given = group_map if isinstance(group_map, Mapping) else {}
-    found = {group: list(members) for group, members in given.items()}
+    found = {group: list(m) for group, m in given.items() if isinstance(m, Iterable)}
     if sorted(agent for members in found.values() for agent in members) != sorted(agents):
         raise ValueError(
             f"expected group_map to be a dict of lists that hold each of the agents {list(agents)} "

@@ -345,7 +345,7 @@ class _Together:
 
     def __init__(self, env: Any, options_at: OptionsAt):
         self.env, self._options_at = env, options_at
-        self._actions, self._stepper = _Actions(env), env.stepper
+        self._actions = _Actions(env)
         self._singly = env.can.pause and env.can.seed_singly
 
     def begin(self, seeds: Mapping[int, int]) -> None:
@@ -362,7 +362,7 @@ class _Together:
     def _reset(self, slots: Sequence[int], seeds: Sequence[int] | None = None) -> None:
         each = EachOptions((slot, self._options_at(self._seeds[slot])) for slot in slots)
         options = None if all(one is None for one in each.values()) else each
-        self._stepper.reset(slots, self._buffers, seeds, options)
+        self.env.stepper.reset(slots, self._buffers, seeds, options)
 
     def row(self, slot: int) -> Row:
         """Return the row that a slot is at."""
@@ -377,7 +377,7 @@ class _Together:
             if ended := [slot for slot in slots if self._buffers.done[slot]]:
                 self._reset(ended)
         given = self._actions.at(step, {slot: self._seeds[slot] for slot in slots})
-        self._stepper.step(given, asked, self._buffers, restart=False)
+        self.env.stepper.step(given, asked, self._buffers, restart=False)
 
 
 class _Apart:

@@ -55,22 +55,15 @@ of_groups = partial(click.option, multiple=True, callback=options.of_groups)
 )
 @click.option("--num-envs", type=int, help="Number of slots.  [default: 16]")
 @options.crew
-@click.option(
-    "--output-dir",
-    type=options.FOLDER,
-    help="Directory for ledger and report. Resumes the evaluation found there.",
-)
+@options.output_dir(help="Directory for ledger and report. Resumes the evaluation found there.")
 @options.episode
 @click.option(
     "--episodes-per-slot",
     type=click.IntRange(min=1),
     help="For simulators that seed all slots together: the episodes of each slot in a batch.",
 )
-@click.option(
-    "--shard",
-    type=options.shard_of,
-    metavar="I/N",
-    help="Run shard I of N alone, I from 0; `tdcollect merge` makes one evaluation of them.",
+@options.shard(
+    help="Run shard I of N alone, I from 0; `tdcollect merge` makes one evaluation of them."
 )
 @options.allow_mixed
 @options.retry_lost
@@ -198,11 +191,7 @@ of_policy = partial(click.option, multiple=True, callback=options.by_name)
 @options.shown("--seed", type=int, default=0, help="Root seed.")
 @click.option("--num-envs", type=int, help="Number of slots.  [default: 16]")
 @options.crew
-@click.option(
-    "--output-dir",
-    type=options.FOLDER,
-    help="Directory for the race and its report. Resumes the race found there.",
-)
+@options.output_dir(help="Directory for the race and its report. Resumes the race found there.")
 @options.episode
 @options.allow_mixed
 @options.recheck
@@ -272,9 +261,7 @@ def race(
 
 @program.command()
 @click.argument("directories", nargs=-1, required=True, type=options.FOLDER, metavar="DIR...")
-@click.option(
-    "--output-dir", type=options.FOLDER, required=True, help="Directory of the merged evaluation."
-)
+@options.output_dir(required=True, help="Directory of the merged evaluation.")
 @options.flag(
     "--allow-mixed",
     help="Merge shards whose versions, platform or device differ; the manifest tells.",
@@ -649,21 +636,14 @@ def suite() -> None:
 
 @suite.command()
 @suite_file
-@click.option(
-    "--output-dir",
-    type=options.FOLDER,
+@options.output_dir(
     required=True,
     help="Directory of the evaluations and the report. Resumes the suite found there.",
 )
 @options.selection
 @options.size
 @options.crew
-@click.option(
-    "--shard",
-    type=options.shard_of,
-    metavar="I/N",
-    help="Run shard I of N of the evaluations, I from 0; shards may share --output-dir.",
-)
+@options.shard(help="Run shard I of N of the evaluations, I from 0; shards may share --output-dir.")
 @options.flag("--keep-trajectories", help="Keep the episodes' data.")
 @options.allow_mixed
 @options.retry_lost
@@ -684,7 +664,7 @@ def run(file: Path, output_dir: Path, quiet: bool, as_json: bool, **chosen: Any)
 
 @suite.command()
 @suite_file
-@click.option("--output-dir", type=options.FOLDER, help="Directory that may have some of them.")
+@options.output_dir(help="Directory that may have some of them.")
 @options.selection
 @options.size
 @options.as_json
@@ -730,9 +710,7 @@ def validate(file: Path, quiet: bool, as_json: bool, **chosen: Any) -> int:
 
 @suite.command()
 @suite_file
-@click.option(
-    "--output-dir", type=options.FOLDER, required=True, help="Directory of the evaluations."
-)
+@options.output_dir(required=True, help="Directory of the evaluations.")
 @options.size
 @options.as_json
 def report(file: Path, output_dir: Path, as_json: bool, **size: Any) -> int:

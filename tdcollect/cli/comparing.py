@@ -22,7 +22,7 @@ QUANTITIES = ("return", "success")
 
 @program.command(cls=options.MarginCommand)
 @click.argument("directories", nargs=-1, required=True, type=options.FOLDER, metavar="DIR DIR...")
-@click.option("--output-dir", type=options.FOLDER, help="Directory for a report of the comparison.")
+@options.output_dir(help="Directory for a report of the comparison.")
 @options.shown("--confidence", type=float, default=0.95, help="Of every interval.")
 @click.option(
     options.FAIL_IF_WORSE,
@@ -184,7 +184,7 @@ def plan(
 @click.option("--threshold", type=float, help="Count the steps to a mean of at least this.")
 @options.flag("--lower-is-better", help="To a mean of at most the threshold, as of a cost.")
 @options.shown("--confidence", type=float, default=0.95, help="Of every interval.")
-@click.option("--output-dir", type=options.FOLDER, help="Directory for a page of the curves.")
+@options.output_dir(help="Directory for a page of the curves.")
 @options.as_json
 def curves(runs: tuple[Path, ...], output_dir: Path | None, as_json: bool, **asked: Any) -> None:
     """Show the learning curves of several training runs together.

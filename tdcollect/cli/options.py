@@ -16,6 +16,7 @@ from tdcollect.evaluation.imports import by_group
 shown = partial(click.option, show_default=True)
 flag = partial(click.option, is_flag=True)
 FOLDER = click.Path(path_type=Path)
+output_dir = partial(click.option, "--output-dir", type=FOLDER)
 EXPLORATION = ("deterministic", "random", "mode", "median", "mean")
 
 
@@ -78,6 +79,9 @@ def shard_of(text: str) -> Any:
             f"expected i/n with i from 0 to n - 1, such as 0/4 for the first of four shards, got "
             f"{text!r}"
         ) from error
+
+
+shard = partial(click.option, "--shard", type=shard_of, metavar="I/N")
 
 
 def some(context: Any, parameter: Any, given: tuple[str, ...]) -> tuple[str, ...] | None:

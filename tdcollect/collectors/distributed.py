@@ -24,14 +24,7 @@ from torchrl.collectors.utils import split_trajectories
 from tdcollect._upstream.collectors import DistributedState
 from tdcollect.collect import Collector
 from tdcollect.collect.collector import extends
-from tdcollect.collectors.asking import (
-    Asking,
-    LostWorker,
-    TrajectoryIds,
-    WorkerLostError,
-    WorkerReport,
-    options_of_workers,
-)
+from tdcollect.collectors import asking
 from tdcollect.display import one_line
 from tdcollect.keys import TRAJ_IDS
 from tdcollect.processes.child import ending
@@ -241,7 +234,7 @@ def own_address() -> str:
     return "localhost"
 
 
-class DistributedWorkers(Asking):
+class DistributedWorkers(asking.Asking):
     """The common part of these collectors: their options, seeds, and lost workers."""
 
     collector_kwargs: list[dict[str, Any]]
@@ -261,9 +254,9 @@ class DistributedWorkers(Asking):
         kind = options["collector_class"]
         given = options.get("collector_kwargs") or {}
         given = [given] * len(envs) if isinstance(given, Mapping) else given
-        own = options_of_workers(options.pop("reset_options", None), kind, len(envs))
+        own = asking.options_of_workers(options.pop("reset_options", None), kind, len(envs))
         for worker, each in enumerate(own if issubclass(kind, TorchRLCollector) else ()):
-            each["traj_pool"] = TrajectoryIds(worker)
+            each["traj_pool"] = asking.TrajectoryIds(worker)
         if issubclass(kind, LinkedCollector):
             host = "localhost" if options.get("launcher") == "mp" else own_address()
             self._links = Links(host, len(envs))
@@ -275,7 +268,7 @@ class DistributedWorkers(Asking):
             if self._links is not None:
                 self._links.accept(self._raise_if_lost)
                 self._learn_facts()
-        except WorkerLostError:
+        except asking.WorkerLostError:
             raise
         except BaseException as error:
             if hasattr(self, "jobs"):
@@ -303,7 +296,7 @@ class DistributedWorkers(Asking):
         self._seedings += 1
         return following
 
-    def _reports(self) -> list[WorkerReport]:
+    def _reports(self) -> list[asking.WorkerReport]:
         if self._torchrl.shut_down:
             raise RuntimeError("the collector is shut down; ask a live one")
         return super()._reports()
@@ -320,14 +313,14 @@ class DistributedWorkers(Asking):
             return
         self._end()
         advice = "make a new collector; RayCollector can put another worker in its place"
-        raise WorkerLostError(lost, advice) from error
+        raise asking.WorkerLostError(lost, advice) from error
 
     @property
     def _local_jobs(self) -> list[Any]:
         """The processes of the workers, if they are on this machine."""
         return self.jobs if hasattr(self, "jobs") and self.launcher == "mp" else []
 
-    def _find_lost(self, patience: float) -> LostWorker | None:
+    def _find_lost(self, patience: float) -> asking.LostWorker | None:
         jobs = self._local_jobs
         for worker in [] if self._links is None else self._links.lost():
             if not jobs:
@@ -357,7 +350,7 @@ class DistributedWorkers(Asking):
             data[TRAJ_IDS] = self._torchrl.received[TRAJ_IDS].clone()
         return data
 
-    def _on_record(self, worker: int, pid: Any, how: str) -> LostWorker:
+    def _on_record(self, worker: int, pid: Any, how: str) -> asking.LostWorker:
         return self._lost_worker(worker, pid, how, self._torchrl.frames_per_worker)
 
     def shutdown(self, timeout: float | None = None) -> None:

@@ -21,16 +21,7 @@ from tdcollect._upstream.collectors import MultiCollectorMeta, WorkersState
 from tdcollect.collect import Collector
 from tdcollect.collect.arguments import check_arguments
 from tdcollect.collect.collector import extends
-from tdcollect.collectors.asking import (
-    Asking,
-    InnerCollector,
-    WorkerLostError,
-    WorkerReport,
-    load_state,
-    options_of_workers,
-    seeded,
-    set_version,
-)
+from tdcollect.collectors import asking
 from tdcollect.collectors.dispatch import (
     check_on_worker_lost,
     check_shared_buffer,
@@ -67,7 +58,7 @@ class _BySync(MultiCollectorMeta):
         return (MultiSyncCollector if sync else MultiAsyncCollector)(*args, **kwargs)
 
 
-class MultiCollector(Asking, upstream.MultiCollector, metaclass=_BySync):
+class MultiCollector(asking.Asking, upstream.MultiCollector, metaclass=_BySync):
     """Collectors on several processes of this machine.
 
     TorchRL's class, with :class:`tdcollect.Collector` in each worker: the arguments of
@@ -120,11 +111,11 @@ class MultiCollector(Asking, upstream.MultiCollector, metaclass=_BySync):
         check_on_worker_lost(on_worker_lost, kwargs)
         inner = class_of_collectors(collector_class)
         self._ours = isinstance(inner, type) and issubclass(inner, Collector)
-        options = options_of_workers(reset_options, inner, workers)
+        options = asking.options_of_workers(reset_options, inner, workers)
         check_shared_buffer(create_env_fn[0] if several else create_env_fn, policy, kwargs)
         self.reports = Reports(workers if self._ours else 0)
         if self._ours:
-            inner = InnerCollector(inner, range(workers), self.reports.ends, options)
+            inner = asking.InnerCollector(inner, range(workers), self.reports.ends, options)
         self._crews = Crews(self, inner, kwargs)
         try:
             super().__init__(create_env_fn, policy, collector_class=inner, **kwargs)
@@ -148,7 +139,7 @@ class MultiCollector(Asking, upstream.MultiCollector, metaclass=_BySync):
         for worker, proc in enumerate(vars(self).get("_procs", ())):
             if proc.exitcode not in (None, 0, -signal.SIGTERM):
                 how = f"{ending(proc.exitcode)} as it started"
-                raise WorkerLostError(self._lost_worker(worker, proc.pid, how, 0)) from error
+                raise asking.WorkerLostError(self._lost_worker(worker, proc.pid, how, 0)) from error
 
     # ----------------------------------------------------------------------------- lost workers
 
@@ -304,7 +295,7 @@ class MultiCollector(Asking, upstream.MultiCollector, metaclass=_BySync):
             super().load_state_dict(state_dict)
             return
         states = deepcopy([state_dict[f"worker{w}"] for w in range(self.num_workers)])
-        self._ask(load_state, {worker: (state,) for worker, state in enumerate(states)})
+        self._ask(asking.load_state, {worker: (state,) for worker, state in enumerate(states)})
         for worker, state in enumerate(states):
             self._crews.versions[worker] = int(state.get("policy_version", 0))
         counters = WorkersState(self)
@@ -316,7 +307,7 @@ class MultiCollector(Asking, upstream.MultiCollector, metaclass=_BySync):
 
     # ---------------------------------------------------------------------------------- reports
 
-    def _reports(self) -> list[WorkerReport]:
+    def _reports(self) -> list[asking.WorkerReport]:
         """The latest report of each worker; these go on collecting."""
         if self.closed:
             raise RuntimeError("the collector is shut down; ask a live one")
@@ -392,18 +383,18 @@ class Crews:
         """Start a worker in the place of a lost one, the first for ``count=1``; its process."""
         collector: Any = self._collector()
         inner, number = self._inner, collector.num_workers + self.begun
-        if isinstance(inner, InnerCollector):
+        if isinstance(inner, asking.InnerCollector):
             end = collector.reports.replace(worker)
-            inner = InnerCollector(inner.cls, [number], [end], [inner.options[worker]])
+            inner = asking.InnerCollector(inner.cls, [number], [end], [inner.options[worker]])
         self.begun += 1
         with with_threads(torch.get_num_threads()):  # TorchRL's collectors change it
             crew = self._make(collector, worker, inner)
         if self.weights is not None:
             crew.update_policy_weights_(self.weights)
-        if isinstance(inner, InnerCollector):
-            crew.map_fn("run_function", [(set_version, self.versions[worker])])
+        if isinstance(inner, asking.InnerCollector):
+            crew.map_fn("run_function", [(asking.set_version, self.versions[worker])])
             if self.seed is not None:
-                crew.map_fn("run_function", [(seeded, None, self.seed, worker, count)])
+                crew.map_fn("run_function", [(asking.seeded, None, self.seed, worker, count)])
         before, self.crews[worker] = self.crews.get(worker), crew
         collector.queue_out.add(crew.queue_out, worker)
         collector.pipes[worker].replaced(crew.pipes[0])

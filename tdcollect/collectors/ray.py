@@ -22,14 +22,7 @@ from tdcollect._upstream.others import state_of
 from tdcollect.cleanup import ended_on_error
 from tdcollect.collect import Collector
 from tdcollect.collect.collector import extends
-from tdcollect.collectors.asking import (
-    Asking,
-    TrajectoryIds,
-    WorkerLostError,
-    options_of_workers,
-    take_place,
-    take_weights,
-)
+from tdcollect.collectors import asking
 from tdcollect.collectors.dispatch import check_on_worker_lost, class_of_collectors
 from tdcollect.display import one_line
 
@@ -44,7 +37,7 @@ _MAX_LOST = 3
 """A worker that is lost so often, without a batch in between, is not replaced again."""
 
 
-class RayCollector(Asking, TorchRLRayCollector):
+class RayCollector(asking.Asking, TorchRLRayCollector):
     """TorchRL's ``RayCollector`` with tdcollect's collector in its actors.
 
     Args:
@@ -108,7 +101,7 @@ class RayCollector(Asking, TorchRLRayCollector):
         # The parent writes into these, and would share one dict between workers.
         options = kwargs.get("collector_kwargs") or {}
         options = [options] * count if isinstance(options, Mapping) else options
-        own = options_of_workers(reset_options, kind, count)
+        own = asking.options_of_workers(reset_options, kind, count)
         kwargs["collector_kwargs"] = [{**a, **b} for a, b in zip(options, own, strict=True)]
         self._one_env = isinstance(kind, type) and issubclass(kind, TorchRLCollector)
         self._connection = "" if kwargs.get("ray_init_config") else ray_cluster.connect(None)
@@ -156,7 +149,7 @@ class RayCollector(Asking, TorchRLRayCollector):
 
     def _ids(self, worker: int) -> dict[str, Any]:
         """The argument that gives a worker trajectory ids of its own."""
-        return {"traj_pool": TrajectoryIds(worker)} if self._one_env else {}
+        return {"traj_pool": asking.TrajectoryIds(worker)} if self._one_env else {}
 
     def _ask(self, function: Callable[..., Any], given: Mapping[int, Sequence[Any]]) -> list[Any]:
         self._check_open()
@@ -275,14 +268,16 @@ class RayCollector(Asking, TorchRLRayCollector):
                     self.stop_remote_collectors()
                 else:
                     self.shutdown()
-                raise WorkerLostError(lost) from error
+                raise asking.WorkerLostError(lost) from error
             _log.warning("%s; another takes its place", lost)
             self._replacements[worker] += 1
             seeding = None
             if self._seed is not None:
                 seeding = None, self._seed, worker, self._replacements[worker]
             self.remote_collectors[worker] = self._start_one(worker)
-            ready = self._call(worker, take_place, worker, self._sent, self._version, seeding)
+            ready = self._call(
+                worker, asking.take_place, worker, self._sent, self._version, seeding
+            )
             if not ray.wait([ready], timeout=_PATIENCE)[0]:
                 _log.warning("worker %d waits for room on the cluster", worker)
             try:
@@ -324,7 +319,7 @@ class RayCollector(Asking, TorchRLRayCollector):
             self._sent = ray.put(weights)
             chosen = [worker_ids] if isinstance(worker_ids, int) else worker_ids
             workers = range(self.num_collectors) if chosen is None else chosen
-            self._ask(take_weights, dict.fromkeys(workers, (self._sent, self._version)))
+            self._ask(asking.take_weights, dict.fromkeys(workers, (self._sent, self._version)))
 
     def set_seed(self, seed: int, static_seed: bool = False) -> Any:
         """Seed all workers and restart their envs.

@@ -190,7 +190,7 @@ def test_an_episode_that_ends_its_process_alone_is_lost(
 def test_a_worker_that_closes_its_connection_is_ended(
     set_up: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dispatcher, "EXIT_SECONDS", 0.1)
+    monkeypatch.setattr("tdcollect.evaluation.workers.local.EXIT_SECONDS", 0.1)
     env = partial(Deadly, {17: "close_all"})
     result = told(set_up(1, max_lost=1), env, hungry(), episodes=[7])
     how = "closed its connection, and was ended"

@@ -13,32 +13,11 @@ from typing import Any, Generic, TypeVar
 
 from tdcollect.cleanup import ended_on_error
 from tdcollect.display import count_text
+from tdcollect.evaluation import ledger
 from tdcollect.evaluation.episodes.actions import GROUPS
 from tdcollect.evaluation.episodes.data import Finished
-from tdcollect.evaluation.ledger import (
-    LOST,
-    MIXED,
-    Episode,
-    differences,
-    may_be_mixed,
-    mixed_entries,
-)
 from tdcollect.evaluation.manifest import git_state
-from tdcollect.evaluation.workers.local import (
-    EXIT_SECONDS,
-    MOST_HELD,
-    Ended,
-    Fetch,
-    Message,
-    Open,
-    Opened,
-    Probing,
-    Raised,
-    Run,
-    State,
-    Worker,
-    Workers,
-)
+from tdcollect.evaluation.workers import local
 from tdcollect.evaluation.workers.worker import Job, Pickled
 from tdcollect.processes.channel import raised_there
 from tdcollect.randomness import NotReproducibleError
@@ -115,7 +94,7 @@ class Dispatcher:
         RuntimeError: if the workers are in use.
     """
 
-    def __init__(self, workers: Workers, allow_mixed: bool, note: Callable[[str], None]):
+    def __init__(self, workers: local.Workers, allow_mixed: bool, note: Callable[[str], None]):
         self.workers = workers
         self.note = note
         self.lost: list[str] = []  # how each lost worker ended, in lines
@@ -132,7 +111,7 @@ class Dispatcher:
         with ended_on_error(self.close):
             while found := list(workers.wait(0)):  # what was left unread comes before an end
                 for worker, message in found:
-                    if message is None or isinstance(message.what, Raised):
+                    if message is None or isinstance(message.what, local.Raised):
                         self._end(worker)  # which had nothing to do
 
     def add(self, work: Evaluation) -> None:
@@ -183,28 +162,30 @@ class Dispatcher:
             if work.begun and seat.opened is not None:
                 self._hand_out(self.workers.crew[rank], seat.opened, work)
 
-    def _hand_out(self, worker: Worker, opened: Opened, work: Evaluation) -> None:
+    def _hand_out(self, worker: local.Worker, opened: local.Opened, work: Evaluation) -> None:
         while work.unlike:
             unlike = work.unlike.pop()
-            work.manifest[MIXED] = mixed_entries(work.manifest, unlike)
+            work.manifest[ledger.MIXED] = ledger.mixed_entries(work.manifest, unlike)
             work.recording.let_in(unlike)
         idle = not self._schedule.held(worker.rank)
         more = self._schedule.hand_out(worker.rank, opened.slots)
         if more:
-            self._send(worker, work, Run(more, work.keep))
+            self._send(worker, work, local.Run(more, work.keep))
             if idle:
                 self._watch(worker)
 
-    def _send(self, worker: Worker, work: Evaluation, what: Open | Run | Fetch) -> None:
-        worker.send(Message(self.workers.turn, work.key, what))
+    def _send(
+        self, worker: local.Worker, work: Evaluation, what: local.Open | local.Run | local.Fetch
+    ) -> None:
+        worker.send(local.Message(self.workers.turn, work.key, what))
 
-    def _watch(self, worker: Worker) -> None:
+    def _watch(self, worker: local.Worker) -> None:
         """Begin to look at the steps of a worker that is at work from now on."""
         self._schedule.seats[worker.rank].beats = (worker.beats(), time.monotonic())
 
     def policy_state(self, work: Evaluation) -> dict[str, Any]:
         """Return the policy's ``state_dict``, on the CPU; empty if it has none."""
-        asked: Worker | None = None
+        asked: local.Worker | None = None
         self._states.clear()
         while not self._states:
             if not self._schedule.seats_at(work):
@@ -213,7 +194,7 @@ class Dispatcher:
             ready = [r for r, seat in self._schedule.seats_at(work).items() if seat.opened]
             if ready and self.workers.crew[min(ready)] is not asked:
                 asked = self.workers.crew[min(ready)]
-                self._send(asked, work, Fetch())
+                self._send(asked, work, local.Fetch())
             for _, what in chain(self.hand_out(), self.answers()):
                 if isinstance(what, Exception):
                     raise what
@@ -235,28 +216,30 @@ class Dispatcher:
             turn, key, answer = message
             work = self._by_key.get(key) if turn == self.workers.turn else None
             seat = self._schedule.seats.get(worker.rank) if there else None
-            if isinstance(answer, Raised) and there:
+            if isinstance(answer, local.Raised) and there:
                 self._end(worker)  # its env may be anywhere
                 self._schedule.lose(worker.rank)
             if work is None:
                 continue  # of an evaluation that ended before this worker was up
-            if isinstance(answer, Ended):
+            if isinstance(answer, local.Ended):
                 yield from self._ended(worker, answer, work)
             elif seat is None or seat.evaluation is not work:
                 continue  # it was lost, or others ended this evaluation meanwhile
-            elif isinstance(answer, Opened):
+            elif isinstance(answer, local.Opened):
                 yield from self._take_in(worker, answer, work)
-            elif isinstance(answer, Probing):
+            elif isinstance(answer, local.Probing):
                 seat.skipped = answer.skipped
-            elif isinstance(answer, State):
+            elif isinstance(answer, local.State):
                 self._states.append(answer.state)
-            elif isinstance(answer, Raised):
+            elif isinstance(answer, local.Raised):
                 yield self._fail(work, raised_there(answer.failure, worker.name))
         for worker, limit in hanging:
             if self.workers.crew.get(worker.rank) is worker:
                 yield from self._lose(worker, f"was ended, as it finished no step in {limit:g} s")
 
-    def _ended(self, worker: Worker, answer: Ended, work: Evaluation) -> Iterator[Event]:
+    def _ended(
+        self, worker: local.Worker, answer: local.Ended, work: Evaluation
+    ) -> Iterator[Event]:
         try:
             new = self._schedule.take_in(work, worker.rank, worker.name, answer.record)
         except NotReproducibleError as error:
@@ -271,16 +254,18 @@ class Dispatcher:
         self.remove(work)
         return work, error
 
-    def _open(self, worker: Worker, work: Evaluation) -> None:
+    def _open(self, worker: local.Worker, work: Evaluation) -> None:
         key, (_, env_key, job, around) = work.key, work.pickled
         self._by_key[key] = work
         sent = None if key in worker.holds else job
         verdict = self.workers.verdicts.get(env_key)
-        self._send(worker, work, Open(around, sent, work.weights, verdict, work.skipped))
-        worker.holds = [*(held for held in worker.holds if held != key), key][-MOST_HELD:]
+        self._send(worker, work, local.Open(around, sent, work.weights, verdict, work.skipped))
+        worker.holds = [*(held for held in worker.holds if held != key), key][-local.MOST_HELD :]
         self._watch(worker)
 
-    def _take_in(self, worker: Worker, opened: Opened, work: Evaluation) -> Iterator[Event]:
+    def _take_in(
+        self, worker: local.Worker, opened: local.Opened, work: Evaluation
+    ) -> Iterator[Event]:
         crew, seats = self.workers.crew, self._schedule.seats_at(work)
         self.workers.verdicts[work.pickled.env_key] = opened.verdict
         own = seats[worker.rank]
@@ -300,11 +285,11 @@ class Dispatcher:
         except ValueError as error:
             yield self._fail(work, error)
 
-    def _check(self, worker: Worker, opened: Opened, work: Evaluation) -> None:
+    def _check(self, worker: local.Worker, opened: local.Opened, work: Evaluation) -> None:
         """Refuse a worker that differs from the manifest, unless it may."""
         manifest = {**opened.manifest, "git": self._git}
-        found = differences(work.manifest, manifest)
-        mixable = all(may_be_mixed(path) for path, *_ in found)
+        found = ledger.differences(work.manifest, manifest)
+        mixable = all(ledger.may_be_mixed(path) for path, *_ in found)
         if found and self._allow_mixed and mixable:
             work.unlike.append(manifest)
         elif found:
@@ -315,7 +300,7 @@ class Dispatcher:
                 f"evaluation's manifest: {texts}{advice}"
             )
 
-    def _hanging(self, answered: Container[int]) -> list[tuple[Worker, float]]:
+    def _hanging(self, answered: Container[int]) -> list[tuple[local.Worker, float]]:
         """Return the workers that have neither answered nor stepped for long, and their limits."""
         now, found = time.monotonic(), []
         for rank, seat in self._schedule.seats.items():
@@ -331,7 +316,7 @@ class Dispatcher:
                 found.append((worker, limit))
         return found
 
-    def _lose(self, worker: Worker, reason: str | None = None) -> Iterator[Event]:
+    def _lose(self, worker: local.Worker, reason: str | None = None) -> Iterator[Event]:
         """Let a worker go that was lost; yields episodes that are given up."""
         rank = worker.rank
         seat = self._schedule.seats.get(rank)
@@ -356,10 +341,10 @@ class Dispatcher:
         for index in failed:
             text = f"its worker {how}, the last of {self.workers.max_lost} that it cost"
             work.errors[index] = text
-            yield work, Finished(Episode(index, *work.seeds(index), LOST), None)
+            yield work, Finished(ledger.Episode(index, *work.seeds(index), ledger.LOST), None)
 
     def _unopened(
-        self, worker: Worker, seat: Seat[Evaluation], how: str, outside: bool
+        self, worker: local.Worker, seat: Seat[Evaluation], how: str, outside: bool
     ) -> Exception | None:
         """Count a worker lost as it made env and policy, or probed the env; the error of too many.
 
@@ -384,8 +369,8 @@ class Dispatcher:
             "workers"
         )
 
-    def _end(self, worker: Worker, waits: bool = False) -> str:
-        how = worker.end(EXIT_SECONDS if waits else 0.0)
+    def _end(self, worker: local.Worker, waits: bool = False) -> str:
+        how = worker.end(local.EXIT_SECONDS if waits else 0.0)
         del self.workers.crew[worker.rank]
         return how
 
@@ -485,7 +470,7 @@ class Schedule(Generic[Key]):
         held.update(dict.fromkeys(group))
         return group
 
-    def take_in(self, evaluation: Key, rank: int, name: str, record: Episode) -> bool:
+    def take_in(self, evaluation: Key, rank: int, name: str, record: ledger.Episode) -> bool:
         """Take a record in; False if the episode had ended before, with the same digest.
 
         The worker that ran it may have been lost since.
@@ -574,7 +559,7 @@ class Seat(Generic[Key]):
     grouped: bool = False  # it runs a group of suspects
     ended: int = 0
     since: float | None = None  # when it was first to be given episodes
-    opened: Opened | None = None  # its answer, once it has env and policy
+    opened: local.Opened | None = None  # its answer, once it has env and policy
     skipped: int | None = None  # groups of seeds that its probe leaves out, while it probes the env
     beats: tuple[int, float] | None = None  # its steps so far, and since when, while it is at work
 

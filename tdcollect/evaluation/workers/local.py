@@ -25,18 +25,8 @@ import cloudpickle
 
 from tdcollect import check
 from tdcollect.display import count_text, one_line
+from tdcollect.processes import child
 from tdcollect.processes.channel import Channel, Described, InterruptsHeld
-from tdcollect.processes.child import (
-    GRACE,
-    Child,
-    Forked,
-    FromTemplate,
-    Spawned,
-    Template,
-    check_can_start,
-    disown_in_forks,
-    shared_file,
-)
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -202,7 +192,7 @@ class Workers(contextlib.AbstractContextManager["Workers"], ABC):
         for worker in [*self.crew.values()]:
             if not worker.leave():
                 del self.crew[worker.rank]
-        deadline = time.monotonic() + GRACE
+        deadline = time.monotonic() + child.GRACE
         while self.crew and (left := deadline - time.monotonic()) > 0:
             for worker, answer in self.wait(left):
                 if answer is None:
@@ -241,7 +231,7 @@ def pickled_part(name: str, value: Any) -> bytes:
 
 
 _WORKER = "tdcollect.evaluation.workers.worker"
-_Start = Callable[[tuple[int]], Child]
+_Start = Callable[[tuple[int]], child.Child]
 EXIT_SECONDS = 2.0
 """Seconds between the end of a process's connection and its own."""
 _STARTS = 4  # of templates, one after the other
@@ -285,15 +275,15 @@ class LocalWorkers(Workers):
         *,
         init_fn: Callable[[], Any] | None = None,
     ):
-        check_can_start()
+        child.check_can_start()
         super().__init__(num_workers, timeout, max_lost)
         check.callables(init_fn=init_fn)
         self.crew: dict[int, LocalWorker] = {}  # type: ignore[assignment]
         self.init_fn = None if init_fn is None else pickled_part("init_fn", init_fn)
         # What a fork of this process runs as the template; None for a fresh interpreter.
         self.template: Callable[[int], None] | None = None
-        self._templates: list[Template] = []  # at most one
-        disown_in_forks(self)
+        self._templates: list[child.Template] = []  # at most one
+        child.disown_in_forks(self)
 
     def __reduce__(self) -> Any:
         """Copy the arguments only: the workers belong to this process."""
@@ -306,18 +296,18 @@ class LocalWorkers(Workers):
         if self.init_fn is not None:
             with InterruptsHeld():
                 return self._started(
-                    rank, partial(Spawned, f"{_WORKER}:main", init_fn=self.init_fn)
+                    rank, partial(child.Spawned, f"{_WORKER}:main", init_fn=self.init_fn)
                 )
         for _ in range(_STARTS):  # one that has gone, or goes as it starts, is replaced
             if not self._templates:
                 with InterruptsHeld():
                     fork, function = self.template, f"{_WORKER}:template"
-                    child = Spawned(function) if fork is None else Forked(fork)
-                    self._templates.append(Template(child))
+                    process = child.Spawned(function) if fork is None else child.Forked(fork)
+                    self._templates.append(child.Template(process))
             template = self._templates[0]
             if template.ready():
                 with InterruptsHeld(), contextlib.suppress(ChildProcessError):
-                    return self._started(rank, partial(FromTemplate, template))
+                    return self._started(rank, partial(child.FromTemplate, template))
             self._templates.pop().child.end()
         raise RuntimeError("expected a process to start and to import tdcollect, but it ended")
 
@@ -354,7 +344,7 @@ class LocalWorker(Worker):
     def __init__(self, rank: int, start: _Start):
         super().__init__(rank)
         self.read: Callable[[bytes], Any] = pickle.loads  # makes an answer of its bytes
-        file = shared_file(8)
+        file = child.shared_file(8)
         try:
             self._steps = memoryview(mmap.mmap(file, 0)).cast("q")
             self.process = start((file,))
@@ -417,7 +407,7 @@ class LocalWorker(Worker):
         return how
 
 
-def _end_all(crew: dict[int, LocalWorker], templates: list[Template]) -> None:
+def _end_all(crew: dict[int, LocalWorker], templates: list[child.Template]) -> None:
     for worker in crew.values():
         worker.end()
     crew.clear()

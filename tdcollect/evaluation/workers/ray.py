@@ -17,14 +17,7 @@ from typing import Any
 from tdcollect import check, ray_cluster
 from tdcollect._upstream.others import bounded, started_here
 from tdcollect.display import count_text
-from tdcollect.evaluation.workers.local import (
-    EXIT_SECONDS,
-    LocalWorker,
-    LocalWorkers,
-    Message,
-    Worker,
-    Workers,
-)
+from tdcollect.evaluation.workers import local
 from tdcollect.packages import extra_module
 from tdcollect.processes.child import GRACE
 from tdcollect.progress import warn
@@ -37,7 +30,7 @@ _ANY_TIME = 3600.0  # nothing is to be done until a worker answers
 _PUT, _LOOK = ({"concurrency_group": name} for name in ("put", "look"))
 
 
-class RayWorkers(Workers):
+class RayWorkers(local.Workers):
     """Workers of a Ray cluster that run test episodes.
 
     Pass them to :func:`tdcollect.evaluate`; the episodes are the same to the bit as without. Each
@@ -94,7 +87,7 @@ class RayWorkers(Workers):
         self.crew: dict[int, _Remote] = {}  # type: ignore[assignment]
         self.num_cpus, self.num_gpus = num_cpus, num_gpus
         self.address = address
-        self._local = LocalWorkers(1, init_fn=init_fn)  # of each actor, not started here
+        self._local = local.LocalWorkers(1, init_fn=init_fn)  # of each actor, not started here
         self._actors: _Actors  # once they start
 
     def __reduce__(self) -> Any:
@@ -104,7 +97,7 @@ class RayWorkers(Workers):
         made = partial(RayWorkers, address=ray_cluster.address() or self.address, **arguments)
         return made, (), {"_local": self._local}
 
-    def start(self, rank: int) -> Worker:
+    def start(self, rank: int) -> local.Worker:
         if self._end is None or not self._actors.connected:
             if self._end is not None:
                 self._end()
@@ -133,7 +126,7 @@ class RayWorkers(Workers):
             f"each; {waiting} will wait until it grows"
         )
 
-    def wait(self, seconds: float) -> Iterator[tuple[Worker, Message | None]]:
+    def wait(self, seconds: float) -> Iterator[tuple[local.Worker, local.Message | None]]:
         deadline = time.monotonic() + seconds
         answered = False
         while not answered and self.crew:
@@ -172,11 +165,13 @@ class RayWorkers(Workers):
 class _Actors:
     """The actors of some workers, by rank, and the connection to Ray by its name."""
 
-    def __init__(self, connection: str, local: LocalWorkers, num_cpus: float, num_gpus: float):
+    def __init__(
+        self, connection: str, workers: local.LocalWorkers, num_cpus: float, num_gpus: float
+    ):
         import ray
 
         self._connection = connection
-        self._local = local
+        self._local = workers
         needs = {"CPU": float(num_cpus), "GPU": float(num_gpus)}
         self.needs = {kind: amount for kind, amount in needs.items() if amount}
         self._make = ray.remote(
@@ -268,7 +263,7 @@ class _Actors:
         ray_cluster.disconnect(self._connection)
 
 
-class _Remote(Worker):
+class _Remote(local.Worker):
     """A worker beside an actor."""
 
     def __init__(self, rank: int, actors: _Actors):
@@ -294,12 +289,12 @@ class _Remote(Worker):
             self._lose("lost its Ray, which was shut down", outside=True)
         return self._how
 
-    def send(self, message: Message | None) -> None:
+    def send(self, message: local.Message | None) -> None:
         if self.how is None:
             pickled = self._actors.stored(pickle.dumps(message))
             self._actor.put.options(**_PUT).remote(self._life, pickled)
 
-    def read(self) -> Iterator[Message | None]:
+    def read(self) -> Iterator[local.Message | None]:
         """Yield the answer that is there; None if the worker was lost instead."""
         import ray
 
@@ -414,11 +409,11 @@ class Host:
     Nothing here imports torch.
     """
 
-    def __init__(self, workers: LocalWorkers):
+    def __init__(self, workers: local.LocalWorkers):
         self._workers = workers
         self._changed = threading.Condition()
         self._life = -1
-        self._worker: LocalWorker | None = None
+        self._worker: local.LocalWorker | None = None
 
     def answers(self, life: int) -> Iterator[bytes | str | tuple[str, bool]]:
         """Start a worker; yield its place, its pickled answers, and how it ended.
@@ -438,7 +433,7 @@ class Host:
                     continue
                 with self._changed:
                     self._worker = None
-                    how = worker.end(EXIT_SECONDS)
+                    how = worker.end(local.EXIT_SECONDS)
                 yield how, worker.outside
 
     def put(self, life: int, message: bytes) -> None:

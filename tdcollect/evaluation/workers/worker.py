@@ -34,19 +34,7 @@ from tdcollect.evaluation.episodes.collector import EvaluationCollector, Feed
 from tdcollect.evaluation.manifest import subject
 from tdcollect.evaluation.requested import RequestedEnv, placed, policy_from
 from tdcollect.evaluation.settings import EvaluationSettings
-from tdcollect.evaluation.workers.local import (
-    MOST_HELD,
-    Ended,
-    Fetch,
-    Message,
-    Open,
-    Opened,
-    Probing,
-    Raised,
-    Run,
-    State,
-    pickled_part,
-)
+from tdcollect.evaluation.workers import local
 from tdcollect.processes.channel import Channel, described, packed
 from tdcollect.processes.child import fork_on_request, leave
 from tdcollect.randomness import global_states_kept
@@ -117,11 +105,11 @@ class Job:
         """Pickle the job; raises TypeError that names a part which cannot be."""
         how = (self.settings.env_kwargs, self.settings.backend, self.settings.fresh_envs)
         spec = _registered([self.env]) if isinstance(self.env, str) else {}
-        env = pickled_part("env", (self.env, how, spec))
-        policy = pickled_part("policy", self.policy)
-        policy_factory = pickled_part("policy_factory", self.policy_factory)
+        env = local.pickled_part("env", (self.env, how, spec))
+        policy = local.pickled_part("policy", self.policy)
+        policy_factory = local.pickled_part("policy_factory", self.policy_factory)
         settings = (self.settings, self.num_workers, self.no_recorders)
-        others = pickled_part("settings", settings)
+        others = local.pickled_part("settings", settings)
         named = self.env.env if isinstance(self.env, RequestedEnv) else self.env
         # The module that an id such as "ale_py:ALE/Pong-v5" names, which registers envs.
         modules = [named.partition(":")[0]] if isinstance(named, str) and ":" in named else []
@@ -211,12 +199,12 @@ def _registered(ids: Iterable[str]) -> dict[str, bytes]:
     return found
 
 
-Receive = Callable[[bool], Message | None]
+Receive = Callable[[bool], local.Message | None]
 """Returns the next message; given False, it does not wait. None if the driver has gone, or if there
 is none yet."""
 
 
-def serve(receive: Receive, beat: Callable[[], None]) -> Generator[Message, None, None]:
+def serve(receive: Receive, beat: Callable[[], None]) -> Generator[local.Message, None, None]:
     """Do what the driver says until it goes; yields the answers, and calls ``beat`` at each step.
 
     Running out of memory ends the loop, as it would end the process elsewhere: what fits beside
@@ -229,22 +217,22 @@ def serve(receive: Receive, beat: Callable[[], None]) -> Generator[Message, None
     try:
         while message is not None:
             turn, key, what = message
-            answer = partial(Message, turn, key)
+            answer = partial(local.Message, turn, key)
             try:
-                if isinstance(what, Open):
+                if isinstance(what, local.Open):
                     what.around.enter()
                     yield from map(answer, _open(jobs, key, what, beat))
-                elif isinstance(what, Fetch):
+                elif isinstance(what, local.Fetch):
                     policy = jobs[key].policy
                     state = policy.state_dict() if isinstance(policy, nn.Module) else {}
-                    yield answer(State(on_cpu(state)))
-                elif isinstance(what, Run):
+                    yield answer(local.State(on_cpu(state)))
+                elif isinstance(what, local.Run):
                     feed.begin(turn, what)
                     yield from map(answer, _ended(jobs[key], what, feed))
             except Exception as error:
                 if _lacks_memory(error):
                     raise
-                yield answer(Raised(described(error)))
+                yield answer(local.Raised(described(error)))
             message = feed.following.pop() if feed.following else receive(True)
     finally:
         for collector in jobs.values():
@@ -258,23 +246,23 @@ def _lacks_memory(error: Exception) -> bool:
 
 
 def _open(
-    jobs: dict[str, EvaluationCollector], key: str, message: Open, beat: Callable[[], None]
-) -> Iterator[Probing | Opened]:
+    jobs: dict[str, EvaluationCollector], key: str, message: local.Open, beat: Callable[[], None]
+) -> Iterator[local.Probing | local.Opened]:
     collector = jobs.pop(key, None)
     if collector is None:
         assert message.job is not None  # else the driver knows that it is held here
-        while len(jobs) >= MOST_HELD:
+        while len(jobs) >= local.MOST_HELD:
             jobs.pop(next(iter(jobs))).close()
         collector = unpickled(message.job).open()
     jobs[key] = collector  # the latest last
     if message.weights is not None:
         set_weights(collector, message.weights)
     if message.verdict is None:
-        yield Probing(message.skipped)
+        yield local.Probing(message.skipped)
     verdict = collector.prepare(message.verdict, beat, message.skipped)
     assert verdict is not None
     about = {"env": repr(collector.base), "threads": torch.get_num_threads()}
-    yield Opened(subject(collector), verdict, collector.slots, about)
+    yield local.Opened(subject(collector), verdict, collector.slots, about)
 
 
 def on_cpu(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -285,11 +273,13 @@ def on_cpu(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _ended(collector: EvaluationCollector, message: Run, feed: _Feed) -> Iterator[Ended]:
+def _ended(
+    collector: EvaluationCollector, message: local.Run, feed: _Feed
+) -> Iterator[local.Ended]:
     for finished in collector.run(message.keep, feed):
         record = finished.record
         error = None if record.completed else collector.errors[record.index]
-        yield Ended(record, error, finished.data)
+        yield local.Ended(record, error, finished.data)
         feed.stepped()  # to send them may take as long as a step
         del finished  # else its data would stay in memory beside the next one's
 
@@ -305,9 +295,9 @@ class _Feed(Feed):
     def __init__(self, receive: Receive, beat: Callable[[], None]):
         self._receive = receive
         self.stepped = beat  # type: ignore[method-assign]
-        self.following: list[Message | None] = []
+        self.following: list[local.Message | None] = []
 
-    def begin(self, turn: int, message: Run) -> None:
+    def begin(self, turn: int, message: local.Run) -> None:
         self._turn, self._keep = turn, message.keep
         self._waiting = deque(message.indices)
 
@@ -325,9 +315,9 @@ class _Feed(Feed):
             self._take(self._receive(True))
         return not self.following
 
-    def _take(self, message: Message | None) -> None:
+    def _take(self, message: local.Message | None) -> None:
         run = None if message is None or message.turn != self._turn else message.what
-        if isinstance(run, Run) and run.keep == self._keep:
+        if isinstance(run, local.Run) and run.keep == self._keep:
             self._waiting += run.indices
         else:
             self.following.append(message)
@@ -434,7 +424,7 @@ def snapshots_of(
     if POLICY not in given and isinstance(policy, nn.Module):
         given[POLICY] = policy
     elif POLICY not in given and policy is not None:
-        itself = pickled_part(POLICY, policy)
+        itself = local.pickled_part(POLICY, policy)
     return {name: snapshot(source, name) for name, source in given.items()}, itself
 
 

@@ -45,15 +45,8 @@ from tdcollect.evaluation.episodes.opening import check_env
 from tdcollect.evaluation.replay import Replay, Replayed, replayer
 from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.evaluation.settings import EvaluationSettings, Metrics, Options, check_names
+from tdcollect.evaluation.workers import worker
 from tdcollect.evaluation.workers.local import LocalWorkers, Workers, as_workers, pickled_part
-from tdcollect.evaluation.workers.worker import (
-    Job,
-    check_model_ids,
-    check_recorders,
-    set_weights,
-    snapshots_of,
-    unpickled,
-)
 from tdcollect.packages import extra_module
 from tdcollect.policies import SpacePolicy, recognized
 from tdcollect.processes.channel import raised_there
@@ -201,14 +194,16 @@ class Evaluator:
             others = settings_of(range(first, first + report_episodes), report_seed(seed))
             report = pickled_part("settings", others)
         if isinstance(env, EnvBase) and dump_video:
-            check_recorders(env)
+            worker.check_recorders(env)
         self._policy = policy
         self._named = env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
         self._busy_policy = busy_policy
         self._step_counter = 0
         self._has_warned = False
         crew = _crew_of(workers, backend, init_fn, num_gpus, ray_kwargs)
-        kept = Job(env, policy, settings, crew.num_workers, policy_factory, no_recorders=dump_video)
+        kept = worker.Job(
+            env, policy, settings, crew.num_workers, policy_factory, no_recorders=dump_video
+        )
         job = kept.pickled().job
         directory = None if output_dir is None else Path(os.path.abspath(output_dir))
         functions = pickled_part("metrics_fn", metrics_fn)
@@ -332,7 +327,7 @@ class Evaluator:
             raise RuntimeError("expected report() in the training loop, not in on_result")
         if courier.closed and courier.report is not None:
             return courier.report[1]
-        _, policy = snapshots_of(None, None, self._policy)
+        _, policy = worker.snapshots_of(None, None, self._policy)
         report: EvaluationResult = courier.ask(Request(0, {}, policy, "report"), "report").result()
         return report
 
@@ -457,7 +452,7 @@ class Evaluator:
         self, weights: Source | None, step: int | None, by_id: Mapping[str, Source] | None
     ) -> Request:
         """Return a request, with a snapshot of its weights as they are now."""
-        snapshots, policy = snapshots_of(weights, by_id, self._policy)
+        snapshots, policy = worker.snapshots_of(weights, by_id, self._policy)
         return Request(self._next_step(step), snapshots, policy)
 
     def _next_step(self, step: int | None) -> int:
@@ -519,7 +514,7 @@ def _check_torchrl_only(
             f"expected no collector_kwargs, got {key!r}: test episodes are collected by "
             f"tdcollect.EvaluationCollector; {advice}"
         )
-    check_model_ids(weight_sync_schemes or (), "weight_sync_schemes")
+    worker.check_model_ids(weight_sync_schemes or (), "weight_sync_schemes")
     if _without_next(done_keys) not in (keys.DONE, (keys.DONE,)):
         raise ValueError(
             f"expected done_keys to be ('next', 'done'), got {done_keys!r}: an episode ends where "
@@ -851,7 +846,7 @@ def _replay_of(setup: Setup, request: Request) -> Replay:
     """Return a function that runs an episode again, with env and policy made anew."""
 
     def replay(index: int, video: str | os.PathLike[str] | None) -> Replayed:
-        parts = unpickled(setup.job)
+        parts = worker.unpickled(setup.job)
         if request.kind == "report" and setup.report is not None:
             parts = replace(parts, settings=pickle.loads(setup.report))
         if request.policy is not None:
@@ -860,7 +855,7 @@ def _replay_of(setup: Setup, request: Request) -> Replay:
             parts.env,
             parts.made_policy(),
             lambda i: replace(parts.settings, episodes=[i]),
-            partial(set_weights, weights=request.weights),
+            partial(worker.set_weights, weights=request.weights),
         )
         return again(index, video)
 

@@ -18,16 +18,8 @@ from tdcollect.collect.episodes import SlotStarts, Start
 from tdcollect.collect.step_dict import StepDict, flat, like_rows
 from tdcollect.envs.traits import innermost
 from tdcollect.envs.wrapper import GymnasiumEnv
+from tdcollect.evaluation.episodes import opening
 from tdcollect.evaluation.episodes.data import SUCCESS
-from tdcollect.evaluation.episodes.opening import (
-    Finish,
-    Opened,
-    SlotEnvs,
-    check_env,
-    made_alike,
-    still,
-    with_truncated,
-)
 from tdcollect.evaluation.ledger import Batches
 from tdcollect.evaluation.requested import closed_on_error, is_unstarted
 from tdcollect.evaluation.settings import EvaluationSettings
@@ -35,9 +27,9 @@ from tdcollect.keys import Key, entry_path
 from tdcollect.randomness import GlobalStream
 
 
-def open_batched(env: Any, settings: EvaluationSettings, finish: Finish) -> Opened:
+def open_batched(env: Any, settings: EvaluationSettings, finish: opening.Finish) -> opening.Opened:
     """Open an env of batch size ``[N]``, whose slots share a seed."""
-    check_env(env, "episodes_per_slot is for TorchRL envs of batch size [N]")
+    opening.check_env(env, "episodes_per_slot is for TorchRL envs of batch size [N]")
     fixed = ("num_envs", "backend", *(["env_kwargs"] if isinstance(env, EnvBase) else []))
     if given := [name for name in fixed if getattr(settings, name) is not None]:
         raise ValueError(
@@ -46,7 +38,7 @@ def open_batched(env: Any, settings: EvaluationSettings, finish: Finish) -> Open
         )
     make = None
     if not isinstance(env, (str, EnvBase)):
-        make = partial(made_alike, env, settings.env_kwargs or {})
+        make = partial(opening.made_alike, env, settings.env_kwargs or {})
     made = env if make is None else make()
     numbered = (GymnasiumEnv, SerialEnv, ParallelEnv)
     batched = isinstance(made, EnvBase) and not isinstance(innermost(made), numbered)
@@ -60,13 +52,13 @@ def open_batched(env: Any, settings: EvaluationSettings, finish: Finish) -> Open
             "not depend on each other"
         )
     if make is None:
-        return Opened(made, BatchEnv(finish(made)), made=False)
+        return opening.Opened(made, BatchEnv(finish(made)), made=False)
     with closed_on_error(made):
-        slots = BatchEnv(still(finish, made), lambda: still(finish, make()))
-    return Opened(slots.transformed, slots)
+        slots = BatchEnv(opening.still(finish, made), lambda: opening.still(finish, make()))
+    return opening.Opened(slots.transformed, slots)
 
 
-class BatchEnv(SlotEnvs):
+class BatchEnv(opening.SlotEnvs):
     """Slots of one env that share a seed, and one stream in the place of the global generators.
 
     All are stepped together. One that waits is stepped on unseen with its last action: it is reset
@@ -113,7 +105,7 @@ class BatchEnv(SlotEnvs):
         self._seed(seeds[0])
         how = {"seed": seeds[0]} if self._seeds_in_reset else {}
         with self.outside(), self._streams[0]:
-            return with_truncated(flat(self.transformed.reset(**how)))
+            return opening.with_truncated(flat(self.transformed.reset(**how)))
 
     def _seed(self, seed: int) -> None:
         """Start the stream of a batch, and seed the env, unless its reset does."""
@@ -134,7 +126,7 @@ class BatchEnv(SlotEnvs):
         self._acted = StepDict((key, step[key]) for key in self.transformed.action_keys)
         with self.outside(), self._streams[0]:
             following, error = self._whole.advance(step, next_keys, None)
-        self._row_of_all = with_truncated(following)
+        self._row_of_all = opening.with_truncated(following)
         return self._row_of_all, error
 
     def begin(
@@ -146,7 +138,7 @@ class BatchEnv(SlotEnvs):
         options: dict[str, Any] | None = None,
     ) -> StepDict:
         with self.outside(), self._streams[0]:
-            return with_truncated(self._whole.begin(following, starting, slots))
+            return opening.with_truncated(self._whole.begin(following, starting, slots))
 
     def check_resets(self) -> None:
         """Refuse an env that starts all slots anew where it is asked to start one.

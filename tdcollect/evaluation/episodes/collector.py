@@ -30,14 +30,8 @@ from tdcollect.envs.make import refuse_slot
 from tdcollect.envs.slots import SlotError
 from tdcollect.envs.traits import base_of, transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv
+from tdcollect.evaluation.episodes import agents
 from tdcollect.evaluation.episodes.actions import ActionCheck, LegalActions, Verdict, probe
-from tdcollect.evaluation.episodes.agents import (
-    Actors,
-    BatchedFunction,
-    OnSpaces,
-    actors_of,
-    two_readings,
-)
 from tdcollect.evaluation.episodes.batched import BatchEnv, BatchStarts, open_batched
 from tdcollect.evaluation.episodes.data import Assembly, Finished, Metrics, Returns
 from tdcollect.evaluation.episodes.group_actors import GroupActors
@@ -225,11 +219,11 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         if isinstance(policy, SpacePolicy):
             if not policy.batched:
                 return policy
-            policy = BatchedFunction(policy.source, OnSpaces(self.env))
+            policy = agents.BatchedFunction(policy.source, agents.OnSpaces(self.env))
         if isinstance(policy, GroupPolicies):
             checked_groups(policy, self.env)
             return policy
-        with two_readings(policy, self.env):
+        with agents.two_readings(policy, self.env):
             return as_policy(policy, self.env, self.settings.inference_batch_size)
 
     def _finish(self, env: EnvBase) -> EnvBase:
@@ -429,9 +423,9 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         dims, size = len(env.batch_size), self.settings.inference_batch_size
         policy = self._policy
         run = partial(Inference, size=size, slots=slots, batched=bool(dims), device=self.device)
-        inference: Inference | Actors | GroupActors
+        inference: Inference | agents.Actors | GroupActors
         if isinstance(policy, SpacePolicy):
-            inference = actors_of(policy, OnSpaces(self.env), slots, bool(dims), size)
+            inference = agents.actors_of(policy, agents.OnSpaces(self.env), slots, bool(dims), size)
         elif isinstance(policy, GroupPolicies):
             inference = GroupActors(policy, env, slots, run, size)
         else:
@@ -560,7 +554,7 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             failures.clear()
             if not (next_batch() or feed.goes_on()):
                 break
-        if isinstance(inference, (Actors, GroupActors)):
+        if isinstance(inference, (agents.Actors, GroupActors)):
             inference.end()
 
     def _explain(self, entries: Mapping[Key, torch.Tensor], error: Exception) -> None:
@@ -578,14 +572,14 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
 
     def _first_call(
         self,
-        inference: Inference | Actors | GroupActors,
+        inference: Inference | agents.Actors | GroupActors,
         rows: StepDict,
         env: SteppedEnv,
         actions: ActionCheck,
     ) -> list[Key]:
         """Probe the policy before it acts; add the entries that it carries on."""
         randomness = GlobalRandomness()
-        with two_readings(self.policy, self.env):
+        with agents.two_readings(self.policy, self.env):
             outputs, remembered = inference.probe(rows, env.carried)
         randomness.check("the policy")
         actions.check_first_call(outputs)

@@ -36,7 +36,7 @@ from tdcollect.collect.transforms import StepTransform
 from tdcollect.envs.adopted import ParallelEnv as OurParallelEnv
 from tdcollect.envs.adopted import adopt, reset_arguments
 from tdcollect.envs.slots import Can, SlotError, Stepper
-from tdcollect.envs.spaces import StepBuffers, nested, nested_unchecked
+from tdcollect.envs.spaces import StepBuffers, nested
 from tdcollect.envs.traits import NotKnown, base_of, transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv, is_of_agents
 from tdcollect.keys import Key, from_next
@@ -178,8 +178,8 @@ class InnerEnv:
         raise NotImplementedError
 
 
-_SPARE_BYTES = 2**16
-"""Buffers for resets are allocated in advance where an observation takes no more than this."""
+_SPARE_BYTES = 2**20
+"""Buffers for resets are allocated together, for about so many bytes of observations."""
 
 
 class SlotArrays(InnerEnv):
@@ -191,13 +191,12 @@ class SlotArrays(InnerEnv):
         self.slots = slots
         self.step_bytes = _bytes_of(slots)
         self.rewards = slots.reward_keys
-        self._spare: list[StepBuffers] = []
         self._pinned = False
         self._done: tuple[torch.Tensor, torch.Tensor] | None = None  # at home, and on the CPU
 
     def allocate(self, count: int, pinned: bool, exact: bool) -> list[StepBuffers]:
         self._pinned = pinned
-        return self.slots.allocate(count, pinned, exact)
+        return self.slots.allocate(count, pinned, exact, again=True)
 
     def step(self, given: StepDict, slots: list[int] | None, buffers: StepBuffers) -> Stepped:
         error = None
@@ -223,11 +222,11 @@ class SlotArrays(InnerEnv):
         return self._done[1] if self._done is not None and flag is self._done[0] else None
 
     def reset(self, marks: StepDict, slots: list[int], seeds: Seeds, options: Options) -> StepDict:
-        if not self._spare:
-            # Several at once cost little more than one; large ones would take memory for nothing.
-            count = 1 if self.step_bytes > _SPARE_BYTES else 32
-            self._spare = self.slots.allocate(count, self._pinned)
-        buffers = self._spare.pop()
+        spare = self.slots.stepper.pool.spare
+        if not spare:
+            count = max(1, min(128, _SPARE_BYTES // max(1, self.step_bytes)))
+            spare += self.allocate(count, self._pinned, False)
+        buffers = spare.pop(0)
         self.slots.stepper.reset(slots, buffers, seeds, options)
         begun = self.entries(buffers)
         for key in self.rewards:
@@ -309,9 +308,7 @@ class TorchRLEnv(InnerEnv):
 
     def _packed(self, entries: StepDict) -> TensorDict:
         env = self._env
-        if env.device is None or all(value.device == self.home for value in entries.values()):
-            return nested_unchecked(entries.items(), env.batch_size, env.device and self.home)
-        return nested(entries.items(), env.batch_size, env.device)
+        return nested(entries.items(), env.batch_size, env.device and self.home)
 
     def _completed(self, made: TensorDictBase) -> StepDict:
         entries = flat(made)
@@ -527,12 +524,13 @@ class ArrayEnv(SteppedEnv):
 
     def ends(self, following: StepDict) -> tuple[list[int], list[int]]:
         """The slots to reset, and those whose trajectories end; a GPU is waited for once."""
-        names = [keys.DONE] if self.ends_by_done else [keys.DONE, *self._ends]
-        flags = [following[name] for name in names]
+        flags = [following[keys.DONE]]
+        if not self.ends_by_done:
+            flags += [following[name] for name in self._ends]
         if self._away:
             flags = self._on_host(flags)
-        done = flags[0].numpy().reshape(-1)
-        ended = done.nonzero()[0].tolist() if 1 in done.tobytes() else []  # the quickest way
+        done = flags[0].numpy()
+        ended = np.flatnonzero(done).tolist() if 1 in done.tobytes() else []  # the quickest way
         if self.ends_by_done:
             return ended, ended
         over = np.logical_or.reduce([flag.numpy().reshape(-1) for flag in flags])

@@ -168,7 +168,7 @@ class Policy:
             else:
                 entries = dict(zip(_parameters(module), module.in_keys, strict=True))
                 given = [entries[name] for name in draw.names]
-                call = _draw_call(module, lambda step: drawing(*[step[key] for key in given]))
+                call = _draw_call(module, lambda step: drawing(*map(step.__getitem__, given)))
                 self._add_draws(call, label(module), [drawing])
         if missing:
             # A module that is called on a TensorDict may write them, and as tensors.
@@ -394,7 +394,7 @@ def _module_call(module: TensorDictModule, batch_size: torch.Size) -> Call:
 
     def run(step: StepDict) -> None:
         if names is None:
-            out = call(*[step[key] for key in in_keys], **kwargs)
+            out = call(*map(step.__getitem__, in_keys), **kwargs)
         else:
             out = call(**{n: step[k] for n, k in zip(names, in_keys, strict=True)}, **kwargs)
         if single is not None and type(out) is Tensor:
@@ -422,6 +422,10 @@ def _module_call(module: TensorDictModule, batch_size: torch.Size) -> Call:
     return without_ignored if "_" in out_keys else run
 
 
+_FUNCTIONS = {nn.Tanh: torch.tanh, nn.ReLU: torch.relu, nn.Sigmoid: torch.sigmoid}
+"""The functions that modules call, and nothing else."""
+
+
 def _direct(module: Callable[..., Any]) -> Callable[..., Any]:
     """The ``forward`` of a module without hooks; another module itself."""
     if (
@@ -432,6 +436,8 @@ def _direct(module: Callable[..., Any]) -> Callable[..., Any]:
         or "forward" in module.__dict__
     ):
         return module
+    if type(module) in _FUNCTIONS and not getattr(module, "inplace", False):
+        return _FUNCTIONS[type(module)]
     if type(module) is nn.Linear:
         # Looking its parameters up through the module costs as much as a small product.
         parameters: dict[str, Any] = upstream.parameters_of(module)

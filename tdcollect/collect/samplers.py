@@ -50,8 +50,14 @@ class Noise(Protocol):
 class GlobalNoise:
     """Random numbers of torch's global generator; a :class:`Noise`."""
 
+    _memory = torch.empty(0)
+
     def exponential(self, like: Tensor) -> Tensor:
-        return torch.empty_like(like).exponential_(1)
+        memory = self._memory
+        alike = memory.shape == like.shape and memory.dtype == like.dtype
+        if not alike or memory.device != like.device or memory.stride() != like.stride():
+            self._memory = memory = torch.empty_like(like)
+        return memory.exponential_(1)
 
     def standard_normal(self, like: Tensor) -> Tensor:
         return torch.empty(like.shape, dtype=like.dtype, device=like.device).normal_()
@@ -142,7 +148,7 @@ class _Categorical(Sampler):
         logits = logits - normalizer
         probs = torch.softmax(logits, dim=-1)
         # As torch.multinomial draws one sample per row, without its checks.
-        index = (probs / self._draw.noise.exponential(probs)).argmax(dim=-1, keepdim=True)
+        index = probs.div_(self._draw.noise.exponential(probs)).argmax(dim=-1, keepdim=True)
         return self._drawn(logits, index), self._log_prob(logits, index)
 
     def _drawn(self, logits: Tensor, index: Tensor) -> Tensor:

@@ -286,7 +286,9 @@ def set_ids(step: StepDict, slots: Sequence[int], ids: Sequence[int] | Array) ->
     """Write the trajectory ids of some slots, in a copy of the entry."""
     if keys.TRAJ_IDS in step:
         entry = step[keys.TRAJ_IDS].numpy().copy()
-        entry.reshape(-1)[slots] = ids
+        rows = entry.reshape(-1)
+        for slot, given in zip(slots, ids, strict=True):  # few, mostly: an index takes longer
+            rows[slot] = given
         step[keys.TRAJ_IDS] = torch.from_numpy(entry)
 
 
@@ -490,10 +492,8 @@ class Frames:
     ) -> None:
         """Have slots act, take in those that come back, and reset those that have ended.
 
-        Args:
-            store: takes the rows.
-            act: gives the slots that act next; None at the end.
-            renew: gives the trajectory ids that follow in some slots.
+        ``act`` gives the slots that act next, None at the end; ``renew`` the ids of trajectories
+        that follow in some slots.
         """
         turns, env, watch = self._turns, self.env, self.watch
         self._moved = True

@@ -259,10 +259,7 @@ def _share_tensors_alone(collector: Collector, use_buffers: bool | None) -> None
     """Give each batch memory of its own where some entries, such as strings, are no tensors.
 
     The parent process would see those of the first batch in all that follow: the worker sends its
-    batch once, and shares the memory of the tensors in it.
-
-    Raises:
-        ValueError: for ``use_buffers=True`` with such entries.
+    batch once, and shares the memory of the tensors in it. ``use_buffers=True`` is an error then.
     """
     state = CollectorState(collector)
     if not state.preallocates:

@@ -34,6 +34,7 @@ from tdcollect.envs.process.values import (
 from tdcollect.envs.process.worker import old_api
 from tdcollect.envs.spaces import (
     Bookkeeping,
+    BufferPool,
     Chunk,
     Entry,
     SlotBuffers,
@@ -444,6 +445,7 @@ class Stepper:
         makes: the function that made the envs, if one did, and its arguments.
         reset_options: of the collector that steps the slots; given to resets without options.
         group_map: the agents of each group, in an env of many agents.
+        pool: lends buffers that have been used before.
         shown: entries, by their place, that are copied to tensors whenever slots have moved.
     """
 
@@ -494,6 +496,7 @@ class Stepper:
         self._unsent: dict[int, Exception] = {}  # failures of slots that could not be sent
 
     def _set_entries(self) -> None:
+        self.pool = BufferPool()
         backend, wanted, codec = self.backend, self.bookkeeping, self.backend.observation
         self.entries = [
             Entry(path, leaf.shape, leaf.dtype, leaf.spec)
@@ -551,9 +554,8 @@ class Stepper:
         terminated, truncated, done = (flag[..., 0] for flag in flags)
         raw = map(SlotBuffers, observed, written, rewards, terminated, truncated)
         by_step = zip(*tensors, strict=True)
-        chunk = Chunk(map(StepBuffers, raw, kept, steps, stored, done, by_step))
-        chunk.entries = list(zip(blocks, tensors, strict=True))
-        return chunk
+        made = map(StepBuffers, raw, kept, steps, stored, done, by_step)
+        return Chunk(made, list(zip(blocks, tensors, strict=True)))
 
     def set_seeds(self, seeds: Sequence[int]) -> None:
         """Keep one seed per slot for that slot's next reset."""
@@ -804,10 +806,8 @@ class Stepper:
     def _take_unsent(self, failed: SlotError | None) -> SlotError | None:
         """Join failures with those of slots that could not be sent, if their workers are idle."""
         taken = {s: error for s, error in self._unsent.items() if self.backend.is_idle(s)}
-        if not taken:
-            return failed
         self._unsent = {s: error for s, error in self._unsent.items() if s not in taken}
-        return joined(failed, SlotError("step", taken))
+        return joined(failed, SlotError("step", taken) if taken else None)
 
     def _receive_begun(self, came: Came, out: StepBuffers) -> tuple[list[int], SlotError | None]:
         """Complete the rows of resets that have come; returns their slots, and the failures."""

@@ -265,9 +265,17 @@ class GymnasiumEnv(EnvBase):
             raise RuntimeError("The environment already has an info-dict reader.")
         return self.set_info_dict_reader(info_dict_reader, ignore_private)
 
-    def allocate(self, count: int, pinned: bool = False, exact: bool = False) -> Chunk:
-        """Zeroed buffers for ``count`` steps, of the env's batch size; see Stepper.allocate."""
-        return self.stepper.allocate(count, self._batched, pinned, exact)
+    def allocate(
+        self, count: int, pinned: bool = False, exact: bool = False, again: bool = False
+    ) -> Chunk:
+        """Zeroed buffers for ``count`` steps, of the env's batch size; see Stepper.allocate.
+
+        ``again``: in the memory of earlier ones, where nobody has a part of them any more.
+        """
+        stepper, asked = self.stepper, (count, self._batched, pinned, exact)
+        if again and not pinned:  # from there, copies to a GPU may be under way
+            return stepper.pool.lend(stepper.allocate, *asked)
+        return stepper.allocate(*asked)
 
     def exact_reward(self, buffers: StepBuffers | None = None) -> torch.Tensor:
         """The rewards ``[N, 1]`` as the envs gave them, float64, of exact buffers or the latest."""
@@ -310,15 +318,10 @@ class GymnasiumEnv(EnvBase):
         seed: int | Sequence[int] | None = None,
         options: dict[str, Any] | None = None,
     ) -> TensorDictBase:
-        """Reset the slots that ``"_reset"`` marks, or all.
+        """Reset the slots that ``"_reset"`` marks, ``[N, 1]`` or ``[N]``, or all.
 
-        Args:
-            tensordict: may hold a bool mask ``"_reset"`` of shape ``[N, 1]`` or ``[N]``.
-            seed: an int, which seeds slot i with ``seed + i``, or one int per slot that is reset.
-            options: gymnasium's reset options, for each slot that is reset.
-
-        Raises:
-            ValueError: if the backend cannot honour the seeds.
+        ``seed`` is an int, which seeds slot i with ``seed + i``, or one int per slot that is reset;
+        a ValueError if the backend cannot honour it. ``options`` are gymnasium's.
         """
         slots = self._slots(tensordict, keys.RESET)
         targets = range(self.num_envs) if slots is None else slots

@@ -212,10 +212,8 @@ class EvalCallback(EventCallback):
     def _take(self, wait: bool) -> bool:
         """Take results: all that are asked for, or those that have arrived.
 
-        Callbacks may act on the training, so theirs are never taken whenever they arrive.
-
-        Returns:
-            False if a callback stops the training.
+        Callbacks may act on the training, so theirs are never taken whenever they arrive. False if
+        one of them stops it.
         """
         assert self.evaluator is not None
         goes_on = True

@@ -22,6 +22,7 @@ COLUMNS = (
     w.ENVS,
     w.POLICY,
     w.LIMIT,
+    w.TURNS,
 )
 MAIN_NOTE = f"""\
 Each figure is the time of that program over the time of tdcollect's collector in the same round:
@@ -45,6 +46,9 @@ brackets. "-" marks a program that does not support the workload, or is not inst
 - *{w.ENVS}* and *{w.POLICY}*: the envs stepped in a plain loop with actions that the policy gave
   beforehand (on EnvPool, random ones without resets), and the hand-written loop's policy called on
   one observation. *{w.LIMIT}* is their sum: 1 means that nothing is lost beside them.
+- *{w.TURNS}*: the same envs and policy in one loop that keeps nothing. Each finds the caches full
+  of the other's code and data. (This policy builds a distribution at each step; tdcollect computes
+  the same numbers without.)
 """
 
 

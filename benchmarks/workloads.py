@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 import envpool
@@ -48,6 +49,7 @@ TIANSHOU = "Tianshou 2"
 ENVS = "envs alone"
 POLICY = "policy alone"
 LIMIT = "envs and policy alone"
+TURNS = "envs and policy in turns"
 
 POOL_THREADS = 1
 
@@ -118,6 +120,7 @@ def _gymnasium(
         SB3: others.stable_baselines3(env_id, num_envs, net, steps),
         TIANSHOU: others.tianshou(env_id, num_envs, net, steps),
         ENVS: envs_alone(env_id, num_envs, steps, sample),
+        TURNS: in_turns(env_id, num_envs, steps, sample),
     }
     if parallel:
         make = partial(GymEnv, env_id, categorical_action_encoding=True)
@@ -203,26 +206,48 @@ def envs_alone(env_id: str, num_envs: int, steps: int, sample: hand_written.Samp
     A simulator's time depends on what it is told to do: HalfCheetah takes a fifth longer for the
     actions of an untrained policy than for uniform ones.
     """
-    envs = [gym.make(env_id) for _ in range(num_envs)]
-    observations = [env.reset()[0] for env in envs]
-    actions = []
-
-    def step(env: gym.Env, action: Any) -> Any:
-        observation, _, terminated, truncated, _ = env.step(action)
-        return env.reset()[0] if terminated or truncated else observation
-
-    for _ in range(steps):
-        with torch.no_grad():
-            row = sample(torch.as_tensor(np.stack(observations)).float())[0].numpy()
-        actions.append(row)
-        observations = [step(env, action) for env, action in zip(envs, row, strict=True)]
+    envs, actions = _acting(env_id, num_envs, sample)
+    actions = list(islice(actions, steps))
 
     def run() -> None:
         for row in actions:
             for env, action in zip(envs, row, strict=True):
-                step(env, action)
+                _step(env, action)
 
     return Program(run, num_envs * steps, lambda: [env.close() for env in envs])
+
+
+def in_turns(env_id: str, num_envs: int, steps: int, sample: hand_written.Sample) -> Program:
+    """The envs and the policy in turns, in a loop that keeps nothing."""
+    envs, actions = _acting(env_id, num_envs, sample)
+
+    def run() -> None:
+        for _ in range(steps):
+            next(actions)
+
+    return Program(run, num_envs * steps, lambda: [env.close() for env in envs])
+
+
+def _acting(
+    env_id: str, num_envs: int, sample: hand_written.Sample
+) -> tuple[list[gym.Env], Iterator[Any]]:
+    """Envs, and the actions ``[N, ...]`` with which a policy steps them."""
+    envs = [gym.make(env_id) for _ in range(num_envs)]
+
+    def act() -> Iterator[Any]:
+        observations = [env.reset()[0] for env in envs]
+        while True:
+            with torch.no_grad():
+                row = sample(torch.as_tensor(np.array(observations)).float())[0].numpy()
+            observations = [_step(env, action) for env, action in zip(envs, row, strict=True)]
+            yield row
+
+    return envs, act()
+
+
+def _step(env: gym.Env, action: Any) -> Any:
+    observation, _, terminated, truncated, _ = env.step(action)
+    return env.reset()[0] if terminated or truncated else observation
 
 
 def _pool_alone(pool: Any, num_envs: int, steps: int) -> Program:

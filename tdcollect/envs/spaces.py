@@ -577,6 +577,10 @@ class StepBuffers(NamedTuple):
     tensors: Sequence[torch.Tensor]
 
     @property
+    def arrays(self) -> list[Array]:
+        return [*self.entries, *self.raw[2:], self.reward, self.done]
+
+    @property
     def state(self) -> list[Array]:
         """The arrays ``[N, ...]`` that say where slots are: all but the reward."""
         return [*self.entries, self.raw.terminated, self.raw.truncated, self.done]
@@ -635,13 +639,10 @@ class BufferPool:
 class _Kept:
     def __init__(self, asked: tuple[Any, ...], chunk: Chunk):
         self.asked, self.chunk = asked, chunk
-        first, last = chunk[0], chunk[-1]
-        arrays = (*first.entries, first.reward, *first.raw[2:], first.done)
-        self.memory: list[Any] = [array.base for array in arrays]
+        self.memory: list[Any] = [array.base for array in chunk[0].arrays]
         # The last step is held longest: it says soonest that they are in use.
-        self._last = [last, *last.tensors]
-        self._rest = [*self.memory, *chain(chunk, *(step.tensors for step in chunk))]
-        del arrays, first, last
+        parts = ((step, *step.tensors, *step.arrays) for step in reversed(chunk))
+        self._last, self._rest = [*next(parts)], [*self.memory, *chain.from_iterable(parts)]
         self._unused = [*self._users()]
 
     def is_unused(self) -> bool:

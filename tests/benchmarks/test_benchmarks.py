@@ -35,9 +35,8 @@ def test_a_quick_run_prints_the_table_and_writes_the_page_and_the_figures(tmp_pa
 
     others = "hand-written | TorchRL Collector | TorchRL Collector, ParallelEnv"
     others += " | Stable-Baselines3 | Tianshou 2 | hand-written, default autoreset"
-    others += (
-        " | hand-written, slots reset singly | envs alone | policy alone | envs and policy alone"
-    )
+    others += " | hand-written, slots reset singly | envs alone | policy alone"
+    others += " | envs and policy alone | envs and policy in turns"
     head = " ".join(printed.partition("\n")[0].split())
     assert head == f"| workload | tdcollect, frames/s | {others} |"
     assert printed.split("\n\n")[0] in page

@@ -31,7 +31,14 @@ from tdcollect._upstream.torchrl import (
     steps_alone,
 )
 from tdcollect.collect.lowering import Shown, inverted, joined, lower_members, lower_transforms
-from tdcollect.collect.step_dict import StepDict, flat, like_rows, sent, with_index
+from tdcollect.collect.step_dict import (
+    StepDict,
+    chunk_steps,
+    flat,
+    like_rows,
+    sent,
+    with_index,
+)
 from tdcollect.collect.transforms import StepTransform
 from tdcollect.envs.adopted import ParallelEnv as OurParallelEnv
 from tdcollect.envs.adopted import adopt, reset_arguments
@@ -178,10 +185,6 @@ class InnerEnv:
         raise NotImplementedError
 
 
-_SPARE_BYTES = 2**20
-"""Buffers for resets are allocated together, for about so many bytes of observations."""
-
-
 class SlotArrays(InnerEnv):
     """gymnasium slots, which write into arrays."""
 
@@ -224,9 +227,8 @@ class SlotArrays(InnerEnv):
     def reset(self, marks: StepDict, slots: list[int], seeds: Seeds, options: Options) -> StepDict:
         spare = self.slots.stepper.pool.spare
         if not spare:
-            count = max(1, min(128, _SPARE_BYTES // max(1, self.step_bytes)))
-            spare += self.allocate(count, self._pinned, False)
-        buffers = spare.pop(0)
+            spare += self.allocate(chunk_steps(self.step_bytes), self._pinned, False)
+        buffers = spare.pop(0)  # the last one tells soonest that they are in use
         self.slots.stepper.reset(slots, buffers, seeds, options)
         begun = self.entries(buffers)
         for key in self.rewards:

@@ -288,6 +288,12 @@ _CHUNK_STEPS = 128
 """The most steps of a chunk."""
 
 
+def chunk_steps(step_bytes: int, on_cpu: bool = True) -> int:
+    """The steps of a chunk, if the observations of each take so many bytes."""
+    size = _CHUNK_BYTES if on_cpu else _GPU_CHUNK_BYTES
+    return max(1, min(_CHUNK_STEPS, size // max(1, step_bytes)))
+
+
 @dataclass
 class Store:
     """Takes the steps of a loop, and stacks them chunk by chunk, or all at once.
@@ -318,8 +324,7 @@ class Store:
 
     def allocate(self) -> Iterator[Any]:
         """The buffers of each step, without end for rows; steps are stacked chunk by chunk."""
-        size = _CHUNK_BYTES if self.env.home == _CPU else _GPU_CHUNK_BYTES
-        chunk = max(1, min(_CHUNK_STEPS, size // max(1, self.env.step_bytes)))
+        chunk = chunk_steps(self.env.step_bytes, on_cpu=self.env.home == _CPU)
         left = math.inf if self.steps is None else self.steps
         while left > 0:
             count = int(min(chunk, left))

@@ -462,13 +462,14 @@ class SpaceCodec:
 
     def read(self, entries: Sequence[Array]) -> Any:
         """Decode the entries' arrays ``[N, *shape]`` into gymnasium's batched form."""
+        if isinstance(self._tree, int):  # one entry, at every step of most envs
+            (entry,) = entries
+            return self.leaves[0].read(entry)
         values = [leaf.read(entry) for leaf, entry in zip(self.leaves, entries, strict=True)]
         return nest(self._tree, values)
 
     def read_slots(self, entries: Sequence[Array]) -> Sequence[Any]:
         """Decode the entries' arrays ``[N, *shape]`` into one gymnasium value per slot."""
-        if isinstance(self._tree, int):  # one entry, at every step of most envs
-            return unstack(self.leaves[0].read(entries[0]), len(entries[0]))
         return unstack(self.read(entries), len(entries[0]))
 
 
@@ -577,13 +578,14 @@ class StepBuffers(NamedTuple):
     tensors: Sequence[torch.Tensor]
 
     @property
-    def arrays(self) -> list[Array]:
-        return [*self.entries, *self.raw[2:], self.reward, self.done]
-
-    @property
     def state(self) -> list[Array]:
         """The arrays ``[N, ...]`` that say where slots are: all but the reward."""
         return [*self.entries, self.raw.terminated, self.raw.truncated, self.done]
+
+    @property
+    def arrays(self) -> list[Array]:
+        """All arrays ``[N, ...]``."""
+        return [*self.state, self.reward, self.raw.reward]
 
     def copy_state(self, arrays: Iterable[Array], slots: list[int] | None = None) -> None:
         """Copy the :attr:`state` of other buffers, of ``slots`` (None for all)."""
@@ -610,13 +612,10 @@ class Chunk(list[StepBuffers]):
 
 
 class BufferPool:
-    """Lends buffers of steps again, once nobody has a part of them any more.
-
-    (A small env's tensors take longer to make than to fill.) ``spare`` are buffers for resets.
-    """
+    """Lends buffers of steps again, once nobody has a part of them any more."""
 
     def __init__(self) -> None:
-        self.spare: list[StepBuffers] = []
+        self.spare: list[StepBuffers] = []  # for resets
         # Of steps and of resets, in two sizes: one in use, and one whose last step still is.
         self._kept: deque[_Kept] = deque(maxlen=8)
 
@@ -639,7 +638,8 @@ class BufferPool:
 class _Kept:
     def __init__(self, asked: tuple[Any, ...], chunk: Chunk):
         self.asked, self.chunk = asked, chunk
-        self.memory: list[Any] = [array.base for array in chunk[0].arrays]
+        # The backend may write rewards into memory of their own, or where they are stored.
+        self.memory: list[Any] = [*{id(a.base): a.base for a in chunk[0].arrays}.values()]
         # The last step is held longest: it says soonest that they are in use.
         parts = ((step, *step.tensors, *step.arrays) for step in reversed(chunk))
         self._last, self._rest = [*next(parts)], [*self.memory, *chain.from_iterable(parts)]

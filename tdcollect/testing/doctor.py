@@ -572,8 +572,12 @@ def _compare_with_plain_loop(exam: Examination, env: GymnasiumEnv, steps: int) -
                             first = not where and key in env.reward_keys  # of agents
                             if not first and mismatch("", source[key][slot, t], expected[0]):
                                 return 0, f"slot {slot}, step {t}: {where}{key!r} differs"
-                    flags = {keys.TERMINATED: terminated, keys.TRUNCATED: truncated}
-                    for name, value in {keys.REWARD: np.float32(reward), **flags}.items():
+                    scalars = {
+                        keys.REWARD: np.float32(reward),
+                        keys.TERMINATED: terminated,
+                        keys.TRUNCATED: truncated,
+                    }
+                    for name, value in scalars.items():
                         found = nexts.get(name, None)  # agents have rewards of their own
                         if found is not None and mismatch("", found[slot, t], np.asarray([value])):
                             return 0, f"slot {slot}, step {t}: {name} differs"

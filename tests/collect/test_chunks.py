@@ -25,7 +25,6 @@ def test_chunked_batches_are_the_parents(
     case: str, chunk_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tdcollect.collect.step_dict._CHUNK_BYTES", chunk_bytes)
-    monkeypatch.setattr("tdcollect.collect.arrays._SPARE_BYTES", 0)
     check_same(*CASES[case])
 
 

@@ -132,25 +132,30 @@ class Keeps(nn.Module):
 def collected(policy: Any, steps: int, batches: int) -> tuple[list[Any], int]:
     """Batches, and how often buffers were allocated for the second half of them."""
     env = make_env("CartPole-v1", 3, categorical_action_encoding=True)
+    env.set_seed(0)
     collector = Collector(env, policy, frames_per_batch=3 * steps, total_frames=3 * steps * batches)
     for module in policy.modules():
         if isinstance(module, Keeps):
             module.kept = []  # not yet what the collector's making has shown it
-    found, allocated, allocate = [], [0], Stepper.allocate
+    found: list[Any] = []
+    calls: list[int] = []
+    allocate = Stepper.allocate
+
+    def counted(stepper: Stepper, count: int, *options: bool) -> Any:
+        calls.append(count)
+        return allocate(stepper, count, *options)
+
     with pytest.MonkeyPatch.context() as patch:
         for batch in collector:
             found.append(batch)
             if len(found) == batches // 2:
-                patch.setattr(
-                    Stepper,
-                    "allocate",
-                    lambda *given: [allocated.append(1), allocate(*given)][1],
-                )
-    return found, len(allocated) - 1
+                patch.setattr(Stepper, "allocate", counted)
+    return found, len(calls)
 
 
 @pytest.mark.parametrize("steps", [20, 300])
 def test_a_collector_goes_on_in_the_memory_of_earlier_batches(steps: int) -> None:
+    torch.manual_seed(0)
     policy = TensorDictModule(nn.Linear(4, 2), ["observation"], ["logits"])
     act = TensorDictModule(partial(torch.argmax, dim=-1), ["logits"], ["action"])
     _, allocated = collected(TensorDictSequential(policy, act), steps, 20)

@@ -140,9 +140,9 @@ class Session:
                 answer.get("action"),
             ) from error
 
-    def end(self) -> None:
-        """Let the server forget the episode, unless it is busy with it."""
-        if self._message["number"] >= 0 and not self._waits:
+    def end(self, tell: bool = True) -> None:
+        """Close the connection; first tell the server that the episode ends, if it is not busy."""
+        if tell and self._message["number"] >= 0 and not self._waits:
             with suppress(ConnectionError, SessionLost, ValueError):
                 self.asked({"session": self._message["session"], "end": True})
         self.close()

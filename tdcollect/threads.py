@@ -13,9 +13,10 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from types import FrameType
+from typing import Any
 
 import torch
 
@@ -46,7 +47,7 @@ class _Collection:
     pauses: bool
 
 
-# Held while a block of an evaluation runs, and for a moment when a collection begins.
+# Held while an evaluation makes envs or runs a block, and for a moment when a collection begins.
 _turn = threading.RLock()
 _collections: set[_Collection] = set()
 # The files and functions in which a thread waits for another one, or for input.
@@ -81,6 +82,11 @@ def collecting(pauses: bool = False) -> Iterator[None]:
     finally:
         if _collections is not None:  # as the interpreter ends, it may be gone
             _collections.discard(collection)
+
+
+def turn() -> AbstractContextManager[Any]:
+    """While a thread holds it, no other one evaluates or begins to collect."""
+    return _turn
 
 
 @contextmanager

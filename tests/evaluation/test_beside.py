@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 import torch
+from torchrl.envs import GymWrapper
 
 from tdcollect import Collector, env_seed, make_env
-from tdcollect.randomness import GlobalRandomness, NotReproducibleError
-from tdcollect.threads import collecting, evaluating
+from tdcollect.randomness import GlobalRandomness, NotReproducibleError, Outside
+from tdcollect.threads import collecting, evaluating, turn
 
 from .envs import GlobalNumpy, Walk
 from .ledger import digest, records
@@ -197,6 +198,28 @@ def test_two_evaluations_in_two_threads_take_turns() -> None:
     with ThreadPoolExecutor(2) as pool:
         assert {*pool.map(lambda policy: digest(Walk, policy, 40), policies)} == {expected}
     assert not before.moved()
+
+
+def test_global_states_are_swapped_in_turn_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread that finds them swapped would take it for draws, or restore them so."""
+    taken, enter = [], Outside.__enter__
+
+    def take() -> bool:
+        lock: Any = turn()
+        got: bool = lock.acquire(blocking=False)
+        if got:
+            lock.release()
+        return got
+
+    def entered(outside: Outside) -> Outside:
+        taken.append(in_a_thread(take))
+        return enter(outside)
+
+    monkeypatch.setattr(Outside, "__enter__", entered)
+    for env in (Walk, GymWrapper(Walk())):
+        digest(env, categorical(), 4)
+    assert taken
+    assert not any(taken)
 
 
 def test_an_env_that_draws_beside_a_thread_that_reads_is_told_alone() -> None:

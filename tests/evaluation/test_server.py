@@ -171,6 +171,32 @@ def test_draws_that_the_seed_does_not_reach_are_refused(server: Any) -> None:
         tdcollect.evaluate(lambda: Walk(box), from_server(server.server_port), 2, progress=False)
 
 
+def test_connections_close_with_an_evaluation_that_fails(server: Any) -> None:
+    connected = []
+
+    class Counting(policy_server.Handler):  # type: ignore[misc]
+        def setup(self) -> None:
+            connected.append(self)
+            super().setup()
+
+        def finish(self) -> None:
+            super().finish()
+            connected.remove(self)
+
+    class Failing(Agent):
+        def act(self, observation: Any) -> Any:
+            return super().act(observation) if self.acted < 20 else float("nan")
+
+    server.RequestHandlerClass, server.make = Counting, Failing
+    server.daemon_threads = True  # it need not wait for those that stay connected
+    with pytest.raises(ValueError, match="or not finite") as failed:
+        evaluated(from_server(server.server_port), num_envs=3)
+    deadline = time.monotonic() + 10
+    while connected and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not connected, failed  # which holds what would let go of them at last
+
+
 def answering(answer: Any) -> Callable[[dict[str, Any]], tuple[int, Any]]:
     """What answers requests for actions so, and the others as it should."""
 

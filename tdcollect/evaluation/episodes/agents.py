@@ -202,10 +202,10 @@ class Actors:
         session = self._policy.kind == "server"  # which draws elsewhere
         return self._policy.begin(seed) if session else Actor(self._policy, seed)
 
-    def end(self) -> None:
-        """Let go of what acts in the slots."""
+    def end(self, tell: bool = True) -> None:
+        """Let go of what acts in the slots, and tell a server so, unless it may be silent."""
         while self._acting:
-            self._acting.popitem()[1].end()
+            self._acting.popitem()[1].end(tell)
 
     def __call__(self, rows: StepDict, active: Sequence[int]) -> None:
         """Act in the slots ``active``, and add the actions to the rows."""
@@ -297,7 +297,7 @@ class Actor:
         with Outside(), self._stream, _called(self._how):
             return self._act(self._seen)
 
-    def end(self) -> None:
+    def end(self, tell: bool = True) -> None:
         """End the episode: there is nothing to end here."""
 
 

@@ -59,7 +59,7 @@ from tdcollect.keys import Key
 from tdcollect.policies import SpacePolicy
 from tdcollect.randomness import GlobalRandomness, NotReproducibleError, check_alone
 from tdcollect.served import SessionLost
-from tdcollect.threads import evaluating, with_threads
+from tdcollect.threads import evaluating, turn, with_threads
 
 
 class Feed(Iterator[int]):
@@ -191,14 +191,14 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         for part in parts:
             if isinstance(part, SpacePolicy):
                 part.check()
+        per_slot = settings.episodes_per_slot
         with evaluating():  # no env is made beside a collection, or while another thread draws
             check_alone()
-        per_slot = settings.episodes_per_slot
-        if per_slot is None:
-            singly = draws_at_starts(policy)
-            self._use(open_env(env, settings, self._finish, most_slots, singly))
-        else:
-            self._use(open_batched(env, settings, self._finish))
+            if per_slot is None:
+                singly = draws_at_starts(policy)
+                self._use(open_env(env, settings, self._finish, most_slots, singly))
+            else:
+                self._use(open_batched(env, settings, self._finish))
         with ended_on_error(self.close):
             self.batches = None if per_slot is None else Batches(self.slots, per_slot)
             if self.batches is not None:
@@ -323,8 +323,9 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
                         yield waiting.pop(following)
                         following = next(due, None)
         finally:
-            steps.close()
-            self._unseed()
+            with turn():
+                steps.close()
+                self._unseed()
 
     @contextmanager
     def _apart(self) -> Iterator[GlobalRandomness]:
@@ -537,25 +538,25 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             return True
 
         next_batch()
-        while True:
-            for block in loop:
-                try:
-                    inference.check()
-                    actions.check_block(block)
-                except _UNFIT as error:
-                    self._explain(block.entries, error)
-                    raise
-                found = [*assembly.feed(block), *failures]
-                if batches is not None:
-                    found = [_placed(one, batches) for one in found if one.record.index in wanted]
-                yield found
+        with ended_on_error(partial(inference.end, tell=False)):
+            while True:
+                for block in loop:
+                    try:
+                        inference.check()
+                        actions.check_block(block)
+                    except _UNFIT as error:
+                        self._explain(block.entries, error)
+                        raise
+                    found = [*assembly.feed(block), *failures]
+                    if batches is not None:
+                        found = [_placed(f, batches) for f in found if f.record.index in wanted]
+                    yield found
+                    failures.clear()
+                yield [*failures]
                 failures.clear()
-            yield [*failures]
-            failures.clear()
-            if not (next_batch() or feed.goes_on()):
-                break
-        if isinstance(inference, (agents.Actors, GroupActors)):
-            inference.end()
+                if not (next_batch() or feed.goes_on()):
+                    break
+        inference.end()
 
     def _explain(self, entries: Mapping[Key, torch.Tensor], error: Exception) -> None:
         """Say more of a policy's error, or raise one that does."""

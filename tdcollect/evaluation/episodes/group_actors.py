@@ -180,11 +180,11 @@ class GroupActors:
         for part in self._parts:
             part.actor.check()
 
-    def end(self) -> None:
+    def end(self, tell: bool = True) -> None:
         """Let go of the functions, agents and sessions that act."""
         for part in self._parts:
             if isinstance(part.actor, Actors):
-                part.actor.end()
+                part.actor.end(tell)
 
 
 class _Part(NamedTuple):

@@ -29,6 +29,7 @@ from tdcollect.evaluation.episodes.policy import known_device
 from tdcollect.evaluation.imports import by_group, called, is_named, load_named
 from tdcollect.policies import SpacePolicy, from_server, is_url
 from tdcollect.randomness import GlobalStream, Outside
+from tdcollect.threads import turn
 
 if TYPE_CHECKING:
     from tdcollect.evaluation.request import Request
@@ -481,7 +482,8 @@ class RequestedEnv:
         """Make the transforms anew, as one."""
         found = []
         for call in self.transforms:
-            with Outside(), GlobalStream(0):  # a constructor that draws draws the same in each slot
+            # A constructor that draws draws the same in each slot.
+            with turn(), Outside(), GlobalStream(0):
                 transform = call()
             if not isinstance(transform, T.Transform):
                 raise TypeError(

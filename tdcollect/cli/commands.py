@@ -17,17 +17,8 @@ import click
 
 from tdcollect.cli import comparing as comparing  # adds its commands
 from tdcollect.cli import options
-from tdcollect.cli.program import (
-    Program,
-    print_json,
-    program,
-    resumable,
-    running,
-    say,
-    say_result,
-    status_of,
-    tell,
-)
+from tdcollect.cli import program as terminal
+from tdcollect.cli.program import Program, print_json, program, running, say, tell
 from tdcollect.display import count_text, visible
 from tdcollect.files import write_json
 
@@ -122,7 +113,7 @@ def evaluate(
         )
         if film is not None:
             result.film(film)
-    return say_result(result, output_dir, as_json, quiet, given["shard"])
+    return terminal.say_result(result, output_dir, as_json, quiet, given["shard"])
 
 
 def _request(env: str, policy: str, given: dict[str, Any], **own: Any) -> Request:
@@ -256,7 +247,7 @@ def race(
     failed = sum(not record.completed for record in records) - lost
     if failed:
         say(f"tdcollect: {failed} of {len(records)} episodes failed", err=True)
-    return status_of(failed, lost)
+    return terminal.status_of(failed, lost)
 
 
 @program.command()
@@ -276,11 +267,11 @@ def merge(
     The shards must be of one evaluation, complete together and unaltered. The exit status is 3 if
     episodes were lost with their workers; else 1 if episodes failed.
     """
-    with resumable(output_dir):
+    with terminal.resumable(output_dir):
         import tdcollect
 
         result = tdcollect.merge(directories, output_dir, allow_mixed=allow_mixed)
-    return say_result(result, output_dir, as_json, quiet)
+    return terminal.say_result(result, output_dir, as_json, quiet)
 
 
 @program.command()
@@ -679,7 +670,7 @@ def ls(file: Path, output_dir: Path | None, as_json: bool, **chosen: Any) -> Non
     read = _suite_of(file, chosen)
     rows = []
     for cell in read.cells(**chosen):
-        missing = [str(path) for path in cell.files.values() if not path.is_file()]
+        missing = [*cell.missing.values()]
         status, ended = ("-", 0) if output_dir is None else state_of(cell, output_dir)
         note = f"no file {missing[0]}" if missing else ""
         rows.append([cell.name, cell.task.env, cell.policy.factory, status, f"{ended}", note])
@@ -745,4 +736,4 @@ def _say_suite(found: Any, output_dir: Path, as_json: bool, quiet: bool = False)
         say(f"tdcollect: {name} could not run: {reason}", err=True)
     if found.failed_episodes:
         say(f"tdcollect: {found.failed_episodes} episodes failed", err=True)
-    return status_of(bool(found.failures or found.failed_episodes), found.lost_episodes)
+    return terminal.status_of(bool(found.failures or found.failed_episodes), found.lost_episodes)

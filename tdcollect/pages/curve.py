@@ -132,13 +132,8 @@ def _metric_curves(curve: Sequence[Point], marks: bool) -> Iterator[Figure]:
         if not len(rows):
             continue
         x, mean, low, high = rows.T
-        drawing = plots.lines(
-            [plots.Line(f"mean {name}", x, mean, low, high)],
-            "training steps",
-            name,
-            band_name=_INTERVAL,
-            marks=marks,
-        )
+        line = plots.Line(f"mean {name}", x, mean, low, high)
+        drawing = plots.lines([line], "training steps", name, band_name=_INTERVAL, marks=marks)
         yield Figure(f"metric_{place}", name, drawing, _from_to("The mean", x, mean))
 
 

@@ -97,6 +97,7 @@ def report_page(
     columns = [Column(*each, "n") for each in zip(summary.header()[1:], cells, strict=True)]
     if same:
         columns[:2] = [Column("return and length (steps)", cells[0], "n")]
+    statistics_table = Table([Column("", labels), *columns], sort=False, name="Statistics")
     drawn = _figures(records, completed, summary, same) if completed else []
     return Page(
         str(manifest_entry(manifest, "env.id") or "env"),
@@ -104,13 +105,7 @@ def report_page(
         "Evaluation",
         [
             ("Figures", [Figures(drawn)] if drawn else ["No episode completed."]),
-            (
-                "Statistics",
-                [
-                    Table([Column("", labels), *columns], sort=False, name="Statistics"),
-                    *summary.notes(),
-                ],
-            ),
+            ("Statistics", [statistics_table, *summary.notes()]),
             ("Episodes", [*_episodes(records, completed, again, kept)]),
             ("How it was made", [*_manifest(manifest)]),
         ],
@@ -442,6 +437,7 @@ def comparison_page(comparison: Comparison, pages: Mapping[int, str]) -> Page:
         columns = [Column(name, texts, "n") for name, texts in zip(others, cells, strict=True)]
         return Table([Column("", labels), *columns], sort=False, name=name)
 
+    returns = table("Differences", comparison.return_rows())
     success = comparison.success_rows()
     paired = any(d.values for d in differences)
     return Page(
@@ -452,10 +448,7 @@ def comparison_page(comparison: Comparison, pages: Mapping[int, str]) -> Page:
         [
             ("Figures", [Figures(drawn)] if drawn else ["No episode was completed by both."]),
             ("Success", [table("Success", success)] if success else []),
-            (
-                "Differences",
-                [table("Differences", comparison.return_rows()), *comparison.notes(), IMPROVEMENT],
-            ),
+            ("Differences", [returns, *comparison.notes(), IMPROVEMENT]),
             ("Episodes", [*_paired_episodes(comparison, pages)] if paired else []),
         ],
         _comparison_headline(differences[0]) if len(differences) == 1 else [],

@@ -126,6 +126,9 @@ def _settings() -> dict[str, Any]:
         "ytick.major.size": 0.0,
         "xtick.major.size": 3.0,
         "legend.fontsize": 9.0,
+        **dict.fromkeys(("legend.handlelength", "legend.columnspacing"), 1.3),
+        "legend.borderaxespad": 0.0,
+        "legend.borderpad": 0.1,
     }
 
 
@@ -207,15 +210,9 @@ def histogram(
         edges = bin_edges(found)
         counts, _ = np.histogram(found, edges)
         there = counts > 0
-        axes.bar(
-            edges[:-1][there],
-            counts[there],
-            np.diff(edges)[there],
-            align="edge",
-            color=_COLOURS["bar"],
-            edgecolor=_COLOURS["paper"],
-            linewidth=0.5,
-        )
+        colours = {"color": _COLOURS["bar"], "edgecolor": _COLOURS["paper"]}
+        lefts, widths = edges[:-1][there], np.diff(edges)[there]
+        axes.bar(lefts, counts[there], widths, align="edge", linewidth=0.5, **colours)
         around = 4 * np.ptp(edges) if len(edges) == 2 else 0  # one bar alone would show a spread
         axes.set_xlim(edges[0] - around, edges[-1] + around)
     if zero:
@@ -449,16 +446,7 @@ def _legend(axes: Any) -> None:
     """Put the legend above the plot, so that it covers no data."""
     handles, names = axes.get_legend_handles_labels()
     if handles:
-        axes.figure.legend(
-            handles,
-            names,
-            loc="outside upper left",
-            ncols=_columns(names),
-            handlelength=1.3,
-            columnspacing=1.3,
-            borderaxespad=0.0,
-            borderpad=0.1,
-        )
+        axes.figure.legend(handles, names, loc="outside upper left", ncols=_columns(names))
 
 
 def _columns(names: Sequence[str]) -> int:

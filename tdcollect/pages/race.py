@@ -81,26 +81,18 @@ def _figure(race: RaceResult, pair: str, place: int, looks: Sequence[Look]) -> F
     )
     sequence = f"{percent_text(1 - rule.alpha)} confidence sequence"
     nulls = [0.0] if rule.margin is None else [-rule.margin, 0.0, rule.margin]
-    flat = [np.full(2, null) for null in nulls]
     ends = x[[0, -1]] if len(x) > 1 else np.array([0.0, x[0]])
     lines = [plots.Line(f"difference and its {sequence}", x, y, low, high)]
-    lines += [
-        plots.Line(
-            "no difference" if null == 0 else f"margin {null:g}", ends, at, series=3 if null else 2
-        )
-        for null, at in zip(nulls, flat, strict=True)
-    ]
+    for null in nulls:
+        name = f"margin {null:g}" if null else "no difference"
+        lines.append(plots.Line(name, ends, np.full(2, null), series=3 if null else 2))
     later = slice(min(len(x) - 1, max(4, len(x) // 20)), None)  # the first intervals hide the rest
     bottom, top = min(low[later].min(), *nulls), max(high[later].max(), *nulls)
     what = {"return": "returns", "success": "success rates"}.get(rule.on, rule.on)
     what = "signs" if rule.by_sign else what
-    drawing = plots.lines(
-        lines,
-        "episodes",
-        f"difference of {what}",
-        y_limits=(bottom - 0.05 * (top - bottom), top + 0.05 * (top - bottom)),
-        marks=len(x) == 1,
-    )
+    room = 0.05 * (top - bottom)
+    y_label, y_limits = f"difference of {what}", (bottom - room, top + room)
+    drawing = plots.lines(lines, "episodes", y_label, y_limits=y_limits, marks=len(x) == 1)
     mean, lowest, highest = number_texts([last.difference, last.low, last.high])
     shows = (
         f"After {count_text(last.episodes, 'episode')} the mean difference is {mean}, and the "

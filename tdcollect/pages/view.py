@@ -17,33 +17,19 @@ from typing import Any, TypeVar
 from urllib.parse import unquote
 
 from tdcollect.display import count_text
+from tdcollect.evaluation import curve as learning
 from tdcollect.evaluation import ledger
-from tdcollect.evaluation.curve import (
-    CURVE,
-    Best,
-    Point,
-    evaluations_of,
-    read_folder,
-    report_point,
-    step_name,
-)
-from tdcollect.evaluation.curve import PAGE as CURVE_PAGE
+from tdcollect.evaluation.curve import Best, Point
 from tdcollect.evaluation.race import RaceResult, path_of
 from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.statistics import Summary, ends, summarize
 from tdcollect.evaluation.tails import indices_of
 from tdcollect.files import replaced, write_atomically
-from tdcollect.pages import build
+from tdcollect.pages import build, evaluation
 from tdcollect.pages.build import REPORT, Cell, Column, Figure, Figures, Page, Part, Table
 from tdcollect.pages.curve import curve_page
 from tdcollect.pages.episode import EPISODES, episode_page, filmed, read_played, with_data
-from tdcollect.pages.evaluation import (
-    COMPARISON_REPORT,
-    again_of,
-    intervals_sentence,
-    percents,
-    report_page,
-)
+from tdcollect.pages.evaluation import COMPARISON_REPORT, again_of, intervals_sentence, report_page
 from tdcollect.pages.plots import Estimate, intervals
 from tdcollect.pages.race import race_page
 from tdcollect.pages.suite import suite_page
@@ -92,15 +78,12 @@ class Viewed:
         """Return what was found as plain dicts, lists, strings and numbers, for JSON."""
         names = ("path", "kind", "status", "page", "env", "policy")
         found = {name: getattr(self, name) for name in names}
-        if self.summary is not None:
-            found["summary"] = self.summary.to_dict()
         if self.kind == "curve":
             found["points"] = len(self.curve)
             found["best"] = None if self.best is None else [self.best.step, self.best.value]
-        if self.suite is not None:
-            found["suite"] = self.suite.to_dict()
-        if self.race is not None:
-            found["race"] = self.race.to_dict()
+        for name in ("summary", "suite", "race"):
+            if (result := getattr(self, name)) is not None:
+                found[name] = result.to_dict()
         return found
 
 
@@ -192,8 +175,8 @@ class _Pages:
             elif (here / ledger.RACE).is_file():
                 folders.clear()
                 yield self.race(here)
-            elif (here / CURVE).is_file():  # a pipe has no end
-                parts = {part.name for part in evaluations_of(here)}.intersection(folders)
+            elif (here / learning.CURVE).is_file():  # a pipe has no end
+                parts = {part.name for part in learning.evaluations_of(here)}.intersection(folders)
                 folders[:] = [name for name in folders if name not in parts]
                 yield self.curve(here, sorted(parts))
 
@@ -246,15 +229,15 @@ class _Pages:
         """Write the page of a curve, and those of its evaluations."""
         path = self._path(here)
         try:
-            curve, best, by = read_folder(here)
-            report = report_point(here, best)
+            curve, best, by = learning.read_folder(here)
+            report = learning.report_point(here, best)
         except (ValueError, OSError) as error:
             return Viewed(path, "curve", f"unreadable: {self._within(error)}")
-        page_path = f"{PAGES}/{path}/{CURVE_PAGE}"
+        page_path = f"{PAGES}/{path}/{learning.PAGE}"
         found = {n: self.evaluation(here / n, page_path, "The learning curve") for n in parts}
         known = next(((o.env, o.policy) for o in found.values() if o.env != "-"), ("-", "-"))
         pages = {name: f"{name}/{REPORT}" for name, one in found.items() if one.page is not None}
-        page_of, back = lambda *part: pages.get(step_name(*part)), _back(page_path)
+        page_of, back = lambda *part: pages.get(learning.step_name(*part)), _back(page_path)
         page = curve_page(curve, best, known[0], by, page_of, report, back)
         self._write(page_path, page)
         return Viewed(path, "curve", FINISHED, page_path, *known, curve=curve, best=best)
@@ -360,7 +343,7 @@ def _evaluations(evaluations: Sequence[Viewed]) -> Table:
     ]
     rates = [s.success.rate if s and s.success else None for s in known]
     if any(rate is not None for rate in rates):
-        columns.insert(5, Column("success", percents(rates), "n"))
+        columns.insert(5, Column("success", evaluation.percents(rates), "n"))
     return _listing("evaluation", evaluations, columns, "words, or mean>100")
 
 

@@ -341,9 +341,8 @@ class Estimate:
     def __str__(self) -> str:
         if self.interval is None:
             return number_text(self.value)
-        return "{} [{}, {}]".format(
-            *number_texts([self.value, self.interval.low, self.interval.high])
-        )
+        value, low, high = number_texts([self.value, self.interval.low, self.interval.high])
+        return f"{value} [{low}, {high}]"
 
 
 @dataclass(frozen=True, repr=False)

@@ -258,12 +258,10 @@ class SuiteResults:
         return ["", *(policy.name for policy in self.policies)]
 
     def __str__(self) -> str:
-        parts = [self._head()]
-        if self.aggregates is not None:
-            parts.append(str(self.aggregates))
-        parts.append(display.text_table(self.rows(), self._header()))
-        parts += ["\n".join(map(display.visible, self.remarks))] if self.remarks else []
-        return "\n\n".join(parts)
+        aggregates = "" if self.aggregates is None else str(self.aggregates)
+        table = display.text_table(self.rows(), self._header())
+        remarks = "\n".join(map(display.visible, self.remarks))
+        return "\n\n".join(filter(None, [self._head(), aggregates, table, remarks]))
 
     def __repr__(self) -> str:
         return one_line(self, self._head())
@@ -453,12 +451,7 @@ def _differing(manifests: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 def check_files(cells: Sequence[Cell]) -> None:
     """Refuse cells whose files are missing, naming them."""
-    missing = [
-        f"{path} of {cell.name}"
-        for cell in cells
-        for path in cell.files.values()
-        if not path.is_file()
-    ]
+    missing = [f"{path} of {cell.name}" for cell in cells for path in cell.missing.values()]
     if missing:
         more = "" if len(missing) <= 3 else f", and {count_text(len(missing) - 3, 'file')} more"
         raise FileNotFoundError(

@@ -212,8 +212,11 @@ def validate(suite: Suite, cells: Sequence[Cell], progress: bool) -> Validation:
         for name, cell in [*tasks.items(), *((cell.name, cell) for cell in cells)]:
             if name in tasks:
                 found[name] = _tried(_problems_of_env, cell)
-            elif missing := _missing_files(cell):
-                found[name] = missing
+            elif cell.missing:
+                found[name] = [
+                    f"expected a file, as {key} has it, got {path}, which is none"
+                    for key, path in cell.missing.items()
+                ]
             elif not found[f"task {cell.task.name}"]:
                 found[name] = _tried(_problems_of_policy, cell)
             if bar is not None:
@@ -228,14 +231,6 @@ def validate(suite: Suite, cells: Sequence[Cell], progress: bool) -> Validation:
     if len(remarks) == len(suite.tasks):
         remarks = ("No task has a score: there will be mean returns, and no aggregates.",)
     return Validation(suite.name, len(cells), problems, remarks)
-
-
-def _missing_files(cell: Cell) -> list[str]:
-    return [
-        f"expected a file, as {name} has it, got {path}, which is none"
-        for name, path in cell.files.items()
-        if not path.is_file()
-    ]
 
 
 def _problems_of_env(cell: Cell) -> Iterator[str]:

@@ -17,24 +17,10 @@ from tdcollect.display import count_text, listed_text, one_line
 from tdcollect.evaluation.ledger import RESULTS, SUITE, read_object
 from tdcollect.evaluation.statistics import alike
 from tdcollect.files import distinct_names
+from tdcollect.suites import tables as schema
 from tdcollect.suites.aggregates import METRICS, distinct
 from tdcollect.suites.results import SuiteResults, is_suite, read_folder, read_results
-from tdcollect.suites.tables import (
-    HEAD,
-    HOW,
-    RANDOM,
-    REPORT,
-    SETTINGS,
-    Policy,
-    Preset,
-    Task,
-    filled,
-    preset,
-    read_policy,
-    read_table,
-    read_task,
-    read_text,
-)
+from tdcollect.suites.tables import HEAD, RANDOM, Policy, Preset, Task, read_task, read_text
 
 if TYPE_CHECKING:
     from tdcollect.evaluation.request import Request
@@ -82,6 +68,11 @@ class Cell:
         names = ("checkpoints", "env_state", "vecnormalize")
         texts = {name: self._filled(getattr(self.policy, name)) for name in names}
         return {name: Path(self.start, text) for name, text in texts.items() if text is not None}
+
+    @property
+    def missing(self) -> dict[str, Path]:
+        """Those of its files that are not there."""
+        return {name: path for name, path in self.files.items() if not path.is_file()}
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -146,7 +137,7 @@ class Cell:
 
     def _filled(self, text: str | None) -> str | None:
         names = {"task": self.task.name, "policy": self.policy.name, "run": self.run}
-        return None if text is None else filled(text, **names)
+        return None if text is None else schema.filled(text, **names)
 
     def __repr__(self) -> str:
         return one_line(self, self.name)
@@ -156,7 +147,7 @@ def _deciding(entry: Task | Policy, names: Sequence[str]) -> dict[str, Any]:
     settings = {
         name: value
         for name, value in entry.settings.items()
-        if name not in HOW and value != math.inf  # which only takes a bound off
+        if name not in schema.HOW and value != math.inf  # which only takes a bound off
     }
     return {**{name: getattr(entry, name) for name in names}, "settings": settings}
 
@@ -254,9 +245,9 @@ class Suite:
         """
         tables = {"suite": {}, "report": {}, "defaults": {}, "tasks": [], "policies": [], **tables}
         check.only_keys(tables, ("suite", "defaults", "tasks", "policies", "report"), "a suite")
-        known = {"suite": (*HEAD, "presets", "description"), "report": REPORT}
-        for part, keys in (*known.items(), ("defaults", SETTINGS)):
-            check.only_keys(read_table(tables[part], f"[{part}]"), keys, f"[{part}]")
+        known = {"suite": (*HEAD, "presets", "description"), "report": schema.REPORT}
+        for part, keys in (*known.items(), ("defaults", schema.SETTINGS)):
+            check.only_keys(schema.read_table(tables[part], f"[{part}]"), keys, f"[{part}]")
         head, defaults = {"name": None, "version": 1, **tables["suite"]}, tables["defaults"]
         read_text(head.pop("description", ""), "description of [suite]", empty=True)
         presets = _list(head.pop("presets", []), "presets", "of [suite], as presets = ['minigrid']")
@@ -265,7 +256,7 @@ class Suite:
         ]
         tasks += [read_task(t, defaults) for t in _list(tables["tasks"], "tasks", "as [[tasks]]")]
         given = _list(tables["policies"], "policies", "as [[policies]]")
-        policies = [*map(read_policy, given)]
+        policies = [*map(schema.read_policy, given)]
         if not tasks or not policies:
             raise ValueError(
                 f"expected at least one task and one policy, got {count_text(len(tasks), 'task')} "
@@ -393,12 +384,8 @@ class Suite:
         return validate(self, self.cells(tasks, policies), progress)
 
     def __repr__(self) -> str:
-        counts = (
-            count_text(len(self.tasks), "task"),
-            count_text(len(self.policies), "policy"),
-            count_text(self.episodes, "episode"),
-        )
-        return one_line(self, self.name, *counts)
+        counts = {"task": len(self.tasks), "policy": len(self.policies), "episode": self.episodes}
+        return one_line(self, self.name, *(count_text(n, thing) for thing, n in counts.items()))
 
 
 def _list(given: Any, name: str, form: str) -> Sequence[Any]:
@@ -408,7 +395,7 @@ def _list(given: Any, name: str, form: str) -> Sequence[Any]:
 
 
 def _task_list(name: Any) -> Preset:
-    found = preset(read_text(name, "an entry of presets in [suite]"))
+    found = schema.preset(read_text(name, "an entry of presets in [suite]"))
     if found.is_conditions:
         raise ValueError(
             f"expected presets in [suite] to be lists of tasks, got {found.name}, conditions of "

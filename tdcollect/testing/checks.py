@@ -328,9 +328,7 @@ class Player(abc.ABC, Generic[E]):
 
     def leave_unfinished(self, env: E, seed: int) -> None:
         """Reset an env with a seed, and make two steps."""
-        unfinished = self.rows(env, seed)
-        for _ in range(3):
-            next(unfinished, None)
+        list(islice(self.rows(env, seed), 3))
 
     @cached_property
     def episodes(self) -> list[list[Row]]:
@@ -458,15 +456,13 @@ class TorchRLPlayer(Player[EnvBase]):
         """Play until each slot has ended once, and two more steps."""
         rows: list[Row] = []
         ended = torch.zeros(env.batch_size, dtype=torch.bool)
-        more = _MORE_STEPS
-        for row in self.rows(env, seed):
+        played = self.rows(env, seed)
+        for row in played:
             rows.append(row)
-            if ended.all():
-                more -= 1
-                if not more:
-                    break
             ended |= ended_slots(env, row)
-        return rows
+            if ended.all():
+                break
+        return [*rows, *islice(played, _MORE_STEPS)]
 
     def close_env(self, env: EnvBase) -> None:
         if not env.is_closed:

@@ -123,7 +123,7 @@ class CountingEnv(gym.Env[np.ndarray[Any, Any], np.int64]):
     Args:
         slot: the slot in its observation.
         rules: lengths and ends of its episodes, and its actions.
-        wrong_action: ``"raise"``, or ``"record"`` to only count wrong actions.
+        wrong_action: ``"raise"``, or ``"record"`` to only count them in ``wrong_actions``.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 (gymnasium declares it so)
@@ -230,8 +230,7 @@ def counting_env(
         num_envs: the number of slots N; None for one slot with ``batch_size=[]``.
         backend: ``"serial"``, or ``"sync"`` or ``"async"`` for gymnasium's vector envs.
         autoreset_mode: of the vector env.
-        rules: lengths and ends of the episodes, and the actions.
-        wrong_action: ``"raise"``, or ``"record"`` to only count wrong actions.
+        rules, wrong_action: as for :class:`CountingEnv`.
         context: how ``"async"`` starts its processes: ``"spawn"``, ``"fork"`` or ``"forkserver"``.
         **kwargs: passed to :func:`tdcollect.make_env`.
     """
@@ -302,12 +301,7 @@ class CountingPolicy(_Predicting):
 
 
 class StatelessCountingPolicy(_Predicting):
-    """A policy that predicts the counting env from its observation.
-
-    Args:
-        rules: the rules of the env.
-        categorical_action_encoding: actions int64 ``[N]`` rather than one-hot ``[N, num_actions]``.
-    """
+    """Predicts the counting env from its observation; arguments as for :class:`CountingPolicy`."""
 
     in_keys = (keys.OBSERVATION,)
     out_keys = (keys.ACTION,)
@@ -326,9 +320,7 @@ class TorchCountingEnv(EnvBase):
 
     Args:
         batch_size: ``[N]``, ``[]`` or any other.
-        rules: lengths and ends of the episodes, and the actions.
-        wrong_action: ``"raise"``, or ``"record"`` to only count wrong actions in
-            ``wrong_actions``.
+        rules, wrong_action: as for :class:`CountingEnv`.
         categorical_action_encoding: actions int64 ``[N]`` rather than one-hot ``[N, num_actions]``.
         device: the device that the env computes on.
     """

@@ -15,15 +15,9 @@ import torch
 
 from tdcollect import check, keys
 from tdcollect.collect import Collector
+from tdcollect.envs import differences
 from tdcollect.envs.backends import check_task_id
-from tdcollect.envs.differences import (
-    Divergence,
-    Row,
-    first_divergence,
-    leaves,
-    mismatch,
-    row_mismatch,
-)
+from tdcollect.envs.differences import Row, first_divergence, leaves, mismatch, row_mismatch
 from tdcollect.envs.make import alike, make_env
 from tdcollect.envs.process.pool import usable_cores
 from tdcollect.envs.process.worker import spec_of
@@ -72,7 +66,7 @@ def _seed(exam: Examination) -> str:
     )
 
 
-def _why_unrepeatable(exam: Examination, found: Divergence) -> str:
+def _why_unrepeatable(exam: Examination, found: differences.Divergence) -> str:
     where = "reset" if found.step == 0 else "step"
     for name, said in GLOBAL.items():
         if exam.repeats_with([name]):
@@ -445,8 +439,7 @@ _MEASURED_SECONDS = 0.25
 _ROUNDS = 2
 _SIZES = (1, 8, 32)
 _SLOW_STEP = 0.005
-_WORTH = 1.1
-"""The gain in speed that makes workers, or more envs, worth it."""
+_WORTH = 1.1  # the gain in speed that makes workers, or more envs, worth it
 
 
 @_rule(

@@ -17,17 +17,9 @@ import torch
 
 from tdcollect import keys
 from tdcollect._upstream.others import steps_of_time_limit
+from tdcollect.envs import differences
 from tdcollect.envs.backends import EnvPoolBackend
-from tdcollect.envs.differences import (
-    Divergence,
-    Episodes,
-    Row,
-    first_divergence,
-    leaves,
-    mismatch,
-    row_mismatch,
-    shown,
-)
+from tdcollect.envs.differences import Divergence, Episodes, Row, first_divergence, shown
 from tdcollect.envs.process.resumable import make_resumable
 from tdcollect.envs.process.values import Begun, Options, slot_of
 from tdcollect.envs.process.worker import make_by_id, old_api
@@ -35,12 +27,9 @@ from tdcollect.envs.spaces import SpaceCodec
 from tdcollect.randomness import global_states_kept
 from tdcollect.testing.checks import Env, Failed, GymnasiumPlayer, Skipped, gymnasium_row
 
-PLAY_SECONDS = 2.0
-"""The time that one episode may take; slower envs are played for fewer steps."""
-PLAY_BYTES = 32 * 2**20
-"""The memory that observations of one episode may take; larger ones mean fewer steps."""
-SEEDS = 4
-"""The number of seeds that are tried."""
+PLAY_SECONDS = 2.0  # that one episode may take; slower envs are played for fewer steps
+PLAY_BYTES = 32 * 2**20  # of one episode's observations; larger ones mean fewer steps
+SEEDS = 4  # that are tried
 
 COMPARED_STEPS = 100
 _COMPARED_SECONDS = 0.5
@@ -177,12 +166,11 @@ class Examination(GymnasiumPlayer):
                 (resets if row.is_reset else steps).append(taken)
                 now = time.perf_counter()
                 if row.is_reset:
-                    size = sum(np.asarray(x).nbytes for _, x in leaves("", row[keys.OBSERVATION]))
-                    self.max_episode_steps = max(
-                        16, min(self.max_episode_steps, PLAY_BYTES // max(size, 1))
-                    )
+                    parts = differences.leaves("", row[keys.OBSERVATION])
+                    size = sum(np.asarray(leaf).nbytes for _, leaf in parts)
+                    self._lower(PLAY_BYTES // max(size, 1))
                 elif now - began > PLAY_SECONDS:
-                    self.max_episode_steps = max(16, min(self.max_episode_steps, len(steps)))
+                    self._lower(len(steps))
                     break
         for seed in self.seeds:
             began = time.perf_counter()
@@ -190,6 +178,9 @@ class Examination(GymnasiumPlayer):
             resets.append(time.perf_counter() - began)
         self.reset_seconds = float(np.median(resets))
         self.step_seconds = float(np.median(steps)) if steps else 0.0
+
+    def _lower(self, most: int) -> None:
+        self.max_episode_steps = max(16, min(self.max_episode_steps, most))
 
     def run_new(self, seed: int, episodes: int = 1) -> Episodes:
         """Play episodes of a new env: the first after ``reset(seed)``, others after ``reset()``."""
@@ -327,7 +318,7 @@ class Examination(GymnasiumPlayer):
                 gymnasium_row(each.reset() if ended else each.step(deepcopy(action)))
                 for each in (env, other)
             )
-            found = row_mismatch(one, two)
+            found = differences.row_mismatch(one, two)
             if found is not None:
                 return f"it comes back, but {step + 1} steps on {found}"
             ended = one.ends
@@ -347,7 +338,7 @@ def unlike_attributes(first: Any, second: Any) -> list[str]:
             mine, its = getattr(one, name, None), getattr(other, name, None)
             if not (_is_plain(mine) and _is_plain(its)):
                 continue
-            found = mismatch(name, _settled(mine), _settled(its))
+            found = differences.mismatch(name, _settled(mine), _settled(its))
             if found is not None:
                 values = f" ({shown(found.first)} and {shown(found.second)})"
                 drawn = isinstance(mine, np.random.Generator)

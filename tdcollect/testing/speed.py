@@ -185,9 +185,8 @@ def bench(env_id: str = "CartPole-v1", num_envs: int = 8, seconds: float = 60.0)
         torch.random.fork_rng(devices=[]),
         progress_bar(rounds, "rounds") as bar,
     ):
-        after = partial(bar.update, 1)
         rows = [
-            {"pipeline": name} | _row(*envs, actions, effort, after)
+            {"pipeline": name} | _row(*envs, actions, effort, bar.update)
             for name, envs in pipelines.items()
         ]
     return found | {"load_after": os.getloadavg()[0], "pipelines": rows}

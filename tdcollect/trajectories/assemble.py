@@ -14,7 +14,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from tdcollect import check, keys
 from tdcollect.keys import Key, beside
-from tdcollect.trajectories.index import TrajectoryIndex, entries_of
+from tdcollect.trajectories.index import TrajectoryIndex, entries_of, expand
 from tdcollect.trajectories.split import flat_rows, rows_of
 
 Numbers: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
@@ -32,12 +32,9 @@ class _Open(NamedTuple):
 class Pieces(NamedTuple):
     """Runs of rows, each of one trajectory. Those of one trajectory are in the order of time."""
 
-    serial: Numbers
-    """The trajectory of each."""
-    source: Numbers
-    """The index of its TensorDict in a list of flat ones."""
-    start: Numbers
-    """Its first row there."""
+    serial: Numbers  # the trajectory of each
+    source: Numbers  # the index of its TensorDict in a list of flat ones
+    start: Numbers  # its first row there
     length: Numbers
 
 
@@ -61,14 +58,14 @@ def gather(sources: Sequence[TensorDict], pieces: Pieces) -> TensorDict:
     parts = []
     for source in np.unique(pieces.source) if len(pieces.source) else [-1]:
         mine = _where(pieces, pieces.source == source)
-        parts.append(_select(sources[source], _runs(mine.start, mine.length)))
+        parts.append(_select(sources[source], mine.start, mine.length))
     if len(parts) == 1:
         return parts[0]
     # The parts hold the pieces source by source: put them in the order asked for.
     order = np.argsort(pieces.source, kind="stable")
     start = np.empty_like(pieces.start)
     start[order] = _before(pieces.length[order])
-    return _select(torch.cat(parts, 0), _runs(start, pieces.length))
+    return _select(torch.cat(parts, 0), start, pieces.length)
 
 
 def hold(sources: list[TensorDict], pieces: Pieces) -> tuple[list[TensorDict], Pieces]:
@@ -105,16 +102,12 @@ def tails(pieces: Pieces, steps: int) -> Pieces:
     return _where(ends, length > 0)
 
 
-def _select(source: TensorDict, rows: Numbers) -> TensorDict:
-    return flat_rows(source, 0, torch.from_numpy(rows))
+def _select(source: TensorDict, start: Numbers, length: Numbers) -> TensorDict:
+    return flat_rows(source, 0, expand(torch.from_numpy(start), torch.from_numpy(length)))
 
 
 def _before(length: Numbers) -> Numbers:
     return np.cumsum(length) - length
-
-
-def _runs(start: Numbers, length: Numbers) -> Numbers:
-    return np.repeat(start - _before(length), length) + np.arange(length.sum())
 
 
 class TrajectoryAssembler:
@@ -137,8 +130,8 @@ class TrajectoryAssembler:
             unique, for batches of several workers in any order; nothing is dropped.
         lookback: keep the last batch's pieces of trajectories in ``chunks``, each that continues
             one preceded by up to ``lookback`` earlier steps of it. None: keep none.
-        trajectory_key: as for :func:`split_trajectories`.
-        done_key: as for :func:`split_trajectories`. Done flags must be there, ids need not.
+        trajectory_key, done_key: as for :func:`split_trajectories`. Done flags must be there, ids
+            need not.
 
     Attributes:
         completed: trajectories given out so far.

@@ -13,17 +13,9 @@ from itertools import chain, pairwise
 from typing import Any, Literal, TypeAlias, get_args, overload
 
 import numpy as np
+import tensordict
 import torch
-from tensordict import (
-    LazyStackedTensorDict,
-    NonTensorData,
-    NonTensorStack,
-    TensorDict,
-    TensorDictBase,
-    is_non_tensor,
-    is_tensor_collection,
-    unravel_key,
-)
+from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, TensorDictBase
 
 from tdcollect import check, keys
 from tdcollect._upstream.torchrl import apply_unchecked
@@ -106,7 +98,7 @@ def split_trajectories(
     if as_nested and layout != "padded":
         raise ValueError(f"expected as_nested or layout, got both ({layout!r}); leave one out")
     if prefix is not None and trajectory_key is None:
-        ids = unravel_key((prefix, keys.TRAJ_IDS[-1]))
+        ids = tensordict.unravel_key((prefix, keys.TRAJ_IDS[-1]))
         if ids in batch.keys(include_nested=True):
             trajectory_key = ids
         else:
@@ -456,10 +448,8 @@ def discounted_returns(
     where they are integers.
 
     Args:
-        batch: ``[*N, T]``, or padded ``[B, L]`` with its mask.
         gamma: between 0 and 1; 0 leaves the first reward alone.
-        index: of the batch, to compute it once for several calls.
-        key: of the rewards.
+        batch, index, key: as for :func:`returns`.
 
     Raises:
         KeyError: if the batch lacks the entry.
@@ -491,23 +481,13 @@ def segment_sum(values: torch.Tensor, index: TrajectoryIndex) -> torch.Tensor:
 
 
 def first(batch: TensorDictBase, index: TrajectoryIndex | None = None) -> TensorDict:
-    """The first row of each trajectory in the batch, ``[B]``.
-
-    Args:
-        batch: ``[*N, T]``, or padded ``[B, L]`` with its mask.
-        index: of the batch, to compute it once for several calls.
-    """
+    """The first row of each trajectory, ``[B]``; arguments are as for :func:`lengths`."""
     index = index_of(batch, index)
     return flat_rows(batch, index.time_dim, index.starts)
 
 
 def last(batch: TensorDictBase, index: TrajectoryIndex | None = None) -> TensorDict:
-    """The last row of each trajectory in the batch, ``[B]``.
-
-    Args:
-        batch: ``[*N, T]``, or padded ``[B, L]`` with its mask.
-        index: of the batch, to compute it once for several calls.
-    """
+    """The last row of each trajectory, ``[B]``; arguments are as for :func:`lengths`."""
     index = index_of(batch, index)
     return flat_rows(batch, index.time_dim, index.starts + index.lengths - 1)
 
@@ -590,7 +570,7 @@ def map_entries(
     def visit(source: TensorDictBase, size: torch.Size) -> TensorDict:
         result = TensorDict({}, batch_size=size, device=source.device)
         for key, value in _items(source):
-            if is_non_tensor(value):
+            if tensordict.is_non_tensor(value):
                 entry = _map_non_tensor(value, operation, inner(value))
             elif (
                 inner_dims
@@ -598,7 +578,7 @@ def map_entries(
                 and value.stack_dim >= batch.ndim
             ):
                 entry = each(value)
-            elif is_tensor_collection(value):
+            elif tensordict.is_tensor_collection(value):
                 entry = visit(value, inner(value))
                 if not isinstance(value, TensorDictBase):  # a tensorclass stays one
                     entry = type(value).from_tensordict(entry)
@@ -620,8 +600,8 @@ def leaves(batch: TensorDictBase) -> Iterator[Any]:
             yield from leaves(part)
         return
     for value in batch.values():
-        if not is_non_tensor(value):
-            yield from leaves(value) if is_tensor_collection(value) else [value]
+        if not tensordict.is_non_tensor(value):
+            yield from leaves(value) if tensordict.is_tensor_collection(value) else [value]
 
 
 def _items(source: TensorDictBase) -> list[tuple[str, Any]]:
@@ -639,7 +619,7 @@ def _items(source: TensorDictBase) -> list[tuple[str, Any]]:
 
 def _map_non_tensor(
     value: Any, operation: Callable[[Values], Values], size: torch.Size
-) -> NonTensorData | NonTensorStack:
+) -> NonTensorData | tensordict.NonTensorStack:
     if isinstance(value, NonTensorData):
         return NonTensorData(value.data, batch_size=size)
     if min(value.batch_size, default=0) < 0:
@@ -668,8 +648,8 @@ def stack_values(array: np.ndarray[Any, Any]) -> Any:
     if not array.size:
         return NonTensorData(None, batch_size=array.shape)
     if array.ndim == 1:
-        return NonTensorStack(*(NonTensorData(value) for value in array))
-    return NonTensorStack(*(stack_values(row) for row in array))
+        return tensordict.NonTensorStack(*(NonTensorData(value) for value in array))
+    return tensordict.NonTensorStack(*(stack_values(row) for row in array))
 
 
 def to_rows(values: Values, ndim: int, time_dim: int) -> Values:

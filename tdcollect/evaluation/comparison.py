@@ -12,23 +12,16 @@ import numpy as np
 
 from tdcollect import check, display
 from tdcollect.evaluation import ledger, statistics
-from tdcollect.evaluation.ledger import (
-    BATCHES,
-    METRICS,
-    RANDOM,
-    Episode,
-    manifest_entry,
-    return_name,
-)
+from tdcollect.evaluation.ledger import Episode, manifest_entry
 from tdcollect.evaluation.statistics import Interval, MetricDifference, Quantity, mean_text
 from tdcollect.packages import extra_module
 
 OF_POLICY = ("policy.exploration", "policy.mode")
-_SLOTS = (f"{BATCHES}.slots", PER_SLOT := f"{BATCHES}.episodes_per_slot")
+_SLOTS = (f"{ledger.BATCHES}.slots", PER_SLOT := f"{ledger.BATCHES}.episodes_per_slot")
 SAME = ("protocol", *_SLOTS, "env", "max_episode_steps", "returns")
 REMARKED = (
-    *(METRICS, "inference_batch_size", "inference_threads"),
-    *("device", f"{BATCHES}.device", "platform", "versions"),
+    *(ledger.METRICS, "inference_batch_size", "inference_threads"),
+    *("device", f"{ledger.BATCHES}.device", "platform", "versions"),
 )
 SAME_ACROSS = ("protocol", *_SLOTS, "returns", "policy.class", "policy.digest", *OF_POLICY)
 OF_ENV = ("env", "max_episode_steps")  # what may differ across envs
@@ -90,7 +83,7 @@ def remarks(
     if across_envs:
         for text in _manifest_differences(first, second, OF_ENV, names):
             yield f"The envs differ: {text}."
-    acting = (manifest_entry(e.manifest, "policy.class") != RANDOM for e in (first, second))
+    acting = (manifest_entry(e.manifest, "policy.class") != ledger.RANDOM for e in (first, second))
     # Random actions do not depend on the mode, nor on the exploration type.
     keys = REMARKED + (OF_POLICY if all(acting) else ())
     for text in _manifest_differences(first, second, keys, names):
@@ -105,7 +98,7 @@ def remarks(
             "their number alone, which makes no interval narrower."
         )
     for name, evaluation in zip(names, (first, second), strict=True):
-        if BATCHES in evaluation.manifest:
+        if ledger.BATCHES in evaluation.manifest:
             yield f"{name}: {ledger.repeatability(evaluation.manifest)}"
         for path, values in ledger.mixed_values(evaluation.manifest).items():
             of = f"{path}, {display.listed_text(values)}"
@@ -308,13 +301,13 @@ class Comparison(display.Table):
 
         The differences of single episodes are left out: the ledgers hold the returns.
         """
-        single = {"episodes", "values", "returns", "baseline_returns", "adjusted", METRICS}
+        single = {"episodes", "values", "returns", "baseline_returns", "adjusted", ledger.METRICS}
         differences = [
             {name: value for name, value in vars(d).items() if name not in single}
             | {"difference": asdict(d.difference), "success": d.success and asdict(d.success)}
             | ({"adjusted": asdict(d.adjusted)} if d.adjusted else {})
             | {"detectable": d.detectable(), "improvement": d.improvement}
-            | ({METRICS: {k: asdict(m) for k, m in d.metrics.items()}} if d.metrics else {})
+            | ({ledger.METRICS: {k: asdict(m) for k, m in d.metrics.items()}} if d.metrics else {})
             for d in self.differences
         ]
         lists = {"names": [*self.names], "differences": differences, "remarks": [*self.remarks]}
@@ -618,9 +611,10 @@ def _difference(
 def _metrics_of_both(first: Evaluation, second: Evaluation) -> Iterator[str]:
     """Yield the metrics that are defined alike in both evaluations, and the returns of groups."""
     rewards = manifest_entry(first.manifest, "returns.rewards") or ()
-    known = {name: name for name in map(return_name, rewards)}  # whether they were asked for or not
-    there = {**known, **(second.manifest.get(METRICS) or {})}
-    for name, how in {**known, **(first.manifest.get(METRICS) or {})}.items():
+    # Whether they were asked for or not.
+    known = {name: name for name in map(ledger.return_name, rewards)}
+    there = {**known, **(second.manifest.get(ledger.METRICS) or {})}
+    for name, how in {**known, **(first.manifest.get(ledger.METRICS) or {})}.items():
         if there.get(name) == how:
             yield name
 

@@ -17,7 +17,6 @@ from typing import Any, Literal, NamedTuple
 
 from tdcollect.evaluation import ledger
 from tdcollect.evaluation.comparison import SAME
-from tdcollect.evaluation.ledger import Problem
 from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.evaluation.statistics import Summary, alike, ends
 from tdcollect.files import check_no_links, check_output, locked, write_atomically, write_json
@@ -342,14 +341,14 @@ def read_folder(
     return curve, Best(step, value, weights if named and now == digest else None), by
 
 
-def check_curve(path: Path) -> Iterator[Problem]:
+def check_curve(path: Path) -> Iterator[ledger.Problem]:
     """Check the files of a curve against its evaluations, which were checked."""
     found: list[str] = []
     curve, best, by = read_folder(path, None, found.append)
-    yield from (Problem(path / WEIGHTS, text) for text in found)
+    yield from (ledger.Problem(path / WEIGHTS, text) for text in found)
     top = max((value_of(point, by) for point in curve), default=-math.inf)
     if top > (-math.inf if best is None else best.value):
-        yield Problem(path / BEST, f"it lacks the best, {top}: its process was killed, say")
+        yield ledger.Problem(path / BEST, f"it lacks the best, {top}: its process was killed, say")
     for step in steps_of(path, "report"):
         read_report(path, step)
     manifest = ledger.read_manifest(path / step_name(curve[0].step))
@@ -361,7 +360,7 @@ def check_curve(path: Path) -> Iterator[Problem]:
         else:  # another tdcollect makes other pages
             same = there == data or theirs != versions().get("tdcollect")
         if not same:
-            yield Problem(path / name, f"it is not what the evaluations give; {_ANEW}")
+            yield ledger.Problem(path / name, f"it is not what the evaluations give; {_ANEW}")
 
 
 def _written(

@@ -27,20 +27,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tdcollect import keys
+from tdcollect import files, keys
 from tdcollect.display import without_process_ids
 from tdcollect.evaluation import ledger
 from tdcollect.evaluation.episodes.data import disagreements
-from tdcollect.evaluation.ledger import Episode, Shard
-from tdcollect.files import (
-    check_no_links,
-    check_output,
-    locked,
-    naming,
-    remove,
-    write_atomically,
-    write_json,
-)
 from tdcollect.packages import extra_module
 
 if TYPE_CHECKING:
@@ -77,23 +67,23 @@ class Directory:
         self,
         path: str | os.PathLike[str],
         manifest: Mapping[str, Any],
-        shard: Shard | None = None,
+        shard: ledger.Shard | None = None,
         allow_mixed: bool = False,
         retry_lost: bool = False,
     ):
         self.path, self.shard = Path(os.path.abspath(path)), shard
         self._made = not self.path.exists()
         with ExitStack() as opened:
-            opened.enter_context(locked(self.path))
+            opened.enter_context(files.locked(self.path))
             if not (self.path / ledger.MANIFEST).exists():
                 check_directory(self.path)
-                write_json(self.path / ledger.MANIFEST, manifest)
+                files.write_json(self.path / ledger.MANIFEST, manifest)
             found = ledger.read_directory(self.path)
             self.manifest, self.episodes = found.manifest, found.episodes
             self.kept, self.rechecked = found.kept, found.rechecked
             self._check_manifest(manifest, allow_mixed)
             self._mark(found)
-            check_no_links(self.path, ledger.EPISODES, ledger.TRAJECTORIES)
+            files.check_no_links(self.path, ledger.EPISODES, ledger.TRAJECTORIES)
             data = ledger.kept_trajectories(self.path) if self.kept is None else frozenset()
             for episode in self.episodes:
                 if episode.index in data:  # of a run that was interrupted: a digest is to come
@@ -144,24 +134,24 @@ class Directory:
                 "the whole evaluation there"
             )
         if found.shard is None:
-            write_json(self.path / ledger.SHARD, {"shard": self.shard})
+            files.write_json(self.path / ledger.SHARD, {"shard": self.shard})
 
     def _unmark(self) -> None:
         """Go on with the whole evaluation where a shard was, once something is written."""
         if self._was_shard:
-            remove(self.path / ledger.SHARD)
+            files.remove(self.path / ledger.SHARD)
             self._was_shard = False
 
     def _forget(self, indices: Container[int]) -> None:
         """Forget some episodes; first, that the evaluation or the shard is finished."""
         self._unmark()
-        remove(self.path / ledger.RESULTS)
+        files.remove(self.path / ledger.RESULTS)
         if self.shard is not None:
-            write_json(self.path / ledger.SHARD, {"shard": self.shard})
+            files.write_json(self.path / ledger.SHARD, {"shard": self.shard})
         self.episodes = [episode for episode in self.episodes if episode.index not in indices]
         self._write_ledger(self.episodes)
 
-    def cut(self, episodes: Iterable[Episode], manifest: Mapping[str, Any]) -> None:
+    def cut(self, episodes: Iterable[ledger.Episode], manifest: Mapping[str, Any]) -> None:
         """Keep these episodes alone, all that a manifest asks for, which is from then on its own.
 
         A process may die between the two files: the ledger is then that of an unfinished run.
@@ -171,7 +161,7 @@ class Directory:
         for index in ledger.kept_trajectories(self.path) - kept.keys():
             shutil.rmtree(ledger.trajectory_path(self.path, index))
         self.manifest = dict(manifest)
-        write_json(self.path / ledger.MANIFEST, self.manifest)
+        files.write_json(self.path / ledger.MANIFEST, self.manifest)
 
     def note_mixed(self, manifest: Mapping[str, Any]) -> None:
         """Add to the manifest that episodes run here under another one, too.
@@ -183,12 +173,12 @@ class Directory:
         if mixed != ledger.mixed_values(self.manifest):
             self._unmark()
             self.manifest[ledger.MIXED] = mixed
-            write_json(self.path / ledger.MANIFEST, self.manifest)
+            files.write_json(self.path / ledger.MANIFEST, self.manifest)
 
     def note_repeated(self, found: Mapping[str, int]) -> None:
         """Add to the manifest what came of the batch that ran twice."""
         self.manifest[ledger.REPEATED] = dict(found)
-        write_json(self.path / ledger.MANIFEST, self.manifest)
+        files.write_json(self.path / ledger.MANIFEST, self.manifest)
 
     def _sweep(self, data: bool = False) -> None:
         """Remove half-written data; with ``data``, all data of episodes."""
@@ -196,7 +186,7 @@ class Directory:
             if part.name.removesuffix(".part").isdecimal():
                 shutil.rmtree(part)
 
-    def check_kept(self, episodes: Iterable[Episode]) -> None:
+    def check_kept(self, episodes: Iterable[ledger.Episode]) -> None:
         """Refuse to keep data if some episodes have ended without."""
         there = ledger.kept_trajectories(self.path)
         lacking = [one.index for one in episodes if one.completed and one.index not in there]
@@ -207,11 +197,11 @@ class Directory:
                 "into another directory, or replay single episodes"
             )
 
-    def add(self, episode: Episode, data: TensorDict | None = None) -> None:
+    def add(self, episode: ledger.Episode, data: TensorDict | None = None) -> None:
         """Write an episode: its data first, then its line."""
         self._put(episode.index, None if data is None else partial(write_trajectory, data=data))
         self._unmark()
-        with naming(self.path / ledger.EPISODES):
+        with files.naming(self.path / ledger.EPISODES):
             self._journal.write(episode.to_json().encode() + b"\n")
             self._journal.flush()
 
@@ -228,24 +218,25 @@ class Directory:
             write(part)
             part.rename(target)
 
-    def finish(self, episodes: Sequence[Episode]) -> None:
+    def finish(self, episodes: Sequence[ledger.Episode]) -> None:
         """Write the ledger again, with its records by index, as they are given."""
         if self.shard is None:
-            remove(self.path / ledger.SHARD)  # and what a process that was killed left of it
+            files.remove(self.path / ledger.SHARD)  # and what a process that was killed left of it
         self._write_ledger(episodes)
 
-    def _write_ledger(self, episodes: Iterable[Episode]) -> None:
+    def _write_ledger(self, episodes: Iterable[ledger.Episode]) -> None:
         lines = (episode.to_json().encode() + b"\n" for episode in episodes)
-        write_atomically(self.path / ledger.EPISODES, lambda file: file.writelines(lines))
+        files.write_atomically(self.path / ledger.EPISODES, lambda file: file.writelines(lines))
 
-    def write_results(self, results: Mapping[str, Any], files: Sequence[Path]) -> None:
+    def write_results(self, results: Mapping[str, Any], pages: Sequence[Path]) -> None:
         """Write the statistics and digests of the other files, which finishes the evaluation."""
-        digests = {str(file.relative_to(self.path)): ledger.sha256(file) for file in files}
-        write_json(self.path / ledger.RESULTS, {**self._digests(), "files": digests, **results})
+        digests = {str(file.relative_to(self.path)): ledger.sha256(file) for file in pages}
+        found = {**self._digests(), "files": digests, **results}
+        files.write_json(self.path / ledger.RESULTS, found)
 
     def finish_shard(self, **note: Any) -> None:
         """Write the digests of ledger and manifest, which finishes the shard, and a note."""
-        write_json(self.path / ledger.SHARD, {**note, **self._digests(), "shard": self.shard})
+        files.write_json(self.path / ledger.SHARD, {**note, **self._digests(), "shard": self.shard})
 
     def _digests(self) -> dict[str, Any]:
         """Return the digests of ledger, manifest, and all data, if there are any.
@@ -265,7 +256,7 @@ class Directory:
         seconds = round(time.time() - started, 3)
         began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started))
         run = {"began": began, "seconds": seconds, "episodes": ran, **how}
-        write_json(self.path / ledger.RUN, [*read_runs(self.path), run])
+        files.write_json(self.path / ledger.RUN, [*read_runs(self.path), run])
 
     def give_up(self, error: BaseException) -> None:
         """Remove the files if no episode has ever ended; mark a refused evaluation as refused.
@@ -277,7 +268,7 @@ class Directory:
 
         if not self._journal.tell() and not (self.path / ledger.RUN).exists():
             self._sweep(data=True)
-            remove(self.path / ledger.SHARD)
+            files.remove(self.path / ledger.SHARD)
             for name in (ledger.EPISODES, ledger.MANIFEST):
                 (self.path / name).unlink()
             ends = [(self.path / ledger.TRAJECTORIES).rmdir, self.close, self.path.rmdir]
@@ -286,20 +277,16 @@ class Directory:
                     end()
         elif isinstance(error, NotReproducibleError):
             reason = without_process_ids(str(error))
-            write_json(self.path / ledger.REFUSED, {"reason": reason})
+            files.write_json(self.path / ledger.REFUSED, {"reason": reason})
 
     def close(self) -> None:
         """Release the directory."""
-        with naming(self.path / ledger.EPISODES):  # of which a full disk left a part to write
+        with files.naming(self.path / ledger.EPISODES):  # of which a full disk left a part to write
             self._opened.close()
 
 
 def check_report_extras(what: str) -> None:
-    """Raise for packages that the report lacks, before anything runs.
-
-    Args:
-        what: the call that writes the report, as the first words of the error.
-    """
+    """Raise before anything runs if the report, which the call ``what`` writes, lacks packages."""
     for name in ("scipy", "matplotlib"):
         extra_module(name, what)
 
@@ -327,8 +314,8 @@ def finish(
     from tdcollect.pages.evaluation import write_report
 
     summary = result.summary()
-    files = write_report(directory.path, directory.manifest, result.episodes, summary, request)
-    directory.write_results({**note, **summary.to_dict()}, files)
+    pages = write_report(directory.path, directory.manifest, result.episodes, summary, request)
+    directory.write_results({**note, **summary.to_dict()}, pages)
 
 
 def check_directory(path: Path) -> None:
@@ -336,7 +323,7 @@ def check_directory(path: Path) -> None:
     if (path / ledger.MANIFEST).exists():
         ledger.read_manifest(path)
     else:  # a process may have died as it wrote the first file
-        check_output(path, "an evaluation", (ledger.MANIFEST,))
+        files.check_output(path, "an evaluation", (ledger.MANIFEST,))
 
 
 def read_runs(path: Path) -> list[Any]:
@@ -366,7 +353,7 @@ def write_trajectory(path: Path, data: TensorDict) -> None:
             f"expected entries to keep that are called neither {' nor '.join(_NOT_ENTRIES)}, which "
             f"memory maps of TorchRL lose, got {lost}; rename the policy's, or do not keep the data"
         )
-    with naming(path):
+    with files.naming(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         sizes = [value.numel() * value.element_size() for value in data.values(True, True)]
         # A disk that is full ends a process that writes to a map: ask first.
@@ -482,7 +469,7 @@ def _read(
         raise ValueError(f"its shape is {shape}, and not [L]")
     _check_shape(folder, shape, within or ())
     found: dict[str, Any] = {}
-    files = {_META}
+    known = {_META}
     for key, entry in meta.items():
         named = key == "_names" and isinstance(entry, list)  # of dimensions, since tensordict 0.15
         if key in _NOT_ENTRIES or (key, entry) in _FORMAT.items() or named:
@@ -499,10 +486,10 @@ def _read(
             dtype, size = _checked(folder / name, entry)
             _check_shape(folder / name, size, shape)
             found[key] = mapped(folder / name, dtype, size)
-        files.add(name)
+        known.add(name)
     # Other files are not read, but a file that may belong to the data is not ignored.
     for file in _files(folder):
-        if file.name not in files:
+        if file.name not in known:
             raise ValueError(f"{file.name} is there, which {_META} does not name")
     return made(found, shape)
 
@@ -568,7 +555,7 @@ def _check_kind(path: Path, kind: Any, called: str) -> Any:
 
 def check_data(
     root: Path,
-    record: Episode,
+    record: ledger.Episode,
     manifest: Mapping[str, Any],
     listed: Mapping[str, str] | None,
     folder: str = ledger.TRAJECTORIES,

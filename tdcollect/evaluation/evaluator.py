@@ -29,17 +29,9 @@ from torchrl.envs.utils import ExplorationType
 from tdcollect import check, keys
 from tdcollect.collect.collector import Collector
 from tdcollect.display import count_text, one_line
+from tdcollect.evaluation import curve
 from tdcollect.evaluation.background import Answer, Failure, Request, Setup
-from tdcollect.evaluation.curve import (
-    BEST_BY,
-    Best,
-    Point,
-    kept_weights,
-    read_folder,
-    read_report,
-    value_of,
-    with_point,
-)
+from tdcollect.evaluation.curve import BEST_BY, Best, Point
 from tdcollect.evaluation.episodes.groups import of_groups
 from tdcollect.evaluation.episodes.opening import check_env
 from tdcollect.evaluation.replay import Replay, Replayed, replayer
@@ -631,7 +623,8 @@ class Courier:
         self.report: tuple[int, EvaluationResult] | None = None  # of the best at a step
         self._winner: Request | None = None  # with the weights of the best
         if setup.output_dir is not None:
-            self.curve, self.best, _ = read_folder(setup.output_dir, setup.best_by, logger.warning)
+            found = curve.read_folder(setup.output_dir, setup.best_by, logger.warning)
+            self.curve, self.best, _ = found
         self._owner = os.getpid()
         self.changed = threading.Condition()  # of all that follows: a request starts or ends
         self.unread: deque[Any] = deque()  # outcomes of triggered evaluations, also exceptions
@@ -725,7 +718,7 @@ class Courier:
         request = asked.request
         asked.request = request._replace(weights={**self._latest, **request.weights})
         answer = self._answer(asked.request)
-        self.curve = with_point(self.curve, answer.point)
+        self.curve = curve.with_point(self.curve, answer.point)
         self.best = answer.best or _best_of(self.curve, self._setup.best_by)
         if self.reports and self.best is not None and self.best.step == request.step:
             self._winner = asked.request
@@ -760,12 +753,12 @@ class Courier:
         if self.report is not None and self.report[0] == best.step:
             return self.report[1]
         wanted = [*pickle.loads(self._setup.report or b"").episode_indices]
-        found = None if folder is None else read_report(folder, best.step)
+        found = None if folder is None else curve.read_report(folder, best.step)
         if found is None or [e.index for e in found.episodes if not e.lost] != wanted:
             if request is None or request.step != best.step:
                 if folder is None:
                     raise ValueError(f"step {best.step} is the best again: evaluate it once more")
-                weights = kept_weights(folder, best)  # of a process before this one
+                weights = curve.kept_weights(folder, best)  # of a process before this one
                 request = asked.request._replace(step=best.step, weights=weights)
             asked.request = request._replace(kind="report")
             found = self._result(asked.request, self._answer(asked.request))
@@ -835,10 +828,10 @@ class Courier:
             asked.future.set_result(outcome)
 
 
-def _best_of(curve: list[Point], by: str) -> Best | None:
+def _best_of(points: list[Point], by: str) -> Best | None:
     """Return the best point, of equal ones the earliest; None without a finite return."""
-    best = max(curve, key=lambda point: value_of(point, by))  # the first of the greatest
-    value = value_of(best, by)
+    best = max(points, key=lambda point: curve.value_of(point, by))  # the first of the greatest
+    value = curve.value_of(best, by)
     return None if value == float("-inf") else Best(best.step, value, None)
 
 

@@ -24,7 +24,6 @@ from tdcollect.evaluation.directory import (
     finish,
     read_runs,
 )
-from tdcollect.evaluation.ledger import Episode, Files
 from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.files import write_json
@@ -120,7 +119,7 @@ def _checked_paths(
     return paths, output
 
 
-def _merged_manifest(parts: Sequence[Files], allow_mixed: bool) -> dict[str, Any]:
+def _merged_manifest(parts: Sequence[ledger.Files], allow_mixed: bool) -> dict[str, Any]:
     """Return the manifest of all parts, the same for any order of them."""
     if not parts:
         return {}
@@ -147,7 +146,7 @@ def _merged_manifest(parts: Sequence[Files], allow_mixed: bool) -> dict[str, Any
     return merged
 
 
-def _check_complete(parts: Sequence[Files], absent: Sequence[Path]) -> None:
+def _check_complete(parts: Sequence[ledger.Files], absent: Sequence[Path]) -> None:
     """Refuse parts that are unfinished, or lack episodes together; name all that is missing."""
     lacks = [f"{path} holds no evaluation" for path in absent]
     own: set[int] = set()
@@ -171,7 +170,7 @@ def _check_complete(parts: Sequence[Files], absent: Sequence[Path]) -> None:
         )
 
 
-def _missing(missing: Sequence[int], parts: Sequence[Files]) -> str:
+def _missing(missing: Sequence[int], parts: Sequence[ledger.Files]) -> str:
     """Name missing episodes, and the shards that they are if all parts were cut alike."""
     cuts = {part.shard.shards for part in parts if part.shard is not None}
     if len(cuts) != 1:
@@ -187,12 +186,12 @@ def _named(noun: str, items: Sequence[Any]) -> str:
     return f"{noun}{'s' * (len(items) > 1)} {listed_text(items)}"
 
 
-def _merged_episodes(parts: Sequence[Files]) -> list[Episode]:
+def _merged_episodes(parts: Sequence[ledger.Files]) -> list[ledger.Episode]:
     """Return the records of all parts by index; of several, that with the fewest restarts.
 
     One that is not lost comes before one that is.
     """
-    found: dict[int, tuple[Episode, Path]] = {}
+    found: dict[int, tuple[ledger.Episode, Path]] = {}
     for part in parts:
         for episode in part.episodes:
             other, holder = found.setdefault(episode.index, (episode, part.root))
@@ -210,7 +209,7 @@ def _merged_episodes(parts: Sequence[Files]) -> list[Episode]:
     return [found[index][0] for index in sorted(found)]
 
 
-def _kept_data(parts: Sequence[Files]) -> dict[int, Path]:
+def _kept_data(parts: Sequence[ledger.Files]) -> dict[int, Path]:
     """Return the directory of each completed episode's data, checked; empty if none has data."""
     found: dict[int, Path] = {}
     having: list[Path] = []
@@ -235,7 +234,7 @@ def _kept_data(parts: Sequence[Files]) -> dict[int, Path]:
     return found
 
 
-def _merged_request(parts: Sequence[Files]) -> Request | None:
+def _merged_request(parts: Sequence[ledger.Files]) -> Request | None:
     """Return the request that the parts keep; None, with a warning, if theirs differ."""
     found = [Request.read(part.root) for part in parts]
     unlike = next((place for place, request in enumerate(found) if request != found[0]), None)
@@ -253,7 +252,7 @@ def _merged_request(parts: Sequence[Files]) -> Request | None:
 def _unlike(
     directory: Directory,
     manifest: dict[str, Any],
-    episodes: Sequence[Episode],
+    episodes: Sequence[ledger.Episode],
     data: Mapping[int, Path],
 ) -> Iterator[str]:
     """Yield what an output directory holds but for the beginning or all of this merge."""

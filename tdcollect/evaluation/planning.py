@@ -197,8 +197,7 @@ def plan_suite(
         results: of the suite.
         difference: of the mean scores over tasks.
         policies: the two policies; by default those of a suite with two.
-        power: the chance that the comparison finds a difference as large as this.
-        confidence: of the comparison.
+        power, confidence: as for :func:`plan`.
 
     Raises:
         ValueError: unless the suite has two such policies with all their scores.

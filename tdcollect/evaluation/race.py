@@ -85,16 +85,10 @@ class Looks:
         return self.standing.ended or self.standing.episodes >= self.plan.max_episodes
 
     def following(self, name: str, slots: int) -> list[int] | None:
-        """Return the next episodes of a policy to run, in whole blocks.
+        """Return the indices of the next episodes of a policy to run, in whole blocks.
 
-        They fill the slots, and follow from them; what counts does not.
-
-        Args:
-            name: the policy.
-            slots: the number of slots that all policies share.
-
-        Returns:
-            Their indices; none if the policy plays no more, and None if it is ahead of another.
+        They fill the slots, which all policies share, and follow from them; what counts does not.
+        There are none if the policy plays no more; None is for one that is ahead of another.
         """
         share = self.plan.block * max(1, -(-slots // (self.plan.block * len(self._begun))))
         while name not in self.played:

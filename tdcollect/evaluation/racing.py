@@ -23,8 +23,6 @@ from tdcollect.evaluation.directory import check_report_extras
 from tdcollect.evaluation.episodes.measures import is_measure
 from tdcollect.evaluation.episodes.opening import SLOTS
 from tdcollect.evaluation.evaluate import Recording, resumable, run
-from tdcollect.evaluation.ledger import OPTIONS, Episode
-from tdcollect.evaluation.race import Looks, Plan, RaceResult
 from tdcollect.evaluation.replay import replayer
 from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.requested import recognized
@@ -69,7 +67,7 @@ def race(
     allow_mixed: bool = False,
     recheck: bool = True,
     **settings: Unpack[SettingsArguments],
-) -> RaceResult:
+) -> files.RaceResult:
     """Have policies play the same test episodes until it is decided which is better.
 
     After each block of episodes there is a look, and the probability of a wrong decision is at most
@@ -121,7 +119,7 @@ def race(
             "policies race side by side, each in envs of its own; pass a function"
         )
     rule = Rule((*policies,), on, return_range, alpha, margin, failed, lower_is_better)
-    plan = Plan(rule, block, max_episodes)
+    plan = files.Plan(rule, block, max_episodes)
     if is_measure(on):
         settings["metrics"] = {on: on, **(settings.get("metrics") or {})}
     asked = EvaluationSettings(max_episodes, seed, **settings)
@@ -141,7 +139,7 @@ def race(
         files.claim(output_dir, plan)
     crew = as_workers(workers)
     count = 1 if crew is None else crew.num_workers
-    looks = Looks(plan)
+    looks = files.Looks(plan)
     evaluations, results = {}, dict[str, EvaluationResult]()
     for name, given in policies.items():
         policy = recognized(given, env, asked)
@@ -184,13 +182,13 @@ def race(
                 bar.set_postfix(_running(looks))
                 bar.update(1)
             del what
-    result = RaceResult(looks, results, output_dir)
+    result = files.RaceResult(looks, results, output_dir)
     if output_dir is not None:
         _write(result, output_dir)
     return result
 
 
-def _running(looks: Looks) -> dict[str, str]:
+def _running(looks: files.Looks) -> dict[str, str]:
     """Return what is known so far, for a progress bar."""
     playing = looks.standing.playing
     if len(playing) == 2 and (known := looks.standing.history[playing]):
@@ -199,7 +197,7 @@ def _running(looks: Looks) -> dict[str, str]:
     return {"playing": ", ".join(playing)}
 
 
-def _write(result: RaceResult, root: Path) -> None:
+def _write(result: files.RaceResult, root: Path) -> None:
     """Write the page of a race that has ended, and its decision, which finishes it."""
     from tdcollect.pages.race import write_race_page
 
@@ -211,15 +209,8 @@ def _write(result: RaceResult, root: Path) -> None:
 class _Racer(Recording):
     """The episodes of one policy of a race as they end.
 
-    Its directory asks for the most episodes while the race is open, and then for those that count.
-
-    Args:
-        manifest: of an evaluation with the most episodes.
-        indices: of these.
-        looks: of the race.
-        name: of the policy.
-        slots: the number that all policies share.
-        how: as for :class:`Recording`.
+    Its directory asks for the most episodes while the race is open, as the manifest does, and then
+    for those that count. All policies share the slots.
     """
 
     def __init__(
@@ -227,7 +218,7 @@ class _Racer(Recording):
         manifest: Mapping[str, Any],
         indices: Sequence[int],
         *,
-        looks: Looks,
+        looks: files.Looks,
         name: str,
         slots: int,
         output_dir: Path | None,
@@ -252,7 +243,7 @@ class _Racer(Recording):
         self._settle(self._looks.played[self._name])
         yield from self.once_more()
 
-    def add(self, record: Episode, data: TensorDict | None) -> None:
+    def add(self, record: ledger.Episode, data: TensorDict | None) -> None:
         """Take an episode that has ended, and look."""
         if self.again:
             super().add(record, data)
@@ -285,6 +276,6 @@ def first(manifest: Mapping[str, Any], count: int) -> dict[str, Any]:
     if "env" in seeds:
         seeds["env"] = seeds["env"][:count]
     found = {**manifest, "episodes": count, "seeds": seeds}
-    if OPTIONS in found:
-        found[OPTIONS] = {**found[OPTIONS], "options": found[OPTIONS]["options"][:count]}
+    if options := found.get(ledger.OPTIONS):
+        found[ledger.OPTIONS] = {**options, "options": options["options"][:count]}
     return found

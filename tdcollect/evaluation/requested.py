@@ -27,7 +27,6 @@ from tdcollect.envs.traits import all_transforms_of, flat_transforms, innermost,
 from tdcollect.evaluation.episodes.groups import GroupPolicies, of_groups
 from tdcollect.evaluation.episodes.policy import known_device
 from tdcollect.evaluation.imports import by_group, called, is_named, load_named
-from tdcollect.policies import SpacePolicy, from_server, is_url
 from tdcollect.randomness import GlobalStream, Outside
 from tdcollect.threads import turn
 
@@ -50,10 +49,10 @@ def make(request: Request, look: bool) -> tuple[str | Callable[..., Any], Any]:
         if request.checkpoint is not None:
             raise ValueError("random actions have no checkpoint; leave it out")
         return env, None
-    if is_url(request.policy):
+    if policies.is_url(request.policy):
         if request.checkpoint is not None:
             raise ValueError("a server has its weights itself; leave the checkpoint out")
-        return env, from_server(request.policy)
+        return env, policies.from_server(request.policy)
     if request.policy == SB3:
         return env, placed(_sb3(request, env), request.device)
     if request.policy == LEROBOT:
@@ -160,7 +159,7 @@ def policy_from(
         with one_slot(env, env_kwargs, backend) as one:
             policy = factory(one)
     policy = of_groups(policies.recognized(policy))
-    if not (callable(policy) or isinstance(policy, SpacePolicy)):
+    if not (callable(policy) or isinstance(policy, policies.SpacePolicy)):
         raise TypeError(f"expected {name} to give a policy, got {policy!r}")
     return policy
 

@@ -21,7 +21,6 @@ from tensordict import NestedKey, TensorDict
 from torchrl.envs.utils import ExplorationType
 
 from tdcollect import check
-from tdcollect.check import is_count
 from tdcollect.display import count_text, one_line
 from tdcollect.envs.make import BACKENDS
 from tdcollect.evaluation.episodes.data import INFO, info_and_rule
@@ -371,9 +370,9 @@ def _paths(reward_keys: Any) -> list[str]:
 
 def _indices(episodes: int | Sequence[int]) -> Sequence[int]:
     """Return the indices of the episodes to run, from their number or themselves."""
-    if is_count(episodes) and int(episodes) <= sys.maxsize:  # type: ignore[arg-type]
+    if check.is_count(episodes) and int(episodes) <= sys.maxsize:  # type: ignore[arg-type]
         return range(int(episodes))  # type: ignore[arg-type]
-    if isinstance(episodes, (Sequence, np.ndarray)) and all(map(is_count, episodes)):
+    if isinstance(episodes, (Sequence, np.ndarray)) and all(map(check.is_count, episodes)):
         indices = [int(index) for index in episodes]
         if len(set(indices)) == len(indices) and max(indices, default=0) <= sys.maxsize:
             return indices
@@ -411,7 +410,7 @@ def _seed_by_index(env_seeds: Seeds, indices: Sequence[int]) -> dict[int, int]:
     seed_of = _by_index(env_seeds, indices, "env_seeds", "a seed")
     index_of: dict[int, int] = {}
     for index in indices:
-        if not is_count(value := seed_of(index)):
+        if not check.is_count(value := seed_of(index)):
             raise ValueError(
                 f"expected env_seeds that are ints and not negative, got {value!r} for episode "
                 f"{index}"

@@ -421,9 +421,8 @@ class MetricDifference:
     adjusted_p_value: float | None = None
 
     def __repr__(self) -> str:
-        return one_line(
-            self, count_text(self.difference.count, "episode"), mean_text(self.difference)
-        )
+        count = count_text(self.difference.count, "episode")
+        return one_line(self, count, mean_text(self.difference))
 
 
 @dataclass(frozen=True)

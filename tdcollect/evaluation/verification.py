@@ -12,26 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from tdcollect.display import count_text, listed_text, one_line, visible
-from tdcollect.evaluation import race, statistics
+from tdcollect.evaluation import ledger, race, statistics
 from tdcollect.evaluation.curve import check_curve, evaluations_of, steps_of
 from tdcollect.evaluation.directory import check_data
-from tdcollect.evaluation.ledger import (
-    EPISODES,
-    MANIFEST,
-    RACE,
-    RESULTS,
-    SHARD,
-    SUITE,
-    TRAJECTORIES,
-    Files,
-    Problem,
-    Shard,
-    read_directory,
-    read_object,
-    sha256,
-    trajectory_name,
-)
-from tdcollect.evaluation.statistics import alike, summarize
+from tdcollect.evaluation.ledger import Files, Problem
 from tdcollect.pages.build import FIGURES, REPORT
 
 
@@ -63,7 +47,7 @@ class Verification:
         found = "passed"
         if self.problems:
             found = f"failed, {count_text(len(self.problems), 'problem')}"
-        of = "" if self.shard is None else f"{Shard(*self.shard)}, "
+        of = "" if self.shard is None else f"{ledger.Shard(*self.shard)}, "
         lines = [*map(str, self.problems), f"{self.directory}: {of}{checked}: {found}"]
         return "\n".join(map(visible, lines))
 
@@ -98,13 +82,13 @@ def verify(path: str | os.PathLike[str]) -> Verification:
         FileNotFoundError: if the directory holds none of these.
     """
     root = Path(path)
-    if (root / RACE).is_file():
+    if (root / ledger.RACE).is_file():
         return _of_parts(root, lambda root: race.evaluations_of(root), _check_race)
-    if (root / SUITE).is_file() and not (root / MANIFEST).exists():
+    if (root / ledger.SUITE).is_file() and not (root / ledger.MANIFEST).exists():
         from tdcollect.suites.suite import cells_of
 
         return _of_parts(root, cells_of, _check_suite)
-    if steps_of(root) and not (root / MANIFEST).exists():
+    if steps_of(root) and not (root / ledger.MANIFEST).exists():
         return _of_parts(root, evaluations_of, check_curve)
     return _of_evaluation(root)
 
@@ -131,12 +115,12 @@ def _of_parts(
 def _check_race(root: Path) -> Iterator[Problem]:
     """Decide a race again from its ledgers, which were checked, and compare its file."""
     _, written = race.read(root)
-    file = root / RACE
+    file = root / ledger.RACE
     if "outcome" not in written:
         yield Problem(file, "the race is unfinished: it has no outcome; the same call resumes it")
         return
     for name, value in race.RaceResult.load(root).to_dict().items():
-        if not alike(value, written.get(name)):
+        if not statistics.alike(value, written.get(name)):
             yield Problem(file, f"{name} is {written.get(name)!r}, and by the ledgers {value!r}")
     yield from check_files(file, written.get("files", {}), [REPORT])
 
@@ -147,17 +131,17 @@ def _check_suite(root: Path) -> Iterator[Problem]:
     from tdcollect.suites.suite import results_of
 
     results_of(root, may_be_stale=False)
-    files = read_object(root / RESULTS)["files"]
-    there = [SUITE, REPORT, *(name for name in FILES if (root / name).exists())]
-    yield from check_files(root / RESULTS, files, there)
+    files = ledger.read_object(root / ledger.RESULTS)["files"]
+    there = [ledger.SUITE, REPORT, *(name for name in FILES if (root / name).exists())]
+    yield from check_files(root / ledger.RESULTS, files, there)
 
 
 def _of_evaluation(root: Path) -> Verification:
     problems: list[Problem] = []
     try:
-        found = read_directory(root, problems.append)
+        found = ledger.read_directory(root, problems.append)
     except ValueError as error:
-        return Verification(root, 0, 0, (Problem(root / MANIFEST, str(error)),))
+        return Verification(root, 0, 0, (Problem(root / ledger.MANIFEST, str(error)),))
     problems += _unfinished(found, bool(problems))
     if not problems and found.shard is None:
         problems += _derived(found)
@@ -171,21 +155,21 @@ def _unfinished(found: Files, altered: bool) -> Iterator[Problem]:
     there = {episode.index for episode in found.episodes}
     if others := sorted(there.difference(found.own)):
         text = f"episodes {listed_text(others)} are not of {name}"
-        yield Problem(found.root / EPISODES, text)
+        yield Problem(found.root / ledger.EPISODES, text)
     if missing := len(found.own) - len(there) + len(others):
         text = f"{name} is unfinished: it lacks {count_text(missing, 'episode')}"
-        yield Problem(found.root / EPISODES, text)
+        yield Problem(found.root / ledger.EPISODES, text)
     elif found.last is None and not altered:
-        file, lacks = RESULTS, "without this file nothing tells of an altered record"
+        file, lacks = ledger.RESULTS, "without this file nothing tells of an altered record"
         if found.shard is not None:
-            file, lacks = SHARD, "this file has no digest that tells of altered records"
+            file, lacks = ledger.SHARD, "this file has no digest that tells of altered records"
         yield Problem(found.root / file, f"{name} is unfinished: {lacks}")
 
 
 def _derived(found: Files) -> Iterator[Problem]:
     """Check the statistics and files of a finished evaluation against its records."""
     root, results = found.root, found.last or {}
-    file = root / RESULTS
+    file = root / ledger.RESULTS
     files = results.get("files")
     if not isinstance(files, dict):
         yield Problem(file, f"files is {files!r}, and not the digest of each file of the report")
@@ -195,12 +179,12 @@ def _derived(found: Files) -> Iterator[Problem]:
         if settings["resamples"] > statistics.MOST_RESAMPLES:  # would take any time and memory
             most = statistics.MOST_RESAMPLES
             raise ValueError(f"resamples is {settings['resamples']}, above {most}")
-        expected = summarize(found.episodes, **settings).to_dict()
+        expected = statistics.summarize(found.episodes, **settings).to_dict()
     except (KeyError, TypeError, ValueError) as error:
         yield Problem(file, f"its statistics cannot be computed again ({error})")
         return
     for name, value in expected.items():
-        if not alike(value, results.get(name)):
+        if not statistics.alike(value, results.get(name)):
             yield Problem(file, f"{name} is {results.get(name)!r}, and by the ledger {value!r}")
     drawn = [path.relative_to(root).as_posix() for path in sorted(root.glob(f"{FIGURES}/*.svg"))]
     yield from check_files(file, files, [REPORT, *drawn])
@@ -215,7 +199,7 @@ def check_files(file: Path, listed: Mapping[str, Any], there: Sequence[str]) -> 
         of = root / name
         try:
             inside = of.resolve().is_relative_to(root.resolve())
-            now = sha256(of) if inside and of.is_file() else None
+            now = ledger.sha256(of) if inside and of.is_file() else None
         except (ValueError, OSError):  # a NUL, or too long a name
             inside = False
         if not inside:
@@ -226,8 +210,8 @@ def check_files(file: Path, listed: Mapping[str, Any], there: Sequence[str]) -> 
 
 def _kept(found: Files) -> tuple[int, list[Problem]]:
     """Check data that were kept; return their number, and the problems."""
-    records = {trajectory_name(e.index): e for e in found.episodes if e.completed}
-    folder, kept, problems = found.root / TRAJECTORIES, 0, list[Problem]()
+    records = {ledger.trajectory_name(e.index): e for e in found.episodes if e.completed}
+    folder, kept, problems = found.root / ledger.TRAJECTORIES, 0, list[Problem]()
     there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     for name in sorted(there | (found.kept or {}).keys()):
         if name in records:

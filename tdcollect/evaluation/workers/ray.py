@@ -46,10 +46,7 @@ class RayWorkers(local.Workers):
         num_workers: the number of workers.
         num_cpus: CPUs that Ray reserves for each, which decides how many share a machine.
         num_gpus: GPUs likewise; may be a fraction. Run the policy there by ``device="cuda"``.
-        timeout: end a worker that finishes no step for so many seconds; None to wait for ever. An
-            env has a minute to start, whatever the timeout.
-        max_lost: the number of workers that an episode may cost, before it counts as lost. Those
-            that are known to be lost by causes outside of it weigh a tenth each.
+        timeout, max_lost: as for :class:`tdcollect.LocalWorkers`.
         address: the cluster, as ``"host:port"``.
         init_fn: called first in each worker, before torch is imported there.
 

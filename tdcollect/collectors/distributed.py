@@ -282,14 +282,7 @@ class DistributedWorkers(asking.Asking):
         return one_line(self, f"{self.num_workers} workers", f"frames={self.frames_per_batch}")
 
     def set_seed(self, seed: int, static_seed: bool = False) -> Any:
-        """Seed all workers and restart their envs.
-
-        Slot i of worker w starts from seed ``seed + wN + i`` with its next row; torch's, NumPy's
-        and Python's generators in the workers are seeded too. Batches that are begun are dropped.
-
-        Returns:
-            The seed for the next env, as TorchRL computes it.
-        """
+        """Seed all workers and restart their envs, as :meth:`RayCollector.set_seed` does."""
         if self._torchrl.shut_down:
             raise RuntimeError("the collector is shut down; make a new one to collect")
         following = self._seed_workers(seed, static_seed)
@@ -453,9 +446,7 @@ class DistributedSyncCollector(DistributedWorkers, upstream.DistributedSyncColle
     A worker that dies ends the collection with a :class:`WorkerLostError` that names it.
 
     Args:
-        create_env_fn: functions that make envs, one per worker.
-        policy: the policy; each worker has a copy.
-        **kwargs: as :class:`DistributedCollector` has them, and the parent.
+        create_env_fn, policy, **kwargs: as :class:`DistributedCollector` and the parent have them.
     """
 
     @extends(upstream.DistributedSyncCollector.__init__)

@@ -21,12 +21,7 @@ from tdcollect._upstream.collectors import MultiCollectorMeta, WorkersState
 from tdcollect.collect import Collector
 from tdcollect.collect.arguments import check_arguments
 from tdcollect.collect.collector import extends
-from tdcollect.collectors import asking
-from tdcollect.collectors.dispatch import (
-    check_on_worker_lost,
-    check_shared_buffer,
-    class_of_collectors,
-)
+from tdcollect.collectors import asking, dispatch
 from tdcollect.collectors.pipes import Guard, Reports, WorkerPipe, WorkerQueue
 from tdcollect.display import count_text, one_line
 from tdcollect.processes.child import ending
@@ -108,11 +103,11 @@ class MultiCollector(asking.Asking, upstream.MultiCollector, metaclass=_BySync):
                 f"one function and no number; pass [{name}] * 2"
             )
         check.positive_int(**{"the number of workers": workers})
-        check_on_worker_lost(on_worker_lost, kwargs)
-        inner = class_of_collectors(collector_class)
+        dispatch.check_on_worker_lost(on_worker_lost, kwargs)
+        inner = dispatch.class_of_collectors(collector_class)
         self._ours = isinstance(inner, type) and issubclass(inner, Collector)
         options = asking.options_of_workers(reset_options, inner, workers)
-        check_shared_buffer(create_env_fn[0] if several else create_env_fn, policy, kwargs)
+        dispatch.check_shared_buffer(create_env_fn[0] if several else create_env_fn, policy, kwargs)
         self.reports = Reports(workers if self._ours else 0)
         if self._ours:
             inner = asking.InnerCollector(inner, range(workers), self.reports.ends, options)

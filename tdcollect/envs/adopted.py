@@ -23,18 +23,10 @@ from weakref import WeakKeyDictionary
 import gymnasium as gym
 import numpy as np
 import torch
+import torchrl.envs
 from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Composite
-from torchrl.envs import (
-    EnvBase,
-    GymWrapper,
-    PettingZooEnv,
-    PettingZooWrapper,
-    TransformedEnv,
-    default_info_dict_reader,
-)
-from torchrl.envs import GymEnv as TorchRLGymEnv
-from torchrl.envs import ParallelEnv as TorchRLParallelEnv
+from torchrl.envs import EnvBase, GymWrapper, TransformedEnv, default_info_dict_reader
 from torchrl.envs import SerialEnv as SerialEnv  # is right as it is
 from torchrl.envs import transforms as T
 from torchrl.envs.batched_envs import BatchedEnvBase
@@ -67,7 +59,7 @@ class _Meta(upstream.ParallelEnvMeta):
         return super().__call__(*args, **kwargs)
 
 
-class ParallelEnv(TorchRLParallelEnv, metaclass=_Meta):
+class ParallelEnv(torchrl.envs.ParallelEnv, metaclass=_Meta):
     """TorchRL's ``ParallelEnv``, several slots in each worker process.
 
     Its functions may make a ``GymEnv`` or ``GymWrapper`` over a gymnasium env, or a
@@ -111,7 +103,7 @@ class ParallelEnv(TorchRLParallelEnv, metaclass=_Meta):
         Returns:
             None if it was turned; else the reason why it stays as it is.
         """
-        if type(env) is not TorchRLParallelEnv:
+        if type(env) is not torchrl.envs.ParallelEnv:
             return f"it is a {type(env).__name__}, not TorchRL's ParallelEnv"
         if not upstream.owns_workers(env):
             return "it is an index into another env"
@@ -121,7 +113,7 @@ class ParallelEnv(TorchRLParallelEnv, metaclass=_Meta):
         assert isinstance(env, ParallelEnv)
         reason = env.fallback_reason
         if reason is not None:
-            env.__class__ = TorchRLParallelEnv
+            env.__class__ = torchrl.envs.ParallelEnv
         return reason
 
     @property
@@ -493,7 +485,7 @@ class _GymMeta(upstream.GymEnvMeta):
         return super().__call__(*args, **kwargs)
 
 
-class GymEnv(TorchRLGymEnv, metaclass=_GymMeta):
+class GymEnv(torchrl.envs.GymEnv, metaclass=_GymMeta):
     """TorchRL's ``GymEnv``.
 
     It is TorchRL's class in all but three points:
@@ -521,10 +513,10 @@ class GymEnv(TorchRLGymEnv, metaclass=_GymMeta):
         return self
 
 
-SINGLE = (GymEnv, TorchRLGymEnv, GymWrapper)
+SINGLE = (GymEnv, torchrl.envs.GymEnv, GymWrapper)
 """The classes of one gymnasium env that are known to the letter."""
 
-OF_AGENTS = (PettingZooEnv, PettingZooWrapper)
+OF_AGENTS = (torchrl.envs.PettingZooEnv, torchrl.envs.PettingZooWrapper)
 
 
 # --- envs that are adopted ------------------------------------------------------------------------

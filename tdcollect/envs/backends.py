@@ -26,27 +26,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from gymnasium.vector import (
-    AsyncVectorEnv,
-    AutoresetMode,
-    SyncVectorEnv,
-    VectorEnv,
-    VectorObservationWrapper,
-    VectorWrapper,
-)
+from gymnasium import vector
+from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
 from tdcollect._upstream.others import flat_pool
 from tdcollect.cleanup import ended_on_error
-from tdcollect.envs.process.values import (
-    Array,
-    EachOptions,
-    as_flags,
-    as_rewards,
-    options_of,
-    slot_of,
-    write_info,
-)
+from tdcollect.envs.process import values
+from tdcollect.envs.process.values import Array, as_flags, as_rewards, slot_of, write_info
 from tdcollect.envs.process.worker import EnvFactory, EnvSlots, check_spaces
 from tdcollect.envs.slots import Backend, Can, SlotError, Starts, failures
 from tdcollect.envs.spaces import SlotBuffers
@@ -84,7 +71,7 @@ class SerialBackend(Backend):
 
     def reset(self, starts: Starts, options: dict[str, Any] | None, out: SlotBuffers) -> None:
         def begin(slot: int) -> None:
-            given = options_of(options, slot)
+            given = values.options_of(options, slot)
             observation, info = self.envs[slot].reset(seed=starts[slot], options=given)
             self.observation.write_slot(observation, out.observation, slot)
             if self.info:
@@ -216,7 +203,7 @@ def check_wrappers(env: VectorEnv[Any, Any, Any], mode: AutoresetMode) -> bool:
                     "autoreset_mode=AutoresetMode.SAME_STEP, or use torchrl.envs.VecNormV2"
                 )
             resets_subset = False
-        unchanged = getattr(type(layer), "step", None) is VectorObservationWrapper.step
+        unchanged = getattr(type(layer), "step", None) is vector.VectorObservationWrapper.step
         if mode == AutoresetMode.SAME_STEP and unchanged:
             raise ValueError(
                 f"expected no {type(layer).__name__} in AutoresetMode.SAME_STEP: it changes "
@@ -248,7 +235,7 @@ def _layers(env: VectorEnv[Any, Any, Any]) -> Iterator[VectorWrapper[Any, Any, A
         env = env.env
 
 
-_RESETS_SINGLY = (SyncVectorEnv, AsyncVectorEnv)
+_RESETS_SINGLY = (vector.SyncVectorEnv, vector.AsyncVectorEnv)
 
 
 class VectorBackend(Backend):
@@ -290,11 +277,11 @@ class VectorBackend(Backend):
 
     def reset(self, starts: Starts, options: dict[str, Any] | None, out: SlotBuffers) -> None:
         slots = list(starts)
-        if isinstance(options, EachOptions):  # a vector env takes those of one slot at a time
+        if isinstance(options, values.EachOptions):  # a vector env takes one slot's at a time
             if not self._has_begun:  # and must have been reset as a whole
-                self.env.reset(options=options_of(options, slots[0]))
+                self.env.reset(options=values.options_of(options, slots[0]))
             for slot in slots:
-                self.reset({slot: starts[slot]}, options_of(options, slot) or {}, out)
+                self.reset({slot: starts[slot]}, values.options_of(options, slot) or {}, out)
             return
         if options is None:
             left = self._show_fresh([slot for slot in slots if starts[slot] is None], out)
@@ -574,9 +561,9 @@ class EnvPoolBackend(Backend):
             self.observation.write(observation, out.observation)
             rows = slice(None)
         else:
-            values = self.observation.empty(len(rows))
-            self.observation.write(observation, values)
-            for array, value in zip(out.observation, values, strict=True):
+            held = self.observation.empty(len(rows))
+            self.observation.write(observation, held)
+            for array, value in zip(out.observation, held, strict=True):
                 array[rows] = value
         for entry, array in zip(self.info, out.info, strict=True):
             name = entry.key if entry.key in self._at else f"info:{entry.key}"

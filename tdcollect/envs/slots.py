@@ -16,34 +16,16 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 import gymnasium as gym
 import numpy as np
 import torch
-from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from torchrl.data import Bounded, Categorical, TensorSpec, Unbounded
 
 from tdcollect import keys
+from tdcollect.envs import spaces
+from tdcollect.envs.process import values
 from tdcollect.envs.process.agents import AgentSpace
-from tdcollect.envs.process.values import (
-    Array,
-    EachOptions,
-    InfoEntry,
-    ResetOptions,
-    as_flag,
-    as_reward,
-    options_of,
-)
+from tdcollect.envs.process.values import Array, InfoEntry, ResetOptions, as_flag, as_reward
 from tdcollect.envs.process.worker import old_api
-from tdcollect.envs.spaces import (
-    Bookkeeping,
-    BufferPool,
-    Chunk,
-    Entry,
-    SlotBuffers,
-    SpaceCodec,
-    StepBuffers,
-    aligned_zeros,
-    check_names,
-    observation_name,
-)
+from tdcollect.envs.spaces import Bookkeeping, SlotBuffers, SpaceCodec, StepBuffers
 from tdcollect.seeding import restart_seed
 
 RESUMABLE = ("serial", "process")
@@ -150,11 +132,11 @@ def not_finite(
         odd = ~finite.reshape(len(array), -1).all(1)
         for slot in slots:
             if odd[slot] and slot not in found and (failed is None or slot not in failed.causes):
-                values = np.atleast_1d(array[slot])
-                where = tuple(np.argwhere(~np.isfinite(values))[0].tolist())
+                row = np.atleast_1d(array[slot])
+                where = tuple(np.argwhere(~np.isfinite(row))[0].tolist())
                 found[slot] = ValueError(
                     "expected finite numbers, as check_finite=True asks for, got "
-                    f"{values[where]} at {list(where)} of {name!r}"
+                    f"{row[where]} at {list(where)} of {name!r}"
                 )
     return joined(failed, SlotError(verb, dict(sorted(found.items()))) if found else None)
 
@@ -188,9 +170,9 @@ class Backend(abc.ABC):
     in_flight: Set[int] = frozenset()  # slots that were sent, and have not been received
 
     def _set_spaces(
-        self, observation: spaces.Space[Any], action: spaces.Space[Any], categorical: bool | None
+        self, observation: gym.Space[Any], action: gym.Space[Any], categorical: bool | None
     ) -> None:
-        name = observation_name(observation)
+        name = spaces.observation_name(observation)
         of_agents = isinstance(observation, AgentSpace)  # encoded as TorchRL's PettingZooEnv does
         self.observation = SpaceCodec(
             observation,
@@ -496,15 +478,15 @@ class Stepper:
         self._unsent: dict[int, Exception] = {}  # failures of slots that could not be sent
 
     def _set_entries(self) -> None:
-        self.pool = BufferPool()
+        self.pool = spaces.BufferPool()
         backend, wanted, codec = self.backend, self.bookkeeping, self.backend.observation
         self.entries = [
-            Entry(path, leaf.shape, leaf.dtype, leaf.spec)
+            spaces.Entry(path, leaf.shape, leaf.dtype, leaf.spec)
             for path, leaf in zip(codec.paths, codec.leaves, strict=True)
         ]
         for key, shape, dtype in backend.info:
             kind = torch.from_numpy(np.empty((), dtype)).dtype
-            self.entries.append(Entry((key,), shape, dtype, Unbounded(shape, dtype=kind)))
+            self.entries.append(spaces.Entry((key,), shape, dtype, Unbounded(shape, dtype=kind)))
         count = Bounded(0, torch.iinfo(torch.int64).max, (1,), dtype=torch.int64)
         total = Unbounded((1,), dtype=torch.float32)
         flag = Categorical(2, shape=(1,), dtype=torch.bool)
@@ -516,9 +498,9 @@ class Stepper:
         ]
         for is_wanted, name, number, spec in further:
             if is_wanted:
-                self.entries.append(Entry((name,), (1,), np.dtype(number), spec))
+                self.entries.append(spaces.Entry((name,), (1,), np.dtype(number), spec))
         paths = [entry.path for entry in self.entries]
-        check_names(paths, backend.action.paths)
+        spaces.check_names(paths, backend.action.paths)
         self._outcomes = [
             [paths.index((group, name)) for name in (keys.REWARD, *keys.FLAGS)]
             for group in self.group_map
@@ -527,14 +509,14 @@ class Stepper:
 
     def allocate(
         self, count: int, batched: bool = True, pinned: bool = False, exact: bool = False
-    ) -> Chunk:
+    ) -> spaces.Chunk:
         """Zeroed buffers for ``count`` steps, allocated together.
 
         ``pinned`` ones are page-locked; in ``exact`` ones, the backend writes rewards in float64.
         """
 
         def zeros(shape: Sequence[int], dtype: Any) -> Array:
-            array = aligned_zeros((count, self.num_envs, *shape), dtype)
+            array = spaces.aligned_zeros((count, self.num_envs, *shape), dtype)
             return torch.from_numpy(array).pin_memory().numpy() if pinned else array
 
         arrays = [zeros(entry.shape, entry.dtype) for entry in self.entries]
@@ -555,7 +537,7 @@ class Stepper:
         raw = map(SlotBuffers, observed, written, rewards, terminated, truncated)
         by_step = zip(*tensors, strict=True)
         made = map(StepBuffers, raw, kept, steps, stored, done, by_step)
-        return Chunk(made, list(zip(blocks, tensors, strict=True)))
+        return spaces.Chunk(made, list(zip(blocks, tensors, strict=True)))
 
     def set_seeds(self, seeds: Sequence[int]) -> None:
         """Keep one seed per slot for that slot's next reset."""
@@ -828,8 +810,9 @@ class Stepper:
         if failed is not None and self.max_restarts is not None:
             again = sorted(failed.causes)
             self._restart(failed, again)
-            each = {s: options_of(self._options({s: starts[s]}, asked[s][1]), s) for s in again}
-            self.send_reset(again, [starts[s] for s in again], EachOptions(each))
+            given = {s: self._options({s: starts[s]}, asked[s][1]) for s in again}
+            each = {s: values.options_of(options, s) for s, options in given.items()}
+            self.send_reset(again, [starts[s] for s in again], values.EachOptions(each))
             failed = None
         return begun, failed
 

@@ -95,18 +95,10 @@ class Trait(NamedTuple):
     holds_episode: bool = False  # its buffers hold the latest steps, and nothing that was learned
 
 
-_ELEMENTWISE = Trait(
-    elementwise=True,
-    own_code=True,
-    by_row=True,
-    own_pace=True,
-    beside=True,
-    once=True,
-    leaves_reward=True,
-)
-_SCALAR = _ELEMENTWISE._replace(scalar=True)
 _OWN_CODE = Trait(own_code=True, leaves_reward=True)
-_OWN_ACTION = _OWN_CODE._replace(by_row=True, own_pace=True)
+_ROWS_ALONE = _OWN_CODE._replace(by_row=True, own_pace=True)
+_ELEMENTWISE = _ROWS_ALONE._replace(elementwise=True, beside=True, once=True)
+_SCALAR = _ELEMENTWISE._replace(scalar=True)
 _BOOKKEEPING = Trait(beside=True, once=True, leaves_reward=True)
 _ENTRIES = Trait(beside=True, once=True)
 _BESIDE = Trait(beside=True)
@@ -115,7 +107,7 @@ _LEAVES_REWARD = Trait(leaves_reward=True)
 TRAITS: dict[type[T.Transform], Trait] = {
     EnvAction: _LEAVES_REWARD,
     PolicyVersion: _LEAVES_REWARD,
-    T.ActionDiscretizer: _OWN_ACTION._replace(draws=True),
+    T.ActionDiscretizer: _ROWS_ALONE._replace(draws=True),
     T.ActionMask: _OWN_CODE._replace(beside=True),
     T.ActionScaling: _LEAVES_REWARD,
     T.BinarizeReward: _SCALAR,
@@ -126,13 +118,13 @@ TRAITS: dict[type[T.Transform], Trait] = {
     T.Crop: _ELEMENTWISE,
     T.DTypeCastTransform: _ELEMENTWISE,
     T.DeviceCastTransform: Trait(),
-    T.DiscreteActionProjection: _OWN_ACTION,
+    T.DiscreteActionProjection: _ROWS_ALONE,
     T.DoubleToFloat: _ELEMENTWISE,
     T.EndOfLifeTransform: _BESIDE,
     T.ExcludeTransform: _ENTRIES,
     T.ExpandAs: _OWN_CODE,
     T.FiniteTensorDictCheck: _LEAVES_REWARD,
-    T.FlattenAction: _OWN_ACTION,
+    T.FlattenAction: _ROWS_ALONE,
     T.FlattenObservation: _ELEMENTWISE,
     T.FrameSkipTransform: _BESIDE._replace(draws=True),
     T.GrayScale: _ELEMENTWISE,

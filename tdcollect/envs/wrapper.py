@@ -23,7 +23,6 @@ from tdcollect.envs.process.pool import WorkerLost
 from tdcollect.envs.process.values import Array, is_number
 from tdcollect.envs.slots import Can, Stepper
 from tdcollect.envs.spaces import Chunk, StepBuffers, compose, key_of, nested
-from tdcollect.keys import Key, entry_path
 from tdcollect.seeding import slot_seeds
 
 
@@ -475,7 +474,7 @@ def share_masks(env: EnvBase, spec: Any) -> bool:
     return bool(masks)
 
 
-def is_of_agents(path: Key, groups: Mapping[str, Any], *names: str) -> bool:
+def is_of_agents(path: keys.Key, groups: Mapping[str, Any], *names: str) -> bool:
     """Tell whether an entry is a group's, of one of these names."""
     return len(path) == 2 and path[0] in groups and path[1] in names
 
@@ -494,11 +493,11 @@ def _shape_groups(entries: Any, batch: torch.Size, groups: Mapping[str, Sequence
             widen(entries[group], torch.Size([*batch, len(agents)]))
 
 
-def lacks_action(key: Key, given: Iterable[Key]) -> KeyError:
+def lacks_action(key: keys.Key, given: Iterable[keys.Key]) -> KeyError:
     """Return the error of a step without an action."""
     return KeyError(
         f"expected the entry {key!r} in the input of step(), got the entries "
-        f"{', '.join(map(entry_path, given))}; have the policy write it (its out_keys)"
+        f"{', '.join(map(keys.entry_path, given))}; have the policy write it (its out_keys)"
     )
 
 

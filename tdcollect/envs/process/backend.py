@@ -20,17 +20,9 @@ from gymnasium.vector.utils import create_empty_array
 
 from tdcollect.cleanup import ended_on_error
 from tdcollect.display import one_line
+from tdcollect.envs.process import values
 from tdcollect.envs.process.pool import Commands, Outcome, WorkerPool, WorkerProcess, usable_cores
-from tdcollect.envs.process.values import (
-    Array,
-    Shared,
-    fields_of,
-    flatten,
-    map_arrays,
-    nest,
-    slot_of,
-    write_info,
-)
+from tdcollect.envs.process.values import Array, flatten, slot_of, write_info
 from tdcollect.envs.process.worker import RESET, STEP, EnvFactory, check_spaces
 from tdcollect.envs.slots import Backend, Came, Can, SlotError, Starts, failures
 from tdcollect.envs.spaces import SlotBuffers
@@ -82,17 +74,18 @@ class ProcessBackend(Backend):
     def _share(self) -> None:
         """Lay out the shared memory, and have the workers map it."""
         zeros = [np.zeros((1, *leaf.shape), leaf.dtype) for leaf in self.action.leaves]
-        tree, fields = fields_of(create_empty_array(self.observation.space))
-        self._shared = Shared(self.num_envs, tree, fields, *fields_of(self.action.read(zeros)))
+        tree, fields = values.fields_of(create_empty_array(self.observation.space))
+        of_action = values.fields_of(self.action.read(zeros))
+        self._shared = values.Shared(self.num_envs, tree, fields, *of_action)
         outcome, observation, self._actions = self._shared.mapped(self._pool.values)
         self._reward, self._terminated, self._truncated = outcome
-        self._observation = nest(tree, observation)
+        self._observation = values.nest(tree, observation)
         self._infos: Sequence[Array] = ()
         self._pool.call("share", self._shared, self.info)
 
     def read_info(self, info_keys: Sequence[str] | Mapping[str, Any]) -> None:
         super().read_info(info_keys)
-        self._infos = map_arrays(self._pool.infos, self.num_envs, self.info)
+        self._infos = values.map_arrays(self._pool.infos, self.num_envs, self.info)
         self._pool.call("share", self._shared, self.info)
 
     def reset(self, starts: Starts, options: dict[str, Any] | None, out: SlotBuffers) -> None:
@@ -124,12 +117,12 @@ class ProcessBackend(Backend):
         Actions go to shared memory. Those of another dtype are sent as they are: ``serial`` gives
         them to envs so, too.
         """
-        values: list[Array] = []
-        flatten(self.action.read(actions), values)
-        shared = all(v.dtype == a.dtype for v, a in zip(values, self._actions, strict=True))
+        given: list[Array] = []
+        flatten(self.action.read(actions), given)
+        shared = all(v.dtype == a.dtype for v, a in zip(given, self._actions, strict=True))
         if shared:
             rows: Any = ... if slots is None else list(slots)
-            for array, value in zip(self._actions, values, strict=True):
+            for array, value in zip(self._actions, given, strict=True):
                 array[rows] = value[rows]
         commands: dict[WorkerProcess, tuple[Sequence[int], bytes]] = {}
         for process in self._pool.processes:
@@ -139,7 +132,7 @@ class ProcessBackend(Backend):
                 continue
             payload = b""
             if not shared:
-                payload = packed((list(mine), [v[own.start : own.stop] for v in values]))
+                payload = packed((list(mine), [v[own.start : own.stop] for v in given]))
             elif len(mine) < len(own):
                 payload = packed((mine, None))
             commands[process] = mine, payload
@@ -188,8 +181,8 @@ class ProcessBackend(Backend):
         if len(slots) == self.num_envs and not misfits:
             with suppress(ValueError):  # written singly, they show whose result is at fault
                 self.observation.write(self._observation, out.observation)
-                for array, values in zip(out.info, self._infos, strict=True):
-                    array[...] = values
+                for array, rows in zip(out.info, self._infos, strict=True):
+                    array[...] = rows
                 return slots
 
         def write(slot: int) -> None:
@@ -199,8 +192,8 @@ class ProcessBackend(Backend):
                 write_info(self.info, info, out.info, slot)
                 return
             self.observation.write_slot(slot_of(self._observation, slot), out.observation, slot)
-            for array, values in zip(out.info, self._infos, strict=True):
-                array[slot] = values[slot]
+            for array, rows in zip(out.info, self._infos, strict=True):
+                array[slot] = rows[slot]
 
         failed.update(failures(slots, write))
         return [slot for slot in slots if slot not in failed]

@@ -19,15 +19,8 @@ import cloudpickle
 
 from tdcollect.cleanup import ended_on_error
 from tdcollect.envs.process import worker
-from tdcollect.envs.process.worker import CALL
-from tdcollect.processes.channel import (
-    Connection,
-    Described,
-    InterruptsHeld,
-    packed,
-    poll_awake,
-    raised_there,
-)
+from tdcollect.processes import channel
+from tdcollect.processes.channel import InterruptsHeld, packed, poll_awake
 from tdcollect.processes.child import GRACE, Child, Forked, Spawned, disown_in_forks, shared_file
 
 START_METHODS = ("spawn", "fork")
@@ -59,7 +52,7 @@ class WorkerProcess:
         self._control = control
         self._sequence = 0
         self.pid = child.pid
-        self.connection = Connection(child.socket)
+        self.connection = channel.Connection(child.socket)
         disown_in_forks(self)
 
     @property
@@ -205,7 +198,7 @@ class WorkerPool:
         self._by_descriptor[process.connection.fileno()] = process
         payload = packed((index, slots.start, self._awake[1], pickled))
         timeout = None if self._timeout is None else max(self._timeout, _START_SECONDS)
-        return self._ask("make", process, CALL, slots, payload, timeout)
+        return self._ask("make", process, worker.CALL, slots, payload, timeout)
 
     def relaunch(self, lost: WorkerProcess) -> Asked:
         """Start a new worker in the place of one that was lost; see :meth:`results`."""
@@ -254,7 +247,7 @@ class WorkerPool:
         self.settle(processes)
         payload = packed((name, arguments))
         return self.results(
-            [self._ask(verb, p, CALL, p.slots, payload, self._timeout) for p in processes]
+            [self._ask(verb, p, worker.CALL, p.slots, payload, self._timeout) for p in processes]
         )
 
     def results(self, calls: Sequence[Asked]) -> list[Any]:
@@ -390,11 +383,11 @@ class WorkerPool:
             raise self._raised(*failure)
         return result
 
-    def _raised(self, slot: int, failure: Described) -> Exception:
+    def _raised(self, slot: int, failure: channel.Described) -> Exception:
         """The exception of an env in a worker; its cause is the traceback there."""
         seed = self.seeds.get(slot)
         seeded = "" if seed is None else f", last reset with seed {seed}"
-        return raised_there(failure, f"the worker of slot {slot}{seeded}")
+        return channel.raised_there(failure, f"the worker of slot {slot}{seeded}")
 
     # --- ending --------------------------------------------------------------------------------
 
@@ -405,7 +398,7 @@ class WorkerPool:
         payload = packed(("close", ()))
         try:
             asked = [
-                self._ask("close", process, CALL, process.slots, payload, self._grace)
+                self._ask("close", process, worker.CALL, process.slots, payload, self._grace)
                 for process in self.processes
                 if not process.lost
             ]

@@ -21,21 +21,9 @@ import cloudpickle
 import gymnasium as gym
 import numpy as np
 
+from tdcollect.envs.process import values
 from tdcollect.envs.process.agents import Agents, agents_of, is_agents_id
-from tdcollect.envs.process.values import (
-    Array,
-    InfoEntry,
-    Shared,
-    Tree,
-    as_flag,
-    as_reward,
-    keeps,
-    map_arrays,
-    nest,
-    options_of,
-    unstack,
-    write_info,
-)
+from tdcollect.envs.process.values import Array, as_flag, as_reward, nest, unstack, write_info
 from tdcollect.processes.channel import Connection, Described, described, packed, poll_awake
 
 STEP, RESET, CALL = range(3)
@@ -225,7 +213,7 @@ class Worker(EnvSlots):
         self.control[0] = slot
         self.control[1] += 1
 
-    def share(self, shared: Shared, infos: Sequence[InfoEntry]) -> None:
+    def share(self, shared: values.Shared, infos: Sequence[values.InfoEntry]) -> None:
         """Map the memory of actions, observations, rewards and flags, and that of infos."""
         outcome, self.observation, action = shared.mapped(self.files[0])
         self.reward, self.terminated, self.truncated = outcome
@@ -234,7 +222,7 @@ class Worker(EnvSlots):
         self.observation_tree = shared.observation_tree
         self.action_tree = shared.action_tree
         self.infos = infos
-        self.info_arrays = map_arrays(self.files[1], shared.num_envs, infos)
+        self.info_arrays = values.map_arrays(self.files[1], shared.num_envs, infos)
 
     def step(self, slots: Sequence[int] | None, actions: Sequence[Array] | None = None) -> Answer:
         """Step ``slots`` (ascending, None for all), with the actions in shared memory unless given.
@@ -263,7 +251,7 @@ class Worker(EnvSlots):
         """Reset some slots, with one seed each or none; returns what :meth:`step` does."""
 
         def reset(slot: int) -> tuple[Any, Mapping[str, Any]]:
-            given = options_of(options, slot)
+            given = values.options_of(options, slot)
             return self.envs[slot - self.first].reset(seed=starts[slot], options=given)
 
         return self._each(starts, reset)
@@ -290,11 +278,11 @@ class Worker(EnvSlots):
                 misfits[slot] = (observation, info)
         return failed, misfits
 
-    def _put(self, tree: Tree, value: Any, slot: int) -> bool:
+    def _put(self, tree: values.Tree, value: Any, slot: int) -> bool:
         """Write an observation; False if the parent has to look at it."""
         if isinstance(tree, int):
             array, target = np.asarray(value), self.observation[tree]
-            fits = array.dtype is target.dtype or keeps(array, target.dtype)
+            fits = array.dtype is target.dtype or values.keeps(array, target.dtype)
             if array.shape != target.shape[1:] or not fits:
                 return False
             target[slot] = array

@@ -44,7 +44,7 @@ from tdcollect.envs.adopted import ParallelEnv as OurParallelEnv
 from tdcollect.envs.adopted import adopt, reset_arguments
 from tdcollect.envs.slots import Can, SlotError, Stepper
 from tdcollect.envs.spaces import StepBuffers, nested
-from tdcollect.envs.traits import NotKnown, base_of, transforms_of
+from tdcollect.envs.traits import NotKnown, all_transforms_of, base_of, transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv, is_of_agents
 from tdcollect.keys import Key, from_next
 
@@ -103,6 +103,10 @@ class SteppedEnv:
         """Build the envs of ``slots`` anew."""
         assert self.base is not None
         self.base.rebuild_slots(slots)
+
+    def hands_through(self, key: Key) -> bool:
+        """Tell whether the env and its transforms are known not to read an output of the policy."""
+        return False
 
     def reset_all(self, seeds: Seeds, options: Options) -> StepDict:
         """Start an episode in every slot; the entries of its first step."""
@@ -550,6 +554,11 @@ class ArrayEnv(SteppedEnv):
         for spec in self.transformed.output_spec.values():
             known.update(spec.keys(True, True))
         return [key for key in following if key not in known]
+
+    def hands_through(self, key: Key) -> bool:
+        inverse = (transform.in_keys_inv for transform in all_transforms_of(self.transformed))
+        known = isinstance(self.inner, SlotArrays) and self.ends_by_done and not self._away
+        return known and key not in self.carried and not any(key in given for given in inverse)
 
     def over(self, following: StepDict) -> torch.Tensor:
         """The flag of slots whose trajectories end, at home."""

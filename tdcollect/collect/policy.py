@@ -46,6 +46,7 @@ from tdcollect.envs.traits import NotKnown
 from tdcollect.keys import Key, entry_path, name_of
 
 Call = Callable[[StepDict], None]
+Score = Callable[[dict[Key, Tensor], StepDict], None]
 
 ON_TENSORDICT = "on a TensorDict"
 """The beginning of the line on a module that is called as it is."""
@@ -64,6 +65,8 @@ class Policy:
         select: the outputs of a compiled policy, which is called as it is.
         checked: draw with the distributions themselves, which check at every call; else whoever
             runs the policy calls :meth:`check` at the end.
+        late: tells of an entry whether it may be missing until the batch is whole. A last draw
+            is not scored then: whoever runs the policy calls :attr:`score` on the batch.
         noise: the samplers' source of random numbers; None for torch's global generator.
         as_it_is: why the policy must be called as it is; None to take it apart.
 
@@ -73,6 +76,8 @@ class Policy:
         straight: whether no module is called on a TensorDict.
         writes: the entries that every call of the policy writes.
         reads_first: the entries that it may read before it has written them.
+        score: adds the log-probability that calls left out to the entries ``[*N, T, ...]`` of a
+            batch, and to its last step; None where they left out none.
     """
 
     def __init__(
@@ -84,6 +89,7 @@ class Policy:
         *,
         select: Sequence[Key] | None = None,
         checked: bool = False,
+        late: Callable[[Key], bool] | None = None,
         noise: Noise | None = None,
         as_it_is: str | None = None,
     ):
@@ -100,12 +106,18 @@ class Policy:
         self._shapes = given.shapes
         self._checked = checked
         self._noise = noise or GlobalNoise()
+        self._late = late
+        self._scored: tuple[Call, Call, Score] | None = None  # a draw, without score, and the score
+        self.score: Score | None = None
         if select is not None:
             as_it_is = "is compiled"
         if as_it_is is not None:
             self._call_as_it_is(policy, as_it_is, select)
         else:
             self._lower(policy)
+        if self._scored is not None and self.calls[-1] is self._scored[0]:
+            _, self.calls[-1], self.score = self._scored
+            self.sampling = {*self.sampling, self.calls[-1]}
 
     def __call__(self, step: StepDict) -> None:
         """Run the policy; its outputs join the step."""
@@ -170,6 +182,10 @@ class Policy:
                 given = [entries[name] for name in draw.names]
                 call = _draw_call(module, lambda step: drawing(*map(step.__getitem__, given)))
                 self._add_draws(call, label(module), [drawing])
+                late = self._late if draw.scored and drawing.late else None
+                if late is not None and late(module.log_prob_key):
+                    dims = len(self._batch_size)
+                    self._scored = call, *_late_calls(module, drawing, given, dims)
         if missing:
             # A module that is called on a TensorDict may write them, and as tensors.
             as_it_is = _call_on_tensordict(module, self._batch_size, self._device)
@@ -509,6 +525,26 @@ def _draw_call(module: ProbabilisticTensorDictModule, draw: Drawing) -> Call:
             step[log_prob_key] = log_prob
 
     return run
+
+
+def _late_calls(
+    module: ProbabilisticTensorDictModule, drawing: Sampler, given: Sequence[Key], dims: int
+) -> tuple[Call, Score]:
+    """Calls that draw, and that score all draws of a batch, with ``dims`` dims of slots."""
+    sample_key: Key = module.dist_sample_keys[0]
+    log_prob_key: Key = module.log_prob_key
+
+    def draw(step: StepDict) -> None:
+        step[sample_key] = drawing.unscored(*map(step.__getitem__, given))
+        step.pop(log_prob_key, None)
+
+    def score(entries: dict[Key, Tensor], last: StepDict) -> None:
+        scores = drawing.scores()
+        if scores is not None:
+            entries[log_prob_key] = scores.movedim(0, dims).contiguous()
+            last[log_prob_key] = scores[-1]
+
+    return draw, score
 
 
 def _from_distribution(module: ProbabilisticTensorDictModule) -> Drawing:

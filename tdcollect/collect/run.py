@@ -377,7 +377,10 @@ class Runner:
         if plan.env is None:
             return None
         collector, parent = self._collector, self._parent
-        loop = self._frames(plan.env, self._lowering(random), log)
+        late = None
+        if log.watch is None and not (plan.env.can.asynchronous or self._place(plan.env).moves):
+            late = plan.env.hands_through
+        loop = self._frames(plan.env, self._lowering(random, late), log)
         try:
             entries = (loop.asynchronous if plan.env.can.asynchronous else loop.synchronous)(steps)
         except NotTensors as found:
@@ -524,13 +527,17 @@ class Runner:
             return False
         return is_masked(env.full_action_spec)
 
-    def _lowering(self, random: bool) -> Lower:
+    def _lowering(self, random: bool, late: Callable[[Key], bool] | None = None) -> Lower:
         # Gradients are those of the distributions' own classes.
         policy = self._random if random else None
-        return partial(self.lower, checked=torch.is_grad_enabled(), policy=policy)
+        return partial(self.lower, checked=torch.is_grad_enabled(), policy=policy, late=late)
 
     def lower(
-        self, step: StepDict, checked: bool = False, policy: Callable[..., Any] | None = None
+        self,
+        step: StepDict,
+        checked: bool = False,
+        policy: Callable[..., Any] | None = None,
+        late: Callable[[Key], bool] | None = None,
     ) -> Policy:
         """The policy, or another in its place, on StepDicts."""
         collector, parent = self._collector, self._parent
@@ -553,6 +560,7 @@ class Runner:
             collector.policy_device if cast else parent.carrier.device,
             select=parent.policy_output_keys if compiled and policy is None else None,
             checked=checked,
+            late=late,
             as_it_is="the env's entries are stacked lazily" if lazy else None,
         )
 

@@ -8,15 +8,16 @@ same random numbers, so the results are the same to the bit. What its class chec
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from tensordict import TensorDict, unravel_key
 from tensordict.nn import ProbabilisticTensorDictModule, composite_lp_aggregate
 from tensordict.nn.probabilistic import InteractionType
 from torch import Tensor, distributions
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, softplus
 from torchrl.modules import (
     IndependentNormal,
     MaskedCategorical,
@@ -37,6 +38,11 @@ _RANDOM, _DETERMINISTIC = InteractionType.RANDOM, InteractionType.DETERMINISTIC
 _MODES = (_DETERMINISTIC, InteractionType.MODE)
 _HALF_LOG_TAU = math.log(math.sqrt(2 * math.pi))
 _FEW_SLOTS = 64
+_FEW_LOGITS = 1024
+_APART = 1e-4
+_STEPS = 256
+_SCORED_ALIKE: dict[Any, bool] = {}
+"""Whether scores of several steps are those of each alone, by kind, shapes and dtypes."""
 
 
 class Noise(Protocol):
@@ -78,11 +84,24 @@ class Draw(NamedTuple):
     noise: Noise
 
 
+Each = Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
+"""Applies a function to the tensors of one step, or of several, ``[T, ...]``."""
+
+
 class Sampler:
-    """Draws for one distribution module, as it would."""
+    """Draws for one distribution module, as it would.
+
+    Attributes:
+        late: whether draws can be scored later, all steps of a batch at once.
+    """
+
+    late = False
+    _event_dims: int | None = None
 
     def __init__(self, draw: Draw):
         self._draw = draw
+        self._kept: list[tuple[Tensor, ...]] = []  # what scores are made of, or the score
+        self._scores: list[Tensor] = []
 
     def __call__(self, *parameters: Any) -> tuple[Tensor, Tensor | None]:
         """A sample and, if it is wanted, its log-probability."""
@@ -90,6 +109,69 @@ class Sampler:
 
     def check(self) -> None:
         """Raise if a draw since the last check had parameters that its class refuses."""
+
+    def unscored(self, *parameters: Any) -> Tensor:
+        """A sample, of which :meth:`scores` gives the log-probability."""
+        sample, kept = self._sample(*parameters)
+        if not (kept[0].is_contiguous() and kept[-1].is_contiguous()):
+            kept = (self._score(_at_once, *kept),)
+        self._kept.append(kept)
+        if len(self._kept) == _STEPS:
+            self._scores.append(self._kept_scores())
+        return sample
+
+    def scores(self) -> Tensor | None:
+        """The log-probabilities of the samples, ``[T, ...]``, to the bit those of each alone."""
+        found, self._scores = self._scores, []
+        if self._kept:
+            found.append(self._kept_scores())
+        return torch.cat(found) if found else None
+
+    def _kept_scores(self) -> Tensor:
+        kept, self._kept = self._kept, []
+        if any(len(one) == 1 for one in kept):
+            return self._scored_singly(kept)
+        steps = [torch.stack(part) for part in zip(*kept, strict=True)]
+        shapes = *((part.shape, part.dtype) for part in steps), torch.get_num_threads()
+        case = self._draw.kind, self._event_dims, shapes
+        if case not in _SCORED_ALIKE:
+            _SCORED_ALIKE[case] = self._scores_alike(steps)
+        return self._score(_by_step, *steps) if _SCORED_ALIKE[case] else self._scored_singly(kept)
+
+    def _scores_alike(self, steps: Sequence[Tensor]) -> bool:
+        """Tell whether scores of several steps are those of each alone, for numbers like these."""
+        noise = torch.Generator().manual_seed(0)
+        varied = [
+            part * (0.5 + torch.rand(part.shape, generator=noise)).to(part)
+            if part.is_floating_point()
+            else part
+            for part in steps
+        ]
+        singly = self._scored_singly([*zip(*varied, strict=True)])
+        return torch.equal(self._score(_by_step, *varied), singly)
+
+    def _scored_singly(self, kept: Sequence[tuple[Tensor, ...]]) -> Tensor:
+        found = (one[0] if len(one) == 1 else self._score(_at_once, *one) for one in kept)
+        return torch.stack([*found])
+
+    def _sample(self, *parameters: Any) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """A sample, and the tensors that its score is made of."""
+        raise NotImplementedError
+
+    def _score(self, each: Each, *kept: Tensor) -> Tensor:
+        """The log-probability of a sample, or of those of several steps."""
+        raise NotImplementedError
+
+
+def _at_once(function: Callable[[Tensor], Tensor], value: Tensor) -> Tensor:
+    return function(value)
+
+
+def _by_step(function: Callable[[Tensor], Tensor], steps: Tensor) -> Tensor:
+    """A function of each step by itself: what is left over by vectors rounds otherwise."""
+    count, size = len(steps), steps[0].numel()
+    rows = steps.new_empty(count, size + 1)[:, :size]  # apart, so that none runs into the next
+    return function(rows.copy_(steps.reshape(count, size))).view(steps.shape)
 
 
 def sampler(draw: Draw) -> Sampler | None:
@@ -138,18 +220,55 @@ class _Categorical(Sampler):
         super().__init__(draw)
         self._one_hot = draw.kind in _ONE_HOT
         self._masked = draw.kind in _MASKED
+        self.late = not self._masked and draw.interaction is _RANDOM
         self._normalizers: list[Tensor] = []
+        self._logits: list[Tensor] = []  # whose normalizers were not needed
 
     def __call__(self, logits: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         if mask is not None:
             logits = logits.masked_fill(~mask, -torch.inf)
-        normalizer = logits.logsumexp(dim=-1, keepdim=True)
+        elif not self._draw.scored and _are_few(logits):
+            self._logits.append(logits)
+            return self._sample(logits)[0], None
+        logits, normalizer, index = self._indexed(logits)
         self._normalizers.append(normalizer)
+        return self._drawn(logits, index), self._log_prob(logits, index)
+
+    def _indexed(self, logits: Tensor, noise: Tensor | None = None) -> tuple[Tensor, ...]:
+        """The normalized logits, their normalizer, and the index drawn, ``[..., 1]``."""
+        normalizer = logits.logsumexp(dim=-1, keepdim=True)
         logits = logits - normalizer
         probs = torch.softmax(logits, dim=-1)
         # As torch.multinomial draws one sample per row, without its checks.
-        index = probs.div_(self._draw.noise.exponential(probs)).argmax(dim=-1, keepdim=True)
-        return self._drawn(logits, index), self._log_prob(logits, index)
+        noise = self._draw.noise.exponential(probs) if noise is None else noise
+        return logits, normalizer, probs.div_(noise).argmax(dim=-1, keepdim=True)
+
+    def _sample(self, logits: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Few logits are not normalized, where the sample is the same.
+
+        The index drawn has the largest ratio of softmax and noise, and so of their logarithms,
+        whose rounding is a tenth of what the largest must be apart from the next.
+        """
+        noise = None
+        if _are_few(logits):
+            noise = self._draw.noise.exponential(logits)
+            ratios = np.subtract(logits.numpy(), np.log(noise.numpy()), dtype=np.float64)
+            last = np.partition(ratios, -2)
+            if (last[..., -1] - _APART > last[..., -2]).all():
+                largest = ratios.argmax(-1, keepdims=True)
+                index = torch.from_numpy(largest)
+                if not self._one_hot:
+                    return index.squeeze(-1), (logits, index)
+                one_hot = (largest == np.arange(last.shape[-1])).astype(np.int64)
+                return torch.from_numpy(one_hot), (logits, index)
+        index = self._indexed(logits, noise)[-1]
+        return self._drawn(logits, index), (logits, index)
+
+    def _score(self, each: Each, *kept: Tensor) -> Tensor:
+        logits, index = kept
+        normalizer = logits.logsumexp(dim=-1, keepdim=True)
+        _check_finite(normalizer)
+        return (logits - normalizer).gather(-1, index).squeeze(-1)
 
     def _drawn(self, logits: Tensor, index: Tensor) -> Tensor:
         """The sample for an index ``[..., 1]``."""
@@ -170,12 +289,26 @@ class _Categorical(Sampler):
         return torch.where(log_prob.isfinite(), log_prob, -torch.inf)
 
     def check(self) -> None:
-        normalizers, self._normalizers = self._normalizers, []
-        if normalizers and not torch.stack(normalizers).isfinite().all():
-            raise RuntimeError(
-                "probability tensor contains either `inf`, `nan` or element < 0: the policy gave "
-                "logits that are not numbers, or -inf for every action, in this batch"
-            )
+        if self._normalizers:
+            _check_finite(torch.stack(self._normalizers))
+        if self._logits:
+            _check_finite(torch.stack(self._logits).logsumexp(-1))
+        self._normalizers, self._logits = [], []
+
+
+def _are_few(logits: Tensor) -> bool:
+    """Tell whether logits are so few that NumPy is quicker, and can take them."""
+    plain = logits.dtype in (torch.float32, torch.float64) and logits.is_contiguous()
+    few = plain and logits.numel() <= _FEW_LOGITS and logits.shape[-1] > 1
+    return few and logits.is_cpu and not logits.requires_grad
+
+
+def _check_finite(normalizer: Tensor) -> None:
+    if not normalizer.isfinite().all():
+        raise RuntimeError(
+            "probability tensor contains either `inf`, `nan` or element < 0: the policy gave "
+            "logits that are not numbers, or -inf for every action, in this batch"
+        )
 
 
 class _CategoricalMode(_Categorical):
@@ -220,14 +353,18 @@ def _clearly_largest(logits: Tensor) -> Tensor | None:
 class _Normal(Sampler):
     """Normal distributions: the first draw builds one, which checks its arguments."""
 
-    _event_dims: int | None = None
+    late = True
 
     def __call__(self, loc: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        drawn, kept = self._sample(loc, scale)
+        return drawn, self._score(_at_once, *kept) if self._draw.scored else None
+
+    def _sample(
+        self, loc: Tensor, scale: Tensor | None = None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
         loc, scale = self._parameters(loc, scale)
         drawn = loc + self._draw.noise.standard_normal(loc) * scale
-        if not self._draw.scored:
-            return drawn, None
-        return drawn, self._log_prob(drawn, loc, scale)
+        return drawn, (drawn, loc, scale)
 
     def _parameters(self, loc: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor]:
         """The parameters as the distribution has them, of the same shape."""
@@ -254,9 +391,10 @@ class _Normal(Sampler):
     def _moved(self, loc: Tensor) -> Tensor:
         return loc
 
-    def _log_prob(self, value: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
-        log_prob = -((value - loc) ** 2) / (2 * scale**2) - scale.log() - _HALF_LOG_TAU
-        return self._sum(log_prob)
+    def _score(self, each: Each, *kept: Tensor) -> Tensor:
+        value, loc, scale = kept
+        squares = -((value - loc) ** 2) / (2 * scale**2)
+        return self._sum(squares - each(torch.log, scale) - _HALF_LOG_TAU)
 
     def _sum(self, value: Tensor) -> Tensor:
         dims = self._event_dims
@@ -268,6 +406,10 @@ class _Normal(Sampler):
 
 
 class _TanhNormal(_Normal):
+    def __init__(self, draw: Draw):
+        super().__init__(draw)
+        self.late = draw.together  # else scores begin with an inverse, which rounds as it lies
+
     def _build(self, built: Any) -> None:
         super()._build(built)
         self._tanh_loc: bool = built.tanh_loc
@@ -287,23 +429,28 @@ class _TanhNormal(_Normal):
                 loc = loc + self._half + self._low
         return loc
 
-    def __call__(self, loc: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    def _sample(
+        self, loc: Tensor, scale: Tensor | None = None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
         loc, scale = self._parameters(loc, scale)
-        draw, squash = self._draw, self._squash
+        draw = self._draw
         if self._shape is not None:
             loc, scale = loc.expand(self._shape), scale.expand(self._shape)
         before = loc
         if draw.interaction is _RANDOM:
             before = loc + draw.noise.standard_normal(loc) * scale
-        drawn = squash(before)
-        if not draw.scored:
-            return drawn, None
-        if draw.together:
-            log_prob = self._log_prob(before, loc, scale)
-            return drawn, log_prob - self._sum(squash.log_jacobian(before))
-        before = squash.inverse(drawn)
-        log_prob = 0.0 - self._sum(squash.log_jacobian(before))
-        return drawn, log_prob + self._log_prob(before, loc, scale)
+        drawn = self._squash(before)
+        return drawn, (before if draw.together else drawn, loc, scale)
+
+    def _score(self, each: Each, *kept: Tensor) -> Tensor:
+        value, loc, scale = kept
+        squash = self._squash
+        if self._draw.together:
+            log_prob = super()._score(each, value, loc, scale)
+            return log_prob - self._sum(squash.log_jacobian(each, value))
+        before = squash.inverse(value)
+        log_prob = 0.0 - self._sum(squash.log_jacobian(each, before))
+        return log_prob + super()._score(each, before, loc, scale)
 
 
 class _TanhDelta(Sampler):
@@ -347,8 +494,9 @@ class _Squash:
         bound = 1.0 - torch.finfo(value.dtype).resolution
         return value.clamp(-bound, bound).atanh()
 
-    def log_jacobian(self, before: Tensor) -> Tensor:
-        found: Tensor = self._tanh.log_abs_det_jacobian(before, None)
+    def log_jacobian(self, each: Each, before: Tensor) -> Tensor:
+        """As ``TanhTransform.log_abs_det_jacobian`` has it, and that of the bounds."""
+        found = 2.0 * (math.log(2.0) - before - each(softplus, -2.0 * before))
         if self._scale is None:
             return found
         if self._log_scale is None:

@@ -84,6 +84,11 @@ class Acting:
         if self._policy is not None:
             self._policy.check()
 
+    def score(self, entries: dict[Key, torch.Tensor], last: StepDict) -> None:
+        """Add what the policy has left out of the steps of a batch, and of its last one."""
+        if self._policy is not None and self._policy.score is not None:
+            self._policy.score(entries, last)
+
 
 class Turns:
     """The slots of an env between two steps, and the policy that acts for them.
@@ -399,6 +404,7 @@ class Frames:
                     self.watch.began(ends.ended, turns.present)
             self._acting.check()
             entries = store.grid()
+            self._acting.score(entries, turns.present)
             ends.number(entries)
         return entries
 

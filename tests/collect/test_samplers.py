@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import (
     CompositeDistribution,
     InteractionType,
@@ -23,8 +23,16 @@ from tensordict.nn import (
 )
 from torch import distributions as D
 from torch import nn
+from torchrl import envs as E
 from torchrl.data import Bounded, Categorical, Composite, MultiCategorical, OneHot, Unbounded
-from torchrl.envs import ExplorationType, set_exploration_type
+from torchrl.envs import (
+    EnvBase,
+    ExplorationType,
+    GymEnv,
+    SerialEnv,
+    TransformedEnv,
+    set_exploration_type,
+)
 from torchrl.modules import (
     MLP,
     AdditiveGaussianModule,
@@ -40,6 +48,7 @@ from torchrl.modules import (
     OneHotOrdinal,
     Ordinal,
     OrnsteinUhlenbeckProcessModule,
+    ProbabilisticActor,
     QValueModule,
     SafeModule,
     TanhDelta,
@@ -50,10 +59,13 @@ from torchrl.modules import (
 from torchrl.modules.models.exploration import LazygSDEModule
 from torchrl.modules.tensordict_module import SafeProbabilisticModule
 
+import tdcollect
+from tdcollect import Hooks, evaluate, make_env
 from tdcollect._upstream.torchrl import set_exploration_spec
+from tdcollect.collect import samplers
 from tdcollect.collect.policy import Policy
 from tdcollect.collect.samplers import Draw, GlobalNoise, sampler
-from tdcollect.collect.step_dict import flat, nested_shapes
+from tdcollect.collect.step_dict import StepDict, flat, nested_shapes
 
 from . import policies
 from .envs import ENVS
@@ -288,6 +300,204 @@ def test_a_mask_without_actions_is_found_at_the_end_of_the_batch() -> None:
         policy(step)
     with pytest.raises(RuntimeError, match="-inf for every action"):
         policy.check()
+
+
+def categorical(kind: Any, scored: bool) -> Any:
+    return probabilistic(SafeProbabilisticModule, kind, ["logits"], scored)
+
+
+SHAPES = [(1, 2), (8, 2), (3, 7), (2, 4, 5), (3,), (40, 40)]
+
+
+@pytest.mark.parametrize("alike", [True, False])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("kind", "kwargs"),
+    [
+        (D.Categorical, {}),
+        (OneHotCategorical, {}),
+        (D.Normal, {}),
+        (IndependentNormal, {}),
+        (TanhNormal, {}),
+        (TanhNormal, {"low": -2.0, "high": 0.5, "safe_tanh": False, "event_dims": 0}),
+        (TanhNormal, {"tanh_loc": True, "scale": 0.5}),
+    ],
+)
+def test_scores_of_a_whole_batch(
+    kind: Any,
+    kwargs: Mapping[str, Any],
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    alike: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are those of each step, in the first batch and later, whatever rounds otherwise."""
+    of_logits = kind in (D.Categorical, OneHotCategorical)
+    names = ["logits"] if of_logits else [n for n in NORMAL if n not in kwargs]
+    *slots, _ = shape
+    size, generator = torch.Size(slots), torch.Generator().manual_seed(len(shape))
+    module = probabilistic(SafeProbabilisticModule, kind, names, True, **kwargs)
+    monkeypatch.setattr(samplers, "_STEPS", 8)
+    monkeypatch.setattr(samplers, "_SCORED_ALIKE", cases := {})
+
+    def parameters() -> TensorDict:
+        loc, scale = 4 * torch.randn(2, *shape, generator=generator, dtype=torch.float64)
+        entries = {"logits": loc, "loc": loc, "scale": scale.abs() + 0.1}
+        return TensorDict({name: entries[name].to(dtype) for name in names}, size)
+
+    for steps in (20, 8):
+        theirs = [parameters() for _ in range(steps)]
+        ours = [flat(step) for step in theirs]
+        with torch.no_grad(), set_exploration_type(RANDOM):
+            policy = Policy(module, ours[0], size, None, late=lambda key: key == "action_log_prob")
+            state = torch.get_rng_state()
+            for step in ours:
+                step["action_log_prob"] = torch.zeros(())  # as an earlier batch leaves it
+                policy(step)
+            after = torch.get_rng_state()
+            torch.set_rng_state(state)
+            wanted = torch.stack([module(step) for step in theirs], len(slots))
+        assert torch.equal(torch.get_rng_state(), after)
+        batch = StepDict((key, torch.stack([s[key] for s in ours], len(slots))) for key in ours[0])
+        assert "action_log_prob" not in batch
+        policy.check()
+        assert policy.score is not None
+        policy.score(batch, ours[-1])
+        assert torch.equal(ours[-1]["action_log_prob"], theirs[-1]["action_log_prob"])
+        assert_same(dict(batch), dict(wanted.items()), "batch")
+        assert all(cases.values()) or steps == 8
+        if not alike:
+            cases.update(dict.fromkeys(cases, False))
+
+
+@pytest.mark.parametrize("logits", [torch.tensor([0.0, torch.nan]), torch.full((2,), -torch.inf)])
+@pytest.mark.parametrize("late", [None, lambda key: True])
+@pytest.mark.parametrize("scored", [True, False])
+def test_logits_that_are_refused_at_the_end_of_the_batch(
+    logits: torch.Tensor, late: Any, scored: bool
+) -> None:
+    step = StepDict({"logits": logits.expand(N, 2).contiguous()})
+    with torch.no_grad(), set_exploration_type(RANDOM):
+        policy = Policy(categorical(D.Categorical, scored), step, torch.Size([N]), None, late=late)
+        policy(step)
+    batch = StepDict((key, value[:, None]) for key, value in step.items())
+    check, late_check = policy.check, partial(policy.score or id, batch, step)
+    with pytest.raises(RuntimeError, match="-inf for every action"):
+        (late_check if policy.score else check)()
+
+
+class Likely(E.Transform):
+    """Rewards what the policy was likely to do."""
+
+    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+        return next_tensordict.set("reward", tensordict["action_log_prob"].exp()[..., None])
+
+
+class Listening(Hooks):
+    """Keeps the log-probabilities of steps."""
+
+    def __init__(self) -> None:
+        self.heard: list[torch.Tensor] = []
+
+    def stepped(self, slots: Any, step: TensorDictBase) -> None:
+        self.heard.append(step["action_log_prob"].clone())
+
+
+def scores_late(**options: Any) -> bool:
+    """Tell whether a collector's policy scores its draws once the batch is whole."""
+    made: list[Policy] = []
+
+    class Watched(Policy):
+        def __init__(self, *args: Any, **kwargs: Any):
+            super().__init__(*args, **kwargs)
+            made.append(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tdcollect.collect.run.Policy", Watched)
+        patch.setattr("tdcollect.evaluation.episodes.policy.Policy", Watched)
+        run_scored(**options)
+    return made[-1].score is not None
+
+
+def scored_actor(env: EnvBase) -> Any:
+    net = TensorDictModule(nn.Linear(4, 2), in_keys=["observation"], out_keys=["logits"])
+    return ProbabilisticActor(
+        net, in_keys=["logits"], distribution_class=OneHotCategorical, return_log_prob=True
+    )
+
+
+def run_scored(
+    transform: Any = None, metrics: Any = None, evaluated: bool = False, **how: Any
+) -> Any:
+    env = make_env("CartPole-v1", num_envs=N)
+    torch.manual_seed(0)
+    policy = scored_actor(env)
+    if evaluated:
+        return evaluate(env, policy, 4, metrics=metrics, exploration_type=RANDOM, progress=False)
+    torch.manual_seed(0)
+    env.set_seed(0)
+    made = env if transform is None else TransformedEnv(env, transform)
+    return tdcollect.Collector(made, policy, frames_per_batch=4 * N, **how).rollout()
+
+
+def test_draws_are_scored_late_unless_somebody_reads_the_scores() -> None:
+    assert scores_late()
+    assert scores_late(transform=E.RewardSum())
+    assert not scores_late(transform=Likely())
+    assert not scores_late(transform=E.SignTransform(in_keys=[], in_keys_inv=["action_log_prob"]))
+    hooks = Listening()
+    assert not scores_late(hooks=hooks)
+    assert torch.equal(torch.stack(hooks.heard, 1), run_scored()["action_log_prob"])
+
+    def mean(episode: TensorDictBase) -> float:
+        return float(episode["action_log_prob"].mean())
+
+    assert scores_late(evaluated=True)
+    assert not scores_late(evaluated=True, metrics={"mean": mean})
+    plain = run_scored(evaluated=True).episodes
+    found = run_scored(evaluated=True, metrics={"mean": mean}).episodes
+    assert [episode.digest for episode in found] == [episode.digest for episode in plain]
+    assert all(episode.metrics["mean"] < 0 for episode in found)
+
+
+def test_a_transform_that_reads_scores_finds_them() -> None:
+    def make() -> EnvBase:
+        return TransformedEnv(SerialEnv(N, partial(GymEnv, "CartPole-v1")), Likely())
+
+    check_same(make, scored_actor)
+
+
+class Given(NamedTuple):
+    """A source of numbers that are given."""
+
+    numbers: torch.Tensor
+
+    def exponential(self, like: torch.Tensor) -> torch.Tensor:
+        return self.numbers.clone()
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    seed=st.integers(0, 2**32),
+    slots=st.integers(1, 9),
+    actions=st.integers(2, 6),
+    apart=st.sampled_from([0.0, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3]),
+    scale=st.sampled_from([0.0, 1.0, 8.0]),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)
+def test_draws_that_are_almost_ties(
+    seed: int, slots: int, actions: int, apart: float, scale: float, dtype: torch.dtype
+) -> None:
+    """The noise is such that the probabilities over it are almost alike."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randn(2, slots, actions, generator=generator, dtype=torch.float64)
+    logits = (scale * drawn[0]).to(dtype)
+    noise = (logits.double().softmax(-1) * (1 + apart * drawn[1])).clamp(6e-8, 17).to(dtype)
+    draw = Draw(D.Categorical, ("logits",), {}, InteractionType.RANDOM, False, False, Given(noise))
+    found, _ = sampler(draw)(logits)  # type: ignore[misc]
+    probs = (logits - logits.logsumexp(-1, keepdim=True)).softmax(-1)
+    assert torch.equal(found, (probs / noise).argmax(-1))
 
 
 # -------------------------------------------------------------------------- composite distributions

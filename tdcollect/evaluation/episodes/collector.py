@@ -422,15 +422,6 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             env = by_episodes(plan_for(self.env, exact), self.env, exact)
         slots = env.batch_size.numel()
         dims, size = len(env.batch_size), self.settings.inference_batch_size
-        policy = self._policy
-        run = partial(Inference, size=size, slots=slots, batched=bool(dims), device=self.device)
-        inference: Inference | agents.Actors | GroupActors
-        if isinstance(policy, SpacePolicy):
-            inference = agents.actors_of(policy, agents.OnSpaces(self.env), slots, bool(dims), size)
-        elif isinstance(policy, GroupPolicies):
-            inference = GroupActors(policy, env, slots, run, size)
-        else:
-            inference = run(policy)
         metrics = Metrics(self.metrics)
         assembly = Assembly(
             self.env,
@@ -441,6 +432,15 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             metrics,
             self.settings.step_bound,
         )
+        policy = self._policy
+        run = partial(Inference, size=size, slots=slots, batched=bool(dims), device=self.device)
+        inference: Inference | agents.Actors | GroupActors
+        if isinstance(policy, SpacePolicy):
+            inference = agents.actors_of(policy, agents.OnSpaces(self.env), slots, bool(dims), size)
+        elif isinstance(policy, GroupPolicies):
+            inference = GroupActors(policy, env, slots, run, size)
+        else:
+            inference = run(policy, late=lambda k: k in assembly.left_out and env.hands_through(k))
         actions = ActionCheck(self.env, dims)
         legal = LegalActions(env, policy.spec) if isinstance(policy, RandomActions) else None
         # A single slot of a batch cannot start again.

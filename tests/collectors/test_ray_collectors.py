@@ -128,6 +128,7 @@ def test_an_error_of_a_worker_comes_back(collector: Any) -> None:
     assert state_of(actor).name == "ALIVE"
 
 
+@pytest.mark.slow
 def test_a_lost_worker_is_replaced(
     collector: Any, policy: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

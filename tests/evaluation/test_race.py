@@ -156,6 +156,7 @@ def test_a_race_that_died_at_its_end_goes_on_to_the_same_files(
         assert contents(out) == contents(written)
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_and_run_again(here: Path) -> None:
     (file,) = here.glob("policies_*.py")
     rng, kills = random.Random(0), 0

@@ -120,6 +120,7 @@ class Dangerous(envs.Walk):
         return super().reset(seed=seed)
 
 
+@pytest.mark.slow
 def test_workers_and_actors_that_are_lost_are_replaced(workers: RayWorkers, tmp_path: Path) -> None:
     indices = {7: "exit", 11: "actor", 23: "hang"}
     deeds = {tdcollect.env_seed(0, index): deed for index, deed in indices.items()}

@@ -67,6 +67,7 @@ class Policy:
             runs the policy calls :meth:`check` at the end.
         late: tells of an entry whether it may be missing until the batch is whole. A last draw
             is not scored then: whoever runs the policy calls :attr:`score` on the batch.
+        unread: tells of an entry whether nobody reads it. A last draw is not scored then.
         noise: the samplers' source of random numbers; None for torch's global generator.
         as_it_is: why the policy must be called as it is; None to take it apart.
 
@@ -90,6 +91,7 @@ class Policy:
         select: Sequence[Key] | None = None,
         checked: bool = False,
         late: Callable[[Key], bool] | None = None,
+        unread: Callable[[Key], bool] | None = None,
         noise: Noise | None = None,
         as_it_is: str | None = None,
     ):
@@ -106,8 +108,9 @@ class Policy:
         self._shapes = given.shapes
         self._checked = checked
         self._noise = noise or GlobalNoise()
-        self._late = late
-        self._scored: tuple[Call, Call, Score] | None = None  # a draw, without score, and the score
+        self._late, self._unread = late, unread
+        # A draw, the same without its score, and what scores a batch.
+        self._scored: tuple[Call, Call, Score | None] | None = None
         self.score: Score | None = None
         if select is not None:
             as_it_is = "is compiled"
@@ -180,12 +183,10 @@ class Policy:
             else:
                 entries = dict(zip(_parameters(module), module.in_keys, strict=True))
                 given = [entries[name] for name in draw.names]
-                call = _draw_call(module, lambda step: drawing(*map(step.__getitem__, given)))
+                call = _draw_call(module, _reading(drawing, given))
                 self._add_draws(call, label(module), [drawing])
-                late = self._late if draw.scored and drawing.late else None
-                if late is not None and late(module.log_prob_key):
-                    dims = len(self._batch_size)
-                    self._scored = call, *_late_calls(module, drawing, given, dims)
+                if draw.scored:
+                    self._leave_score(module, draw, drawing, given, call)
         if missing:
             # A module that is called on a TensorDict may write them, and as tensors.
             as_it_is = _call_on_tensordict(module, self._batch_size, self._device)
@@ -206,6 +207,24 @@ class Policy:
             at_random and upstream.scores_draw(module),
             self._noise,
         )
+
+    def _leave_score(
+        self,
+        module: ProbabilisticTensorDictModule,
+        draw: Draw,
+        drawing: Sampler,
+        given: Sequence[Key],
+        call: Call,
+    ) -> None:
+        """Remember how to do without the score of a draw, if nothing follows it in the policy."""
+        key: Key = module.log_prob_key
+        if self._late is not None and drawing.late and self._late(key):
+            dims = len(self._batch_size)
+            self._scored = call, *_late_calls(module, drawing, given, dims)
+        if self._unread is not None and self._unread(key):
+            unscored = cast(Sampler, sampler(draw._replace(scored=False)))
+            self._samplers.append(unscored)
+            self._scored = call, _draw_call(module, _reading(unscored, given)), None
 
     def _add_draws(self, call: Call, name: str, samplers: list[Sampler]) -> None:
         self._add(call, name, "computed straight, checked once per batch")
@@ -513,6 +532,10 @@ def _parameters(module: ProbabilisticTensorDictModule) -> tuple[str, ...]:
 
 Drawing = Callable[[StepDict], tuple[Tensor, Tensor | None]]
 """Gives a sample and, if it is wanted, its log-probability."""
+
+
+def _reading(drawing: Sampler, given: Sequence[Key]) -> Drawing:
+    return lambda step: drawing(*map(step.__getitem__, given))
 
 
 def _draw_call(module: ProbabilisticTensorDictModule, draw: Drawing) -> Call:

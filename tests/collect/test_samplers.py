@@ -404,8 +404,8 @@ class Listening(Hooks):
         self.heard.append(step["action_log_prob"].clone())
 
 
-def scores_late(**options: Any) -> bool:
-    """Tell whether a collector's policy scores its draws once the batch is whole."""
+def scores_at_once(**options: Any) -> bool:
+    """Tell whether a policy scores its draws as they come."""
     made: list[Policy] = []
 
     class Watched(Policy):
@@ -417,7 +417,8 @@ def scores_late(**options: Any) -> bool:
         patch.setattr("tdcollect.collect.run.Policy", Watched)
         patch.setattr("tdcollect.evaluation.episodes.policy.Policy", Watched)
         run_scored(**options)
-    return made[-1].score is not None
+    scored = made[-1]._scored
+    return scored is None or made[-1].calls[-1] is not scored[1]
 
 
 def scored_actor(env: EnvBase) -> Any:
@@ -442,19 +443,19 @@ def run_scored(
 
 
 def test_draws_are_scored_late_unless_somebody_reads_the_scores() -> None:
-    assert scores_late()
-    assert scores_late(transform=E.RewardSum())
-    assert not scores_late(transform=Likely())
-    assert not scores_late(transform=E.SignTransform(in_keys=[], in_keys_inv=["action_log_prob"]))
+    assert not scores_at_once()
+    assert not scores_at_once(transform=E.RewardSum())
+    assert scores_at_once(transform=Likely())
+    assert scores_at_once(transform=E.SignTransform(in_keys=[], in_keys_inv=["action_log_prob"]))
     hooks = Listening()
-    assert not scores_late(hooks=hooks)
+    assert scores_at_once(hooks=hooks)
     assert torch.equal(torch.stack(hooks.heard, 1), run_scored()["action_log_prob"])
 
     def mean(episode: TensorDictBase) -> float:
         return float(episode["action_log_prob"].mean())
 
-    assert scores_late(evaluated=True)
-    assert not scores_late(evaluated=True, metrics={"mean": mean})
+    assert not scores_at_once(evaluated=True)
+    assert scores_at_once(evaluated=True, metrics={"mean": mean})
     plain = run_scored(evaluated=True).episodes
     found = run_scored(evaluated=True, metrics={"mean": mean}).episodes
     assert [episode.digest for episode in found] == [episode.digest for episode in plain]

@@ -440,7 +440,9 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         elif isinstance(policy, GroupPolicies):
             inference = GroupActors(policy, env, slots, run, size)
         else:
-            inference = run(policy, late=lambda k: k in assembly.left_out and env.hands_through(k))
+            inference = run(
+                policy, unread=lambda key: key in assembly.left_out and env.hands_through(key)
+            )
         actions = ActionCheck(self.env, dims)
         legal = LegalActions(env, policy.spec) if isinstance(policy, RandomActions) else None
         # A single slot of a batch cannot start again.

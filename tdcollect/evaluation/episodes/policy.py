@@ -405,7 +405,7 @@ class Inference:
         slots: N.
         batched: True if rows have the dimension N; False for one slot without it.
         device: the device that the policy runs on.
-        late: tells whether nothing reads an entry, which the policy need not compute then.
+        unread: tells of an entry whether nobody reads it.
         left_out: the entries of the last outputs that are no dense tensors.
         streams: the random streams of the episodes in the slots.
     """
@@ -415,7 +415,7 @@ class Inference:
     slots: int
     batched: bool
     device: torch.device
-    late: Callable[[Key], bool] | None = None
+    unread: Callable[[Key], bool] | None = None
 
     def __post_init__(self) -> None:
         self._mode = DrawByRow(self.size)
@@ -503,7 +503,7 @@ class Inference:
         if self._program is None:
             noise, size = RowNoise(self._mode), torch.Size([self.size])
             self._program = Policy(
-                self.policy, given, size, self.device, late=self.late, noise=noise
+                self.policy, given, size, self.device, unread=self.unread, noise=noise
             )
         self._mode.streams = streams
         rows = StepDict(given)
@@ -540,8 +540,6 @@ class Inference:
         """Raise if a draw had parameters that its distribution refuses."""
         if self._program is not None:
             self._program.check()
-            if self._program.score is not None:
-                self._program.score({}, StepDict())  # which checks, too
 
     def probe(self, rows: StepDict, carried: list[Key]) -> tuple[StepDict, list[Key]]:
         """Run the policy on rows, and refuse it if an output row depends on other rows.

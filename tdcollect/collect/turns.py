@@ -542,6 +542,7 @@ class Frames:
             yield
         except NotTensors:  # nothing was sent, and the step has the policy's outputs
             self._moved = False
+            self._acting.score({}, turns.present)
             raise
         finally:
             if number is not None:

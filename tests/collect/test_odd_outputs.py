@@ -11,6 +11,7 @@ from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, TensorD
 from tensordict.nn import TensorDictModule
 from torch import nn
 from torchrl.data import ListStorage, ReplayBuffer
+from torchrl.modules import OneHotCategorical, ProbabilisticActor
 
 from tdcollect import Collector, Hooks, evaluate, make_env
 
@@ -73,8 +74,24 @@ def function(env: Any, extra: str) -> Callable[[TensorDictBase], TensorDictBase]
     return policy
 
 
+class Prefers(Acts):
+    """Logits of the first action, and something else."""
+
+    def forward(self, observation: torch.Tensor) -> Any:
+        self.calls += 1
+        return self.action_spec.zero().float(), self.extra(self.calls, self.batch)
+
+
+def scored(env: Any, extra: str) -> ProbabilisticActor:
+    """Draws last, and scores the draw."""
+    net = TensorDictModule(Prefers(env, EXTRAS[extra]), ["observation"], ["logits", "extra"])
+    return ProbabilisticActor(
+        net, ["logits"], distribution_class=OneHotCategorical, return_log_prob=True
+    )
+
+
 WAYS = [
-    *(("toy", module, None), ("toy", function, False)),
+    *(("toy", module, None), ("toy", function, False), ("torchrl-gym", scored, None)),
     *(("toy-unbatched", module, False), ("torchrl-gym", function, None)),
 ]
 

@@ -109,8 +109,8 @@ class Policy:
         self._checked = checked
         self._noise = noise or GlobalNoise()
         self._late, self._unread = late, unread
-        # A draw, the same without its score, and what scores a batch.
-        self._scored: tuple[Call, Call, Score | None] | None = None
+        # A draw, the same without its score, what scores a batch, and the entries concerned.
+        self._scored: tuple[Call, Call, Score | None, set[Key]] | None = None
         self.score: Score | None = None
         if select is not None:
             as_it_is = "is compiled"
@@ -118,9 +118,10 @@ class Policy:
             self._call_as_it_is(policy, as_it_is, select)
         else:
             self._lower(policy)
-        if self._scored is not None and self.calls[-1] is self._scored[0]:
-            _, self.calls[-1], self.score = self._scored
-            self.sampling = {*self.sampling, self.calls[-1]}
+        if self._scored is not None and self._scored[0] in self.calls:
+            call, unscored, self.score, _ = self._scored
+            self.calls[self.calls.index(call)] = unscored
+            self.sampling = {*self.sampling, unscored}
 
     def __call__(self, step: StepDict) -> None:
         """Run the policy; its outputs join the step."""
@@ -174,7 +175,14 @@ class Policy:
             if isinstance(module, M.OrnsteinUhlenbeckProcessModule):
                 self.reads_first.update([module.is_init_key, *module.ou.out_keys])
         elif not isinstance(module, ProbabilisticTensorDictModule):
+            scored = self._scored
             self._add(_module_call(module, self._batch_size), label(module), _STRAIGHT)
+            if (
+                scored
+                and not missing
+                and scored[-1].isdisjoint([*module.in_keys, *module.out_keys])
+            ):
+                self._scored = scored  # a value, say, which has nothing to do with it
         else:
             draw = self._draw(module)
             drawing = draw and sampler(draw)
@@ -216,15 +224,17 @@ class Policy:
         given: Sequence[Key],
         call: Call,
     ) -> None:
-        """Remember how to do without the score of a draw, if nothing follows it in the policy."""
+        """Remember how to do without the score of a draw, if nothing that follows may read it."""
         key: Key = module.log_prob_key
+        concerned: set[Key] = {key, *module.dist_sample_keys, *given}
         if self._late is not None and drawing.late and self._late(key):
             dims = len(self._batch_size)
-            self._scored = call, *_late_calls(module, drawing, given, dims)
+            self._scored = call, *_late_calls(module, drawing, given, dims), concerned
         if self._unread is not None and self._unread(key):
             unscored = cast(Sampler, sampler(draw._replace(scored=False)))
             self._samplers.append(unscored)
-            self._scored = call, _draw_call(module, _reading(unscored, given)), None
+            unscored_call = _draw_call(module, _reading(unscored, given))
+            self._scored = call, unscored_call, None, concerned
 
     def _add_draws(self, call: Call, name: str, samplers: list[Sampler]) -> None:
         self._add(call, name, "computed straight, checked once per batch")
@@ -232,6 +242,7 @@ class Policy:
         self.sampling.add(call)
 
     def _add(self, call: Call, name: str, how: str) -> None:
+        self._scored = None
         self.calls.append(call)
         self.described.append((name, how))
 

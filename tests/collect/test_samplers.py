@@ -418,22 +418,34 @@ def scores_at_once(**options: Any) -> bool:
         patch.setattr("tdcollect.evaluation.episodes.policy.Policy", Watched)
         run_scored(**options)
     scored = made[-1]._scored
-    return scored is None or made[-1].calls[-1] is not scored[1]
+    return scored is None or scored[1] not in made[-1].calls
 
 
-def scored_actor(env: EnvBase) -> Any:
+def scored_actor(env: EnvBase, after: Any = None) -> Any:
     net = TensorDictModule(nn.Linear(4, 2), in_keys=["observation"], out_keys=["logits"])
-    return ProbabilisticActor(
+    actor = ProbabilisticActor(
         net, in_keys=["logits"], distribution_class=OneHotCategorical, return_log_prob=True
     )
+    return actor if after is None else TensorDictSequential(actor, after)
+
+
+VALUE = TensorDictModule(nn.Linear(4, 1), ["observation"], ["state_value"])
+LIKELIHOOD = TensorDictModule(torch.exp, ["action_log_prob"], ["likelihood"])
+DOUBLED = TensorDictModule(lambda x: x.mul_(2), ["logits"], ["doubled"])
+RESCORED = TensorDictModule(lambda x: x[..., 0], ["observation"], ["action_log_prob"])
+OWN_NOISE = EGreedyModule(OneHot(2, shape=(N, 2)), eps_init=0.5)
 
 
 def run_scored(
-    transform: Any = None, metrics: Any = None, evaluated: bool = False, **how: Any
+    transform: Any = None,
+    metrics: Any = None,
+    evaluated: bool = False,
+    after: Any = None,
+    **how: Any,
 ) -> Any:
     env = make_env("CartPole-v1", num_envs=N)
     torch.manual_seed(0)
-    policy = scored_actor(env)
+    policy = scored_actor(env, after)
     if evaluated:
         return evaluate(env, policy, 4, metrics=metrics, exploration_type=RANDOM, progress=False)
     torch.manual_seed(0)
@@ -444,6 +456,9 @@ def run_scored(
 
 def test_draws_are_scored_late_unless_somebody_reads_the_scores() -> None:
     assert not scores_at_once()
+    assert not scores_at_once(after=VALUE)
+    for after in (LIKELIHOOD, DOUBLED, RESCORED, OWN_NOISE):
+        assert scores_at_once(after=after)
     assert not scores_at_once(transform=E.RewardSum())
     assert scores_at_once(transform=Likely())
     assert scores_at_once(transform=E.SignTransform(in_keys=[], in_keys_inv=["action_log_prob"]))
@@ -462,11 +477,17 @@ def test_draws_are_scored_late_unless_somebody_reads_the_scores() -> None:
     assert all(episode.metrics["mean"] < 0 for episode in found)
 
 
-def test_a_transform_that_reads_scores_finds_them() -> None:
-    def make() -> EnvBase:
-        return TransformedEnv(SerialEnv(N, partial(GymEnv, "CartPole-v1")), Likely())
+def serial() -> EnvBase:
+    return SerialEnv(N, partial(GymEnv, "CartPole-v1"))
 
-    check_same(make, scored_actor)
+
+def test_a_transform_that_reads_scores_finds_them() -> None:
+    check_same(lambda: TransformedEnv(serial(), Likely()), scored_actor)
+
+
+@pytest.mark.parametrize("after", [VALUE, LIKELIHOOD, DOUBLED, RESCORED, OWN_NOISE])
+def test_modules_after_a_draw(after: Any) -> None:
+    check_same(serial, partial(scored_actor, after=after))
 
 
 class Given(NamedTuple):

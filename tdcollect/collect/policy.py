@@ -576,7 +576,7 @@ def _late_calls(
         scores = drawing.scores()
         if scores is not None:
             entries[log_prob_key] = scores.movedim(0, dims).contiguous()
-            last[log_prob_key] = scores[-1]
+            last[log_prob_key] = scores[-1].clone()  # which the batch shares with nobody
 
     return draw, score
 

@@ -46,11 +46,12 @@ def test_a_policy_may_keep_what_it_was_given(monkeypatch: pytest.MonkeyPatch) ->
     assert all(torch.equal(given, then) for given, then in kept)
 
 
+@pytest.mark.parametrize("slots", [1, 2])
 @pytest.mark.parametrize("steps", [1, 2, 5])
-def test_a_batch_shares_memory_with_nothing(steps: int) -> None:
+def test_a_batch_shares_memory_with_nothing(steps: int, slots: int) -> None:
     """Neither with another batch, nor with the collector, nor one entry with another."""
-    env = tdcollect.make_env("CartPole-v1", 2, is_init=True)
-    collector = tdcollect.Collector(env, policies.actor(env), frames_per_batch=2 * steps)
+    env = tdcollect.make_env("CartPole-v1", slots, is_init=True)
+    collector = tdcollect.Collector(env, policies.actor(env), frames_per_batch=slots * steps)
     iterator = iter(collector)
     tensors = [
         tensor

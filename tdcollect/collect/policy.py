@@ -65,9 +65,9 @@ class Policy:
         select: the outputs of a compiled policy, which is called as it is.
         checked: draw with the distributions themselves, which check at every call; else whoever
             runs the policy calls :meth:`check` at the end.
-        late: tells of an entry whether it may be missing until the batch is whole. A last draw
+        late: tells of an entry whether it may be missing until the batch is whole. The last draw
             is not scored then: whoever runs the policy calls :attr:`score` on the batch.
-        unread: tells of an entry whether nobody reads it. A last draw is not scored then.
+        unread: tells of an entry whether nobody reads it. The last draw is not scored then.
         noise: the samplers' source of random numbers; None for torch's global generator.
         as_it_is: why the policy must be called as it is; None to take it apart.
 
@@ -121,7 +121,7 @@ class Policy:
         if self._scored is not None and self._scored[0] in self.calls:
             call, unscored, self.score, _ = self._scored
             self.calls[self.calls.index(call)] = unscored
-            self.sampling = {*self.sampling, unscored}
+            self.sampling.add(unscored)
 
     def __call__(self, step: StepDict) -> None:
         """Run the policy; its outputs join the step."""
@@ -177,11 +177,8 @@ class Policy:
         elif not isinstance(module, ProbabilisticTensorDictModule):
             scored = self._scored
             self._add(_module_call(module, self._batch_size), label(module), _STRAIGHT)
-            if (
-                scored
-                and not missing
-                and scored[-1].isdisjoint([*module.in_keys, *module.out_keys])
-            ):
+            touched = {*module.in_keys, *module.out_keys}
+            if scored and not missing and touched.isdisjoint(scored[-1]):
                 self._scored = scored  # a value, say, which has nothing to do with it
         else:
             draw = self._draw(module)

@@ -377,10 +377,7 @@ class Runner:
         if plan.env is None:
             return None
         collector, parent = self._collector, self._parent
-        late = None
-        if log.watch is None and not (plan.env.can.asynchronous or self._place(plan.env).moves):
-            late = plan.env.hands_through
-        loop = self._frames(plan.env, self._lowering(random, late), log)
+        loop = self._frames(plan.env, random, log)
         try:
             entries = (loop.asynchronous if plan.env.can.asynchronous else loop.synchronous)(steps)
         except NotTensors as found:
@@ -390,18 +387,20 @@ class Runner:
         batch = self.assemble(entries, (*collector.env.batch_size, steps))
         return parent.truncate_last_step(batch)
 
-    def _frames(self, env: ArrayEnv, lower: Lower, log: CollectionLog) -> Frames:
-        collector = self._collector
+    def _frames(self, env: ArrayEnv, random: bool, log: CollectionLog) -> Frames:
+        collector, place = self._collector, self._place(env)
+        at_each_step = log.watch is not None or env.can.asynchronous or place.moves
+        late = None if at_each_step else env.hands_through
         tracked = isinstance(collector.policy_version, int)
         env.drops_unspecified = self._parent.preallocates
-        env, lower = log.timed_parts(env, lower)
+        env, lower = log.timed_parts(env, self._lowering(random, late))
         return Frames(
             env,
             lower,
             self._parent.carrier,
             self._new_ids,
             self._left_out,
-            self._place(env),
+            place,
             self.set_position,
             torch.is_grad_enabled(),
             log.watch,
@@ -431,7 +430,7 @@ class Runner:
         if random != self._arrives_randomly:  # the entries of the rows in flight are others
             self.settle(log)
             self._arrives_randomly = random
-        loop = self._frames(env, self._lowering(random), log)
+        loop = self._frames(env, random, log)
         entries, slots = loop.arriving(count, self.arrivals)
         if torch.is_grad_enabled():  # the graph ends with the batch
             self.settle(log)
@@ -450,7 +449,7 @@ class Runner:
         plan = self.plan()
         if plan.env is not None:
             log = log or self._collector._monitor.unnoted_log()
-            self._frames(plan.env, self.lower, log).settle(self.arrivals)
+            self._frames(plan.env, self._arrives_randomly, log).settle(self.arrivals)
 
     # ------------------------------------------------------------------------------ TorchRL's loop
 

@@ -276,6 +276,7 @@ def first(manifest: Mapping[str, Any], count: int) -> dict[str, Any]:
     if "env" in seeds:
         seeds["env"] = seeds["env"][:count]
     found = {**manifest, "episodes": count, "seeds": seeds}
-    if options := found.get(ledger.OPTIONS):
+    if ledger.OPTIONS in found:
+        options = found[ledger.OPTIONS]
         found[ledger.OPTIONS] = {**options, "options": options["options"][:count]}
     return found

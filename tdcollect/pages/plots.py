@@ -126,7 +126,8 @@ def _settings() -> dict[str, Any]:
         "ytick.major.size": 0.0,
         "xtick.major.size": 3.0,
         "legend.fontsize": 9.0,
-        **dict.fromkeys(("legend.handlelength", "legend.columnspacing"), 1.3),
+        "legend.handlelength": 1.3,
+        "legend.columnspacing": 1.3,
         "legend.borderaxespad": 0.0,
         "legend.borderpad": 0.1,
     }

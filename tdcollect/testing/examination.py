@@ -27,9 +27,9 @@ from tdcollect.envs.spaces import SpaceCodec
 from tdcollect.randomness import global_states_kept
 from tdcollect.testing.checks import Env, Failed, GymnasiumPlayer, Skipped, gymnasium_row
 
-PLAY_SECONDS = 2.0  # that one episode may take; slower envs are played for fewer steps
-PLAY_BYTES = 32 * 2**20  # of one episode's observations; larger ones mean fewer steps
-SEEDS = 4  # that are tried
+PLAY_SECONDS = 2.0  # for one episode; slower envs are played for fewer steps
+PLAY_BYTES = 32 * 2**20  # for one episode's observations; larger ones mean fewer steps
+SEEDS = 4  # the number of seeds that are tried
 
 COMPARED_STEPS = 100
 _COMPARED_SECONDS = 0.5

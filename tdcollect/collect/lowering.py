@@ -319,6 +319,8 @@ def exact_reward_of(env: EnvBase) -> Callable[[torch.Tensor], torch.Tensor] | No
             return None
 
     def exact(reward: torch.Tensor) -> torch.Tensor:
+        if not calls:
+            return reward
         step = StepDict({keys.REWARD: reward})
         for call in calls:
             call(step)

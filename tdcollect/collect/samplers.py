@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from tensordict import TensorDict, unravel_key
 from tensordict.nn import ProbabilisticTensorDictModule, composite_lp_aggregate
 from tensordict.nn.probabilistic import InteractionType
@@ -37,7 +39,6 @@ from tdcollect.keys import Key, as_path, beside, name_of
 _RANDOM, _DETERMINISTIC = InteractionType.RANDOM, InteractionType.DETERMINISTIC
 _MODES = (_DETERMINISTIC, InteractionType.MODE)
 _HALF_LOG_TAU = math.log(math.sqrt(2 * math.pi))
-_FEW_SLOTS = 64
 _FEW_LOGITS = 1024
 _APART = 1e-4
 _STEPS = 256
@@ -253,14 +254,9 @@ class _Categorical(Sampler):
         if _are_few(logits):
             noise = self._draw.noise.exponential(logits)
             ratios = np.subtract(logits.numpy(), np.log(noise.numpy()), dtype=np.float64)
-            last = np.partition(ratios, -2)
-            if (last[..., -1] - _APART > last[..., -2]).all():
-                largest = ratios.argmax(-1, keepdims=True)
-                index = torch.from_numpy(largest)
-                if not self._one_hot:
-                    return index.squeeze(-1), (logits, index)
-                one_hot = (largest == np.arange(last.shape[-1])).astype(np.int64)
-                return torch.from_numpy(one_hot), (logits, index)
+            largest = _largest(ratios)
+            if largest is not None:
+                return self._picked(largest, logits), (logits, torch.from_numpy(largest))
         index = self._indexed(logits, noise)[-1]
         return self._drawn(logits, index), (logits, index)
 
@@ -275,6 +271,12 @@ class _Categorical(Sampler):
         if self._one_hot:
             return torch.zeros_like(logits, dtype=torch.long).scatter_(-1, index, 1)
         return index.squeeze(-1)
+
+    def _picked(self, index: NDArray[np.int64], logits: Tensor) -> Tensor:
+        """The same for NumPy's."""
+        if not self._one_hot:
+            return torch.from_numpy(index).squeeze(-1)
+        return torch.from_numpy(_one_hot_rows(logits.shape[-1]).take(index[..., 0], axis=0))
 
     def _log_prob(self, logits: Tensor, index: Tensor) -> Tensor | None:
         """The log-probability of an index ``[..., 1]``, if it is wanted; logits are normalized."""
@@ -303,6 +305,19 @@ def _are_few(logits: Tensor) -> bool:
     return few and logits.is_cpu and not logits.requires_grad
 
 
+@cache
+def _one_hot_rows(choices: int) -> NDArray[np.int64]:
+    return np.eye(choices, dtype=np.int64)
+
+
+def _largest(values: NDArray[np.floating]) -> NDArray[np.int64] | None:
+    """The index ``[..., 1]`` of the largest of each row, if that is far enough from the next."""
+    last = np.partition(values, -2)
+    first = last[..., -1]
+    clear = (first - _APART > last[..., -2]) & (first < np.inf)
+    return None if b"\0" in clear.tobytes() else values.argmax(-1, keepdims=True)
+
+
 def _check_finite(normalizer: Tensor) -> None:
     if not normalizer.isfinite().all():
         raise RuntimeError(
@@ -318,9 +333,11 @@ class _CategoricalMode(_Categorical):
         if mask is not None:
             logits = logits.masked_fill(~mask, -torch.inf)
         scored = self._draw.scored
-        largest = None if scored else _clearly_largest(logits)
-        if largest is not None:
-            return self._drawn(logits, largest), None
+        if not scored and _are_few(logits):
+            # Normalized, as the classes do, logits that hardly differ come out equal.
+            largest = _largest(logits.numpy())
+            if largest is not None:
+                return self._picked(largest, logits), None
         logits = logits - logits.logsumexp(dim=-1, keepdim=True)
         if self._one_hot:
             mode = (logits == logits.max(-1, True)[0]).to(torch.long)
@@ -329,22 +346,6 @@ class _CategoricalMode(_Categorical):
             index = torch.softmax(logits, dim=-1).argmax(dim=-1, keepdim=True)
             mode = index.squeeze(-1)
         return mode, self._log_prob(logits, index)
-
-
-def _clearly_largest(logits: Tensor) -> Tensor | None:
-    """The index ``[N, 1]`` of each row's largest logit; None where rounding may make it a tie.
-
-    Normalized by ``logsumexp``, as the classes do, logits that hardly differ come out equal. The
-    normalizer takes 15 of a mode's 30 us at 8 slots; it is not needed where the two largest are
-    further apart than the rounding of the difference.
-    """
-    if logits.ndim != 2 or logits.shape[1] < 2 or len(logits) > _FEW_SLOTS or logits.is_cuda:
-        return None
-    values, index = logits.topk(2)
-    apart = 64 * torch.finfo(logits.dtype).eps
-    if all(first - second > apart * (abs(first) + 1) for first, second in values.tolist()):
-        return index[:, :1]
-    return None
 
 
 # -------------------------------------------------------------------------------------- continuous

@@ -522,7 +522,9 @@ class Stepper:
         arrays = [zeros(entry.shape, entry.dtype) for entry in self.entries]
         reward = zeros((1,), np.float32)
         flags = [zeros((1,), bool) for _ in range(3)]
-        blocks = [torch.from_numpy(b if batched else b[:, 0]) for b in (*arrays, reward, *flags)]
+        own = [zeros((1,), np.float64)] if exact else []
+        every = (*arrays, reward, *flags, *own)
+        blocks = [torch.from_numpy(b if batched else b[:, 0]) for b in every]
         tensors = [block.unbind(0) for block in blocks]
         steps = list(zip(*arrays, strict=True))
         infos = len(self.backend.observation.leaves)
@@ -532,7 +534,7 @@ class Stepper:
             for part in (slice(infos), slice(infos, bookkeeping), slice(bookkeeping, None))
         )
         stored = list(reward[..., 0])
-        rewards = zeros((), np.float64) if exact else stored
+        rewards = own[0][..., 0] if exact else stored
         terminated, truncated, done = (flag[..., 0] for flag in flags)
         raw = map(SlotBuffers, observed, written, rewards, terminated, truncated)
         by_step = zip(*tensors, strict=True)

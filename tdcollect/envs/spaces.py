@@ -567,7 +567,7 @@ class StepBuffers(NamedTuple):
     the backend writes, ``bookkeeping`` those that the stepper writes. ``reward`` is float32
     ``[N]``: the backend's own array, or its rounding where the backend writes float64. ``done`` is
     bool ``[N]``. ``tensors`` share the memory of the entries, then reward, terminated, truncated
-    and done ``[N, 1]``.
+    and done ``[N, 1]``, and last the reward in float64, if there is one.
     """
 
     raw: SlotBuffers

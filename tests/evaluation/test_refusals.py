@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 import re
@@ -170,6 +171,35 @@ def test_what_an_env_shows_after_some_episodes_is_found(slots: int, before: int)
     env = make_env(Late, slots)
     assert probe(env)
     env.close()
+
+
+def test_an_env_that_is_given_is_probed_once() -> None:
+    begun = []
+
+    class Counted(Walk):
+        noisy = False
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            begun.append(seed)
+            shown, info = super().reset(seed=seed)
+            return shown + (len(begun) if self.noisy else 0), info
+
+    def resets(env: Any, **settings: Any) -> int:
+        before = len(begun)
+        records(env, deterministic(), 5, **settings)
+        return len(begun) - before
+
+    with contextlib.closing(make_env(Counted, 2)) as env:
+        assert [resets(env) for _ in range(3)] == [8 + 5, 5, 5]
+        options = [{}] * 5
+        assert [resets(env, episode_options=options) for _ in range(2)] == [8 + 5] * 2
+    with contextlib.closing(make_env(Counted, 2)) as env:  # a refusal is no verdict
+        Counted.noisy = True
+        for _ in range(2):
+            with pytest.raises(NotReproducibleError, match="differ from step 0"):
+                resets(env)
+    Counted.noisy = False
+    assert [resets(Counted) for _ in range(2)] == [8 + 5] * 2
 
 
 def test_slots_unlike_each_other_are_refused() -> None:

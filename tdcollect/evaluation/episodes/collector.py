@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Any, Unpack
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -86,6 +87,8 @@ class Feed(Iterator[int]):
 _STEPS = 128
 _PROBED = 8  # episodes whose options the probe resets with
 _BLOCK_BYTES = 2**25  # or about this much memory, with large observations
+# Of envs that are given, what their first probe has found, by ``fresh_envs``.
+_FOUND: WeakKeyDictionary[Any, dict[bool | None, bool]] = WeakKeyDictionary()
 _UNFIT = (RuntimeError, ValueError, AttributeError, TypeError)  # of a policy on unfit entries
 
 
@@ -389,8 +392,11 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
                 self.base.check_resets()
             return self.base.can.rebuild if asked is None else asked
         options = [*islice(given.values(), _PROBED)] if given else [None]
+        found = _FOUND.setdefault(self.base, {}) if not (self._opened.made or given) else {}
         try:
-            return probe(self.base, asked, stepped, skipped, options)
+            if asked not in found:
+                found[asked] = probe(self.base, asked, stepped, skipped, options)
+            return found[asked]
         except NotReproducibleError as fault:
             make = self._opened.with_streams
             if make is None or not fault.may_be_draws:

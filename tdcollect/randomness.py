@@ -98,8 +98,7 @@ class GlobalRandomness:
         moved = self.moved()
         if not moved:
             return
-        suspects = self._suspects()
-        if suspects:
+        if suspects := self._suspects():
             check_alone(0.1)
         message = (
             f"{who} drew from the global random numbers of {', '.join(moved)}, which no seed "

@@ -319,14 +319,12 @@ def exact_reward_of(env: EnvBase) -> Callable[[torch.Tensor], torch.Tensor] | No
             return None
 
     def exact(reward: torch.Tensor) -> torch.Tensor:
-        if not calls:
-            return reward
         step = StepDict({keys.REWARD: reward})
         for call in calls:
             call(step)
         return step[keys.REWARD]
 
-    return exact
+    return exact if calls else lambda reward: reward
 
 
 def _leaves_reward(transform: T.Transform) -> bool:

@@ -254,8 +254,7 @@ class _Categorical(Sampler):
         if _are_few(logits):
             noise = self._draw.noise.exponential(logits)
             ratios = np.subtract(logits.numpy(), np.log(noise.numpy()), dtype=np.float64)
-            largest = _largest(ratios)
-            if largest is not None:
+            if (largest := _largest(ratios)) is not None:
                 return self._picked(largest, logits), (logits, torch.from_numpy(largest))
         index = self._indexed(logits, noise)[-1]
         return self._drawn(logits, index), (logits, index)
@@ -313,8 +312,7 @@ def _one_hot_rows(choices: int) -> NDArray[np.int64]:
 def _largest(values: NDArray[np.floating]) -> NDArray[np.int64] | None:
     """The index ``[..., 1]`` of the largest of each row, if that is far enough from the next."""
     last = np.partition(values, -2)
-    first = last[..., -1]
-    clear = (first - _APART > last[..., -2]) & (first < np.inf)
+    clear = (last[..., -1] - _APART > last[..., -2]) & (last[..., -1] < np.inf)
     return None if b"\0" in clear.tobytes() else values.argmax(-1, keepdims=True)
 
 
@@ -333,11 +331,10 @@ class _CategoricalMode(_Categorical):
         if mask is not None:
             logits = logits.masked_fill(~mask, -torch.inf)
         scored = self._draw.scored
-        if not scored and _are_few(logits):
-            # Normalized, as the classes do, logits that hardly differ come out equal.
-            largest = _largest(logits.numpy())
-            if largest is not None:
-                return self._picked(largest, logits), None
+        # Normalized, as the classes do, logits that hardly differ come out equal.
+        largest = None if scored or not _are_few(logits) else _largest(logits.numpy())
+        if largest is not None:
+            return self._picked(largest, logits), None
         logits = logits - logits.logsumexp(dim=-1, keepdim=True)
         if self._one_hot:
             mode = (logits == logits.max(-1, True)[0]).to(torch.long)

@@ -522,8 +522,7 @@ class Stepper:
         arrays = [zeros(entry.shape, entry.dtype) for entry in self.entries]
         reward = zeros((1,), np.float32)
         flags = [zeros((1,), bool) for _ in range(3)]
-        own = [zeros((1,), np.float64)] if exact else []
-        every = (*arrays, reward, *flags, *own)
+        every = [*arrays, reward, *flags] + [zeros((1,), np.float64)] * exact
         blocks = [torch.from_numpy(b if batched else b[:, 0]) for b in every]
         tensors = [block.unbind(0) for block in blocks]
         steps = list(zip(*arrays, strict=True))
@@ -534,7 +533,7 @@ class Stepper:
             for part in (slice(infos), slice(infos, bookkeeping), slice(bookkeeping, None))
         )
         stored = list(reward[..., 0])
-        rewards = own[0][..., 0] if exact else stored
+        rewards = every[-1][..., 0] if exact else stored
         terminated, truncated, done = (flag[..., 0] for flag in flags)
         raw = map(SlotBuffers, observed, written, rewards, terminated, truncated)
         by_step = zip(*tensors, strict=True)
@@ -709,8 +708,7 @@ class Stepper:
             slots, failed = self._failed_step(failed, slots, out, restart)
         rows: Any = ... if slots is None else list(slots)
         self._counters.stepped(slots)
-        if self.bookkeeping.max_episode_steps is not None:
-            limit = self.bookkeeping.max_episode_steps
+        if (limit := self.bookkeeping.max_episode_steps) is not None:
             late = self._counters.lengths() >= limit
             buffers.truncated[rows] |= late[rows]
             self._truncate_agents(late, out)

@@ -258,8 +258,7 @@ def no_aliasing(player: GymnasiumPlayer) -> str:
         observation, info = row.given[0], row.given[-1]
         pairs = {"observation": (row[keys.OBSERVATION], observation), "info": (row.extra, info)}
         for name, (then, now) in pairs.items():
-            found = mismatch(name, then, now)
-            if found:
+            if found := mismatch(name, then, now):
                 raise Failed(f"{where}: the {name} was changed after it was given out: {found}")
     return ""
 
@@ -274,8 +273,7 @@ def action_kept(player: GymnasiumPlayer) -> str:
         action = actions.sample() if player.policy is None else player.policy(observation)
         before = deepcopy(action)
         observation, _, terminated, truncated, _ = env.step(action)
-        found = mismatch("action", before, action)
-        if found:
+        if found := mismatch("action", before, action):
             raise Failed(f"step {step}: {found}")
         if terminated or truncated:
             break
@@ -308,8 +306,7 @@ def _check_leaves(
         for i, part in enumerate(space.spaces):
             _check_leaves(part, value[i], f"{where}, item {i}", why)
     else:
-        reason = why(space, value)
-        if reason:
+        if reason := why(space, value):
             raise Failed(f"{where}: {reason}")
 
 
@@ -482,8 +479,7 @@ def _partial_reset(player: TorchRLPlayer) -> str:
     alone = _two_steps(player, partial=False)
     if _other_slots(env, alone, _two_steps(player, partial=False)):
         raise Skipped("the env does not repeat itself under one seed")
-    found = _other_slots(env, alone, _two_steps(player, partial=True))
-    if found:
+    if found := _other_slots(env, alone, _two_steps(player, partial=True)):
         raise Failed(found)
     return "slot 0 was reset, and all were stepped on"
 
@@ -493,8 +489,7 @@ def _other_slots(env: EnvBase, first: TwoSteps, second: TwoSteps) -> str | None:
     for name, a, b in zip(("reset", "step after it"), first, second, strict=True):
         others = _flat_rows(env, b)
         for key, value in _flat_rows(env, a).items():
-            found = mismatch(repr(key), value[1:], others[key][1:])
-            if found:
+            if found := mismatch(repr(key), value[1:], others[key][1:]):
                 return f"{key!r} of slots that go on differs in the {name}: {found}"
     return None
 
@@ -548,8 +543,7 @@ def _action_kept(player: TorchRLPlayer) -> str:
     before = {key: acted[key].clone() for key in env.action_keys}
     step = env.step(acted)
     for key, value in before.items():
-        found = mismatch(repr(key), value, step[key])
-        if found:
+        if found := mismatch(repr(key), value, step[key]):
             raise Failed(str(found))
     return ""
 

@@ -168,8 +168,7 @@ class Dispatcher:
             work.manifest[ledger.MIXED] = ledger.mixed_entries(work.manifest, unlike)
             work.recording.let_in(unlike)
         idle = not self._schedule.held(worker.rank)
-        more = self._schedule.hand_out(worker.rank, opened.slots)
-        if more:
+        if more := self._schedule.hand_out(worker.rank, opened.slots):
             self._send(worker, work, local.Run(more, work.keep))
             if idle:
                 self._watch(worker)

@@ -197,6 +197,8 @@ def test_an_env_that_is_given_is_probed_once() -> None:
         Counted.noisy = False
         assert [resets(env) for _ in range(3)] == [8 + 5, 5, 5]
         assert [resets(env, episode_options=[{}] * 5) for _ in range(2)] == [8 + 5] * 2
+        env.rebuild()
+        assert [resets(env) for _ in range(2)] == [8 + 5, 5]
     assert [resets(Counted) for _ in range(2)] == [8 + 5] * 2
 
 

@@ -28,7 +28,7 @@ from tdcollect.collect.policy import RandomActions
 from tdcollect.collect.step_dict import StepDict, placement
 from tdcollect.display import one_line
 from tdcollect.envs.make import refuse_slot
-from tdcollect.envs.slots import SlotError
+from tdcollect.envs.slots import SlotError, Stepper
 from tdcollect.envs.traits import base_of, transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes import agents
@@ -88,7 +88,7 @@ _STEPS = 128
 _PROBED = 8  # episodes whose options the probe resets with
 _BLOCK_BYTES = 2**25  # or about this much memory, with large observations
 # Of envs that are given, what their first probe has found, by ``fresh_envs``.
-_FOUND: WeakKeyDictionary[Any, dict[bool | None, bool]] = WeakKeyDictionary()
+_FOUND: WeakKeyDictionary[Stepper, dict[bool | None, bool]] = WeakKeyDictionary()
 _UNFIT = (RuntimeError, ValueError, AttributeError, TypeError)  # of a policy on unfit entries
 
 
@@ -392,7 +392,9 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
                 self.base.check_resets()
             return self.base.can.rebuild if asked is None else asked
         options = [*islice(given.values(), _PROBED)] if given else [None]
-        found = _FOUND.setdefault(self.base, {}) if not (self._opened.made or given) else {}
+        found: dict[bool | None, bool] = {}
+        if isinstance(self.base, GymnasiumEnv) and not (self._opened.made or given):
+            found = _FOUND.setdefault(self.base.stepper, {})
         try:
             if asked not in found:
                 found[asked] = probe(self.base, asked, stepped, skipped, options)

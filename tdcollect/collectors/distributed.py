@@ -446,7 +446,8 @@ class DistributedSyncCollector(DistributedWorkers, upstream.DistributedSyncColle
     A worker that dies ends the collection with a :class:`WorkerLostError` that names it.
 
     Args:
-        create_env_fn, policy, **kwargs: as :class:`DistributedCollector` and the parent have them.
+        create_env_fn, policy: as :class:`DistributedCollector` has them.
+        **kwargs: as it and the parent have them.
     """
 
     @extends(upstream.DistributedSyncCollector.__init__)

@@ -215,7 +215,7 @@ class SlotArrays(InnerEnv):
 
     def entries(self, buffers: StepBuffers) -> StepDict:
         """The entries of a step or reset, at home."""
-        entries = StepDict(zip(self.slots.writes, buffers.tensors, strict=False))
+        entries = StepDict(zip(self.slots.writes, buffers.tensors, strict=True))
         if self.slots.stepper.group_map:
             del entries[keys.REWARD]  # the sum of the agents'
         if self.home == _CPU:
@@ -272,7 +272,7 @@ class MemberSlots(SlotArrays):
 
     def entries(self, buffers: StepBuffers) -> StepDict:
         # Its transforms run on the CPU, wherever home is.
-        return StepDict(zip(self.slots.writes, buffers.tensors, strict=False))
+        return StepDict(zip(self.slots.writes, buffers.tensors, strict=True))
 
     def reset(self, marks: StepDict, slots: list[int], seeds: Seeds, options: Options) -> StepDict:
         starting = torch.ones(1, dtype=torch.bool)

@@ -275,8 +275,7 @@ class Backend(abc.ABC):
         Shapes and dtypes of names are read off one reset and one step of the env.
         """
         examples = info_keys if isinstance(info_keys, Mapping) else self.sample_info()
-        missing = [key for key in info_keys if key not in examples]
-        if missing:
+        if missing := [key for key in info_keys if key not in examples]:
             raise KeyError(
                 f"info_keys {missing} are in the info of neither the first reset nor the first "
                 f"step, which hold {sorted(examples)}; to read an info that appears later, pass "
@@ -521,23 +520,24 @@ class Stepper:
 
         arrays = [zeros(entry.shape, entry.dtype) for entry in self.entries]
         reward = zeros((1,), np.float32)
-        flags = [zeros((1,), bool) for _ in range(3)]
-        every = [*arrays, reward, *flags] + [zeros((1,), np.float64)] * exact
-        blocks = [torch.from_numpy(b if batched else b[:, 0]) for b in every]
+        written = [*arrays, reward, *(zeros((1,), bool) for _ in range(3))]
+        own = [zeros((1,), np.float64)] if exact else []
+        blocks = [torch.from_numpy(b if batched else b[:, 0]) for b in (*written, *own)]
         tensors = [block.unbind(0) for block in blocks]
         steps = list(zip(*arrays, strict=True))
         infos = len(self.backend.observation.leaves)
         bookkeeping = infos + len(self.backend.info)
-        observed, written, kept = (
+        observed, told, kept = (
             map(operator.itemgetter(part), steps)
             for part in (slice(infos), slice(infos, bookkeeping), slice(bookkeeping, None))
         )
         stored = list(reward[..., 0])
-        rewards = every[-1][..., 0] if exact else stored
-        terminated, truncated, done = (flag[..., 0] for flag in flags)
-        raw = map(SlotBuffers, observed, written, rewards, terminated, truncated)
-        by_step = zip(*tensors, strict=True)
-        made = map(StepBuffers, raw, kept, steps, stored, done, by_step)
+        rewards = own[0][..., 0] if exact else stored
+        terminated, truncated, done = (flag[..., 0] for flag in written[-3:])
+        raw = map(SlotBuffers, observed, told, rewards, terminated, truncated)
+        by_step = zip(*tensors[: len(written)], strict=True)
+        exacts = zip(tensors[-1]) if exact else [()] * count
+        made = map(StepBuffers, raw, kept, steps, stored, done, by_step, exacts)
         return spaces.Chunk(made, list(zip(blocks, tensors, strict=True)))
 
     def set_seeds(self, seeds: Sequence[int]) -> None:

@@ -280,7 +280,7 @@ class GymnasiumEnv(EnvBase):
         """The rewards ``[N, 1]`` as the envs gave them, float64, of exact buffers or the latest."""
         buffers = self.stepper.latest if buffers is None else buffers
         assert buffers is not None
-        return buffers.tensors[len(self.writes)]
+        return buffers.exact[0]
 
     @contextmanager
     def exact_rewards(self) -> Iterator[None]:
@@ -292,7 +292,7 @@ class GymnasiumEnv(EnvBase):
             self._exact = False
 
     def _pack(self, buffers: StepBuffers) -> TensorDict:
-        packed = nested(zip(self.writes, buffers.tensors, strict=False), self.batch_size)
+        packed = nested(zip(self.writes, buffers.tensors, strict=True), self.batch_size)
         if self.stepper.group_map:
             del packed[keys.REWARD]
             _shape_groups(packed, self.batch_size, self.stepper.group_map)

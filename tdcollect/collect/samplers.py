@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -39,7 +40,6 @@ _RANDOM, _DETERMINISTIC = InteractionType.RANDOM, InteractionType.DETERMINISTIC
 _MODES = (_DETERMINISTIC, InteractionType.MODE)
 _HALF_LOG_TAU = math.log(math.sqrt(2 * math.pi))
 _FEW_LOGITS = 1024
-_CHOICES = np.arange(_FEW_LOGITS)
 _APART = 1e-4
 _STEPS = 256
 _SCORED_ALIKE: dict[Any, bool] = {}
@@ -275,7 +275,7 @@ class _Categorical(Sampler):
         """The sample for an index ``[..., 1]`` of few logits, in NumPy."""
         if not self._one_hot:
             return torch.from_numpy(index).squeeze(-1)
-        return torch.from_numpy((index == _CHOICES[: logits.shape[-1]]).astype(np.int64))
+        return torch.from_numpy(_one_hot_rows(logits.shape[-1]).take(index[..., 0], axis=0))
 
     def _log_prob(self, logits: Tensor, index: Tensor) -> Tensor | None:
         """The log-probability of an index ``[..., 1]``, if it is wanted; logits are normalized."""
@@ -302,6 +302,11 @@ def _are_few(logits: Tensor) -> bool:
     plain = logits.dtype in (torch.float32, torch.float64) and logits.is_contiguous()
     few = plain and logits.numel() <= _FEW_LOGITS and logits.shape[-1] > 1
     return few and logits.is_cpu and not logits.requires_grad
+
+
+@lru_cache(maxsize=8)
+def _one_hot_rows(choices: int) -> NDArray[np.int64]:
+    return np.eye(choices, dtype=np.int64)
 
 
 def _largest(values: NDArray[np.floating]) -> NDArray[np.int64] | None:

@@ -457,8 +457,7 @@ class Evaluator:
 
 def _close(courier: Courier) -> None:
     """End what belongs to an evaluator that is gone."""
-    lost = courier.close(2.0)
-    if lost:
+    if lost := courier.close(2.0):
         logger.warning(
             "%s lost: the Evaluator ended first; call wait() until it returns None, or use it in a "
             "with block",

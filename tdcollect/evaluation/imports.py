@@ -88,8 +88,7 @@ def called(item: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     name: Any = item
     kwargs: Any = {}
     if isinstance(item, Mapping):
-        unknown = sorted(map(str, item.keys() - {"call", "kwargs"}))
-        if unknown:
+        if unknown := sorted(map(str, item.keys() - {"call", "kwargs"})):
             raise ValueError(f"expected the entries call and kwargs, got {unknown} in {item!r}")
         name, kwargs = item.get("call"), item.get("kwargs", {})
     if not isinstance(name, str) or not is_named(name):

@@ -111,8 +111,7 @@ def _leaks(exam: Examination) -> str:
 
 
 def _why_leaking(leak: Leak) -> str:
-    left = leak.attributes
-    if left:
+    if left := leak.attributes:
         listed = ", ".join(left[:4]) + (f" and {len(left) - 4} more" if len(left) > 4 else "")
         return f"the same seeded reset leaves these unlike: {listed}"
     if leak.divergence.step == 0:

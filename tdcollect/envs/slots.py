@@ -536,8 +536,8 @@ class Stepper:
         terminated, truncated, done = (flag[..., 0] for flag in written[-3:])
         raw = map(SlotBuffers, observed, told, rewards, terminated, truncated)
         by_step = zip(*tensors[: len(written)], strict=True)
-        exacts = zip(tensors[-1]) if exact else [()] * count
-        made = map(StepBuffers, raw, kept, steps, stored, done, by_step, exacts)
+        raw_rewards = tensors[-1 if exact else len(arrays)]
+        made = map(StepBuffers, raw, kept, steps, stored, done, by_step, raw_rewards)
         return spaces.Chunk(made, list(zip(blocks, tensors, strict=True)))
 
     def set_seeds(self, seeds: Sequence[int]) -> None:

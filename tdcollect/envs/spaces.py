@@ -567,7 +567,7 @@ class StepBuffers(NamedTuple):
     the backend writes, ``bookkeeping`` those that the stepper writes. ``reward`` is float32
     ``[N]``: the backend's own array, or its rounding where the backend writes float64. ``done`` is
     bool ``[N]``. ``tensors`` share the memory of the entries, then reward, terminated, truncated
-    and done ``[N, 1]``. ``exact`` holds the reward in float64, where the backend writes that.
+    and done ``[N, 1]``; ``raw_reward`` that of the reward as the backend writes it ``[N, 1]``.
     """
 
     raw: SlotBuffers
@@ -576,7 +576,7 @@ class StepBuffers(NamedTuple):
     reward: Array
     done: Array
     tensors: Sequence[torch.Tensor]
-    exact: Sequence[torch.Tensor]
+    raw_reward: torch.Tensor
 
     @property
     def state(self) -> list[Array]:
@@ -642,7 +642,7 @@ class _Kept:
         # The backend may write rewards into memory of their own, or where they are stored.
         self.memory: list[Any] = [*{id(a.base): a.base for a in chunk[0].arrays}.values()]
         # The last step is held longest: it says soonest that they are in use.
-        parts = ((step, *step.tensors, *step.exact, *step.arrays) for step in reversed(chunk))
+        parts = ((step, *step.tensors, step.raw_reward, *step.arrays) for step in reversed(chunk))
         self._last, self._rest = [*next(parts)], [*self.memory, *chain.from_iterable(parts)]
         self._unused = [*self._users()]
 

@@ -280,7 +280,7 @@ class GymnasiumEnv(EnvBase):
         """The rewards ``[N, 1]`` as the envs gave them, float64, of exact buffers or the latest."""
         buffers = self.stepper.latest if buffers is None else buffers
         assert buffers is not None
-        return buffers.exact[0]
+        return buffers.raw_reward
 
     @contextmanager
     def exact_rewards(self) -> Iterator[None]:

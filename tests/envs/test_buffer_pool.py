@@ -169,3 +169,13 @@ def test_what_a_policy_keeps_does_not_change(gradients: bool) -> None:
     assert keeps.kept is not None
     kept = torch.stack([seen.detach() for seen in keeps.kept], 1)
     assert torch.equal(kept, torch.cat([batch["observation"] for batch in batches], 1))
+
+
+def test_the_latest_rewards_are_given_as_the_envs_gave_them() -> None:
+    env = make_env("Pendulum-v1", 2)
+    stored = env.rollout(1)["next", "reward"][:, 0]
+    assert torch.equal(env.exact_reward(), stored)
+    with env.exact_rewards():
+        stored = env.rollout(1)["next", "reward"][:, 0]
+    assert env.exact_reward().dtype is torch.float64
+    assert torch.equal(env.exact_reward().float(), stored)

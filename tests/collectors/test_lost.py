@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ from torchrl._utils import _check_for_faulty_process
 from torchrl.data import LazyTensorStorage, ReplayBuffer, RoundRobinWriter
 
 from tdcollect import make_env
+from tdcollect._upstream.collectors import locks_between
 from tdcollect.collectors import (
     MultiAsyncCollector,
     MultiSyncCollector,
@@ -236,7 +238,11 @@ def test_another_is_asked_what_the_lost_one_was() -> None:
         stream = iter(collector)
         next(stream)
         for pid in [proc.pid for proc in collector.procs]:
-            kill(pid)
+            with ExitStack() as held:  # whoever dies must not hold them: that ends all
+                for lock in locks_between(None, collector.queue_out.first):
+                    held.enter_context(lock)
+                kill(pid)
+                assert gone([pid])
         assert collector.map_fn("run_function", [(facts_of,)] * 2)[0].slots == 2
         assert next(stream).shape == (2, 32)
         assert sorted(lost.worker for lost in collector.lost) == [0, 1]

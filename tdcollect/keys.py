@@ -17,6 +17,7 @@ PIXELS = "pixels"
 ACTION = "action"
 REWARD = "reward"
 EXACT_REWARD = "_exact_reward"  # under "next": in float64, for the ledger's returns alone
+SENT = "_sent"  # under "next": the actions as the env got them, for what is kept of steps alone
 RAW_REWARD = "raw_reward"  # under "next": the env's, where learners are shown a shaped one
 DONE = "done"
 TERMINATED = "terminated"
@@ -44,7 +45,7 @@ POLICY_VERSION = "policy_version"
 LOG_PROB = "log_prob"  # after the name of a sample, and an underscore
 
 RESERVED = frozenset(
-    {ACTION, REWARD, EXACT_REWARD, DONE, TERMINATED, TRUNCATED, NEXT, COLLECTOR, RESET, STEP}
+    {ACTION, REWARD, EXACT_REWARD, SENT, DONE, TERMINATED, TRUNCATED, NEXT, COLLECTOR, RESET, STEP}
 )
 """Names that an observation or info entry cannot take, since the batch uses them already."""
 

@@ -371,7 +371,8 @@ class ArrayEnv(SteppedEnv):
     Args:
         inner: the env itself.
         exact: carries float64 rewards through the transforms; they are added to each step under
-            ``"_exact_reward"``. None to leave them out.
+            ``"_exact_reward"``, and the actions that transforms changed, as the env got them, under
+            ``"_sent"``. None to leave them out.
 
     Attributes:
         parts: the user's transforms, innermost first, those inside of the env included.
@@ -408,7 +409,8 @@ class ArrayEnv(SteppedEnv):
         for transform in transforms:
             transform.merged = self._merges
         self._exact = exact
-        self._taken = StepDict()
+        self._taken = self._sent = StepDict()
+        self._changed: list[Key] | None = None  # actions that transforms change; None at first
         known = inner.follows_specs and all(transform.follows_specs for transform in transforms)
         self._unspecified: list[Key] | None = [] if known else None
         self.ends_by_done = known
@@ -438,7 +440,7 @@ class ArrayEnv(SteppedEnv):
     ) -> Stepped:
         given = self._taken = step
         if self.transforms:
-            given = inverted(self.transforms, step)
+            given = self._inverted(step)
             if keys.STEP in given:
                 slots = self._chosen(given, slots)
                 if slots == []:
@@ -455,9 +457,25 @@ class ArrayEnv(SteppedEnv):
                 self._unspecified = self._without_spec(following, next_keys)
             for key in self._unspecified:
                 following.pop(key, None)
+        self._add_exact(following, buffers)
+        return following, error
+
+    def _inverted(self, step: StepDict) -> StepDict:
+        """The step as the env takes it."""
+        given = inverted(self.transforms, step)
+        if self._exact is not None:
+            if self._changed is None:
+                names = self.transformed.action_keys
+                self._changed = [key for key in names if given.get(key) is not step.get(key)]
+            sent = ((keys.under(keys.SENT, key), given[key]) for key in self._changed)
+            self._sent = StepDict(sent)
+        return given
+
+    def _add_exact(self, following: StepDict, buffers: Any) -> None:
+        """Add the entries that evaluations read, which are no part of a batch."""
         if self._exact is not None and self.base is not None:
             following[keys.EXACT_REWARD] = self._exact(self.base.exact_reward(buffers))
-        return following, error
+            following.update(self._sent)
 
     @property
     def stepper(self) -> Stepper:
@@ -470,7 +488,7 @@ class ArrayEnv(SteppedEnv):
 
     def send(self, step: StepDict, slots: list[int]) -> None:
         """Have ``slots`` take a step, and return at once."""
-        self._taken = given = inverted(self.transforms, step)
+        self._taken = given = self._inverted(step)
         self.stepper.send(self.base.read_actions(given), slots)  # type: ignore[union-attr]
 
     def send_reset(self, slots: list[int], seeds: Seeds, options: Options) -> None:
@@ -491,8 +509,7 @@ class ArrayEnv(SteppedEnv):
             for transform in self.transforms:
                 transform.rows = stepped
                 transform.step(self._taken, following)
-            if self._exact is not None:
-                following[keys.EXACT_REWARD] = self._exact(self.base.exact_reward(buffers))  # type: ignore[union-attr]
+            self._add_exact(following, buffers)
         if came.begun:
             marks = torch.zeros((*self.batch_size, 1), dtype=torch.bool)
             marks[came.begun] = True

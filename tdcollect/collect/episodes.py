@@ -34,12 +34,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Start:
-    """An episode to run; its seed is None to go on with the env's own generator."""
+    """An episode to run; its seed is None to go on with the env's own generator.
+
+    ``rebuild``: build the slot's env anew for it.
+    """
 
     index: int
     seed: int | None
     traj_id: int
     options: dict[str, Any] | None = None
+    rebuild: bool = False
 
 
 class Piece(NamedTuple):
@@ -81,7 +85,7 @@ class Episodes:
         first_seeds: one per slot, for the first reset of episodes that have no seed.
         options: gymnasium's reset options, of all episodes.
         own_options: each episode has reset options of its own instead.
-        rebuild: build a slot's env anew for each episode.
+        resets: int64 ``[N]``: the resets of each slot's env since it was made, counted here.
         on_start: called with the slot and the episode of each start.
         on_step: called after each step with the episodes that took it, by slot.
         on_error: is given an episode whose env raised, and the error; returns the episode to run in
@@ -105,7 +109,7 @@ class Episodes:
     first_seeds: Seeds = None
     options: Options = None
     own_options: bool = False
-    rebuild: bool = False
+    resets: Any = None
     on_start: Callable[[int, Start], None] | None = None
     on_step: Callable[[Mapping[int, Start]], None] | None = None
     on_error: Callable[[Start, Exception], Start | None] | None = None
@@ -125,6 +129,8 @@ class Episodes:
             )
         self._turns = Turns(self.env, self.act, self.place, StepDict())
         self._slots = list(range(self.env.batch_size.numel()))
+        if self.resets is None:
+            self.resets = np.zeros(len(self._slots), np.int64)
         self._singly = True
         self._again: deque[Start] = deque()  # episodes to start once more
         self._running: dict[int, Start] = {}
@@ -138,7 +144,7 @@ class Episodes:
         self._began = np.zeros(len(self._slots))  # the time at which its latest reset began
 
     def __iter__(self) -> Iterator[Block]:
-        while self._running or self._beginning or self._start_all():
+        while self._goes_on():
             asynchronous = self.env.can.asynchronous
             steps = None if asynchronous else self.steps
             store = Store(self.env, self.left_out, self.place, self.in_one_piece, steps)
@@ -156,6 +162,12 @@ class Episodes:
                     self._cut(slot, start)
             yield Block(store.grid(), pieces)
 
+    def _goes_on(self) -> bool:
+        """Let go of episodes that are left out, and return whether there are others to run."""
+        if isinstance(self.starts, SlotStarts):
+            self._drop_late(self.starts.left_out)
+        return bool(self._running or self._beginning) or self._start_all()
+
     def _start_all(self) -> bool:
         """Start an episode in every slot; False if none is left to start."""
         turns, env = self._turns, self.env
@@ -164,12 +176,13 @@ class Episodes:
             if not starts:
                 return False
             seeds, self.first_seeds = self.first_seeds, None
-            if starts[0].seed is not None:
+            first = next(iter(starts.values()))
+            if first.seed is not None:
                 # A slot without an episode is reset too, and then waits: any seed does.
-                seeds = [starts.get(slot, starts[0]).seed for slot in self._slots]  # type: ignore[misc]
+                seeds = [starts.get(slot, first).seed for slot in self._slots]  # type: ignore[misc]
             self._began[:] = time.perf_counter()
-            if self.rebuild:
-                env.rebuild_slots(self._slots)
+            self._rebuild([slot for slot, start in starts.items() if start.rebuild])
+            self.resets += 1
             try:
                 step = env.reset_all(seeds, self._options(self._slots, starts))
             except SlotError as error:
@@ -182,12 +195,18 @@ class Episodes:
             step[keys.TRAJ_IDS] = torch.zeros(env.batch_size, dtype=torch.int64)
             turns.present, turns.ready = step, list(starts)
             # Where seeds cannot be given singly, episodes with seeds start all at once, in waves.
-            self._singly = starts[0].seed is None or env.can.seed_singly
+            self._singly = first.seed is None or env.can.seed_singly
             self._at[:] = 0
             self._note(starts)
             if self.watch is not None:
                 self.watch.began(list(starts), turns.present)
             return True
+
+    def _rebuild(self, slots: Sequence[int]) -> None:
+        """Build the envs of slots anew."""
+        if slots:
+            self.env.rebuild_slots(list(slots))
+            self.resets[[*slots]] = 0
 
     def _next_starts(self, free: Sequence[int]) -> dict[int, Start]:
         """The episodes to start in slots that are free, up to the first that has none."""
@@ -307,8 +326,8 @@ class Episodes:
             if starts and next(iter(starts.values())).seed is not None:
                 seeds = [starts[slot].seed if slot in starts else 0 for slot in reset]
             self._began[list(starts)] = time.perf_counter()
-            if self.rebuild:
-                env.rebuild_slots(list(starts))
+            self._rebuild([slot for slot, start in starts.items() if start.rebuild])
+            self.resets[reset] += 1
             if env.can.asynchronous:
                 self._beginning.update(starts)
                 env.send_reset(reset, seeds, self._options(reset, starts))
@@ -341,7 +360,7 @@ class Episodes:
     def _drop_late(self, late: set[int]) -> None:
         """Let go of episodes that are not among the first to start."""
         for episodes in (self._running, self._beginning):
-            for slot in [slot for slot, start in episodes.items() if start.index in late]:
+            for slot in [slot for slot, start in episodes.items() if start.traj_id in late]:
                 del episodes[slot]
 
     def _break_off(self, error: SlotError, slots: list[int], built: bool = False) -> None:
@@ -360,7 +379,8 @@ class Episodes:
         if self.on_error is None or not self.env.can.rebuild:
             raise error
         if not built:
-            self.env.rebuild_slots(list(error.causes))
+            self._rebuild([*error.causes])
+        self.resets[[*error.causes]] = 0
         for slot, cause in error.causes.items():
             start = starts.pop(slot, None)
             again = None if start is None else self.on_error(start, cause)

@@ -20,6 +20,8 @@ from tdcollect.seeding import BATCHED_PROTOCOL, batch_seed, env_seed, policy_see
 COMPLETED = "completed"
 FAILED = "failed"
 LOST = "lost"
+CUT = "cut"
+"""The status of an episode that ran again and was not waited for to the end; in no file."""
 GROUPS = "group_returns"
 """The key of the returns of reward entries, in records that have several."""
 METRICS = "metrics"

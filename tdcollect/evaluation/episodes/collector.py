@@ -7,9 +7,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from typing import Any, Unpack
-from weakref import WeakKeyDictionary
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -32,7 +31,7 @@ from tdcollect.envs.slots import SlotError, Stepper
 from tdcollect.envs.traits import base_of, transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes import agents
-from tdcollect.evaluation.episodes.actions import ActionCheck, LegalActions, Verdict, probe
+from tdcollect.evaluation.episodes.actions import ActionCheck, LegalActions
 from tdcollect.evaluation.episodes.batched import BatchEnv, BatchStarts, open_batched
 from tdcollect.evaluation.episodes.data import Assembly, Finished, Metrics, Returns
 from tdcollect.evaluation.episodes.group_actors import GroupActors
@@ -48,6 +47,8 @@ from tdcollect.evaluation.episodes.policy import (
     modules_of,
     with_masks,
 )
+from tdcollect.evaluation.episodes.steps import MOST
+from tdcollect.evaluation.episodes.trial import Again, Trial, indices_of
 from tdcollect.evaluation.ledger import Batches, Episode
 from tdcollect.evaluation.requested import RequestedEnv, recognized
 from tdcollect.evaluation.settings import (
@@ -63,15 +64,15 @@ from tdcollect.served import SessionLost
 from tdcollect.threads import evaluating, turn, with_threads
 
 
-class Feed(Iterator[int]):
+class Feed(Iterator[int | Again]):
     """Gives the indices of the episodes to run, here those known from the start."""
 
     seconds = 1.0
 
-    def __init__(self, indices: Iterable[int]):
+    def __init__(self, indices: Iterable[int | Again]):
         self._indices = iter(indices)
 
-    def __next__(self) -> int:
+    def __next__(self) -> int | Again:
         """Return the next index, if there is one; asked at each step while slots are free."""
         return next(self._indices)
 
@@ -85,10 +86,9 @@ class Feed(Iterator[int]):
 
 # Steps between two checks: this often, finished episodes are yielded and reach the journal.
 _STEPS = 128
-_PROBED = 8  # episodes whose options the probe resets with
 _BLOCK_BYTES = 2**25  # or about this much memory, with large observations
-# Of envs that are given, what their first probe has found, by ``fresh_envs``.
-_FOUND: WeakKeyDictionary[Stepper, dict[bool | None, bool]] = WeakKeyDictionary()
+# Envs that are given, and were found to carry nothing from one episode into the next.
+_SOUND: WeakSet[Stepper] = WeakSet()
 _UNFIT = (RuntimeError, ValueError, AttributeError, TypeError)  # of a policy on unfit entries
 
 
@@ -189,7 +189,6 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         self.wrappers = env.wrappers if isinstance(env, RequestedEnv) else ()
         self.policy = policy = recognized(policy, env, settings)
         self.device = device_of(policy, settings.device)
-        self._fresh_envs: bool | None = None
         parts = policy.policies.values() if isinstance(policy, GroupPolicies) else [policy]
         for part in parts:
             if isinstance(part, SpacePolicy):
@@ -214,6 +213,7 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
                 self.policy_mode = mode_of(policy)
             self._check_fresh_envs()
             self._check_options()
+            self._trial = self._new_trial()
         self.episodes: list[Episode] = []
         self.error: Exception | None = None
         self.errors: dict[int, str] = {}
@@ -288,11 +288,16 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
                 yield finished.data
 
     def run(
-        self, keep_trajectories: bool = False, feed: Feed | None = None
+        self,
+        keep_trajectories: bool = False,
+        feed: Feed | None = None,
+        *,
+        keep_steps: bool = False,
     ) -> Generator[Finished, None, None]:
-        """Run all episodes; yields the record of each, and its data if they are kept.
+        """Run all episodes; yields the record of each, its steps, and its data if they are kept.
 
-        ``feed`` gives the indices while episodes run; None for ``episode_indices``.
+        ``feed`` gives the indices while episodes run; None for ``episode_indices``. Without
+        ``keep_steps``, episodes have their first 1,000 steps.
         """
         self._check_open()
         episodes: list[Episode] = []
@@ -300,7 +305,8 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         self.errors = {}
         with evaluating():
             check_alone()
-        steps = self._run(keep_trajectories, feed or Feed(self.episode_indices))
+        feed = feed or Feed(self.episode_indices)
+        steps = self._run(keep_trajectories, keep_steps, feed)
         waiting: dict[int, Finished] = {}
         due = iter(self.episode_indices)
         following = next(due, None)
@@ -311,9 +317,19 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
                         "another run of this collector has begun since, on the same env; make a "
                         "collector with an env of its own for each"
                     )
+                fault = None
                 with self._apart() as randomness:
                     ended = next(steps, None)
-                    randomness.check(f"the env {self.base.name} or the policy, at some step,")
+                    try:
+                        randomness.check(f"the env {self.base.name} or the policy, at some step,")
+                    except NotReproducibleError as error:
+                        fault, alone = error, randomness.settle()
+                if fault is not None:
+                    steps.close()
+                    if not self._take_streams(fault, alone):
+                        raise fault
+                    steps = self._run(keep_trajectories, keep_steps, feed)
+                    continue
                 if ended is None:
                     return
                 for finished in ended:
@@ -354,76 +370,57 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             prepare(env)
         slots.prepare = prepare
 
-    def prepare(
-        self,
-        verdict: Verdict | None = None,
-        stepped: Callable[[], None] | None = None,
-        skipped: int = 0,
-    ) -> Verdict | None:
-        """Probe the env, unless it has been: a seed must decide what it does.
+    def _new_trial(self, asks: bool = True) -> Trial:
+        """Return what tries the env, by running an episode again."""
+        own = self._opened.made and self.base.can.rebuild
+        trial = Trial(self.slots, own, self.settings.fresh_envs, asks)
+        if isinstance(self.base, BatchEnv):  # whose batches are compared, and need not repeat
+            asked = self.settings.fresh_envs
+            trial.fresh_envs = self.base.can.rebuild if asked is None else asked
+        elif self.settings.fresh_envs and not own:
+            trial.fresh_envs = True
+        elif isinstance(self.base, GymnasiumEnv) and self.base.stepper in _SOUND:
+            trial.fresh_envs = False
+        return trial
 
-        If gymnasium envs that can be made anew draw from the global generators, they are made anew
-        with streams of their episodes.
+    def tell(self, fresh_envs: bool | None, asks: bool = True) -> None:
+        """Say whether episodes run on new envs, as it was found elsewhere; None if it was not.
+
+        ``asks``: find it out here then; else all run on new envs until it is told.
+        """
+        if self._trial.fresh_envs is None:
+            self._trial.asks, self._trial.fresh_envs = asks, fresh_envs
+
+    @property
+    def fresh_envs(self) -> bool | None:
+        """Whether episodes run on new envs; None while it is not known if they must."""
+        return self._trial.fresh_envs
+
+    def _take_streams(self, fault: NotReproducibleError, alone: bool) -> bool:
+        """Go on with envs whose draws come from streams of their episodes, if that may help.
 
         Args:
-            verdict: of a probe of the same env elsewhere; None to probe this one.
-            stepped, skipped: as for :func:`probe`, whose errors this raises.
-
-        Returns:
-            The verdict; None if there are no episodes to run.
+            fault: draws from the global generators were seen.
+            alone: no other thread can have drawn.
         """
-        if self._fresh_envs is None and self.episode_indices:
-            with evaluating():
-                check_alone()
-            with self._apart():
-                if verdict is None:
-                    self._fresh_envs = self._probe(stepped, skipped)
-                else:
-                    if verdict.has_streams and not self.has_streams:
-                        assert self._opened.with_streams is not None  # as where it was probed
-                        self._use_streams(self._opened.with_streams())
-                    self._fresh_envs = verdict.fresh_envs
-        return None if self._fresh_envs is None else Verdict(self._fresh_envs, self.has_streams)
-
-    def _probe(self, stepped: Callable[[], None] | None = None, skipped: int = 0) -> bool:
-        asked, given = self.settings.fresh_envs, self.settings.options_by_index
-        if isinstance(self.base, BatchEnv):
-            if self.batches is not None and self.batches.episodes_per_slot > 1:
-                self.base.check_resets()
-            return self.base.can.rebuild if asked is None else asked
-        options = [*islice(given.values(), _PROBED)] if given else [None]
-        found: dict[bool | None, bool] = {}
-        if isinstance(self.base, GymnasiumEnv) and not (self._opened.made or given):
-            found = _FOUND.setdefault(self.base.stepper, {})
-        try:
-            if asked not in found:
-                found[asked] = probe(self.base, asked, stepped, skipped, options)
-            return found[asked]
-        except NotReproducibleError as fault:
-            make = self._opened.with_streams
-            if make is None or not fault.may_be_draws:
-                raise
-            made = make()
-            try:
-                fresh_envs = probe(base_of(made), asked, stepped, skipped, options)
-            except NotReproducibleError:
-                made.close()
-                raise fault from None
-            self._use_streams(made)
-            return fresh_envs
-
-    def _use_streams(self, made: EnvBase) -> None:
-        """Go on with an env whose draws come from streams of its episodes."""
+        make = self._opened.with_streams
+        if make is None or self.has_streams or not alone:
+            return False
+        made = make()
         self._opened.close()
         self._use(Opened(made))
         self.has_streams = True
+        self._trial.start_over()
+        return True
 
-    def _run(self, keep_trajectories: bool, feed: Feed) -> Generator[list[Finished], None, None]:
+    def _run(
+        self, keep_trajectories: bool, keep_steps: bool, feed: Feed
+    ) -> Generator[list[Finished], None, None]:
         if not self.episode_indices:
             return
-        if self._fresh_envs is None:
-            self._fresh_envs = self._probe()
-        fresh_envs = self._fresh_envs
+        trial = self._trial
+        if isinstance(self.base, BatchEnv) and self.batches and self.batches.episodes_per_slot > 1:
+            self.base.check_resets()
         env: SteppedEnv | None = self._opened.slots
         if env is None:
             exact = exact_reward_of(self.env)
@@ -439,6 +436,7 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             keep_trajectories,
             metrics,
             self.settings.step_bound,
+            keep_steps,
         )
         policy = self._policy
         run = partial(Inference, size=size, slots=slots, batched=bool(dims), device=self.device)
@@ -449,15 +447,15 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             inference = GroupActors(policy, env, slots, run, size)
         else:
             inference = run(
-                policy, unread=lambda key: key in assembly.left_out and env.hands_through(key)
+                policy, unread=lambda key: not assembly.reads(key) and env.hands_through(key)
             )
         actions = ActionCheck(self.env, dims)
         legal = LegalActions(env, policy.spec) if isinstance(policy, RandomActions) else None
         # A single slot of a batch cannot start again.
         max_restarts = self.settings.restarts if self.batches is None else None
-        failures: list[Finished] = []
+        failures: list[tuple[Finished, int]] = []
         remembered: list[Key] | None = None
-        acting: dict[int, int] = {}  # the latest episode of each slot
+        acting: dict[int, int] = {}  # the latest run of each slot
 
         def act(rows: StepDict, active: list[int]) -> list[Key]:
             nonlocal remembered
@@ -488,52 +486,55 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
 
         def again(active: list[int], lost: SessionLost) -> None:
             """Have all running episodes start again, as a server has lost one of them."""
-            indices = [acting[slot] for slot in active]
-            tries = {index: assembly.restarts.get(index, 0) + 1 for index in indices}
+            tries = {acting[s]: assembly.restarts.get(acting[s], 0) + 1 for s in active}
             if env.can.asynchronous or max(tries.values()) > self.settings.max_restarts:
                 raise lost
             assembly.restarts.update(tries)
             raise SlotError("step", {}) from lost
 
         def start(slot: int, start: Start) -> None:
-            acting[slot] = start.index
+            acting[slot] = start.traj_id
+            trial.started(slot, start)
             inference.start(slot, self.episode_seeds(start.index)[1])
-            metrics.begin(start.index)
+            metrics.begin(start.traj_id)
 
         def stepped(running: Mapping[int, Start]) -> None:
             infos = env.latest_infos([*running], metrics.infos)
             for slot, start in running.items():
-                metrics.note(start.index, infos[slot])
+                metrics.note(start, infos[slot])
 
         def failed(start: Start, error: Exception) -> Start | None:
             self.error = error
-            tries = assembly.restarts.get(start.index, 0)
-            if max_restarts is not None and tries < max_restarts:
-                assembly.restarts[start.index] = tries + 1
+            tries = assembly.restarts.get(start.traj_id, 0)
+            again = start.traj_id in trial.runs_again
+            if max_restarts is not None and tries < max_restarts and not again:
+                assembly.restarts[start.traj_id] = tries + 1
                 return start
-            self.errors[start.index] = f"{type(error).__name__}: {error}"
-            failures.append(assembly.failed(start.index))
+            if not again:
+                self.errors[start.index] = f"{type(error).__name__}: {error}"
+            failures.append((assembly.failed(start), start.traj_id))
             return None
 
         loop = Episodes(
             env,
             act,
-            map(self._start, feed),
+            trial,
             placement(env, self.device, torch.device("cpu")),
             steps=max(_STEPS // 8, min(_STEPS, _BLOCK_BYTES // max(1, env.step_bytes))),
             seconds=feed.seconds,
             max_episode_steps=self.settings.step_limit,
-            rebuild=fresh_envs and self.batches is None,
+            resets=trial.resets,
             own_options=self.settings.options_by_index is not None,
             left_out=assembly.left_out,
             on_start=start,
             on_step=stepped if metrics.infos else None,
             on_error=None if max_restarts is None else failed,
         )
+        trial.begin(feed, self._start)
         wanted: set[int] = set()
         left: Iterator[int] = iter(())
         if (batches := self.batches) is not None:
-            wanted = {*feed}
+            wanted = {*indices_of(feed)}
             left = iter(sorted({index // batches.size for index in wanted}))
 
         def next_batch() -> bool:
@@ -541,7 +542,7 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             batch = next(left, None)
             if batch is None or batches is None:
                 return False
-            if fresh_envs:
+            if trial.fresh_envs:
                 env.rebuild_slots([])
             loop.starts = BatchStarts(batches, batch)
             loop.first_seeds = [self.episode_seeds(batches.indices(batch)[0])[0]] * slots
@@ -557,13 +558,21 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
                     except _UNFIT as error:
                         self._explain(block.entries, error)
                         raise
-                    found = [*assembly.feed(block), *failures]
-                    if batches is not None:
-                        found = [_placed(f, batches) for f in found if f.record.index in wanted]
-                    yield found
+                    ended = [*assembly.feed(block), *failures]
                     failures.clear()
-                yield [*failures]
-                failures.clear()
+                    for run, one in trial.runs_again.items():
+                        if assembly.is_over(run, MOST):
+                            trial.left_out.add(run)
+                            ended.append((assembly.cut(one), run))
+                    if batches is not None:
+                        yield [_placed(f, batches) for f, _ in ended if f.record.index in wanted]
+                        continue
+                    taken = (trial.take(one, run, self.base) for one, run in ended)
+                    yield [one for one in taken if one is not None]
+                    if trial.fresh_envs is False and not self._opened.made:
+                        _SOUND.add(self.base.stepper)
+                if failures:
+                    ...
                 if not (next_batch() or feed.goes_on()):
                     break
         inference.end()

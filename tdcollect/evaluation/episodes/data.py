@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tdcollect import keys
-from tdcollect.evaluation.ledger import FAILED, Episode
+from tdcollect.evaluation.episodes import steps as kept_steps
+from tdcollect.evaluation.episodes.steps import MOST, Steps
+from tdcollect.evaluation.ledger import CUT, FAILED, Episode
 from tdcollect.keys import Key, entry_path, name_of, under_next
 
 if TYPE_CHECKING:  # what is kept is read and checked without them
@@ -22,7 +24,7 @@ if TYPE_CHECKING:  # what is kept is read and checked without them
     from tensordict import TensorDict
     from torchrl.envs import EnvBase
 
-    from tdcollect.collect.episodes import Block, Piece
+    from tdcollect.collect.episodes import Block, Piece, Start
 
 COMBINED = "mean over the agents of a group, then over groups"
 """The rule by which several rewards of a step make one return, as the manifest says it."""
@@ -115,28 +117,29 @@ class Metrics:
         self.reads: set[Key] | None = None if None in reads else set().union(*reads)
         self._rules = {name: info_and_rule(text) for name, text in given if not callable(text)}
         self.infos = sorted({info for info, _ in self._rules.values()})
-        self._values: dict[int, dict[str, list[float]]] = {}  # of running episodes, by info
+        # Of running episodes, by trajectory id and info.
+        self._values: dict[int, dict[str, list[float]]] = {}
 
-    def begin(self, index: int) -> None:
+    def begin(self, run: int) -> None:
         """Start an episode, or start it again."""
         if self.infos:
-            self._values[index] = {info: [] for info in self.infos}
+            self._values[run] = {info: [] for info in self.infos}
 
-    def note(self, index: int, info: Mapping[str, Any]) -> None:
+    def note(self, start: Start, info: Mapping[str, Any]) -> None:
         """Take the infos of a step; one that the env leaves out has no value there."""
-        for name, values in self._values[index].items():
+        for name, values in self._values[start.traj_id].items():
             if (given := info.get(name)) is not None:
-                values.append(_one_number(given, f"the info {name!r} of episode {index}"))
+                values.append(_one_number(given, f"the info {name!r} of episode {start.index}"))
 
-    def drop(self, index: int) -> None:
+    def drop(self, run: int) -> None:
         """Forget an episode that is given up."""
-        self._values.pop(index, None)
+        self._values.pop(run, None)
 
-    def of(self, index: int, data: TensorDict | None) -> dict[str, float | None] | None:
+    def of(self, index: int, run: int, data: TensorDict | None) -> dict[str, float | None] | None:
         """Return the metrics of an episode that has ended; None if none are asked for."""
         if self._wanted is None:
             return None
-        infos = self._values.pop(index, {})
+        infos = self._values.pop(run, {})
         found: dict[str, float | None] = {}
         for name in self._wanted:
             if name in self._rules:
@@ -164,18 +167,30 @@ def _one_number(value: Any, what: str) -> float:
 
 
 class Finished(NamedTuple):
-    """An episode that has ended."""
+    """An episode that has ended.
+
+    Attributes:
+        record: its record; of one that ran again and was cut, with the status ``"cut"``.
+        data: its data ``[L]``, if they are kept.
+        steps: what is kept of its steps; None if it did not complete.
+        nth: 1 for the first episode of an env that was made for it, 2 for the one after that...
+        again: it ran before, and this is to be compared with that.
+    """
 
     record: Episode
-    data: TensorDict | None
+    data: TensorDict | None = None
+    steps: Steps | None = None
+    nth: int = 1
+    again: bool = False
 
 
 @dataclass
 class _Unfinished:
-    """An episode that is running: its digests so far, rewards and data."""
+    """An episode that is running: its digests so far, rewards, steps and data."""
 
     hashes: list[Any]
     rewards: list[Sequence[np.ndarray[Any, Any]]] = field(default_factory=list)
+    columns: dict[str, list[np.ndarray[Any, Any]]] = field(default_factory=dict)
     parts: list[dict[Key, torch.Tensor]] = field(default_factory=list)
     steps: int = 0
 
@@ -190,15 +205,23 @@ def rows_of(piece: Piece, slots: Any) -> Any:
     return slots[piece.slot, piece.begin : piece.stop]
 
 
-class AllBut(frozenset[Any]):
-    """All entries but these."""
+class _Unread(frozenset[Any]):
+    """All entries but these, and those that have a sketch."""
 
-    def __contains__(self, key: object) -> bool:
-        return not super().__contains__(key)
+    def __contains__(self, key: Any) -> bool:
+        return not (super().__contains__(key) or kept_steps.is_sketched(key) or _is_sent(key))
+
+
+def _is_sent(key: Key) -> bool:
+    """Return whether an entry is an action as the env got it."""
+    return not isinstance(key, str) and key[:2] == (keys.NEXT, keys.SENT)
 
 
 class Assembly:
-    """Joins the pieces of episodes; one that takes more than ``bound`` steps is an error."""
+    """Joins the pieces of episodes; one that takes more than ``bound`` steps is an error.
+
+    Of each, all steps are kept with ``keep_steps``, else the first ones that a witness has.
+    """
 
     def __init__(
         self,
@@ -209,8 +232,10 @@ class Assembly:
         keep: bool,
         metrics: Metrics,
         bound: float = math.inf,
+        keep_steps: bool = False,
     ):
         self._dims = dims
+        self._most = math.inf if keep_steps else MOST
         self._returns = returns
         self._seeds = seeds
         self._keep = keep
@@ -219,13 +244,22 @@ class Assembly:
         self._joined = None if keep else metrics.reads
         self._bound = bound
         acted = sorted(env.action_keys, key=entry_path)
-        self._digested = _digested(_observed(env), acted, returns.entries)
+        self._acted, observed = acted, _observed(env)
+        self._digested = _digested(observed, acted, returns.entries)
+        self._observed = frozenset(observed)
         self.left_out: frozenset[Key] = frozenset()  # what nothing here reads
+        self._read: frozenset[Key] | None = None  # what is read for more than its sketch; all
         if self._joined is not None:
             last = [under_next(key) for key, on in self._digested if on]
-            self.left_out = AllBut((*dict(self._digested), *last, *self._joined, _EXACT))
+            self._read = frozenset((*dict(self._digested), *last, *self._joined, _EXACT))
+            self.left_out = _Unread(self._read)
+        # Of each run of an episode, by its trajectory id.
         self._held: dict[int, _Unfinished] = {}
         self.restarts: dict[int, int] = {}
+
+    def reads(self, key: Key) -> bool:
+        """Return whether an entry is needed for more than its sketch."""
+        return self._read is None or key in self._read
 
     def feed(self, block: Block) -> Iterator[Finished]:
         """Add a block; yields the episodes that end in it, in the order of their ending."""
@@ -237,21 +271,30 @@ class Assembly:
         last = {key: _array(entries[under_next(key)]) for key, on in digested if on}
         counted = [under_next(key) for key in self._returns.counted] if digested else []
         rewards = [arrays[key] if exact is None else _array(exact) for key in counted]
+        sent = {key[2:]: entries.pop(key) for key in [*entries] if _is_sent(key)}
+        columns = self._columns(entries, arrays, sent) if digested else {}
+        names = [kept_steps.field(kept_steps.REWARD, key) for key in self._returns.counted]
         for piece in block.pieces:
             if piece.error is not None:
-                self._held.pop(piece.start.index, None)
+                self._held.pop(piece.start.traj_id, None)
                 continue
-            held = self._held.get(piece.start.index)
+            held = self._held.get(piece.start.traj_id)
             if held is None:
-                held = self._held[piece.start.index] = _Unfinished(
+                held = self._held[piece.start.traj_id] = _Unfinished(
                     [_hash(key, rows_of(piece, array)) for key, array in arrays.items()]
                 )
+            own = [_by_step(rows_of(piece, array)) for array in rewards]
+            if held.steps < self._most:
+                for name, array in columns.items():
+                    held.columns.setdefault(name, []).append(rows_of(piece, array).copy())
+                for name, array in zip(names, own, strict=True):
+                    held.columns.setdefault(name, []).append(array)
             held.steps += piece.stop - piece.begin
             if held.steps + (not piece.ended) > self._bound:  # whatever steps a block has
                 self._refuse_endless(piece.start.index)
             for digest, array in zip(held.hashes, arrays.values(), strict=True):
                 digest.update(np.ascontiguousarray(rows_of(piece, array)))
-            held.rewards.append([_by_step(rows_of(piece, array)) for array in rewards])
+            held.rewards.append(own)
             if self._joins:
                 wanted = self._joined or entries
                 held.parts.append({key: rows_of(piece, entries[key]).clone() for key in wanted})
@@ -260,6 +303,26 @@ class Assembly:
                     if on:
                         digest.update(np.ascontiguousarray(rows_of(piece, last[key])[-1]))
                 yield self._finish(piece, arrays)
+
+    def _columns(
+        self, entries: Mapping[Key, torch.Tensor], arrays: Mapping[Key, Any], sent: Mapping[Key, Any]
+    ) -> dict[str, np.ndarray[Any, Any]]:
+        """Return the fields of a block's steps, ``[N, t, ...]``, but for the rewards."""
+        kinds: dict[str, dict[str, np.ndarray[Any, Any]]] = {
+            kept_steps.OBSERVATION: {},
+            kept_steps.OUTPUT: {},
+        }
+        for key, entry in entries.items():
+            if kept_steps.is_sketched(key) and key not in self._acted:
+                kind = kept_steps.OBSERVATION if key in self._observed else kept_steps.OUTPUT
+                array = arrays[key] if key in arrays else _array(_plain(entry))
+                kinds[kind][kept_steps.field(kind, key)] = kept_steps.sketch(array)
+        found = {name: kind[name] for kind in kinds.values() for name in sorted(kind)}
+        found |= {kept_steps.field(kept_steps.ACTION, key): arrays[key] for key in self._acted}
+        for path, entry in sent.items():
+            key = path[0] if len(path) == 1 else path
+            found[kept_steps.field(kept_steps.ENV_ACTION, key)] = _array(entry)
+        return found
 
     def _refuse_endless(self, index: int) -> None:
         raise RuntimeError(
@@ -270,8 +333,8 @@ class Assembly:
         )
 
     def _finish(self, piece: Piece, arrays: Mapping[Key, Any]) -> Finished:
-        index = piece.start.index
-        held = self._held.pop(index)
+        index, run = piece.start.index, piece.start.traj_id
+        held = self._held.pop(run)
         terminated, truncated = (bool(rows_of(piece, arrays[flag])[-1, 0]) for flag in _FLAGS)
         seeds = self._seeds(index)
         names = map(entry_path, self._returns.counted)
@@ -281,7 +344,7 @@ class Assembly:
         record = Episode(
             index,
             *seeds,
-            restarts=self.restarts.get(index, 0),
+            restarts=self.restarts.get(run, 0),
             episode_return=total,
             group_returns=None if self._returns.is_plain else groups,
             length=held.steps,
@@ -289,16 +352,31 @@ class Assembly:
             truncated=truncated,
             success=_success(piece.info, index, seeds[0]),
             digest=_joined(held.hashes),
-            metrics=self._metrics.of(index, data),
+            metrics=self._metrics.of(index, run, data),
         )
-        return Finished(record, data if self._keep else None)
+        return Finished(record, data if self._keep else None, self._steps(held))
 
-    def failed(self, index: int) -> Finished:
+    def _steps(self, held: _Unfinished) -> Steps:
+        steps = kept_steps.joined(held.columns)
+        return steps if len(steps) <= self._most else steps[:MOST].copy()
+
+    def is_over(self, run: int, most: int) -> bool:
+        """Return whether a run that has not ended has so many steps."""
+        return run in self._held and self._held[run].steps >= most
+
+    def cut(self, start: Start) -> Finished:
+        """Return what there is of a run that does not go on."""
+        held = self._held.pop(start.traj_id)
+        self._metrics.drop(start.traj_id)
+        record = Episode(start.index, *self._seeds(start.index), CUT, length=held.steps)
+        return Finished(record, None, self._steps(held))
+
+    def failed(self, start: Start) -> Finished:
         """Return the record of an episode that is given up."""
-        self._held.pop(index, None)
-        self._metrics.drop(index)
-        restarts = self.restarts.get(index, 0)
-        return Finished(Episode(index, *self._seeds(index), FAILED, restarts), None)
+        self._held.pop(start.traj_id, None)
+        self._metrics.drop(start.traj_id)
+        restarts = self.restarts.get(start.traj_id, 0)
+        return Finished(Episode(start.index, *self._seeds(start.index), FAILED, restarts))
 
     def _data(self, parts: Sequence[Mapping[Key, torch.Tensor]]) -> TensorDict:
         import torch
@@ -422,6 +500,11 @@ def _success(info: Mapping[str, Any], index: int, seed: int) -> bool | None:
                 f"True or False, got {type(info[name]).__name__} {info[name]!r}; correct the env"
             )
     return None
+
+
+def _plain(entry: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of a dtype that NumPy has."""
+    return entry.float() if entry.is_floating_point() and entry.element_size() < 4 else entry
 
 
 def _array(entry: torch.Tensor) -> np.ndarray[Any, Any]:

@@ -1,0 +1,234 @@
+"""The trial of an env: one of its episodes runs again, so that its seed is seen to decide it.
+
+What decides an episode cannot be read off an env, so it is tried. The first episode that ends runs
+again, in its first 1,000 steps:
+
+1. in a slot whose env has been *made anew*, which finds random numbers that are drawn where an env
+   is made, and what envs share;
+2. in a slot that has had another episode, as its second, and as its third: this finds what an env
+   carries from one episode into the next. All further episodes then run on new envs.
+
+Until that is known, every episode runs on a new env; where none can be made, an env that carries
+something on is refused, with all its episodes.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import count
+from typing import NamedTuple
+
+import numpy as np
+
+from tdcollect.collect.arrays import SteppedEnv
+from tdcollect.collect.episodes import SlotStarts, Start
+from tdcollect.envs.wrapper import GymnasiumEnv
+from tdcollect.evaluation.episodes.data import Finished
+from tdcollect.evaluation.episodes.steps import Difference, first_difference
+from tdcollect.evaluation.ledger import CUT, record_differences
+from tdcollect.randomness import NotReproducibleError
+
+_TRIES = 3  # episodes that may raise where they run again, before the env counts as untried
+
+
+class Again(NamedTuple):
+    """The index of an episode that ran before, to run once more in its first steps."""
+
+    index: int
+
+
+class Trial(SlotStarts):
+    """Gives each slot its next episode: of those asked for, or the one that runs again.
+
+    Args:
+        slots: N.
+        rebuild: the envs of slots can be made anew, and are this evaluation's own.
+        fresh_envs: run each episode on a new env; None to find out.
+        asks: run an episode again; False where another process does.
+
+    Attributes:
+        fresh_envs: whether episodes run on new envs; None while that is not known.
+        resets: int64 ``[N]``: the resets of each slot's env since it was made.
+        due: the episodes that have been handed out and have not ended.
+    """
+
+    def __init__(self, slots: int, rebuild: bool, fresh_envs: bool | None, asks: bool = True):
+        self.resets = np.zeros(slots, np.int64)
+        self.fresh_envs: bool | None = None
+        self.due: dict[int, None] = {}
+        self._rebuild, self._asked, self._asks = rebuild, fresh_envs, asks
+        self._given_back = deque[int]()
+        self._runs = count(1)
+        self._tries = 0
+        self.start_over()
+
+    def start_over(self) -> None:
+        """Forget what ran: all slots have new envs, and the episodes that were due run first."""
+        self.resets[:] = 0
+        self._given_back.extendleft(reversed(self.due))
+        self.due.clear()
+        self.left_out = set()
+        self._subject: Finished | None = None
+        self._anew = False  # whether the subject has run on a new env, as before
+        self._slot: int | None = None  # where it runs as the second and the third
+        self._third = False  # whether it has been started there as the third
+        self._latest: dict[int, int] = {}  # the latest episode of each slot
+        self._nth: dict[int, int] = {}  # by run
+        self._own: dict[int, Start] = {}  # runs of the subject that have not been judged
+        self._others: dict[int, Start] = {}  # runs that were asked for as "again"
+
+    def begin(self, feed: Iterable[int | Again], start_of: Callable[[int], Start]) -> None:
+        """Take the episodes of a run, given by their indices."""
+        self._feed, self._start_of = iter(feed), start_of
+
+    @property
+    def runs_again(self) -> Mapping[int, Start]:
+        """The runs under way that are not waited for to their end, by trajectory id."""
+        return {**self._own, **self._others}
+
+    def start(self, slot: int, steps: int) -> Start | None:
+        """The next episode of a slot that is free; None if it gets none now."""
+        if (own := self._of_subject(slot, idle=False)) is not None:
+            return own
+        item = self._given_back.popleft() if self._given_back else next(self._feed, None)
+        if item is None:
+            return self._of_subject(slot, idle=True)
+        if isinstance(item, Again):
+            made = self._rebuild and bool(self.resets[slot])
+            return self._once_more(item.index, made, self._others)
+        self.due[item] = None
+        pending = self.fresh_envs is None and self._rebuild
+        fresh = bool(self.fresh_envs) or (pending and bool(self.resets[slot]))
+        return replace(self._start_of(item), rebuild=fresh)
+
+    def _of_subject(self, slot: int, idle: bool) -> Start | None:
+        """A run of the subject that a slot is fit for; any is that has nothing else to do."""
+        if self._subject is None or self.fresh_envs is not None:
+            return None
+        index = self._subject.record.index
+        if not self._anew:
+            return None if self._own else self._once_more(index, True, self._own)
+        if self._slot is None:
+            fits = self.resets[slot] > 0 and self._latest.get(slot) != index
+            if self._own or not (fits or idle):
+                return None
+            self._slot = slot
+        if self._slot != slot or self._third:
+            return None
+        self._third = bool(self.resets[slot] >= 2)
+        return self._once_more(index, False, self._own)
+
+    def _once_more(self, index: int, rebuild: bool, runs: dict[int, Start]) -> Start:
+        run = -next(self._runs)  # no episode's index, which other runs have for their id
+        runs[run] = replace(self._start_of(index), traj_id=run, rebuild=rebuild)
+        return runs[run]
+
+    def started(self, slot: int, start: Start) -> None:
+        """Note that an episode has started in a slot."""
+        self._latest[slot] = start.index
+        self._nth[start.traj_id] = int(self.resets[slot])
+
+    def take(self, ended: Finished, run: int, env: SteppedEnv | GymnasiumEnv) -> Finished | None:
+        """Take an episode that has ended; return it unless it ran for the trial alone.
+
+        Raises:
+            NotReproducibleError: if it is not what it was before.
+        """
+        ended = ended._replace(nth=self._nth.pop(run))
+        if run in self._own:
+            del self._own[run]
+            if self.fresh_envs is None:
+                self._judge(ended, env)
+            return None
+        if run in self._others:
+            del self._others[run]
+            return ended._replace(again=True)
+        del self.due[ended.record.index]
+        wanted = self._asks and self.fresh_envs is None and self._subject is None
+        if wanted and ended.record.completed and ended.nth == 1 and self._tries < _TRIES:
+            self._subject, self._anew = ended, not self._rebuild
+        return ended
+
+    def _judge(self, ended: Finished, env: SteppedEnv | GymnasiumEnv) -> None:
+        assert self._subject is not None
+        found = unlike(self._subject, ended)
+        if not self._anew:
+            if ended.record.status not in (CUT, self._subject.record.status):
+                self._give_up(env)  # by chance: it says nothing of others
+                return
+            if found is not None:
+                raise NotReproducibleError(_fault(self._subject, found, env, "on a new env"))
+            self._anew = True
+            self.fresh_envs = self._asked or None
+        elif found is not None:
+            if not self._rebuild or self._asked is False:
+                how = "after others on the same env"
+                raise NotReproducibleError(_fault(self._subject, found, env, how))
+            self.fresh_envs = True
+        elif ended.nth > 2:
+            self.fresh_envs = False
+        elif self._third and not self._own:  # it was made to start elsewhere
+            self._slot, self._third = None, False
+
+    def _give_up(self, env: SteppedEnv | GymnasiumEnv) -> None:
+        self._subject = None
+        self._tries += 1
+        if self._tries == _TRIES:
+            self.fresh_envs = bool(self._asked)
+            warnings.warn(
+                f"{name_of(env)} raised wherever one of its episodes ran again, in {_TRIES} of "
+                "them: it is not known whether a seed decides its episodes",
+                stacklevel=2,
+            )
+
+
+def unlike(first: Finished, again: Finished) -> Difference | str | None:
+    """Return how an episode differs that ran again; None if it is as it was, as far as it ran."""
+    cut = CUT in (first.record.status, again.record.status)
+    if first.steps is not None and again.steps is not None:
+        found = first_difference(first.steps, again.steps, cut)
+        if found is not None:
+            return found
+    differing = [] if cut else record_differences(first.record, again.record)
+    return "; ".join(f"its {name} is {a!r} and {b!r}" for name, a, b in differing) or None
+
+
+def name_of(env: SteppedEnv | GymnasiumEnv) -> str:
+    """Return the name of an env, or of slots."""
+    return str(getattr(env, "name", env))
+
+
+POLICY_ADVICE = (
+    "the policy keeps something from one episode to the next, or draws random numbers that no seed "
+    "reaches. Keep what it remembers in entries of the TensorDict, or in an agent for each "
+    "episode, tdcollect.policies.from_agent(make)"
+)
+
+
+def _fault(
+    first: Finished, found: Difference | str, env: SteppedEnv | GymnasiumEnv, how: str
+) -> str:
+    """Say of an episode that ran again how it differs, why, and what to do."""
+    index, seed = first.record.index, first.record.env_seed
+    text = f"episode {index} of {name_of(env)} (seed {seed}) is another one when it runs again {how}: {found}: "
+    if isinstance(found, Difference) and found.of_policy:
+        return text + POLICY_ADVICE
+    seeding = "reset(seed=)" if isinstance(env, GymnasiumEnv) else "its seed"
+    advice = "Pass a function that makes it: episodes can then run on new envs"
+    if isinstance(env, GymnasiumEnv):
+        advice = "Have it draw from env.np_random alone, and reset all that it keeps"
+    elif env.can.rebuild:
+        advice = "Seed all its generators in _set_seed, and reset all that it keeps in _reset"
+    return (
+        f"{text}the env draws random numbers that {seeding} does not reach, keeps something from "
+        "one episode to the next, shares something with the envs of other slots, or is unlike "
+        f"them. {advice}; tdcollect doctor looks at it"
+    )
+
+
+def indices_of(items: Iterable[int | Again]) -> Iterator[int]:
+    """Yield the indices of episodes to run, those that run again among them."""
+    return (item.index if isinstance(item, Again) else item for item in items)

@@ -29,13 +29,15 @@ import numpy as np
 
 from tdcollect import files, keys
 from tdcollect.display import without_process_ids
-from tdcollect.evaluation import ledger
+from tdcollect.evaluation import ledger, step_files
 from tdcollect.evaluation.episodes.data import disagreements
 from tdcollect.packages import extra_module
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
+    from tdcollect.evaluation.episodes.data import Finished
+    from tdcollect.evaluation.episodes.steps import Steps
     from tdcollect.evaluation.request import Request
     from tdcollect.evaluation.result import EvaluationResult
 
@@ -56,6 +58,8 @@ class Directory:
         episodes: the records found there.
         kept: the digests of the folders with data, by name, as a finished ledger lists them.
         rechecked: True if an episode ran once more there; None if it was unfinished.
+        witness: the episode that whoever goes on here runs again first; None if there is none yet.
+        begun: whether it may be written to, since :meth:`begin`.
 
     Raises:
         ValueError: for a directory of another evaluation or shard, naming the differences, and for
@@ -73,36 +77,62 @@ class Directory:
     ):
         self.path, self.shard = Path(os.path.abspath(path)), shard
         self._made = not self.path.exists()
+        self.begun = False
+        self._retry_lost = retry_lost
         with ExitStack() as opened:
             opened.enter_context(files.locked(self.path))
             if not (self.path / ledger.MANIFEST).exists():
                 check_directory(self.path)
                 files.write_json(self.path / ledger.MANIFEST, manifest)
-            found = ledger.read_directory(self.path)
+            self._found = found = ledger.read_directory(self.path)
             self.manifest, self.episodes = found.manifest, found.episodes
             self.kept, self.rechecked = found.kept, found.rechecked
             self._check_manifest(manifest, allow_mixed)
-            self._mark(found)
-            files.check_no_links(self.path, ledger.EPISODES, ledger.TRAJECTORIES)
+            self._check_shard(found)
+            files.check_no_links(
+                self.path,
+                ledger.EPISODES,
+                ledger.TRAJECTORIES,
+                step_files.STEPS,
+                step_files.WITNESS,
+            )
             data = ledger.kept_trajectories(self.path) if self.kept is None else frozenset()
             for episode in self.episodes:
                 if episode.index in data:  # of a run that was interrupted: a digest is to come
                     check_data(self.path, episode, self.manifest, None)
-            batches = ledger.Batches.of(self.manifest)
-            there = (episode.index for episode in self.episodes)
-            gone = set() if batches is None else batches.partial(there)
-            if retry_lost:
-                gone |= {episode.index for episode in self.episodes if episode.lost}
-            if gone:
-                self._forget(gone)
-            # From here on it is known to be this evaluation's.
-            self._sweep()
-            self._journal = opened.enter_context((self.path / ledger.EPISODES).open("a+b"))
-            size = sum(map(len, ledger.complete_lines(self.path / ledger.EPISODES)))
-            if self._journal.tell() > size:  # a process died as it wrote a line
-                self._journal.truncate(size)
-                self._journal.seek(size)
+            self.witness = step_files.read_witness(self.path)
+            self._gone = self._to_forget()
+            self.episodes = [one for one in self.episodes if one.index not in self._gone]
             self._opened = opened.pop_all()
+
+    def _to_forget(self) -> set[int]:
+        """The indices of records that are there, and of episodes that run all the same."""
+        batches = ledger.Batches.of(self.manifest)
+        gone = set[int]()
+        if batches is not None:
+            gone = batches.partial(episode.index for episode in self.episodes)
+        if self._retry_lost:
+            gone |= {episode.index for episode in self.episodes if episode.lost}
+        return gone
+
+    def begin(self) -> None:
+        """Begin to write: what an earlier run left in part is removed, and the journal opened.
+
+        Nothing changes before, so that whoever finds the directory can look at it first.
+        """
+        if self.shard is not None and self._found.shard is None:
+            files.write_json(self.path / ledger.SHARD, {"shard": self.shard})
+        if self._gone:
+            self._forget()
+        self._sweep()
+        self._steps = step_files.Journal(self.path)
+        self._journal = self._opened.enter_context((self.path / ledger.EPISODES).open("a+b"))
+        self._opened.callback(self._steps.close)
+        size = sum(map(len, ledger.complete_lines(self.path / ledger.EPISODES)))
+        if self._journal.tell() > size:  # a process died as it wrote a line
+            self._journal.truncate(size)
+            self._journal.seek(size)
+        self.begun = True
 
     def _check_manifest(self, manifest: Mapping[str, Any], allow_mixed: bool) -> None:
         """Refuse to go on from the manifest found there if it is of another evaluation."""
@@ -115,8 +145,8 @@ class Directory:
                 f"another directory, or remove this one to start anew{advice}"
             )
 
-    def _mark(self, found: ledger.Files) -> None:
-        """Mark the directory as the shard's; refuse one of another shard, or of the whole."""
+    def _check_shard(self, found: ledger.Files) -> None:
+        """Refuse a directory of another shard, or of the whole."""
         self._was_shard = self.shard is None and found.shard is not None
         if self.shard is None:
             return
@@ -133,8 +163,6 @@ class Directory:
                 "directory of its own for each shard, or run without shard, which goes on with "
                 "the whole evaluation there"
             )
-        if found.shard is None:
-            files.write_json(self.path / ledger.SHARD, {"shard": self.shard})
 
     def _unmark(self) -> None:
         """Go on with the whole evaluation where a shard was, once something is written."""
@@ -142,13 +170,12 @@ class Directory:
             files.remove(self.path / ledger.SHARD)
             self._was_shard = False
 
-    def _forget(self, indices: Container[int]) -> None:
+    def _forget(self) -> None:
         """Forget some episodes; first, that the evaluation or the shard is finished."""
         self._unmark()
         files.remove(self.path / ledger.RESULTS)
         if self.shard is not None:
             files.write_json(self.path / ledger.SHARD, {"shard": self.shard})
-        self.episodes = [episode for episode in self.episodes if episode.index not in indices]
         self._write_ledger(self.episodes)
 
     def cut(self, episodes: Iterable[ledger.Episode], manifest: Mapping[str, Any]) -> None:
@@ -175,10 +202,15 @@ class Directory:
             self.manifest[ledger.MIXED] = mixed
             files.write_json(self.path / ledger.MANIFEST, self.manifest)
 
-    def note_repeated(self, found: Mapping[str, int]) -> None:
-        """Add to the manifest what came of the batch that ran twice."""
-        self.manifest[ledger.REPEATED] = dict(found)
+    def note(self, entries: Mapping[str, Any]) -> None:
+        """Add entries to the manifest that are known once episodes run."""
+        self.manifest.update(entries)
         files.write_json(self.path / ledger.MANIFEST, self.manifest)
+
+    def keep_witness(self, witness: Finished) -> None:
+        """Write the episode that whoever goes on here runs again first."""
+        self.witness = witness
+        step_files.write_witness(self.path, witness)
 
     def _sweep(self, data: bool = False) -> None:
         """Remove half-written data; with ``data``, all data of episodes."""
@@ -197,8 +229,12 @@ class Directory:
                 "into another directory, or replay single episodes"
             )
 
-    def add(self, episode: ledger.Episode, data: TensorDict | None = None) -> None:
-        """Write an episode: its data first, then its line."""
+    def add(
+        self, episode: ledger.Episode, data: TensorDict | None = None, steps: Steps | None = None
+    ) -> None:
+        """Write an episode: its data and its steps first, then its line."""
+        if steps is not None:
+            self._steps.add(episode.index, steps)
         self._put(episode.index, None if data is None else partial(write_trajectory, data=data))
         self._unmark()
         with files.naming(self.path / ledger.EPISODES):
@@ -218,10 +254,15 @@ class Directory:
             write(part)
             part.rename(target)
 
+    def take_steps(self, index: int, steps: Steps) -> None:
+        """Take the steps of an episode from another directory."""
+        self._steps.add(index, steps)
+
     def finish(self, episodes: Sequence[ledger.Episode]) -> None:
         """Write the ledger again, with its records by index, as they are given."""
         if self.shard is None:
             files.remove(self.path / ledger.SHARD)  # and what a process that was killed left of it
+        self._steps.pack(episode.index for episode in episodes if episode.completed)
         self._write_ledger(episodes)
 
     def _write_ledger(self, episodes: Iterable[ledger.Episode]) -> None:
@@ -249,7 +290,11 @@ class Directory:
         paths = [ledger.trajectory_path(self.path, index) for index in sorted(new)]
         kept = (self.kept or {}) | {path.name: trajectory_digest(path) for path in paths}
         found = {name: ledger.sha256(self.path / file) for name, file in ledger.DIGESTED.items()}
-        return {**found, ledger.TRAJECTORIES: kept} if kept else found
+        found |= {ledger.TRAJECTORIES: kept} if kept else {}
+        steps = step_files.digests(self.path)
+        found |= {step_files.STEPS: steps} if steps else {}
+        witness = self.path / step_files.WITNESS
+        return {**found, "witness": ledger.sha256(witness) if witness.exists() else None}
 
     def note_run(self, started: float, ran: int, how: Mapping[str, Any]) -> None:
         """Append the times of this run to the one file that holds times."""
@@ -266,8 +311,11 @@ class Directory:
         """
         from tdcollect.randomness import NotReproducibleError  # which needs torch; reading does not
 
+        if not self.begun:
+            return
         if not self._journal.tell() and not (self.path / ledger.RUN).exists():
             self._sweep(data=True)
+            self._steps.remove()
             files.remove(self.path / ledger.SHARD)
             for name in (ledger.EPISODES, ledger.MANIFEST):
                 (self.path / name).unlink()

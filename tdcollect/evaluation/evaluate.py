@@ -19,11 +19,24 @@ from torchrl.envs import EnvBase
 
 from tdcollect.cleanup import ended_on_error
 from tdcollect.evaluation.directory import Directory, check_directory, check_report_extras, finish
-from tdcollect.evaluation.episodes.collector import EvaluationCollector
+from tdcollect.evaluation.episodes.collector import EvaluationCollector, Feed
 from tdcollect.evaluation.episodes.data import Finished
+from tdcollect.evaluation.episodes.steps import MOST
+from tdcollect.evaluation.episodes.trial import POLICY_ADVICE, Again, unlike
 from tdcollect.evaluation.imports import exits_refused
-from tdcollect.evaluation.ledger import MIXED, REPEATED, Batches, Episode, Shard, repeatability
-from tdcollect.evaluation.manifest import describe
+from tdcollect.evaluation.ledger import (
+    COMPLETED,
+    CUT,
+    FAILED,
+    FRESH_ENVS,
+    MIXED,
+    REPEATED,
+    Batches,
+    Episode,
+    Shard,
+    repeatability,
+)
+from tdcollect.evaluation.manifest import describe, found
 from tdcollect.evaluation.replay import Replay, replayer
 from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.requested import recognized
@@ -49,6 +62,7 @@ def evaluate(
     seed: int = 0,
     *,
     keep_trajectories: bool = False,
+    keep_steps: bool = True,
     output_dir: str | os.PathLike[str] | None = None,
     progress: bool = True,
     request: Request | None = None,
@@ -72,6 +86,8 @@ def evaluate(
         seed: the root seed.
         keep_trajectories: keep the data of episodes: in memory, or under ``output_dir`` as
             memory-mapped TensorDicts. Refused if episodes have ended there without.
+        keep_steps: keep actions, rewards, and one number of each other entry, of all steps, under
+            ``output_dir``; some tens of bytes a step. Without, those of the witness alone.
         output_dir: the directory for the ledger, the statistics and the report.
         progress: show a progress bar, on a terminal and in a notebook, if tqdm is installed;
             elsewhere a line every 30 seconds.
@@ -88,8 +104,10 @@ def evaluate(
             its entry ``mixed``.
         retry_lost: run the episodes again that ``output_dir`` has as lost: they were given up
             because their workers ended. Nothing else runs again.
-        recheck: run the shortest episode once more at the end, alone, and end with an error unless
-            it is the same to the bit. False leaves this out, and ``results.json`` says so.
+        recheck: run one episode once more at the end, on a new env, in its first 1,000 steps, and
+            end with an error unless it is the same to the bit. Whoever goes on with an evaluation,
+            or finds it finished, runs the witness likewise: the first listed episode that
+            completed. False leaves both out, and ``results.json`` says so.
         settings: see :class:`tdcollect.evaluation.EvaluationSettings`.
 
     Returns:
@@ -134,6 +152,7 @@ def evaluate(
         Recording,
         indices=asked.episode_indices,
         keep_trajectories=keep_trajectories,
+        keep_steps=keep_steps,
         output_dir=output_dir,
         shard=part,
         allow_mixed=allow_mixed,
@@ -170,6 +189,7 @@ def evaluate(
     raise AssertionError("expected a result")
 
 
+_WITNESSES = 3  # episodes of other shards that may fail, before a shard has a witness of its own
 Event = tuple[Evaluation, Finished | EvaluationResult | Exception | None]
 """An evaluation and what came of it: None once its recording is open, an episode that has ended,
 and at last its result, or the error that ended it."""
@@ -236,18 +256,24 @@ def _in_this_process(one: Evaluation) -> Generator[Event | None, None, None]:
     """Run an evaluation; yields None where it waits for others."""
     job = one.make_job()
     with closing(EvaluationCollector.from_settings(job.env, job.policy, job.settings)) as collector:
-        one.recording = one.record(describe(collector))
+        recording = one.recording = one.record(describe(collector))
+        collector.tell(recording.fresh_envs)
         yield one, None
-        for indices in one.recording.rounds():
+        for indices in recording.rounds():
             if indices is None:
                 yield None
                 continue
             collector.episode_indices = indices
-            with closing(collector.run(one.keep)) as episodes:
+            feed = Feed(map(Again, indices) if recording.cuts else indices)
+            with closing(
+                collector.run(one.keep, feed, keep_steps=recording.keep_steps)
+            ) as episodes:
                 for finished in episodes:
-                    one.recording.add(*finished)
+                    recording.note(found(collector))
+                    recording.add(finished)
                     yield one, finished
                     del finished  # else its data would stay in memory beside the next one's
+            recording.note(found(collector))
             one.errors |= collector.errors
         one.about = {"env": repr(collector.base), "threads": torch.get_num_threads()}
         yield one, _finished(one, one.about)
@@ -341,7 +367,11 @@ class Recording:
 
     Attributes:
         left: the indices of the episodes to run.
-        again: the records of those that run once more now, by index.
+        again: what those were before that run once more now, by index; None of one that was not
+            there, and is the witness from then on.
+        cuts: those that run once more are cut after 1,000 steps.
+        keep_steps: the steps of all episodes are kept.
+        witness: the first listed episode that completed, with its steps.
         directory: the directory, or None.
     """
 
@@ -351,6 +381,7 @@ class Recording:
         indices: Sequence[int],
         *,
         keep_trajectories: bool = False,
+        keep_steps: bool = True,
         output_dir: str | os.PathLike[str] | None = None,
         shard: Shard | None = None,
         allow_mixed: bool = False,
@@ -360,10 +391,15 @@ class Recording:
         replay: Replay | None = None,
         every_data: bool = False,
     ):
-        self._manifest, self._shard, self._recheck = manifest, shard, recheck
+        self._manifest, self._shard, self.recheck = dict(manifest), shard, recheck
         self._keeps, self._request, self._replay = keep_trajectories, request, replay
-        self._every_data, self._for_data = every_data, False
-        self.again: dict[int, Episode] = {}
+        self.keep_steps = keep_steps and output_dir is not None
+        self._listed, self._every_data = indices, every_data
+        self.again: dict[int, Finished | None] = {}
+        self.cuts = False
+        self.witness: Finished | None = None
+        self._place = {index: at for at, index in enumerate(indices)}
+        self._candidate: Finished | None = None  # for the episode that runs once more at the end
         self._batches = Batches.of(manifest)
         self._repeated: dict[str, int] = {}
         if self._batches is not None and not self._batches.fit(manifest):
@@ -379,6 +415,7 @@ class Recording:
         if output_dir is not None:
             self.directory = Directory(output_dir, manifest, shard, allow_mixed, retry_lost)
             self._ended = list(self.directory.episodes)
+            self.witness = self.directory.witness
         with ended_on_error(self.close):
             if self.directory is not None and keep_trajectories:
                 self.directory.check_kept(self._ended)
@@ -386,48 +423,95 @@ class Recording:
             own = indices if shard is None else shard.select(indices)
             self.left = [index for index in own if index not in there]
             self._started = time.time()
-            if self.left:
-                self.let_in(manifest)
-            elif self.directory is not None:
-                found = self.directory.rechecked
-                self._was_finished = found is not None
-                self._recheck = recheck if found is None else found
+            if not self.left and self.directory is not None:
+                rechecked = self.directory.rechecked
+                self._was_finished = rechecked is not None
+                if rechecked is not None:
+                    self.recheck = recheck and rechecked
+
+    @property
+    def fresh_envs(self) -> bool | None:
+        """Whether episodes run on new envs, as an earlier run found; None if that is not known."""
+        return self._known.get(FRESH_ENVS)
+
+    @property
+    def _known(self) -> dict[str, Any]:
+        return self._manifest if self.directory is None else self.directory.manifest
+
+    @property
+    def _is_mixed(self) -> bool:
+        """Workers may differ here, and so may an episode: none runs again."""
+        return MIXED in self._known
 
     def let_in(self, manifest: Mapping[str, Any]) -> None:
         """Note that episodes run under another manifest, too."""
         if self.directory is not None:
             self.directory.note_mixed(manifest)
 
+    def note(self, entries: Mapping[str, Any]) -> None:
+        """Note entries of the manifest that are known once episodes run."""
+        if any(self._known.get(name) != value for name, value in entries.items()):
+            if self.directory is not None:
+                self.directory.note(entries)
+            else:
+                self._manifest.update(entries)
+
     def rounds(self) -> Iterator[Sequence[int] | None]:
         """Yield the indices to run, round by round; None to wait for other evaluations."""
+        yield from self.witnessed()
         if self.left:
             yield self.left
         yield from self.once_more()
 
-    def once_more(self) -> Iterator[Sequence[int]]:
-        """Yield the index of the shortest episode that ended, to run again.
+    def witnessed(self) -> Iterator[Sequence[int]]:
+        """Yield the index of the witness, before anything is written.
 
-        Where workers may differ (``mixed`` in the manifest), so may an episode: none runs again.
+        Of a shard that begins, this runs the first listed episode that is another shard's, which
+        all shards have in common.
+        """
+        asks = self.recheck and not self._is_mixed and self._batches is None
+        if asks and self.witness is not None and self.directory is not None:
+            yield self._run_again({self.witness.record.index: self.witness})
+        if self.directory is not None:
+            self.directory.begin()
+            if self.left:
+                self.let_in(self._manifest)
+        own = {*self.left}
+        if asks and self._shard is not None and self.witness is None and self.left:
+            for index in self._listed[:_WITNESSES]:
+                if index in own or self.witness is not None:
+                    break
+                yield self._run_again({index: None})
+        self.again = {}
+
+    def _run_again(self, expected: Mapping[int, Finished | None], cuts: bool = True) -> list[int]:
+        self.again, self.cuts = dict(expected), cuts
+        return [*expected]
+
+    def once_more(self) -> Iterator[Sequence[int]]:
+        """Yield the index of an episode to run again: of those that ran last in their slot.
+
+        Of several, it is the shortest. Where workers may differ, none runs again.
         """
         completed = [episode for episode in self._ended if episode.completed]
-        mixed = MIXED in (self._manifest if self.directory is None else self.directory.manifest)
-        if completed and self._recheck and not (self._was_finished or mixed):
-            again = self._shortest(completed)
-            self.again = {episode.index: episode for episode in again}
+        if completed and self.recheck and not (self._was_finished or self._is_mixed):
             if self._batches is not None:
+                again = self._shortest_batch(completed)
                 batch = again[0].index // self._batches.size
                 self._repeated = {"batch": batch, "episodes": len(again), "differing": 0}
-            yield [*self.again]
+                expected = [Finished(episode) for episode in again]
+            else:
+                expected = [self._candidate or Finished(min(completed, key=_length))]
+            cuts = self._batches is None
+            yield self._run_again({one.record.index: one for one in expected}, cuts)
         run = {*self.left}
         if self._every_data and any(episode.index not in run for episode in completed):
-            self._for_data = True
-            self.again = {one.index: one for one in completed if one.index not in run}
-            yield [*self.again]
+            before = {one.index: Finished(one) for one in completed if one.index not in run}
+            yield self._run_again(before, cuts=False)
 
-    def _shortest(self, completed: Sequence[Episode]) -> list[Episode]:
-        """Return the shortest episode; of a batched simulator, those of the shortest batch."""
-        if self._batches is None:
-            return [min(completed, key=lambda episode: (episode.length, episode.index))]
+    def _shortest_batch(self, completed: Sequence[Episode]) -> list[Episode]:
+        """Return the episodes of the shortest batch of a simulator."""
+        assert self._batches is not None
         steps: dict[int, dict[int, int]] = {}  # of each slot, by batch
         for episode in completed:
             batch, slot, _ = self._batches.place(episode.index).values()
@@ -437,47 +521,78 @@ class Recording:
         indices = self._batches.indices(shortest)
         return [episode for episode in completed if episode.index in indices]
 
-    def add(self, record: Episode, data: TensorDict | None) -> None:
+    def add(self, ended: Finished) -> None:
         """Take an episode that has ended; one that runs once more leaves no trace.
 
         Raises:
             NotReproducibleError: if it is another one then.
+            ValueError: if it shows that the directory is of another policy or env.
         """
+        record = ended.record
         if self.again:
-            before = self.again.get(record.index)  # None: it comes late, from a lost worker
-            if before is None:
-                return
-            if self._repeated:
-                outcomes = {(one.digest, repr(one.metrics)) for one in (before, record)}
-                self._repeated["differing"] += len(outcomes) > 1
-                return
-            if record.digest == before.digest:
-                if repr(record.metrics) == repr(before.metrics):  # NaN is not equal to itself
-                    return
-                raise NotReproducibleError(
-                    f"the metrics of episode {record.index} are {before.metrics}, and "
-                    f"{record.metrics} when it runs once more, though its data are the same to the "
-                    "bit: an info or a function of theirs depends on something else, such as time"
-                )
-            if self._for_data:
-                raise NotReproducibleError(
-                    f"episode {record.index} is not what the ledger says, now that it runs again "
-                    "for metrics_fn: env or policy do not give the same episode for the same seeds"
-                )
-            if record.completed:  # one that fails now tells nothing
-                raise NotReproducibleError(
-                    f"episode {record.index}, the shortest, is another one when it runs once more, "
-                    "alone: env or policy keep something from one episode to the next, or draw "
-                    "random numbers that no seed reaches. Keep what the policy remembers in "
-                    "entries of the TensorDict, or in an agent for each episode, "
-                    "tdcollect.policies.from_agent(make); tdcollect doctor looks at the env"
-                )
+            self._compare(ended)
             return
         self._ended.append(record)
+        if record.completed:
+            self._take_as_witness(ended)
         if self.directory is not None:
-            self.directory.add(record, data)
-        elif data is not None and self._keeps:
-            self._trajectories[record.index] = data
+            self.directory.add(record, ended.data, ended.steps if self.keep_steps else None)
+        elif ended.data is not None and self._keeps:
+            self._trajectories[record.index] = ended.data
+
+    def _take_as_witness(self, ended: Finished) -> None:
+        """Keep the steps of an episode as a witness, and of one to run again at the end."""
+        kept = ended._replace(data=None, steps=None if ended.steps is None else ended.steps[:MOST])
+        best = self._candidate
+        if best is None or (-kept.nth, *_length(kept.record)) < (-best.nth, *_length(best.record)):
+            self._candidate = kept
+        before = self.witness
+        at = self._place[kept.record.index]
+        if before is None or at < self._place[before.record.index]:
+            self.witness = kept
+            if self.directory is not None:
+                self.directory.keep_witness(kept)
+
+    def _compare(self, ended: Finished) -> None:
+        record = ended.record
+        if record.index not in self.again:  # it comes late, from a lost worker
+            return
+        before = self.again[record.index]
+        if before is None:
+            if record.status in (COMPLETED, CUT):
+                self._take_as_witness(ended)
+            return
+        found = unlike(before, ended)
+        if self._repeated:
+            self._repeated["differing"] += found is not None
+            return
+        if found is None or record.status == FAILED:  # by chance: it tells nothing
+            return
+        what = f"episode {record.index} is another one when it runs once more: {found}"
+        if self.directory is not None and not self.directory.begun:
+            raise ValueError(
+                f"{self.directory.path} holds an evaluation of another policy or env: {what}. "
+                "Choose another directory, or remove this one to start anew; if env and policy are "
+                f"those of then, {POLICY_ADVICE}"
+            )
+        raise NotReproducibleError(
+            f"{what}. The env keeps something from one episode to the next, or draws random "
+            f"numbers that no seed reaches, or {POLICY_ADVICE}; tdcollect doctor looks at the env"
+        )
+
+    def prove(self, ended: Finished, by: str) -> None:
+        """Compare the witness with what another worker made of it.
+
+        Raises:
+            NotReproducibleError: if it is another one there.
+        """
+        assert self.witness is not None
+        found = unlike(self.witness, ended)
+        if found is not None and ended.record.status != FAILED:
+            raise NotReproducibleError(
+                f"episode {ended.record.index} is another one on {by}: {found}. The machines "
+                f"differ, or the env draws random numbers that no seed reaches, or {POLICY_ADVICE}"
+            )
 
     def finish(self, errors: Mapping[int, str], about: Mapping[str, Any]) -> EvaluationResult:
         """Write the last files, and return the result.
@@ -490,7 +605,7 @@ class Recording:
         if self._repeated:
             self._manifest = {**self._manifest, REPEATED: self._repeated}
             if directory is not None:
-                directory.note_repeated(self._repeated)
+                directory.note({REPEATED: self._repeated})
             if self._repeated["differing"]:
                 warnings.warn(repeatability(self._manifest), stacklevel=2)
         manifest = self._manifest if directory is None else directory.manifest
@@ -498,10 +613,16 @@ class Recording:
         failed = {episode.index for episode in self._ended if not episode.completed}
         errors = {index: text for index, text in errors.items() if index in failed}
         result = EvaluationResult(
-            manifest, self._ended, output_dir, self._trajectories, self._replay, errors
+            manifest,
+            self._ended,
+            output_dir,
+            self._trajectories,
+            self._replay,
+            errors,
+            self.witness,
         )
         if directory is not None:
-            finish(directory, result, self._request, self._recheck)
+            finish(directory, result, self._request, self.recheck)
             if self.left:
                 part = {} if self._shard is None else {"shard": self._shard}
                 directory.note_run(self._started, len(self.left), {**about, **part})
@@ -511,6 +632,10 @@ class Recording:
         """Release the directory."""
         if self.directory is not None:
             self.directory.close()
+
+
+def _length(episode: Episode) -> tuple[int, int]:
+    return (episode.length or 0, episode.index)
 
 
 @contextmanager

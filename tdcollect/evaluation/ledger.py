@@ -34,6 +34,14 @@ BATCHES = "batches"
 """The entry of a manifest with the slots of a batched simulator, and what runs in each."""
 REPEATED = "repeated"
 """The entry of a manifest with what came of the batch that ran twice, once it has."""
+FRESH_ENVS = "fresh_envs"
+"""The entry of a manifest that says whether each episode ran on a new env, once it is known."""
+GLOBAL_STREAMS = "global_random_numbers"
+"""The entry of a manifest with the origin of draws from the global generators, once some are seen.
+
+Without it, there are none."""
+LATER = (REPEATED, FRESH_ENVS, GLOBAL_STREAMS)
+"""The entries of a manifest that are only known once episodes run."""
 FORMAT = 2
 """Version of the files of an evaluation."""
 
@@ -350,7 +358,7 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[tup
     mixed = sorted({*mixed_values(first), *mixed_values(second)})
     found = [
         difference
-        for key in sorted({*first, *second} - {MIXED, REPEATED})
+        for key in sorted({*first, *second} - {MIXED, *LATER})
         for difference in leaf_differences(visible(str(key)), first.get(key), second.get(key))
         if difference[0] not in mixed
     ]
@@ -793,5 +801,7 @@ _MANIFEST: dict[str, Accepts] = {
     METRICS: _or_none(lambda value: _is_object(value) and all(map(is_metric_name, value))),
     BATCHES: _or_none(_are_batches),
     REPEATED: _are_counts("batch", "episodes", "differing"),
+    FRESH_ENVS: _a(bool | None),
+    GLOBAL_STREAMS: _or_none(_is_text),
 }
 DIGESTED = {"ledger": EPISODES, "manifest": MANIFEST}

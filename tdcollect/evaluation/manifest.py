@@ -28,7 +28,15 @@ from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.data import digested_entries
 from tdcollect.evaluation.episodes.groups import GroupPolicies
 from tdcollect.evaluation.episodes.measures import Measure
-from tdcollect.evaluation.ledger import BATCHES, FORMAT, METRICS, OPTIONS, RANDOM
+from tdcollect.evaluation.ledger import (
+    BATCHES,
+    FORMAT,
+    FRESH_ENVS,
+    GLOBAL_STREAMS,
+    METRICS,
+    OPTIONS,
+    RANDOM,
+)
 from tdcollect.keys import entry_path
 from tdcollect.packages import versions
 from tdcollect.policies import ACTING, AgentPolicy, SpacePolicy, compiled_from, parts_of
@@ -49,13 +57,18 @@ def describe(collector: EvaluationCollector) -> dict[str, Any]:
     return {**subject(collector), "git": git_state()}
 
 
+def found(collector: EvaluationCollector) -> dict[str, Any]:
+    """Return the entries of the manifest that are known once episodes run, as far as they are."""
+    streams = STREAMS if collector.batches is None else OF_BATCHES
+    known = {} if collector.fresh_envs is None else {FRESH_ENVS: collector.fresh_envs}
+    return {**known, **({GLOBAL_STREAMS: streams} if collector.has_streams else {})}
+
+
 def subject(collector: EvaluationCollector) -> dict[str, Any]:
     """Return the manifest but for the commit, which is that of the process that writes files.
 
-    It does not depend on the number of slots, the backend, the time or the directory. The env is
-    probed for it, unless it has been.
+    It does not depend on the number of slots, the backend, the time or the directory.
     """
-    collector.prepare()
     settings = collector.settings
     indices = list(settings.episode_indices)
     seeds: dict[str, Any] = {"root": settings.seed}
@@ -63,8 +76,7 @@ def subject(collector: EvaluationCollector) -> dict[str, Any]:
         seeds["env"] = [collector.episode_seeds(index)[0] for index in indices]
     added = [f"{_class(w.function)}({_texts(w.kwargs)})" for w in reversed(collector.wrappers)]
     returns, batches = collector.returns, collector.batches
-    streams = STREAMS if batches is None else OF_BATCHES
-    found = {
+    described = {
         "format": FORMAT,
         "protocol": EVALUATION_PROTOCOL if batches is None else BATCHED_PROTOCOL,
         "env": {
@@ -75,7 +87,6 @@ def subject(collector: EvaluationCollector) -> dict[str, Any]:
             "transforms": [_transform(t) for t in all_transforms_of(collector.env)],
         },
         "entries": digested_entries(collector.env, returns, collector.policy),
-        **({"global_random_numbers": streams} if collector.has_streams else {}),
         **({} if returns.is_plain else {"returns": returns.described()}),
         **({METRICS: _metrics(collector.metrics)} if collector.metrics else {}),
         "episodes": len(indices) if indices == list(range(len(indices))) else indices,
@@ -99,7 +110,7 @@ def subject(collector: EvaluationCollector) -> dict[str, Any]:
             **({"gpu": _gpu(collector.device)} if collector.device.type == "cuda" else {}),
         },
     }
-    plain: dict[str, Any] = json.loads(json.dumps(found, default=int))  # NumPy's ints, too
+    plain: dict[str, Any] = json.loads(json.dumps(described, default=int))  # NumPy's ints, too
     return plain
 
 

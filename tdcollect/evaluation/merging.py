@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tdcollect.display import count_text, listed_text
-from tdcollect.evaluation import ledger
+from tdcollect.evaluation import ledger, step_files
 from tdcollect.evaluation.directory import (
     Directory,
     check_data,
@@ -24,6 +24,9 @@ from tdcollect.evaluation.directory import (
     finish,
     read_runs,
 )
+from tdcollect.evaluation.episodes.data import Finished
+from tdcollect.evaluation.episodes.steps import Steps
+from tdcollect.evaluation.episodes.trial import POLICY_ADVICE, unlike
 from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.files import write_json
@@ -67,22 +70,30 @@ def merge(
     for path in paths:
         try:
             parts.append(ledger.read_directory(path))
+            for problem in step_files.problems(parts[-1]):
+                raise ValueError(str(problem))
         except FileNotFoundError:  # a job never started
             absent.append(path)
     manifest = _merged_manifest(parts, allow_mixed)
     _check_complete(parts, absent)
     episodes, data = _merged_episodes(parts), _kept_data(parts)
     request = _merged_request(parts)
+    witness = _merged_witness(parts, manifest)
     with closing(Directory(output, manifest, retry_lost=True)) as directory:
-        for unlike in _unlike(directory, manifest, episodes, data):
+        for other in _unlike(directory, manifest, episodes, data):
             raise ValueError(
                 f"expected {directory.path} to be empty, or to hold this merged evaluation, but "
-                f"{unlike}; choose another directory"
+                f"{other}; choose another directory"
             )
+        directory.begin()
         there = {episode.index for episode in directory.episodes}
         for index, source in data.items():
             if index not in there:
                 directory.take_data(index, source)
+        for index, steps in _kept_steps(parts, episodes):
+            directory.take_steps(index, steps)
+        if witness is not None:
+            directory.keep_witness(witness)
         result = EvaluationResult(directory.manifest, episodes, directory.path)
         finish(directory, result, request, all(part.rechecked for part in parts))
         if not read_runs(output):
@@ -126,6 +137,10 @@ def _merged_manifest(parts: Sequence[ledger.Files], allow_mixed: bool) -> dict[s
     by_text = {json.dumps(part.manifest, sort_keys=True): part for part in reversed(parts)}
     first, *others = (by_text[text] for text in sorted(by_text))
     merged = dict(first.manifest)
+    for name in ledger.LATER:  # of which a shard that is short may know nothing
+        known = [part.manifest[name] for part in parts if name in part.manifest]
+        if known:
+            merged[name] = max(known) if name == ledger.FRESH_ENVS else known[0]
     for other in others:
         found = ledger.differences(
             first.manifest, other.manifest
@@ -142,7 +157,8 @@ def _merged_manifest(parts: Sequence[ledger.Files], allow_mixed: bool) -> dict[s
                     "(--allow-mixed), which the manifest then tells"
                 )
             raise ValueError(f"expected shards of one evaluation, but {texts}; {advice}")
-        merged[ledger.MIXED] = ledger.mixed_entries(merged, other.manifest)
+        if found:
+            merged[ledger.MIXED] = ledger.mixed_entries(merged, other.manifest)
     return merged
 
 
@@ -232,6 +248,54 @@ def _kept_data(parts: Sequence[ledger.Files]) -> dict[int, Path]:
             "(--keep-trajectories), or remove the folders `trajectories` from copies of the others"
         )
     return found
+
+
+def _kept_steps(
+    parts: Sequence[ledger.Files], episodes: Sequence[ledger.Episode]
+) -> Iterator[tuple[int, Steps]]:
+    """Yield the steps that were kept of each episode, once; none if a part has none."""
+    having = [part for part in parts if step_files.digests(part.root)]
+    if len(having) < sum(any(e.completed for e in part.episodes) for part in parts):
+        if having:
+            warnings.warn(
+                f"{having[0].root} has the steps of its episodes, and other shards have none: the "
+                "merged evaluation has none; run all with keep_steps=True to keep them",
+                stacklevel=3,
+            )
+        return
+    left = {episode.index for episode in episodes if episode.completed}
+    for part in parts:
+        for path in step_files.paths(part.root):
+            for index, steps in step_files.read_block(path).items():
+                if index in left:
+                    left.remove(index)
+                    yield index, steps
+
+
+def _merged_witness(parts: Sequence[ledger.Files], manifest: Mapping[str, Any]) -> Finished | None:
+    """Return the witness of the whole: the first listed one; all parts must agree on it.
+
+    Raises:
+        ValueError: for parts in which an episode is not the same, naming the step.
+    """
+    place = {index: at for at, index in enumerate(ledger.asked_indices(manifest))}
+    by_index: dict[int, tuple[Finished, Path]] = {}
+    for part in parts:
+        witness = step_files.read_witness(part.root)
+        if witness is None:
+            continue
+        index = witness.record.index
+        before, root = by_index.setdefault(index, (witness, part.root))
+        found = None if ledger.MIXED in manifest else unlike(before, witness)
+        if found is not None:
+            raise ValueError(
+                f"expected shards of one evaluation, but episode {index}, which each of them ran, "
+                f"is not the same in {root} and in {part.root}: {found}. Their envs or policies "
+                f"differ: merge only shards of one evaluation. If they do not, {POLICY_ADVICE}"
+            )
+        if before.record.status == ledger.CUT:  # its own shard knows how it ended
+            by_index[index] = witness, part.root
+    return by_index[min(by_index, key=place.__getitem__)][0] if by_index else None
 
 
 def _merged_request(parts: Sequence[ledger.Files]) -> Request | None:

@@ -12,7 +12,7 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 from torchrl.envs import EnvBase
 
@@ -20,6 +20,7 @@ from tdcollect.display import number_texts
 from tdcollect.evaluation import ledger
 from tdcollect.evaluation import race as files
 from tdcollect.evaluation.directory import check_report_extras
+from tdcollect.evaluation.episodes.data import Finished
 from tdcollect.evaluation.episodes.measures import is_measure
 from tdcollect.evaluation.episodes.opening import SLOTS
 from tdcollect.evaluation.evaluate import Recording, resumable, run
@@ -40,9 +41,6 @@ from tdcollect.evaluation.workers.worker import Job
 from tdcollect.files import write_json
 from tdcollect.progress import line_above, progress_bar, warn
 from tdcollect.randomness import NotReproducibleError
-
-if TYPE_CHECKING:
-    from tensordict import TensorDict
 
 
 @takes_settings
@@ -238,19 +236,21 @@ class _Racer(Recording):
         if not self._open:
             yield from super().rounds()
             return
+        yield from self.witnessed()
         while (indices := self._looks.following(self._name, self._slots)) != []:
             yield indices
         self._settle(self._looks.played[self._name])
         yield from self.once_more()
 
-    def add(self, record: ledger.Episode, data: TensorDict | None) -> None:
+    def add(self, ended: Finished) -> None:
         """Take an episode that has ended, and look."""
+        record = ended.record
         if self.again:
-            super().add(record, data)
+            super().add(ended)
             return
         before = self._looks.records[self._name].get(record.index)
         if before is None:
-            super().add(record, data)
+            super().add(ended)
             self._looks.take(self._name, record)
         elif before.digest != record.digest:  # of a worker that was given up
             raise NotReproducibleError(

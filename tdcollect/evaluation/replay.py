@@ -20,8 +20,9 @@ from torchrl.envs.utils import ExplorationType
 
 from tdcollect.envs.process.worker import make_by_id
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
+from tdcollect.evaluation.episodes.steps import Steps
 from tdcollect.evaluation.ledger import BATCHES, METRICS, Episode, manifest_entry, options_by_index
-from tdcollect.evaluation.manifest import describe
+from tdcollect.evaluation.manifest import describe, found
 from tdcollect.evaluation.requested import RequestedEnv
 from tdcollect.evaluation.settings import EvaluationSettings
 from tdcollect.files import check_no_links
@@ -58,12 +59,14 @@ class Replayed(NamedTuple):
 
     Attributes:
         record: the record of this run.
-        data: its steps ``[L]``.
+        data: its data ``[L]``.
+        steps: what is kept of its steps.
         manifest: the manifest of this run.
     """
 
     record: Episode
     data: TensorDict
+    steps: Steps | None
     manifest: dict[str, Any]
 
 
@@ -89,14 +92,15 @@ def replayer(
             EvaluationCollector.from_settings(filmed_env, policy, settings) as again,
         ):
             set_up(again)
-            manifest = describe(again)
+            again.tell(False)  # what runs first on a new env is compared with its record
             (finished,) = again.run(keep_trajectories=True)
+            manifest = {**describe(again), **found(again)}
         if finished.data is None:
             raise RaisedAgainError(
                 f"the env raised in episode {index} again, at every try: "
                 f"{type(again.error).__name__}: {again.error}"
             ) from again.error
-        return Replayed(finished.record, finished.data, manifest)
+        return Replayed(finished.record, finished.data, finished.steps, manifest)
 
     return replay
 

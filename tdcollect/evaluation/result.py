@@ -20,7 +20,9 @@ from tdcollect import check
 from tdcollect.display import listed_text, one_line
 from tdcollect.evaluation import ledger
 from tdcollect.evaluation.directory import check_data, read_trajectory, write_trajectory
+from tdcollect.evaluation.episodes.steps import first_difference
 from tdcollect.evaluation.ledger import Episode, trajectory_name, trajectory_path
+from tdcollect.evaluation.step_files import read_steps, read_witness
 from tdcollect.evaluation.statistics import Summary, in_order, metrics_of, summarize
 from tdcollect.files import check_no_links, write_atomically
 from tdcollect.packages import extra_module
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from torchrl.envs import EnvBase
 
     from tdcollect.evaluation.comparison import Comparison
+    from tdcollect.evaluation.episodes.data import Finished
     from tdcollect.evaluation.replay import Replay, Replayed
     from tdcollect.evaluation.tails import Tails
 
@@ -51,6 +54,7 @@ class EvaluationResult:
         trajectories: the data of episodes that are held in memory, by index.
         replay: runs one episode again.
         errors: the last error of failed episodes, by index.
+        witness: the first listed episode that completed, with its first steps.
 
     Attributes:
         manifest: the manifest of the evaluation.
@@ -69,13 +73,21 @@ class EvaluationResult:
         trajectories: Mapping[int, TensorDict] | None = None,
         replay: Replay | None = None,
         errors: Mapping[int, str] | None = None,
+        witness: Finished | None = None,
     ):
         self.manifest = dict(manifest)
         self.episodes = sorted(episodes, key=lambda episode: episode.index)
         self.directory = None if directory is None else Path(os.path.abspath(directory))
         self._trajectories = dict(trajectories or {})
         self.errors = dict(errors or {})
-        self._replay = replay
+        self._replay, self._witness = replay, witness
+
+    @property
+    def witness(self) -> Finished | None:
+        """The first listed episode that completed, with its first 1,000 steps; None without one."""
+        if self._witness is None and self.directory is not None:
+            self._witness = read_witness(self.directory)
+        return self._witness
 
     @classmethod
     def load(
@@ -312,6 +324,10 @@ class EvaluationResult:
             for name, was, now in ledger.record_differences(recorded, again.record)
         )
         differs = f"episode {recorded.index} is not what the ledger says: {unlike}. "
+        there = None if self.directory is None else read_steps(self.directory, recorded.index)
+        if there is not None and again.steps is not None:
+            if found := first_difference(there, again.steps):
+                differs += f"The first difference, the ledger's value before today's: {found}. "
         if recorded.digest == again.record.digest:
             return differs + "Its data are the same to the bit: the ledger was altered"
         then = {key: self.manifest.get(key) for key in _MATTERS[filmed:]}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tdcollect.display import count_text, listed_text, one_line, visible
-from tdcollect.evaluation import ledger, race, statistics
+from tdcollect.evaluation import ledger, race, statistics, step_files
 from tdcollect.evaluation.curve import check_curve, evaluations_of, steps_of
 from tdcollect.evaluation.directory import check_data
 from tdcollect.evaluation.ledger import Files, Problem
@@ -146,6 +146,7 @@ def _of_evaluation(root: Path) -> Verification:
     if not problems and found.shard is None:
         problems += _derived(found)
     kept, more = _kept(found)
+    more += step_files.problems(found)
     return Verification(root, len(found.episodes), kept, (*problems, *more), found.shard)
 
 

@@ -261,8 +261,11 @@ class Assembly:
         """Return whether an entry is needed for more than its sketch."""
         return self._read is None or key in self._read
 
-    def feed(self, block: Block) -> Iterator[Finished]:
-        """Add a block; yields the episodes that end in it, in the order of their ending."""
+    def feed(self, block: Block) -> Iterator[tuple[Finished, int]]:
+        """Add a block; yields the episodes that end in it, in the order of their ending.
+
+        Each comes with the trajectory id of its run.
+        """
         # If the env raised at once, the block has no entries, only pieces without steps.
         digested = self._digested if block.entries else []
         entries = {key: by_slot(entry, self._dims) for key, entry in block.entries.items()}
@@ -302,10 +305,13 @@ class Assembly:
                 for digest, (key, on) in zip(held.hashes, self._digested, strict=True):
                     if on:
                         digest.update(np.ascontiguousarray(rows_of(piece, last[key])[-1]))
-                yield self._finish(piece, arrays)
+                yield self._finish(piece, arrays), piece.start.traj_id
 
     def _columns(
-        self, entries: Mapping[Key, torch.Tensor], arrays: Mapping[Key, Any], sent: Mapping[Key, Any]
+        self,
+        entries: Mapping[Key, torch.Tensor],
+        arrays: Mapping[Key, Any],
+        sent: Mapping[Key, Any],
     ) -> dict[str, np.ndarray[Any, Any]]:
         """Return the fields of a block's steps, ``[N, t, ...]``, but for the rewards."""
         kinds: dict[str, dict[str, np.ndarray[Any, Any]]] = {

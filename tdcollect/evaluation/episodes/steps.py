@@ -75,7 +75,10 @@ def is_sketched(key: Key) -> bool:
 
 def joined(columns: Mapping[str, Sequence[Array]]) -> Steps:
     """Join the parts ``[t, ...]`` of each field."""
-    whole = {name: parts[0] if len(parts) == 1 else np.concatenate(parts) for name, parts in columns.items()}
+    whole = {
+        name: parts[0] if len(parts) == 1 else np.concatenate(parts)
+        for name, parts in columns.items()
+    }
     return from_columns(whole)
 
 

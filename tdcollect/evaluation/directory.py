@@ -17,7 +17,7 @@ import re
 import shutil
 import stat
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
@@ -289,7 +289,9 @@ class Directory:
         new = ledger.kept_trajectories(self.path) - {episode.index for episode in before}
         paths = [ledger.trajectory_path(self.path, index) for index in sorted(new)]
         kept = (self.kept or {}) | {path.name: trajectory_digest(path) for path in paths}
-        found = {name: ledger.sha256(self.path / file) for name, file in ledger.DIGESTED.items()}
+        found: dict[str, Any] = {
+            name: ledger.sha256(self.path / file) for name, file in ledger.DIGESTED.items()
+        }
         found |= {ledger.TRAJECTORIES: kept} if kept else {}
         steps = step_files.digests(self.path)
         found |= {step_files.STEPS: steps} if steps else {}

@@ -306,10 +306,11 @@ def _on_workers(every: Sequence[Evaluation], dispatcher: Dispatcher) -> Iterator
                     raise what
                 if what is None:
                     one.recording = one.record(one.manifest)
+                    dispatcher.tell(one, one.recording.fresh_envs)
                     rounds[one] = one.recording.rounds()
                     dispatcher.begin(one, [])
                 else:
-                    one.recording.add(*what)
+                    one.recording.add(what)
                 yield one, what
                 what = None  # else its data would stay in memory beside the next one's
                 for other in dict.fromkeys([*waiting, one]):
@@ -399,6 +400,8 @@ class Recording:
         self.cuts = False
         self.witness: Finished | None = None
         self._place = {index: at for at, index in enumerate(indices)}
+        self._settled = 0  # so many of those listed first have ended, and others, by their places
+        self._others_ended = set[int]()
         self._candidate: Finished | None = None  # for the episode that runs once more at the end
         self._batches = Batches.of(manifest)
         self._repeated: dict[str, int] = {}
@@ -533,6 +536,10 @@ class Recording:
             self._compare(ended)
             return
         self._ended.append(record)
+        self._others_ended.add(self._place[record.index])
+        while self._settled in self._others_ended:
+            self._others_ended.remove(self._settled)
+            self._settled += 1
         if record.completed:
             self._take_as_witness(ended)
         if self.directory is not None:
@@ -579,6 +586,15 @@ class Recording:
             f"{what}. The env keeps something from one episode to the next, or draws random "
             f"numbers that no seed reaches, or {POLICY_ADVICE}; tdcollect doctor looks at the env"
         )
+
+    @property
+    def proof(self) -> int | None:
+        """The index of the witness, if it is found and other workers are to run it, too."""
+        asks = self.recheck and not self._is_mixed and self._batches is None
+        if not asks or self.again or self.witness is None:
+            return None
+        index = self.witness.record.index
+        return index if self._place[index] <= self._settled else None
 
     def prove(self, ended: Finished, by: str) -> None:
         """Compare the witness with what another worker made of it.

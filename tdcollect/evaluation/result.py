@@ -22,8 +22,8 @@ from tdcollect.evaluation import ledger
 from tdcollect.evaluation.directory import check_data, read_trajectory, write_trajectory
 from tdcollect.evaluation.episodes.steps import first_difference
 from tdcollect.evaluation.ledger import Episode, trajectory_name, trajectory_path
-from tdcollect.evaluation.step_files import read_steps, read_witness
 from tdcollect.evaluation.statistics import Summary, in_order, metrics_of, summarize
+from tdcollect.evaluation.step_files import read_steps, read_witness
 from tdcollect.files import check_no_links, write_atomically
 from tdcollect.packages import extra_module
 
@@ -326,7 +326,8 @@ class EvaluationResult:
         differs = f"episode {recorded.index} is not what the ledger says: {unlike}. "
         there = None if self.directory is None else read_steps(self.directory, recorded.index)
         if there is not None and again.steps is not None:
-            if found := first_difference(there, again.steps):
+            found = first_difference(there, again.steps)
+            if found is not None:
                 differs += f"The first difference, the ledger's value before today's: {found}. "
         if recorded.digest == again.record.digest:
             return differs + "Its data are the same to the bit: the ledger was altered"

@@ -71,7 +71,7 @@ class Journal:
         size = os.fstat(self._file.fileno()).st_size
         end = 0
         for place in _places(self._file, size):
-            self._places[place.index] = place
+            self._places[place.episode] = place
             end = place.start + place.size
         self._file.truncate(end)
 
@@ -132,7 +132,7 @@ class Journal:
 class _Place(NamedTuple):
     """Where the rows of an episode lie in a journal."""
 
-    index: int
+    episode: int
     start: int
     size: int
     rows: int
@@ -163,12 +163,11 @@ def _places(file: Any, size: int) -> Iterator[_Place]:
 def _write_block(path: Path, steps: Mapping[int, Steps]) -> None:
     """Write the steps of some episodes, in the fields that all of them have."""
     parts = [steps[index] for index in sorted(steps)]
+    kinds = [dict(part.dtype.fields or {}) for part in parts]
     names = [
         name
-        for name in parts[0].dtype.names or ()
-        if all(
-            (part.dtype.fields or {}).get(name, [None])[0] == parts[0].dtype[name] for part in parts
-        )
+        for name, (kind, *_) in kinds[0].items()
+        if all(name in other and other[name][0] == kind for other in kinds)
     ]
     lengths = [len(part) for part in parts]
     columns = {_EPISODE: np.repeat(np.array(sorted(steps), np.int64), lengths)}
@@ -258,7 +257,8 @@ def _block_problems(path: Path, records: Mapping[int, Episode]) -> Iterator[str]
         }
         total, _ = combined(rewards)
         if repr(total) != repr(record.episode_return):
-            yield f"the rewards of episode {index} give {total}, in the ledger {record.episode_return}"
+            there = record.episode_return
+            yield f"the rewards of episode {index} give {total}, in the ledger {there}"
     own = {index for index in records if file_of(path.parents[1], index) == path}
     if missing := sorted(own - block.keys()):
         yield f"it lacks the steps of episode {missing[0]}"
@@ -298,9 +298,8 @@ def _record(line: bytes) -> Episode:
     """Read the record of a witness, which a shard that it is not of may have cut."""
     found = json.loads(line)
     if isinstance(found, dict) and found.get("status") == CUT:
-        index, env_seed, policy_seed, length = (
-            found.get(name) for name in ("index", "env_seed", "policy_seed", "length")
-        )
-        if all(map(is_count, (index, env_seed, policy_seed, length))):
+        counts: list[Any] = [found.get(n) for n in ("index", "env_seed", "policy_seed", "length")]
+        if all(map(is_count, counts)):
+            index, env_seed, policy_seed, length = counts
             return Episode(index, env_seed, policy_seed, CUT, length=length)
     return Episode.from_json(line.decode())

@@ -140,12 +140,14 @@ class BatchEnv(opening.SlotEnvs):
         with self.outside(), self._streams[0]:
             return opening.with_truncated(self._whole.begin(following, starting, slots))
 
-    def check_resets(self) -> None:
+    def check_resets(self, batches: Batches | None) -> None:
         """Refuse an env that starts all slots anew where it is asked to start one.
 
-        Its other slots would then go on as they do after a reset of all, from the same seed.
+        Its other slots would then go on as they do after a reset of all, from the same seed. In
+        batches of one episode per slot, none is asked to.
         """
-        if self._seeds_in_reset:  # it cannot be seeded without a reset of all
+        singly = batches is not None and batches.episodes_per_slot > 1
+        if self._seeds_in_reset or not singly:  # it cannot be seeded without a reset of all
             return
         seeds, starting = [0], torch.zeros((*self.batch_size, 1), dtype=torch.bool)
         starting[0] = True  # slot 0 alone

@@ -333,6 +333,8 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
                 if ended is None:
                     return
                 for finished in ended:
+                    if self.batches is None:
+                        self._trial.settle(finished)
                     self.episodes.append(finished.record)
                     if not self._in_order:
                         yield finished
@@ -419,8 +421,8 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         if not self.episode_indices:
             return
         trial = self._trial
-        if isinstance(self.base, BatchEnv) and self.batches and self.batches.episodes_per_slot > 1:
-            self.base.check_resets()
+        if isinstance(self.base, BatchEnv) and not self.episodes:
+            self.base.check_resets(self.batches)
         env: SteppedEnv | None = self._opened.slots
         if env is None:
             exact = exact_reward_of(self.env)
@@ -548,6 +550,25 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             loop.first_seeds = [self.episode_seeds(batches.indices(batch)[0])[0]] * slots
             return True
 
+        def settled(ended: Iterable[tuple[Finished, int]]) -> list[Finished]:
+            """Return the episodes that have ended, but for those that ran for the trial alone."""
+            every = [*ended, *failures]
+            failures.clear()
+            if batches is not None:
+                return [_placed(f, batches) for f, _ in every if f.record.index in wanted]
+            for run, one in trial.runs_again.items():
+                if assembly.is_over(run, MOST):
+                    trial.left_out.add(run)
+                    every.append((assembly.cut(one), run))
+            taken = [trial.take(one, run, self.base) for one, run in every]
+            if (
+                trial.fresh_envs is False
+                and isinstance(self.base, GymnasiumEnv)
+                and not self._opened.made
+            ):
+                _SOUND.add(self.base.stepper)
+            return [one for one in taken if one is not None]
+
         next_batch()
         with ended_on_error(partial(inference.end, tell=False)):
             while True:
@@ -558,22 +579,10 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
                     except _UNFIT as error:
                         self._explain(block.entries, error)
                         raise
-                    ended = [*assembly.feed(block), *failures]
-                    failures.clear()
-                    for run, one in trial.runs_again.items():
-                        if assembly.is_over(run, MOST):
-                            trial.left_out.add(run)
-                            ended.append((assembly.cut(one), run))
-                    if batches is not None:
-                        yield [_placed(f, batches) for f, _ in ended if f.record.index in wanted]
-                        continue
-                    taken = (trial.take(one, run, self.base) for one, run in ended)
-                    yield [one for one in taken if one is not None]
-                    if trial.fresh_envs is False and not self._opened.made:
-                        _SOUND.add(self.base.stepper)
-                if failures:
-                    ...
-                if not (next_batch() or feed.goes_on()):
+                    yield settled(assembly.feed(block))
+                more = bool(failures)
+                yield settled(())
+                if not (more or next_batch() or feed.goes_on()):
                     break
         inference.end()
 

@@ -134,8 +134,8 @@ def first_difference(first: Steps, second: Steps, cut: bool = False) -> Differen
             found.append((int(rows[0]), place, name))
     if found:
         step, _, name = min(found)
-        one, other = (steps[name][step].tolist() if common else None for steps in (first, second))
-        return Difference(step, name, one, other)
+        values = [steps[name][step].tolist() if common else None for steps in (first, second)]
+        return Difference(step, name, *values)
     if len(first) != len(second) and not cut:
         return Difference(common, "length", len(first), len(second))
     return None

@@ -17,9 +17,8 @@ from __future__ import annotations
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count
-from typing import NamedTuple
 
 import numpy as np
 
@@ -34,7 +33,8 @@ from tdcollect.randomness import NotReproducibleError
 _TRIES = 3  # episodes that may raise where they run again, before the env counts as untried
 
 
-class Again(NamedTuple):
+@dataclass(frozen=True)
+class Again:
     """The index of an episode that ran before, to run once more in its first steps."""
 
     index: int
@@ -47,9 +47,10 @@ class Trial(SlotStarts):
         slots: N.
         rebuild: the envs of slots can be made anew, and are this evaluation's own.
         fresh_envs: run each episode on a new env; None to find out.
-        asks: run an episode again; False where another process does.
+        asks: run an episode again; False until this process is told to.
 
     Attributes:
+        asks: as above.
         fresh_envs: whether episodes run on new envs; None while that is not known.
         resets: int64 ``[N]``: the resets of each slot's env since it was made.
         due: the episodes that have been handed out and have not ended.
@@ -59,7 +60,8 @@ class Trial(SlotStarts):
         self.resets = np.zeros(slots, np.int64)
         self.fresh_envs: bool | None = None
         self.due: dict[int, None] = {}
-        self._rebuild, self._asked, self._asks = rebuild, fresh_envs, asks
+        self.asks = asks
+        self._rebuild, self._asked = rebuild, fresh_envs
         self._given_back = deque[int]()
         self._runs = count(1)
         self._tries = 0
@@ -106,7 +108,7 @@ class Trial(SlotStarts):
 
     def _of_subject(self, slot: int, idle: bool) -> Start | None:
         """A run of the subject that a slot is fit for; any is that has nothing else to do."""
-        if self._subject is None or self.fresh_envs is not None:
+        if self._subject is None or self.fresh_envs is not None or not self.asks:
             return None
         index = self._subject.record.index
         if not self._anew:
@@ -146,11 +148,15 @@ class Trial(SlotStarts):
         if run in self._others:
             del self._others[run]
             return ended._replace(again=True)
-        del self.due[ended.record.index]
-        wanted = self._asks and self.fresh_envs is None and self._subject is None
+        wanted = self.fresh_envs is None and self._subject is None
         if wanted and ended.record.completed and ended.nth == 1 and self._tries < _TRIES:
             self._subject, self._anew = ended, not self._rebuild
         return ended
+
+    def settle(self, ended: Finished) -> None:
+        """Note that an episode counts: nothing was wrong with its steps."""
+        if not ended.again:
+            del self.due[ended.record.index]
 
     def _judge(self, ended: Finished, env: SteppedEnv | GymnasiumEnv) -> None:
         assert self._subject is not None
@@ -213,7 +219,10 @@ def _fault(
 ) -> str:
     """Say of an episode that ran again how it differs, why, and what to do."""
     index, seed = first.record.index, first.record.env_seed
-    text = f"episode {index} of {name_of(env)} (seed {seed}) is another one when it runs again {how}: {found}: "
+    text = (
+        f"episode {index} of {name_of(env)} (seed {seed}) is another one when it runs again {how}: "
+        f"{found}: "
+    )
     if isinstance(found, Difference) and found.of_policy:
         return text + POLICY_ADVICE
     seeding = "reset(seed=)" if isinstance(env, GymnasiumEnv) else "its seed"

@@ -14,7 +14,6 @@ from typing import Any, Generic, TypeVar
 from tdcollect.cleanup import ended_on_error
 from tdcollect.display import count_text
 from tdcollect.evaluation import ledger
-from tdcollect.evaluation.episodes.actions import GROUPS
 from tdcollect.evaluation.episodes.data import Finished
 from tdcollect.evaluation.manifest import git_state
 from tdcollect.evaluation.workers import local
@@ -59,9 +58,14 @@ class Evaluation:
     errors: dict[int, str] = field(default_factory=dict)
     about: Mapping[str, Any] = field(default_factory=dict)
     begun: bool = False
-    # The weight of workers lost as they made the env, by rank; None: as they probed it.
-    died: Counter[int | None] = field(default_factory=Counter)
-    skipped: int = 0  # groups of seeds that the probe leaves out, as they end workers
+    # The weight of workers lost as they made the env and the policy, by rank.
+    died: Counter[int] = field(default_factory=Counter)
+    # Who has an episode to run again, and who does, to find out whether envs must be new ones.
+    can_try: set[int] = field(default_factory=set)
+    trier: int | None = None
+    # Who ran the witness first, and the machines on which another has run it.
+    witness_by: int | None = None
+    proved: set[str] = field(default_factory=set)
     # Manifests of workers that are let in.
     unlike: list[Mapping[str, Any]] = field(default_factory=list)
 
@@ -98,6 +102,7 @@ class Dispatcher:
         self.workers = workers
         self.note = note
         self.lost: list[str] = []  # how each lost worker ended, in lines
+        self._lost_ranks: set[int] = set()
         self._allow_mixed = allow_mixed
         self._by_key: dict[str, Evaluation] = {}  # those that a worker was sent
         self._added = 0
@@ -131,8 +136,10 @@ class Dispatcher:
         return {**work.about, "workers": workers}
 
     def left(self, work: Evaluation) -> int:
-        """Return the number of episodes of an evaluation that have not ended."""
-        return self._schedule.left(work)
+        """Return the number of episodes of an evaluation that have not ended, reruns included."""
+        seats = self._schedule.seats_at(work).values()
+        again = sum(seat.tries + (seat.proves is not None) for seat in seats)
+        return self._schedule.left(work) + again
 
     def remove(self, work: Evaluation) -> None:
         """Forget an evaluation; if it has not ended, workers that are busy with it are ended."""
@@ -160,21 +167,66 @@ class Dispatcher:
                     continue
                 self._open(self.workers.crew.get(rank) or self.workers.start(rank), work)
             if work.begun and seat.opened is not None:
-                self._hand_out(self.workers.crew[rank], seat.opened, work)
+                self._hand_out(self.workers.crew[rank], seat, work)
+                self._try(work)
 
-    def _hand_out(self, worker: local.Worker, opened: local.Opened, work: Evaluation) -> None:
+    def _hand_out(self, worker: local.Worker, seat: Seat[Evaluation], work: Evaluation) -> None:
         while work.unlike:
             unlike = work.unlike.pop()
             work.manifest[ledger.MIXED] = ledger.mixed_entries(work.manifest, unlike)
             work.recording.let_in(unlike)
-        idle = not self._schedule.held(worker.rank)
-        if more := self._schedule.hand_out(worker.rank, opened.slots):
-            self._send(worker, work, local.Run(more, work.keep))
+        recording, idle = work.recording, not seat.busy
+        if self._must_prove(worker, seat, work):
+            seat.proves = recording.proof
+            seat.replaces = False
+            work.proved.add(worker.machine)
+            self._send(worker, work, local.Run([seat.proves], work.keep, again=True))
+        assert seat.opened is not None
+        if more := self._schedule.hand_out(worker.rank, seat.opened.slots):
+            run = local.Run(more, work.keep, recording.keep_steps, recording.cuts)
+            self._send(worker, work, run)
+        if idle and seat.busy:
+            self._watch(worker)
+
+    def _must_prove(self, worker: local.Worker, seat: Seat[Evaluation], work: Evaluation) -> bool:
+        """Return whether a worker is to run the witness, which another one has run.
+
+        One on each machine is, and each that replaces one that was lost.
+        """
+        if work.recording.proof is None or seat.proves is not None:
+            return False
+        other = worker.rank != work.witness_by and worker.machine not in work.proved
+        return other or seat.replaces
+
+    def _try(self, work: Evaluation) -> None:
+        """Have one worker find out whether envs must be new ones, unless that is known."""
+        if work.trier is None and work.can_try and not self._is_known(work):
+            work.trier = min(work.can_try)
+            worker = self.workers.crew[work.trier]
+            idle = not self._schedule.seats[work.trier].busy
+            self._schedule.seats[work.trier].tries = True
+            self._send(worker, work, local.Told(None))
             if idle:
                 self._watch(worker)
 
+    def _is_known(self, work: Evaluation) -> bool:
+        return work.pickled.env_key in self.workers.fresh_envs
+
+    def tell(self, work: Evaluation, fresh_envs: bool | None) -> None:
+        """Tell all workers at an evaluation whether episodes run on new envs, if that is known."""
+        if fresh_envs is None or self._is_known(work):
+            return
+        self.workers.fresh_envs[work.pickled.env_key] = fresh_envs
+        for rank, seat in self._schedule.seats_at(work).items():
+            seat.tries = False
+            if seat.opened is not None:
+                self._send(self.workers.crew[rank], work, local.Told(fresh_envs))
+
     def _send(
-        self, worker: local.Worker, work: Evaluation, what: local.Open | local.Run | local.Fetch
+        self,
+        worker: local.Worker,
+        work: Evaluation,
+        what: local.Open | local.Run | local.Told | local.Fetch,
     ) -> None:
         worker.send(local.Message(self.workers.turn, work.key, what))
 
@@ -226,8 +278,9 @@ class Dispatcher:
                 continue  # it was lost, or others ended this evaluation meanwhile
             elif isinstance(answer, local.Opened):
                 yield from self._take_in(worker, answer, work)
-            elif isinstance(answer, local.Probing):
-                seat.skipped = answer.skipped
+            elif isinstance(answer, local.Found):
+                work.recording.note(answer.entries)
+                self.tell(work, answer.entries.get(ledger.FRESH_ENVS))
             elif isinstance(answer, local.State):
                 self._states.append(answer.state)
             elif isinstance(answer, local.Raised):
@@ -239,15 +292,27 @@ class Dispatcher:
     def _ended(
         self, worker: local.Worker, answer: local.Ended, work: Evaluation
     ) -> Iterator[Event]:
+        finished, seat = answer.finished, self._schedule.seats.get(worker.rank)
+        record = finished.record
+        own = seat is not None and seat.evaluation is work
         try:
-            new = self._schedule.take_in(work, worker.rank, worker.name, answer.record)
+            if own and seat and finished.again and seat.proves == record.index:
+                seat.proves = None
+                work.recording.prove(finished, worker.name)
+                return
+            if own and record.completed and finished.nth == 1 and not finished.again:
+                work.can_try.add(worker.rank)
+            new = self._schedule.take_in(work, worker.rank, worker.name, record)
         except NotReproducibleError as error:
             yield self._fail(work, error)
             return
         if new and answer.error is not None:
-            work.errors[answer.record.index] = answer.error
+            work.errors[record.index] = answer.error
         if new:
-            yield work, Finished(answer.record, answer.data)
+            yield work, finished
+            witness = None if work.recording is None else work.recording.witness
+            if witness is not None and witness.record is record:
+                work.witness_by = worker.rank
 
     def _fail(self, work: Evaluation, error: Exception) -> Event:
         self.remove(work)
@@ -257,8 +322,8 @@ class Dispatcher:
         key, (_, env_key, job, around) = work.key, work.pickled
         self._by_key[key] = work
         sent = None if key in worker.holds else job
-        verdict = self.workers.verdicts.get(env_key)
-        self._send(worker, work, local.Open(around, sent, work.weights, verdict, work.skipped))
+        known = self.workers.fresh_envs.get(env_key)
+        self._send(worker, work, local.Open(around, sent, work.weights, known))
         worker.holds = [*(held for held in worker.holds if held != key), key][-local.MOST_HELD :]
         self._watch(worker)
 
@@ -266,11 +331,10 @@ class Dispatcher:
         self, worker: local.Worker, opened: local.Opened, work: Evaluation
     ) -> Iterator[Event]:
         crew, seats = self.workers.crew, self._schedule.seats_at(work)
-        self.workers.verdicts[work.pickled.env_key] = opened.verdict
         own = seats[worker.rank]
-        own.opened, own.skipped, own.beats = opened, None, None
+        own.opened, own.beats = opened, None
+        own.replaces = worker.rank in self._lost_ranks
         work.died.pop(worker.rank, None)
-        work.died.pop(None, None)
         try:
             if work.manifest:
                 self._check(worker, opened, work)
@@ -324,6 +388,10 @@ class Dispatcher:
         if seat is None:
             return
         work, held = seat.evaluation, len(seat.held)
+        self._lost_ranks.add(rank)
+        work.can_try.discard(rank)
+        work.trier = None if work.trier == rank else work.trier
+        work.proved -= {worker.machine} if seat.proves is not None else set()
         failed = self._schedule.lose(rank, outside)
         if seat.opened is None:
             error = self._unopened(worker, seat, how, outside)
@@ -340,30 +408,19 @@ class Dispatcher:
         for index in failed:
             text = f"its worker {how}, the last of {self.workers.max_lost} that it cost"
             work.errors[index] = text
-            yield work, Finished(ledger.Episode(index, *work.seeds(index), ledger.LOST), None)
+            yield work, Finished(ledger.Episode(index, *work.seeds(index), ledger.LOST))
 
     def _unopened(
         self, worker: local.Worker, seat: Seat[Evaluation], how: str, outside: bool
     ) -> Exception | None:
-        """Count a worker lost as it made env and policy, or probed the env; the error of too many.
-
-        A probe that ends workers runs on other seeds before.
-        """
-        work, probing = seat.evaluation, seat.skipped is not None
-        if probing and seat.skipped != work.skipped:  # others have found these seeds to end workers
-            return None
-        key = None if probing else worker.rank
+        """Count a worker lost as it made env and policy; the error of too many."""
+        work, key = seat.evaluation, worker.rank
         work.died[key] += 1 if outside else WEIGHT
         if work.died[key] < WEIGHT * (self.workers.max_lost + outside):
             return None
-        if probing and work.skipped < GROUPS - 1:
-            work.skipped += 1
-            del work.died[None]
-            return None
         before = work.died[key] // WEIGHT - 1
-        what = "ran the env to check that a seed decides what it does"
         return RuntimeError(
-            f"{worker.name} {how} as it {what if probing else 'made the env and the policy'}"
+            f"{worker.name} {how} as it made the env and the policy"
             f"{f', and so did {before} before it' if before else ''}; try the evaluation without "
             "workers"
         )
@@ -470,30 +527,30 @@ class Schedule(Generic[Key]):
         return group
 
     def take_in(self, evaluation: Key, rank: int, name: str, record: ledger.Episode) -> bool:
-        """Take a record in; False if the episode had ended before, with the same digest.
+        """Take a record in; False if the episode had ended before, with the same record.
 
         The worker that ran it may have been lost since.
 
         Raises:
-            NotReproducibleError: if the digests differ.
+            NotReproducibleError: if the records differ.
         """
         queue, seat = self.queues[evaluation], self.seats.get(rank)
         if seat is not None and seat.evaluation == evaluation:
             seat.ended += 1
             seat.held.pop(record.index, None)
             seat.grouped &= bool(seat.held)
-            seat.beats = seat.beats if seat.held else None
+            seat.beats = seat.beats if seat.busy else None
         before = queue.ended.get(record.index)
         if before is None:
             if queue.lost[record.index]:
-                queue.ended[record.index] = (record.digest, name)
+                queue.ended[record.index] = (record, name)
             return True
-        digest, by = before
-        if digest != record.digest:
+        first, by = before
+        for what, one, other in ledger.record_differences(first, record)[:1]:
             raise NotReproducibleError(
-                f"expected one digest of episode {record.index}, which ran twice, got {digest} "
-                f"from {by} and {record.digest} from {name}: the machines differ, or something "
-                "that no seed reaches decides the episode"
+                f"expected one {what} of episode {record.index}, which ran twice, got {one} from "
+                f"{by} and {other} from {name}: the machines differ, or something that no seed "
+                "reaches decides the episode"
             )
         return False
 
@@ -532,8 +589,8 @@ class _Queue:
         self.waiting = None if indices is None else deque(indices)
         self.suspects: deque[list[int]] = deque()  # groups of those whose worker was lost
         self.lost: Counter[int] = Counter()  # the weight of the workers lost, by episode
-        # Digest and worker of episodes that may end twice.
-        self.ended: dict[int, tuple[str | None, str]] = {}
+        # Record and worker of episodes that may end twice.
+        self.ended: dict[int, tuple[ledger.Episode, str]] = {}
 
     @property
     def suspected(self) -> int:
@@ -559,8 +616,15 @@ class Seat(Generic[Key]):
     ended: int = 0
     since: float | None = None  # when it was first to be given episodes
     opened: local.Opened | None = None  # its answer, once it has env and policy
-    skipped: int | None = None  # groups of seeds that its probe leaves out, while it probes the env
     beats: tuple[int, float] | None = None  # its steps so far, and since when, while it is at work
+    tries: bool = False  # it runs an episode again, to find out whether envs must be new ones
+    proves: int | None = None  # the witness that it runs again
+    replaces: bool = False  # it has the rank of a worker that was lost
+
+    @property
+    def busy(self) -> bool:
+        """It has episodes to run."""
+        return bool(self.held) or self.tries or self.proves is not None
 
     def episodes_in(self, seconds: float) -> int:
         """Estimate how many it ends in some time; at least two."""

@@ -29,10 +29,7 @@ from tdcollect.processes import child
 from tdcollect.processes.channel import Channel, Described, InterruptsHeld
 
 if TYPE_CHECKING:
-    from tensordict import TensorDict
-
-    from tdcollect.evaluation.episodes.actions import Verdict
-    from tdcollect.evaluation.ledger import Episode
+    from tdcollect.evaluation.episodes.data import Finished
     from tdcollect.evaluation.workers.worker import Surroundings
 
 _ADVICE = {
@@ -48,22 +45,32 @@ MOST_HELD = 4
 class Open(NamedTuple):
     """Make env and policy of a job, unless they are there; set the policy's weights.
 
-    ``job`` is None if this worker holds it, ``weights`` are None to leave them, and ``verdict`` to
-    probe the env, without the ``skipped`` groups of seeds, which end workers.
+    ``job`` is None if this worker holds it, ``weights`` are None to leave them, and ``fresh_envs``
+    if it is not known yet whether each episode must run on a new env: till then, all do.
     """
 
     around: Surroundings
     job: bytes | None
     weights: Mapping[str, bytes] | None
-    verdict: Verdict | None
-    skipped: int
+    fresh_envs: bool | None
 
 
 class Run(NamedTuple):
-    """Run these episodes of a job too, with their data if ``keep``."""
+    """Run these episodes of a job too, with their data if ``keep``, and all steps.
+
+    ``again``: they ran before, and are compared with that in their first steps.
+    """
 
     indices: Sequence[int]
     keep: bool
+    keep_steps: bool = False
+    again: bool = False
+
+
+class Told(NamedTuple):
+    """Whether episodes of a job run on new envs; None to find it out, by running one again."""
+
+    fresh_envs: bool | None
 
 
 class Fetch(NamedTuple):
@@ -74,23 +81,21 @@ class Opened(NamedTuple):
     """Env and policy of a job are there; with the manifest as this worker sees it, but for git."""
 
     manifest: dict[str, Any]
-    verdict: Verdict
     slots: int
     about: Mapping[str, Any]  # the env and what runs it, for the notes on a run
 
 
-class Probing(NamedTuple):
-    """Env and policy of a job are made, and the env is probed, without ``skipped`` groups."""
+class Found(NamedTuple):
+    """Entries of the manifest that are known by now, as episodes have run."""
 
-    skipped: int
+    entries: dict[str, Any]
 
 
 class Ended(NamedTuple):
-    """An episode ended: its record, error as text if it failed, and data if kept."""
+    """An episode ended; with its error as text if it failed."""
 
-    record: Episode
+    finished: Finished
     error: str | None
-    data: TensorDict | None
 
 
 class State(NamedTuple):
@@ -110,7 +115,7 @@ class Message(NamedTuple):
 
     turn: int
     key: str
-    what: Open | Run | Fetch | Probing | Opened | Ended | State | Raised
+    what: Open | Run | Told | Fetch | Opened | Found | Ended | State | Raised
 
 
 class Worker(ABC):
@@ -146,6 +151,11 @@ class Worker(ABC):
     def name(self) -> str:
         return f"worker {self.rank} ({self.where})"
 
+    @property
+    def machine(self) -> str:
+        """The machine that it runs on, told from the others of these workers."""
+        return ""
+
 
 class Workers(contextlib.AbstractContextManager["Workers"], ABC):
     """Workers for test episodes, :class:`tdcollect.LocalWorkers` or :class:`tdcollect.RayWorkers`.
@@ -172,7 +182,7 @@ class Workers(contextlib.AbstractContextManager["Workers"], ABC):
         self.timeout = timeout
         self.max_lost = int(max_lost)
         self.crew: dict[int, Worker] = {}  # those that run, by rank
-        self.verdicts: dict[str, Verdict] = {}  # of probes, by the key of the env
+        self.fresh_envs: dict[str, bool] = {}  # whether envs must be new ones, by their keys
         self.turn = 0  # the number of evaluations so far
         self.in_use = False
         # Ends them, also if nobody does: when they are garbage collected, or the program ends.

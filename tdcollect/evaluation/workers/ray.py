@@ -280,6 +280,10 @@ class _Remote(local.Worker):
         return self._where or "an actor that has not started"
 
     @property
+    def machine(self) -> str:
+        return (self._where or "").rpartition(" on ")[2]
+
+    @property
     def how(self) -> str | None:
         """Tells how it was lost; None while it runs."""
         if self._how is None and not self._actors.connected:

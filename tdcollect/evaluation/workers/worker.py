@@ -13,10 +13,9 @@ import socket
 import sys
 import warnings
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -31,7 +30,9 @@ from torchrl.weight_update import WeightStrategy
 from tdcollect.cleanup import ended_on_error
 from tdcollect.envs.traits import all_transforms_of
 from tdcollect.evaluation.episodes.collector import EvaluationCollector, Feed
-from tdcollect.evaluation.manifest import subject
+from tdcollect.evaluation.episodes.trial import Again
+from tdcollect.evaluation.ledger import FAILED
+from tdcollect.evaluation.manifest import found, subject
 from tdcollect.evaluation.requested import RequestedEnv, placed, policy_from
 from tdcollect.evaluation.settings import EvaluationSettings
 from tdcollect.evaluation.workers import local
@@ -204,8 +205,10 @@ Receive = Callable[[bool], local.Message | None]
 is none yet."""
 
 
-def serve(receive: Receive, beat: Callable[[], None]) -> Generator[local.Message, None, None]:
-    """Do what the driver says until it goes; yields the answers, and calls ``beat`` at each step.
+def serve(
+    receive: Receive, beat: Callable[[], None], answer: Callable[[local.Message], None]
+) -> None:
+    """Do what the driver says until it goes; ``beat`` is called at each step.
 
     Running out of memory ends the loop, as it would end the process elsewhere: what fits beside
     fewer episodes may still run.
@@ -217,22 +220,27 @@ def serve(receive: Receive, beat: Callable[[], None]) -> Generator[local.Message
     try:
         while message is not None:
             turn, key, what = message
-            answer = partial(local.Message, turn, key)
+
+            def say(answered: Any, of: tuple[int, str] = (turn, key)) -> None:
+                answer(local.Message(*of, answered))
+
             try:
                 if isinstance(what, local.Open):
                     what.around.enter()
-                    yield from map(answer, _open(jobs, key, what, beat))
+                    say(_opened(jobs, key, what))
                 elif isinstance(what, local.Fetch):
                     policy = jobs[key].policy
                     state = policy.state_dict() if isinstance(policy, nn.Module) else {}
-                    yield answer(local.State(on_cpu(state)))
+                    say(local.State(on_cpu(state)))
+                elif isinstance(what, local.Told):
+                    _tell(jobs[key], what)
                 elif isinstance(what, local.Run):
-                    feed.begin(turn, what)
-                    yield from map(answer, _ended(jobs[key], what, feed))
+                    feed.begin(message, jobs[key], say)
+                    _run(jobs[key], what, feed, say)
             except Exception as error:
                 if _lacks_memory(error):
                     raise
-                yield answer(local.Raised(described(error)))
+                say(local.Raised(described(error)))
             message = feed.following.pop() if feed.following else receive(True)
     finally:
         for collector in jobs.values():
@@ -245,24 +253,23 @@ def _lacks_memory(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
 
 
-def _open(
-    jobs: dict[str, EvaluationCollector], key: str, message: local.Open, beat: Callable[[], None]
-) -> Iterator[local.Probing | local.Opened]:
+def _opened(jobs: dict[str, EvaluationCollector], key: str, message: local.Open) -> local.Opened:
     collector = jobs.pop(key, None)
     if collector is None:
         assert message.job is not None  # else the driver knows that it is held here
         while len(jobs) >= local.MOST_HELD:
             jobs.pop(next(iter(jobs))).close()
         collector = unpickled(message.job).open()
+        collector.tell(message.fresh_envs, asks=False)
     jobs[key] = collector  # the latest last
     if message.weights is not None:
         set_weights(collector, message.weights)
-    if message.verdict is None:
-        yield local.Probing(message.skipped)
-    verdict = collector.prepare(message.verdict, beat, message.skipped)
-    assert verdict is not None
     about = {"env": repr(collector.base), "threads": torch.get_num_threads()}
-    yield local.Opened(subject(collector), verdict, collector.slots, about)
+    return local.Opened(subject(collector), collector.slots, about)
+
+
+def _tell(collector: EvaluationCollector, told: local.Told) -> None:
+    collector.tell(told.fresh_envs, asks=told.fresh_envs is None)
 
 
 def on_cpu(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -273,15 +280,17 @@ def on_cpu(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _ended(
-    collector: EvaluationCollector, message: local.Run, feed: _Feed
-) -> Iterator[local.Ended]:
-    for finished in collector.run(message.keep, feed):
+def _run(
+    collector: EvaluationCollector, message: local.Run, feed: _Feed, say: Callable[[Any], None]
+) -> None:
+    for finished in collector.run(message.keep, feed, keep_steps=message.keep_steps):
         record = finished.record
-        error = None if record.completed else collector.errors[record.index]
-        yield local.Ended(record, error, finished.data)
+        failed = record.status == FAILED and not finished.again
+        feed.tell()
+        say(local.Ended(finished, collector.errors[record.index] if failed else None))
         feed.stepped()  # to send them may take as long as a step
         del finished  # else its data would stay in memory beside the next one's
+    feed.tell()
 
 
 class _Feed(Feed):
@@ -297,28 +306,42 @@ class _Feed(Feed):
         self.stepped = beat  # type: ignore[method-assign]
         self.following: list[local.Message | None] = []
 
-    def begin(self, turn: int, message: local.Run) -> None:
-        self._turn, self._keep = turn, message.keep
-        self._waiting = deque(message.indices)
+    def begin(
+        self, message: local.Message, collector: EvaluationCollector, say: Callable[[Any], None]
+    ) -> None:
+        self._of, self._collector, self._say = message[:2], collector, say
+        self._told: dict[str, Any] = {}
+        self._waiting = deque[int | Again]()
+        self._kept: tuple[bool, bool] | None = None
+        self._take(message)
 
-    def __next__(self) -> int:
-        if not self._waiting and not self.following:
-            arrived = self._receive(False)
-            if arrived is not None:
-                self._take(arrived)
+    def tell(self) -> None:
+        """Tell the driver what has been found out as episodes ran, once."""
+        entries = found(self._collector)
+        if entries != self._told:
+            self._told = entries
+            self._say(local.Found(entries))
+
+    def __next__(self) -> int | Again:
+        while not self.following and (arrived := self._receive(False)) is not None:
+            self._take(arrived)
         if not self._waiting:
             raise StopIteration
         return self._waiting.popleft()
 
     def goes_on(self) -> bool:
+        self.tell()
         if not self.following:
             self._take(self._receive(True))
         return not self.following
 
     def _take(self, message: local.Message | None) -> None:
-        run = None if message is None or message.turn != self._turn else message.what
-        if isinstance(run, local.Run) and run.keep == self._keep:
-            self._waiting += run.indices
+        what = None if message is None or message[:2] != self._of else message.what
+        if isinstance(what, local.Told):
+            _tell(self._collector, what)
+        elif isinstance(what, local.Run) and self._kept in (None, what[1:3]):
+            self._kept = what[1:3]
+            self._waiting += map(Again, what.indices) if what.again else what.indices
         else:
             self.following.append(message)
 
@@ -359,8 +382,7 @@ def work(end: int, steps_file: int) -> None:
     def beat() -> None:
         steps[0] += 1
 
-    for answer in serve(receive, beat):
-        channel.send(packed(answer))
+    serve(receive, beat, lambda answer: channel.send(packed(answer)))
 
 
 POLICY = "policy"

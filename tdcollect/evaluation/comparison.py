@@ -12,6 +12,7 @@ import numpy as np
 
 from tdcollect import check, display
 from tdcollect.evaluation import ledger, statistics
+from tdcollect.evaluation.episodes.steps import policy_difference
 from tdcollect.evaluation.ledger import Episode, manifest_entry
 from tdcollect.evaluation.statistics import Interval, MetricDifference, Quantity, mean_text
 from tdcollect.packages import extra_module
@@ -66,6 +67,10 @@ def check_same_episodes(
         if one != other:
             reasons.append(_differs(f"{ledger.OPTIONS} of episode {index}", one, other, names))
             break
+    tried = _policy_difference(first, second) if across_envs else None
+    if tried is not None and tried[1] is not None:
+        text = f"for the same observations of episode {tried[0]}, {tried[1]}"
+        reasons.append(f"they are not of one policy: {text}")
     if len(a) == len(b) and a.keys() != b.keys():
         missing = min(a.keys() ^ b.keys())
         reasons.append(f"episode {missing} is in only one of {' and '.join(names)}")
@@ -76,6 +81,18 @@ def check_same_episodes(
         )
 
 
+def _policy_difference(first: Evaluation, second: Evaluation) -> tuple[int, Any] | None:
+    """Return the episode by which it was tried whether policies differ, and how they do.
+
+    None if there is none that both kept, or nothing of it could be compared.
+    """
+    one, other = (getattr(evaluation, "witness", None) for evaluation in (first, second))
+    if one is None or other is None or one.record.index != other.record.index:
+        return None
+    alike, found = policy_difference(one.steps, other.steps)
+    return (one.record.index, found) if alike else None
+
+
 def remarks(
     first: Evaluation, second: Evaluation, names: tuple[str, str], across_envs: bool = False
 ) -> Iterator[str]:
@@ -83,6 +100,11 @@ def remarks(
     if across_envs:
         for text in _manifest_differences(first, second, OF_ENV, names):
             yield f"The envs differ: {text}."
+        if _policy_difference(first, second) is None:
+            yield (
+                "Whether they are of one policy could not be tried, as no episode of both begins "
+                "with the same observation: their settings and weights alone were compared."
+            )
     acting = (manifest_entry(e.manifest, "policy.class") != ledger.RANDOM for e in (first, second))
     # Random actions do not depend on the mode, nor on the exploration type.
     keys = REMARKED + (OF_POLICY if all(acting) else ())
@@ -539,6 +561,7 @@ class _Part(NamedTuple):
 
     manifest: Mapping[str, Any]
     episodes: Sequence[Episode]
+    witness: Any = None
 
 
 def _shared(first: Evaluation, others: Sequence[Evaluation]) -> Evaluation:
@@ -547,7 +570,8 @@ def _shared(first: Evaluation, others: Sequence[Evaluation]) -> Evaluation:
     there = {episode.index for episode in first.episodes}
     if not indices < there or any(other != indices for other in more):
         return first
-    return _Part(first.manifest, [e for e in first.episodes if e.index in indices])
+    episodes = [e for e in first.episodes if e.index in indices]
+    return _Part(first.manifest, episodes, getattr(first, "witness", None))
 
 
 def _difference(

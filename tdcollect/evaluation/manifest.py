@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from inspect import isfunction
-from types import CodeType, FunctionType, MethodType
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
@@ -123,40 +123,22 @@ def _batches(collector: EvaluationCollector) -> dict[str, Any]:
 
 
 def weights_digest(policy: Any) -> str | None:
-    """Return the SHA-256 of a policy's parameters and buffers; None if it has none."""
+    """Return the SHA-256 of a policy's parameters and buffers; None if it has none.
+
+    Of a function or an agent, of the networks that it holds.
+    """
     state = policy.state_dict() if isinstance(policy, nn.Module) else {}
     if isinstance(policy, SpacePolicy):
         if policy.said is not None:
             return policy.said["digest"]
-        state = _weights_of(parts_of(policy.source), {})
+        parts = parts_of(policy.source).items()
+        state = {name: part.state_dict() for name, part in parts if isinstance(part, nn.Module)}
     if not state:
         return None
     digest = hashlib.sha256()
     for name, value in sorted(state.items()):
         _digest_value(digest, name, value)
     return digest.hexdigest()
-
-
-def _weights_of(parts: Any, seen: dict[int, Any]) -> dict[str, Any]:
-    """Return the networks and arrays among parts, JAX's and nested ones too, by name.
-
-    Functions and objects are looked into, unless they are of a library, or ``seen`` before.
-    """
-    found: dict[str, Any] = {}
-    for name, part in parts.items() if isinstance(parts, Mapping) else enumerate(parts):
-        if isinstance(part, nn.Module):
-            found[str(name)] = part.state_dict()
-        elif isinstance(part, (torch.Tensor, np.ndarray)):
-            if getattr(part.dtype, "kind", "f") in "biufc":  # no texts, no objects
-                found[str(name)] = torch.as_tensor(part)
-        elif type(part).__module__.startswith("jax") and hasattr(part, "__array__"):
-            if not str(part.dtype).startswith("key"):
-                found[str(name)] = torch.from_numpy(np.array(part)[None].view(np.uint8))
-        elif id(part) not in seen and (isinstance(part, _NESTED) or _is_own(part)):
-            seen[id(part)] = part  # alive, so that nothing else takes over its id
-            within = part if isinstance(part, _NESTED) else parts_of(part)
-            found |= {f"{name}.{key}": value for key, value in _weights_of(within, seen).items()}
-    return found
 
 
 def _digest_value(digest: Any, name: str, value: Any) -> None:
@@ -169,35 +151,6 @@ def _digest_value(digest: Any, name: str, value: Any) -> None:
             _digest_value(digest, f"{name}.{key}", part)
     else:
         digest.update(f"{name} {value!r}\n".encode())
-
-
-def structure_digest(policy: Any) -> str | None:
-    """Return the SHA-256 of a policy's structure: its modules and the functions they call.
-
-    Layers of torch count with their settings, other modules and functions with their names. Of
-    functions and agents, it is that of their code, and of the plain values, the functions and the
-    classes that they hold. None for another policy.
-    """
-    if isinstance(policy, SpacePolicy):
-        source = policy.source
-        if source is None:  # a server
-            return None
-        made = (FunctionType, MethodType, partial, type)
-        of = source if isinstance(compiled_from(source), made) else type(source)
-        held = {
-            name: code_digest(part) if isinstance(part, made) and _is_own(part) else part
-            for name, part in parts_of(source).items()
-        }
-        return hashlib.sha256(_code_values((code_digest(of), sorted(held.items())))).hexdigest()
-    if not isinstance(policy, nn.Module):
-        return None
-    digest = hashlib.sha256()
-    for name, module in policy.named_modules():
-        settings = module.extra_repr() if type(module).__module__.startswith("torch.nn.") else ""
-        called = vars(module).get("module")  # a TensorDictModule around a function
-        of = "" if called is None else _class(called)
-        digest.update(f"{name} {_class(module)} {settings} {of}\n".encode())
-    return digest.hexdigest()
 
 
 def _options(settings: EvaluationSettings, indices: Sequence[int]) -> dict[str, Any]:
@@ -220,63 +173,43 @@ def _metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def code_digest(function: Any) -> str | None:
-    """Return the SHA-256 of the compiled code of a function or class, and of values in it.
+    """Return the SHA-256 of the compiled code of a function, or of the methods of a class.
 
-    Comments and line numbers do not count, nor does the process that it was sent to; a class has
-    its methods and plain values, and those of its bases. None for an object whose code is not
-    Python's.
+    Comments and line numbers do not count, nor does the process that it was sent to. Of another
+    object, it is that of its class; None where the code is not Python's.
     """
-    digest = hashlib.sha256()
     while isinstance(function, partial):
-        digest.update(_code_values((*function.args, *sorted(function.keywords.items()))))
         function = function.func
     function = compiled_from(function)
-    if isinstance(function, type):
-        for kind in filter(_is_own, function.__mro__):
-            named = {
-                n: getattr(v, "__func__", getattr(v, "fget", v)) for n, v in vars(kind).items()
-            }
-            own = {n: v for n, v in named.items() if isfunction(v) or not n.startswith("__")}
-            told = ((n, code_digest(v) if isfunction(v) else v) for n, v in sorted(own.items()))
-            digest.update(_code_values([*told]))
-        return digest.hexdigest()
-    if not isinstance(function, (FunctionType, MethodType)):
-        function = getattr(type(function), "__call__", None)  # noqa: B004
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return None
-    cells = [cell.cell_contents for cell in function.__closure__ or ()]
-    digest.update(_code_values((function.__defaults__, function.__kwdefaults__, *cells)))
-    digest.update(_code(code))
-    return digest.hexdigest()
+    function = getattr(function, "__func__", function)
+    codes = [function.__code__] if isfunction(function) else []
+    if not codes:
+        for kind in (function if isinstance(function, type) else type(function)).__mro__:
+            parts = [getattr(v, "__func__", getattr(v, "fget", v)) for v in vars(kind).values()]
+            codes += [part.__code__ for part in parts if isfunction(part)]
+    digest = hashlib.sha256()
+    for code in codes:
+        digest.update(_code(code))
+    return digest.hexdigest() if codes else None
 
 
 def _code(code: CodeType) -> bytes:
     names = (code.co_names, code.co_varnames, code.co_freevars)
-    return code.co_code + repr(names).encode() + _code_values(code.co_consts)
+    return code.co_code + repr(names).encode() + b"".join(map(_constant, code.co_consts))
 
 
-def _code_values(values: Any) -> bytes:
-    """Return values as bytes that are the same in another process."""
-    if isinstance(values, CodeType):
-        return _code(values)
-    if isinstance(values, FunctionType):
-        return _code(values.__code__)
-    if isinstance(values, Mapping):
-        values = tuple(values.items())
-    if isinstance(values, (set, frozenset)):
-        return b"{%b}" % b",".join(sorted(map(_code_values, values)))
-    if isinstance(values, (tuple, list)):
-        return b"(%b)" % b",".join(map(_code_values, values))
-    plain = _is_plain(values) or isinstance(values, (bytes, complex, slice))
-    return (repr(values) if plain else _class(values)).encode()
+def _constant(value: Any) -> bytes:
+    """Return a constant of some code as bytes that are the same in another process."""
+    if isinstance(value, CodeType):
+        return _code(value)
+    return repr(sorted(map(repr, value)) if isinstance(value, frozenset) else value).encode()
 
 
 def _policy(policy: Any) -> dict[str, Any]:
     """Return the entries of a policy by itself: what it is called, and its digests."""
     return {
         **_named(policy),
-        "structure": structure_digest(policy),
+        "code": code_digest(policy.source) if isinstance(policy, SpacePolicy) else None,
         "digest": weights_digest(policy),
     }
 
@@ -351,19 +284,6 @@ def _texts(kwargs: Mapping[str, Any]) -> dict[str, str]:
         name: repr(value) if _is_plain(value) else _class(value)
         for name, value in sorted(kwargs.items())
     }
-
-
-_NESTED = (Mapping, list, tuple)
-_LIBRARIES = (
-    *("builtins", "gymnasium", "jax", "jaxlib", "lerobot", "numpy"),
-    *("tensordict", "torch", "torchrl"),
-)
-
-
-def _is_own(value: Any) -> bool:
-    """Tell whether what a policy holds is a user's, and not of a library that has a version."""
-    of = value if isinstance(value, (FunctionType, MethodType, type)) else type(value)
-    return (of.__module__ or "").partition(".")[0] not in _LIBRARIES
 
 
 def _is_plain(value: Any) -> bool:

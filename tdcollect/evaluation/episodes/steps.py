@@ -141,6 +141,25 @@ def first_difference(first: Steps, second: Steps, cut: bool = False) -> Differen
     return None
 
 
+def policy_difference(first: Steps, second: Steps) -> tuple[int, Difference | None]:
+    """Compare what policies did in two envs, as long as they saw the same.
+
+    Returns:
+        The number of steps from the first one on in which all observations are equal; and the first
+        of these in which something else that the policies gave is not, if there is one.
+    """
+    names = [*(first.dtype.names or ())]
+    observed = [name for name in names if name.startswith(f"{OBSERVATION}/")]
+    acted = [name for name in names if name.startswith((f"{OUTPUT}/", f"{ACTION}/"))]
+    if not observed or any(name not in (second.dtype.names or ()) for name in observed):
+        return 0, None
+    unlike = first_difference(first[observed], second[observed], cut=True)
+    alike = min(len(first), len(second)) if unlike is None else unlike.step
+    if not alike:
+        return 0, None
+    return alike, first_difference(first[acted][:alike], second[acted][:alike], cut=True)
+
+
 def _unlike_rows(one: Array, other: Array) -> Array:
     """Mark the rows ``[L]`` that differ in a bit."""
     size = one.dtype.itemsize * int(np.prod(one.shape[1:], dtype=np.int64))

@@ -23,6 +23,8 @@ from hypothesis.extra import numpy as arrays
 from tdcollect.evaluation import npz
 from tdcollect.evaluation.npz import key_of, member_name, read_arrays, write_arrays
 
+from .ledgers import Payload
+
 DTYPES = [*"?bBhHiIqQefdFD", ">f4"]
 SMALL = {"action": np.arange(6, dtype="u1").reshape(3, 2), "next/done": np.array([0, 0, 1], bool)}
 ODD_NAMES = ["file", "allow_pickle", "", "a.npy", "é", "../../etc/passwd", "/x", "a" * 1000]
@@ -93,16 +95,6 @@ def test_large_members_have_sizes_of_64_bits(tmp_path: Path, monkeypatch, mapped
     assert all(
         same(read[name], array) and read[name].flags.aligned for name, array in SMALL.items()
     )
-
-
-class Payload:
-    """Leaves a mark where it is unpickled."""
-
-    def __init__(self, mark: Path):
-        self.mark = str(mark)
-
-    def __reduce__(self) -> Any:
-        return open, (self.mark, "w")
 
 
 @pytest.mark.parametrize(

@@ -338,10 +338,8 @@ def write_trajectory(path: Path, data: TensorDict) -> None:
         try:
             arrays[name] = tensor.numpy()
         except TypeError as error:
-            raise ValueError(
-                f"expected entries to keep of dtypes that NumPy has, got {tensor.dtype} in {key!r};"
-                " convert it, or do not keep the data"
-            ) from error
+            error.add_note(f"in {key!r}: convert what NumPy has no dtype for, or keep no data")
+            raise
     npz.write_arrays(path, dict(sorted(arrays.items())))
 
 

@@ -123,7 +123,7 @@ def test_other_arrays_are_refused(tmp_path: Path, array: Any) -> None:
 def test_names_that_cannot_be_kept_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match=r"control characters, .*; use member_name\(\)"):
         write_arrays(tmp_path / "some", {name: np.ones(1)})
-    with pytest.raises(ValueError, match="there are 4097 arrays, above 4096"):
+    with pytest.raises(ValueError, match=r"expected at most 4096 arrays, .* got 4097"):
         write_arrays(tmp_path / "some", dict.fromkeys(map(str, range(4097)), np.ones(1)))
     assert not [*tmp_path.iterdir()]
 
@@ -306,10 +306,10 @@ def encrypted(path: Path) -> None:
                 SOUND[:8] + b"\0\0" + SOUND[10:],
             ]
         ),
-        (overlapping, "'a.npy' is no array, or not where and what the list of members says"),
+        (overlapping, "two members are called 'a.npy'"),
         (prefixed, "'action.npy' is no array, or not where and what the list of members says"),
         (with_a_gap, "'a.npy' is no array, or not where and what the list of members says"),
-        (many, "there are 4097 arrays, above 4096"),
+        (many, "expected at most 4096 arrays, with names of at most 1000 characters, no"),
         (long_list, "its list of members has 4398046511104 bytes"),
     ],
 )
@@ -319,8 +319,9 @@ def test_anything_else_is_refused_before_memory_is_taken(
     tamper(small)
     monkeypatch.chdir(small.parent)
     if "big" not in told and "dimension" not in told:  # which NumPy says
-        for taking in ("_read", "_mapped"):
-            monkeypatch.setattr(npz, taking, lambda *_: pytest.fail("memory was taken"))
+        taken = lambda *_: pytest.fail("memory was taken")  # noqa: E731
+        monkeypatch.setattr(npz, "_mapped", taken)
+        monkeypatch.setattr(np, "fromfile", taken)
     with pytest.raises(ValueError, match=r"to be an \.npz file of plain arrays") as refused:
         read_arrays(small, mapped)
     assert told in str(refused.value)

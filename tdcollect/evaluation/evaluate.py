@@ -71,7 +71,7 @@ def evaluate(
         episodes: the number of episodes, or their indices.
         seed: the root seed.
         keep_trajectories: keep the data of episodes: in memory, or under ``output_dir`` as
-            memory-mapped TensorDicts. Refused if episodes have ended there without.
+            ``.npz`` files. Refused if episodes have ended there without.
         output_dir: the directory for the ledger, the statistics and the report.
         progress: show a progress bar, on a terminal and in a notebook, if tqdm is installed;
             elsewhere a line every 30 seconds.

@@ -252,6 +252,16 @@ def test_what_a_killed_process_left_becomes_the_same_files(run: Path, written: P
 # verify
 
 
+def test_data_that_numpy_wrote_are_as_good(run: Path) -> None:
+    """As another program would, by docs/protocol.md."""
+    file, result = run / DATA / "000000.npz", load(run)
+    arrays, before = read_arrays(file), result.trajectory(0).clone()
+    np.savez(file, **arrays)
+    alter(run / RESULTS, {(DATA, file.name): hashlib.sha256(file.read_bytes()).hexdigest()})
+    assert tdcollect.verify(run).passed
+    assert (load(run).trajectory(0) == before).all()
+
+
 def test_verify_finds_nothing_wrong(run: Path, tmp_path: Path, capsys) -> None:
     found = tdcollect.verify(run)
     assert found.passed

@@ -356,7 +356,8 @@ def take_trajectory(source: Path, path: Path) -> None:
             os.link(source, part, follow_symlinks=False)
         except OSError:
             shutil.copyfile(source, part, follow_symlinks=False)
-        part.replace(path)
+        path.unlink(missing_ok=True)  # a link does not take the place of another of its file
+        part.rename(path)
 
 
 def read_trajectory(path: Path) -> Any:

@@ -129,6 +129,10 @@ def test_data_are_links_or_copies(runs: Path, monkeypatch: pytest.MonkeyPatch) -
         return {path.stat().st_nlink for path in merged.directory.rglob("*.npz")}
 
     linked = tdcollect.merge(both(runs), runs / "linked")
+    before = contents(runs / "linked")
+    unfinished(runs / "linked", 0)  # killed when all was linked, and the ledger was empty
+    tdcollect.merge(both(runs), runs / "linked")
+    assert contents(runs / "linked") == before
     monkeypatch.setattr("os.link", refuse)
     copied = tdcollect.merge(both(runs), runs / "copied")
     assert (links(linked), links(copied)) == ({2}, {1})

@@ -82,7 +82,7 @@ def play(env: gym.Env, root: int, index: int) -> dict:
 def manifest(env: gym.Env, episodes: int, root: int) -> dict:
     """The manifest: all that decides the episodes."""
     return {
-        "format": 2,
+        "format": 3,
         "protocol": 2,
         "env": {
             "id": ENV,

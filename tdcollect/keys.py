@@ -8,7 +8,8 @@ Axis letters: **N** env slots, **T** steps, **B** trajectories, **L** longest tr
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from collections.abc import Iterable
+from typing import Any, TypeAlias
 
 Key: TypeAlias = str | tuple[str, ...]  # of an entry; a tuple for a nested one
 
@@ -88,3 +89,17 @@ def under_next(key: Key) -> tuple[str, ...]:
 def from_next(key: Key) -> Key:
     """The key of an entry of the following step, once that step is the present one."""
     return key[1] if len(key) == 2 else tuple(key[1:])
+
+
+def by_name(entries: Iterable[tuple[Key, Any]]) -> dict[str, Any]:
+    """Entries by name; nested ones in dicts of their own."""
+    source: dict[str, Any] = {}
+    for key, value in entries:
+        if isinstance(key, str):
+            source[key] = value
+        else:
+            parent = source
+            for name in key[:-1]:
+                parent = parent.setdefault(name, {})
+            parent[key[-1]] = value
+    return source

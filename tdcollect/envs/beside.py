@@ -26,7 +26,7 @@ from torchrl.envs import transforms as T
 from tdcollect import keys
 from tdcollect._upstream import torchrl as upstream
 from tdcollect.envs.process.values import Begun, InfoEntry, Options, limits
-from tdcollect.envs.spaces import SpaceCodec, by_name, compose, key_of, observation_name
+from tdcollect.envs.spaces import SpaceCodec, compose, key_of, observation_name
 from tdcollect.envs.traits import TRAITS, NotKnown, base_of, runs_once, traits_of, transforms_of
 from tdcollect.randomness import global_states, global_states_kept, set_global_states
 
@@ -440,7 +440,9 @@ class _TensorDictSlot(SlotEnv):
     """A slot that TorchRL's own code steps, on TensorDicts."""
 
     def _prepare(self, plan: SlotPlan) -> None:
-        self.observation_space = _dict_space(by_name((box.key, _box(box)) for box in plan.boxes))
+        self.observation_space = _dict_space(
+            keys.by_name((box.key, _box(box)) for box in plan.boxes)
+        )
         self._boxes = [box.key for box in plan.boxes]
         self._entries = [entry.key for entry in plan.entries]
         categorical = upstream.is_categorical(self._base)
@@ -472,7 +474,7 @@ class _TensorDictSlot(SlotEnv):
 
     def _read(self, entries: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         arrays = ((key, entries[key].numpy(force=True)) for key in self._boxes)
-        return by_name(arrays), {key: entries[key].numpy(force=True) for key in self._entries}
+        return keys.by_name(arrays), {key: entries[key].numpy(force=True) for key in self._entries}
 
 
 def _without_none(**arguments: Any) -> dict[str, Any]:

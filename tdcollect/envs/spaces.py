@@ -476,7 +476,7 @@ class SpaceCodec:
 def compose(specs: Iterable[tuple[Path, TensorSpec]], batch_size: Sequence[int]) -> Composite:
     """Unbatched specs, each at its path, as one nested ``Composite`` of the given batch size."""
     expanded = ((path, spec.expand(*batch_size, *spec.shape)) for path, spec in specs)
-    return Composite(by_name(expanded), shape=batch_size)
+    return Composite(keys.by_name(expanded), shape=batch_size)
 
 
 def nested(
@@ -495,7 +495,7 @@ def nested(
             break
     else:
         return nested_unchecked(given, size, device)
-    return TensorDict(by_name(given), batch_size=size, device=device)
+    return TensorDict(keys.by_name(given), batch_size=size, device=device)
 
 
 def nested_unchecked(
@@ -504,21 +504,7 @@ def nested_unchecked(
     device: torch.device | None,
 ) -> TensorDict:
     """The same, of tensors that are known to fit the batch size, and to be on the device."""
-    return unchecked_tensordict(by_name(entries), batch_size=batch_size, device=device)
-
-
-def by_name(entries: Iterable[tuple[str | Path, Any]]) -> dict[str, Any]:
-    """Entries by name; nested ones in dicts of their own."""
-    source: dict[str, Any] = {}
-    for key, value in entries:
-        if isinstance(key, str):
-            source[key] = value
-        else:
-            parent = source
-            for name in key[:-1]:
-                parent = parent.setdefault(name, {})
-            parent[key[-1]] = value
-    return source
+    return unchecked_tensordict(keys.by_name(entries), batch_size=batch_size, device=device)
 
 
 # --- buffers of a step ----------------------------------------------------------------------------

@@ -9,19 +9,12 @@ complete line, and the files are byte for byte those of a run that was never int
 
 from __future__ import annotations
 
-import errno
-import hashlib
-import json
 import os
-import re
 import shutil
-import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from importlib.util import find_spec
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +22,7 @@ import numpy as np
 
 from tdcollect import files, keys
 from tdcollect.display import without_process_ids
-from tdcollect.evaluation import ledger, step_files
+from tdcollect.evaluation import ledger, npz, step_files
 from tdcollect.evaluation.episodes.data import disagreements
 from tdcollect.packages import extra_module
 
@@ -56,7 +49,7 @@ class Directory:
         manifest: the manifest found there, or written; what :meth:`note_mixed` adds is in it.
         shard: the shard that runs there, or None.
         episodes: the records found there.
-        kept: the digests of the folders with data, by name, as a finished ledger lists them.
+        kept: the digests of the files with data, by name, as a finished ledger lists them.
         rechecked: True if an episode ran once more there; None if it was unfinished.
         witness: the episode that whoever goes on here runs again first; None if there is none yet.
         begun: whether it may be written to, since :meth:`begin`.
@@ -100,6 +93,8 @@ class Directory:
             for episode in self.episodes:
                 if episode.index in data:  # of a run that was interrupted: a digest is to come
                     check_data(self.path, episode, self.manifest, None)
+            for problem in step_files.altered(found):
+                raise ValueError(f"{problem}; ask for it as it was, or evaluate again elsewhere")
             self.witness = step_files.read_witness(self.path)
             self._gone = self._to_forget()
             self.episodes = [one for one in self.episodes if one.index not in self._gone]
@@ -186,7 +181,7 @@ class Directory:
         kept = {episode.index: episode for episode in episodes}
         self._write_ledger(kept[index] for index in sorted(kept))
         for index in ledger.kept_trajectories(self.path) - kept.keys():
-            shutil.rmtree(ledger.trajectory_path(self.path, index))
+            ledger.trajectory_path(self.path, index).unlink()
         self.manifest = dict(manifest)
         files.write_json(self.path / ledger.MANIFEST, self.manifest)
 
@@ -214,9 +209,9 @@ class Directory:
 
     def _sweep(self, data: bool = False) -> None:
         """Remove half-written data; with ``data``, all data of episodes."""
-        for part in (self.path / ledger.TRAJECTORIES).glob("*" if data else "*.part"):
-            if part.name.removesuffix(".part").isdecimal():
-                shutil.rmtree(part)
+        for ending in (".npz.part", ledger.KEPT)[: 1 + data]:
+            for index in ledger.kept_trajectories(self.path, ending=ending):
+                (self.path / ledger.TRAJECTORIES / f"{ledger.episode_name(index)}{ending}").unlink()
 
     def check_kept(self, episodes: Iterable[ledger.Episode]) -> None:
         """Refuse to keep data if some episodes have ended without."""
@@ -235,7 +230,11 @@ class Directory:
         """Write an episode: its data and its steps first, then its line."""
         if steps is not None:
             self._steps.add(episode.index, steps)
-        self._put(episode.index, None if data is None else partial(write_trajectory, data=data))
+        path = ledger.trajectory_path(self.path, episode.index)
+        if data is None:
+            path.unlink(missing_ok=True)  # its line was never written
+        else:
+            write_trajectory(path, data)
         self._unmark()
         with files.naming(self.path / ledger.EPISODES):
             self._journal.write(episode.to_json().encode() + b"\n")
@@ -243,16 +242,7 @@ class Directory:
 
     def take_data(self, index: int, source: Path) -> None:
         """Take the data of an episode from another directory, before the ledger has its line."""
-        self._put(index, partial(link_trajectory, source))
-
-    def _put(self, index: int, write: Callable[[Path], None] | None) -> None:
-        target = ledger.trajectory_path(self.path, index)
-        if target.exists():  # its line was never written
-            shutil.rmtree(target)
-        if write is not None:
-            part = target.with_name(target.name + ".part")
-            write(part)
-            part.rename(target)
+        take_trajectory(source, ledger.trajectory_path(self.path, index))
 
     def take_steps(self, index: int, steps: Steps) -> None:
         """Take the steps of an episode from another directory."""
@@ -288,7 +278,7 @@ class Directory:
         before = [] if self.kept is None else self.episodes
         new = ledger.kept_trajectories(self.path) - {episode.index for episode in before}
         paths = [ledger.trajectory_path(self.path, index) for index in sorted(new)]
-        kept = (self.kept or {}) | {path.name: trajectory_digest(path) for path in paths}
+        kept = (self.kept or {}) | {path.name: ledger.sha256(path) for path in paths}
         found: dict[str, Any] = {
             name: ledger.sha256(self.path / file) for name, file in ledger.DIGESTED.items()
         }
@@ -384,222 +374,92 @@ def read_runs(path: Path) -> list[Any]:
     return runs
 
 
-_META = "meta.json"
+_BRAIN = "bfloat16:"  # before the name of an entry that NumPy has no dtype for
 _BFLOAT16 = np.dtype(np.uint16, metadata={"is": "bfloat16"})
-_TYPE, _TENSORDICT = "_type", "<class 'tensordict._td.TensorDict'>"
-_NOT_ENTRIES = ("shape", "device", _TYPE)  # in meta.json, beside the entries
-_FORMAT = {"_format_version": 1, "_class": "tensordict:TensorDict"}  # there since tensordict 0.15
-_ENCODED = re.compile(r'[/<>:"|?*\\ %\0-\x1f\x7f]')  # in the names of files, as tensordict has it
-_MOST_DIMS = 64  # torch's own limit
-_ROOM = 1 << 13  # bytes of a file's blocks besides its contents
-_MOST_BYTES = 1 << 20  # of a meta.json
 
 
 def write_trajectory(path: Path, data: TensorDict) -> None:
-    """Write the data ``[L]`` of an episode: a folder of plain files of tensors."""
-    lost = [key for key in data.keys(True) if keys.name_of(key) in _NOT_ENTRIES]
-    if lost:
-        raise ValueError(
-            f"expected entries to keep that are called neither {' nor '.join(_NOT_ENTRIES)}, which "
-            f"memory maps of TorchRL lose, got {lost}; rename the policy's, or do not keep the data"
-        )
-    with files.naming(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        sizes = [value.numel() * value.element_size() for value in data.values(True, True)]
-        # A disk that is full ends a process that writes to a map: ask first.
-        if shutil.disk_usage(path.parent).free < sum(sizes) + _ROOM * len(sizes):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        data.memmap(path)
+    """Write the data ``[L]`` of an episode: a file of arrays, by the names of entries."""
+    import torch
 
-
-def link_trajectory(source: Path, path: Path) -> None:
-    """Take over the data of an episode: links to the files that :func:`read_trajectory` reads.
-
-    Files are copied where links cannot be made, as from one file system to another. The files of
-    an episode are never written again, so that links are as safe as copies.
-    """
-    path.mkdir(parents=True)
-    for file in _files(source):
-        if stat.S_ISDIR(file.lstat().st_mode):
-            link_trajectory(file, path / file.name)
-            continue
+    arrays = {}
+    for key, value in data.items(True, True):
+        name, tensor = npz.member_name(key), value.detach().cpu().resolve_conj().resolve_neg()
+        if tensor.dtype == torch.bfloat16:
+            name, tensor = _BRAIN + name, tensor.view(torch.uint16)
         try:
-            os.link(file, path / file.name, follow_symlinks=False)
+            arrays[name] = tensor.numpy()
+        except TypeError as error:
+            error.add_note(f"in {key!r}: convert what NumPy has no dtype for, or keep no data")
+            raise
+    npz.write_arrays(path, dict(sorted(arrays.items())))
+
+
+def take_trajectory(source: Path, path: Path) -> None:
+    """Take over the data of an episode: a hard link to their file, or a copy where links fail.
+
+    The file of an episode is replaced and never written again, so that links are as safe.
+    """
+    part = path.with_name(path.name + ".part")
+    with files.naming(path):
+        path.parent.mkdir(exist_ok=True)
+        part.unlink(missing_ok=True)
+        try:
+            os.link(source, part, follow_symlinks=False)
         except OSError:
-            shutil.copyfile(file, path / file.name, follow_symlinks=False)
+            shutil.copyfile(source, part, follow_symlinks=False)
+        path.unlink(missing_ok=True)  # a link does not take the place of another of its file
+        part.rename(path)
 
 
 def read_trajectory(path: Path) -> Any:
     """Read the data ``[L]`` of an episode that :func:`write_trajectory` wrote.
 
-    They are mapped from their files when they are used; writes to them stay in memory and never
-    reach a file. No code is run, whatever the files hold.
+    They are mapped from their file when they are used; writes to them stay in memory and never
+    reach it. No code is run, whatever the file holds.
 
     Returns:
-        A TensorDict; where it is not installed, what :func:`read_arrays` returns.
+        A TensorDict; where it is not installed, arrays in nested dicts, as :func:`read_entries`
+        reads them.
     """
     if find_spec("tensordict") is None or find_spec("torch") is None:
-        return read_arrays(path)
+        return keys.by_name(read_entries(path).items())
     import torch
     from tensordict import TensorDict
 
-    def mapped(file: Path, name: str, shape: list[int]) -> torch.Tensor:
-        dtype, size = getattr(torch, name), prod(shape)
-        if not size:  # has no file
-            return torch.empty(shape, dtype=dtype)
-        return torch.from_file(str(file), shared=False, size=size, dtype=dtype).view(shape)
-
-    def made(entries: dict[str, Any], shape: list[int]) -> TensorDict:
-        return TensorDict(entries, shape, device="cpu")
-
-    with _reading(path):
-        return _read(path, mapped, made).refine_names(keys.TIME)
+    entries = {}
+    for key, array in read_entries(path).items():
+        tensor = torch.from_numpy(array)
+        entries[key] = tensor.view(torch.bfloat16) if array.dtype.metadata else tensor
+    data = TensorDict(keys.by_name(entries.items()), [len(tensor)], device="cpu")
+    return data.refine_names(keys.TIME)
 
 
-def read_arrays(path: Path) -> dict[str, Any]:
-    """Read the data of an episode as :func:`read_trajectory`, into NumPy arrays in nested dicts.
+def read_entries(path: Path, mapped: bool = True) -> dict[keys.Key, np.ndarray[Any, Any]]:
+    """Read the entries ``[L, ...]`` of an episode by key.
 
     ``bfloat16``, which NumPy lacks, is read as the ``uint16`` of the same bits.
     """
-
-    def mapped(file: Path, name: str, shape: list[int]) -> np.ndarray[Any, Any]:
-        if not prod(shape):
-            return np.empty(shape, _dtype(name))
-        return np.memmap(file, _dtype(name), "c", shape=tuple(shape)).view(np.ndarray)
-
-    with _reading(path):
-        found: dict[str, Any] = _read(path, mapped, lambda entries, shape: entries)
-        return found
-
-
-def _dtype(name: str) -> np.dtype[Any]:
-    return _BFLOAT16 if name == "bfloat16" else np.dtype(name)
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
     try:
-        yield
-    except (OSError, ValueError, TypeError, RuntimeError, RecursionError) as error:
+        found: dict[keys.Key, np.ndarray[Any, Any]] = {}
+        for name, array in npz.read_arrays(path, mapped).items():
+            key = npz.key_of(name.removeprefix(_BRAIN))
+            is_brain = name.startswith(_BRAIN)
+            fits = array.dtype == np.uint16 if is_brain else array.dtype.isnative
+            if not fits or not array.ndim or key in found:
+                raise ValueError(f"{name} is {array.dtype} {[*array.shape]}, or there twice")
+            found[key] = array.view(_BFLOAT16) if is_brain else array
+        if len({len(array) for array in found.values()}) != 1:
+            raise ValueError("its entries have no length in common")
+        paths = [keys.as_path(key) for key in found]
+        around = {path[:depth] for path in paths for depth in range(1, len(path))}
+        if both := around.intersection(paths):
+            raise ValueError(f"{keys.entry_path(min(both))} is an entry, and has entries within")
+    except (OSError, ValueError) as error:
         raise ValueError(
             f"{path} does not hold the data of an episode as an evaluation keeps them: {error}; "
-            "remove the directory, and run the episode again with replay()"
+            "remove the file, and run the episode again with replay()"
         ) from error
-
-
-def trajectory_digest(folder: Path) -> str:
-    """Return the SHA-256 of the names and contents of all files of an episode's data."""
-    digest = hashlib.sha256()
-    for file in _files(folder):
-        if stat.S_ISDIR(file.lstat().st_mode):
-            part = trajectory_digest(file)
-        else:
-            _check_kind(file, stat.S_ISREG, "a file")
-            part = ledger.sha256(file)
-        digest.update(os.fsencode(file.name) + f"\0{part}\n".encode())
-    return digest.hexdigest()
-
-
-def _files(folder: Path) -> list[Path]:
-    """Return what lies in a folder of data, but for hidden files, which are never read."""
-    return sorted(file for file in folder.iterdir() if not file.name.startswith("."))
-
-
-def _read(
-    folder: Path,
-    mapped: Callable[[Path, str, list[int]], Any],
-    made: Callable[[dict[str, Any], list[int]], Any],
-    within: Sequence[int] | None = None,
-) -> Any:
-    """Read a folder of entries, whose shapes begin with its own, and that with the one around."""
-    _check_kind(folder, stat.S_ISDIR, "a folder")
-    meta = _meta(folder / _META)
-    shape = _shape(meta.get("shape"))
-    if within is None and len(shape) != 1:
-        raise ValueError(f"its shape is {shape}, and not [L]")
-    _check_shape(folder, shape, within or ())
-    found: dict[str, Any] = {}
-    known = {_META}
-    for key, entry in meta.items():
-        named = key == "_names" and isinstance(entry, list)  # of dimensions, since tensordict 0.15
-        if key in _NOT_ENTRIES or (key, entry) in _FORMAT.items() or named:
-            continue
-        name = _file_name(key)
-        if not isinstance(entry, dict):
-            raise ValueError(f"{folder / _META} says {entry!r} of {key!r}")  # noqa: TRY004
-        if "type" in entry:
-            if entry != {"type": "TensorDict"}:
-                raise ValueError(f"{key!r} is of {entry['type']!r}, which is no tensor")
-            found[key] = _read(folder / name, mapped, made, shape)
-        else:
-            name += ".memmap"
-            dtype, size = _checked(folder / name, entry)
-            _check_shape(folder / name, size, shape)
-            found[key] = mapped(folder / name, dtype, size)
-        known.add(name)
-    # Other files are not read, but a file that may belong to the data is not ignored.
-    for file in _files(folder):
-        if file.name not in known:
-            raise ValueError(f"{file.name} is there, which {_META} does not name")
-    return made(found, shape)
-
-
-def _file_name(key: str) -> str:
-    """Return the name of an entry's file or folder, as tensordict encodes it."""
-    name = _ENCODED.sub(lambda match: f"%{ord(match[0]):02X}", key)
-    name = {"": "%", ".": "%2E", "..": "%2E%2E"}.get(name, name)
-    if Path(name).name != name:
-        raise ValueError(f"{key!r} names no file")
-    return name
-
-
-def _meta(file: Path) -> Mapping[str, Any]:
-    size = _check_kind(file, stat.S_ISREG, "a file").st_size
-    if size > _MOST_BYTES:
-        raise ValueError(f"{file.name} has {size} bytes")
-    meta = json.loads(file.read_bytes())
-    if not isinstance(meta, dict) or meta.get(_TYPE) != _TENSORDICT:
-        raise ValueError(f"{file} describes no TensorDict")
-    return meta
-
-
-def _checked(file: Path, entry: Mapping[str, Any]) -> tuple[str, list[int]]:
-    """Return the dtype and the shape of a tensor, once its file is known to fit them."""
-    name, shape = str(entry.get("dtype")).removeprefix("torch."), _shape(entry.get("shape"))
-    try:
-        item = _dtype(name).itemsize
-    except TypeError:
-        item = 0
-    if not item or entry.get("is_nested", False) is not False:
-        raise ValueError(f"{file.name} is no plain tensor: {dict(entry)!r}")
-    size = _check_kind(file, stat.S_ISREG, "a file").st_size if prod(shape) else 0
-    if size != prod(shape) * item:
-        raise ValueError(
-            f"{file.name} has {size} bytes, not those of shape {shape} and dtype {entry['dtype']}"
-        )
-    return name, shape
-
-
-def _check_shape(path: Path, shape: Sequence[int], within: Sequence[int]) -> None:
-    if list(shape[: len(within)]) != list(within):
-        raise ValueError(f"the shape of {path.name} is {shape}, within {within}")
-
-
-def _shape(value: Any) -> list[int]:
-    if (
-        isinstance(value, list)
-        and len(value) <= _MOST_DIMS
-        and all(type(size) is int and 0 <= size < 2**63 for size in value)
-    ):
-        return value
-    raise ValueError(f"{value!r} is no shape")
-
-
-def _check_kind(path: Path, kind: Any, called: str) -> Any:
-    """Refuse links, which lead elsewhere, and pipes and devices, which have no end."""
-    found = path.lstat()
-    if not kind(found.st_mode):
-        raise ValueError(f"{path.name} is not {called}")
     return found
 
 
@@ -615,16 +475,17 @@ def check_data(
     Those of a film, in another ``folder``, are listed nowhere.
     """
     path = ledger.trajectory_path(root, record.index, folder)
-    data = dict(_flat(read_arrays(path)))
+    entries = read_entries(path, mapped=listed is not None)  # else checksums are all there is
+    data = {keys.entry_path(key): rows for key, rows in entries.items()}
     try:
         counted = (manifest.get("returns") or {}).get("rewards")
         found = disagreements(record, data, manifest["entries"], counted)
     except (TypeError, ValueError) as error:  # of a dtype or a shape that no episode has
         found = [str(error)]
-    if listed is not None and (now := trajectory_digest(path)) != listed.get(path.name):
+    if listed is not None and (now := ledger.sha256(path)) != listed.get(path.name):
         then = listed.get(path.name, "none")
         found.append(
-            f"the digest of their files is {now}, in {ledger.RESULTS} or {ledger.SHARD} {then}"
+            f"the digest of their file is {now}, in {ledger.RESULTS} or {ledger.SHARD} {then}"
         )
     if found:
         raise ValueError(
@@ -632,11 +493,3 @@ def check_data(
             f"{'; '.join(found)}. Run the episode again instead: replay({record.index})"
         )
     return data
-
-
-def _flat(entries: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
-    for name, entry in entries.items():
-        if isinstance(entry, dict):
-            yield from _flat(entry, (*path, name))
-        else:
-            yield keys.entry_path((*path, name)), entry

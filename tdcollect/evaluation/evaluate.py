@@ -85,7 +85,7 @@ def evaluate(
         episodes: the number of episodes, or their indices.
         seed: the root seed.
         keep_trajectories: keep the data of episodes: in memory, or under ``output_dir`` as
-            memory-mapped TensorDicts. Refused if episodes have ended there without.
+            ``.npz`` files. Refused if episodes have ended there without.
         keep_steps: keep actions, rewards, and one number of each other entry, of all steps, under
             ``output_dir``; some tens of bytes a step. Without, those of the witness alone.
         output_dir: the directory for the ledger, the statistics and the report.

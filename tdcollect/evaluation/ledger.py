@@ -42,7 +42,7 @@ GLOBAL_STREAMS = "global_random_numbers"
 Without it, there are none."""
 LATER = (REPEATED, FRESH_ENVS, GLOBAL_STREAMS)
 """The entries of a manifest that are only known once episodes run."""
-FORMAT = 2
+FORMAT = 3
 """Version of the files of an evaluation."""
 
 
@@ -430,12 +430,14 @@ SHARD = "shard.json"
 SUITE = "suite.json"
 RACE = "race.json"
 TRAJECTORIES = "trajectories"
+KEPT = ".npz"
+"""The ending of a file with the data of an episode."""
 FILMS = "films"
 """Films of episodes that ran again, and their data if none are kept; no part of an evaluation."""
 _ASK = "ask for the file as it was, or evaluate again in another directory"
 RECHECK = "recheck"
 """The entry of the last file, false, of a run that ran no episode once more; else it is absent."""
-_KEPT = re.compile("[0-9]{6}|[1-9][0-9]{6,17}")  # as trajectory_name() names a folder
+_NUMBER = re.compile("[0-9]{6}|[1-9][0-9]{6,17}")  # as episode_name() has it
 _MOST_EPISODES = 10**9
 _EXPLORATIONS = ("mode", "median", "mean", "random", "deterministic")  # TorchRL's
 
@@ -546,19 +548,29 @@ def trajectory_path(root: Path, index: int, folder: str = TRAJECTORIES) -> Path:
 
 def film_path(root: Path, index: int) -> Path:
     """Return the path of the film of an episode."""
-    return root / FILMS / f"{trajectory_name(index)}.mp4"
+    return root / FILMS / f"{episode_name(index)}.mp4"
 
 
 def trajectory_name(index: int) -> str:
-    """Return the name of the folder with the data of an episode."""
+    """Return the name of the file with the data of an episode."""
+    return episode_name(index) + KEPT
+
+
+def episode_name(index: int) -> str:
+    """Return the name of an episode, as files of it have it before their ending."""
     return f"{index:06d}"
 
 
-def kept_trajectories(root: Path, folder: str = TRAJECTORIES, ending: str = "") -> frozenset[int]:
-    """Return the indices of the episodes that have a folder of data; it may hold anything."""
+def kept_trajectories(root: Path, folder: str = TRAJECTORIES, ending: str = KEPT) -> frozenset[int]:
+    """Return the indices of the episodes that have a file of data; it may hold anything."""
     paths = (root / folder).iterdir() if (root / folder).is_dir() else ()
-    names = [path.name.removesuffix(ending) for path in paths if path.name.endswith(ending)]
-    return frozenset(int(name) for name in names if _KEPT.fullmatch(name))
+    names = (path.name for path in paths)
+    return frozenset(int(name.split(".")[0]) for name in names if _is_of_episode(name, ending))
+
+
+def _is_of_episode(name: str, ending: str) -> bool:
+    number, dot, rest = name.partition(".")
+    return dot + rest == ending and _NUMBER.fullmatch(number) is not None
 
 
 def sha256(file: Path) -> str:
@@ -623,7 +635,7 @@ class Files(NamedTuple):
 
     @property
     def kept(self) -> dict[str, str] | None:
-        """The digests of the folders with data, by name; None if it is unfinished."""
+        """The digests of the files with data, by name; None if it is unfinished."""
         return None if self.last is None else self.last.get(TRAJECTORIES, {})
 
     @property
@@ -705,9 +717,9 @@ def read_last(root: Path) -> tuple[Shard | None, Mapping[str, Any] | None]:
             raise _altered(file, "as tdcollect writes it", got)
     kept = found.get(TRAJECTORIES, {})
     if not isinstance(kept, dict) or not all(
-        _KEPT.fullmatch(name) and is_digest(value) for name, value in kept.items()
+        _is_of_episode(name, KEPT) and is_digest(value) for name, value in kept.items()
     ):
-        wanted = f"to have a digest for each folder in {TRAJECTORIES}"
+        wanted = f"to have a digest for each file in {TRAJECTORIES}"
         raise _altered(file, wanted, "something else")
     return shard, None if shard is not None and not digests else found
 

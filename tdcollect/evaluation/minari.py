@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from tdcollect import check, keys
-from tdcollect.envs.spaces import SpaceCodec, by_name, key_of
+from tdcollect.envs.spaces import SpaceCodec, key_of
 from tdcollect.envs.traits import innermost
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.ledger import Episode, differences, differences_text, options_by_index
@@ -151,7 +151,7 @@ def _buffer(
         rewards=rewards,
         terminations=terminations,
         truncations=truncations,
-        infos=by_name((key, _with_last(data, key)) for key in infos) or None,
+        infos=keys.by_name((key, _with_last(data, key)) for key in infos) or None,
     )
 
 

@@ -9,7 +9,6 @@ is taken before all of it is known to be as long as it says.
 from __future__ import annotations
 
 import io
-import mmap
 import re
 import stat
 import string
@@ -19,7 +18,7 @@ import zlib
 from collections.abc import Collection, Mapping
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import quote, unquote
 from zipfile import BadZipFile, ZipFile, ZipInfo
 
@@ -93,28 +92,24 @@ def read_arrays(path: Path, mapped: bool = False) -> dict[str, np.ndarray[Any, A
         ValueError: for a link or anything else that is no file; for members that are deflated, of
             one name, not as long as they say, or of other dtypes; for a file that is damaged.
     """
-    status = path.lstat()
+    is_file = stat.S_ISREG(path.lstat().st_mode)
     try:
-        if not stat.S_ISREG(status.st_mode):
+        if not is_file:
             raise ValueError("it is a link, a folder, a pipe or a device")
-        with _File(io.FileIO(path)) as file:
-            members = _members(file)
-            whole = _mapped(path, file) if mapped and members else None
-            return {
-                member.name: np.ndarray(
-                    member.shape,
-                    member.dtype,
-                    _read(file, member) if whole is None else whole,
-                    member.header + (0 if whole is None else member.start),
-                    order=member.order,
-                )
-                for member in members
-            }
+        with _File(io.FileIO(path)) as file, ZipFile(file) as archive:
+            found = _found(file, archive)
+        whole = _mapped(path) if mapped else np.fromfile(path, np.uint8)
+        arrays = {}
+        for name, (info, begin, how) in found.items():
+            if not mapped and zlib.crc32(whole[begin : begin + info.file_size].data) != info.CRC:
+                raise ValueError(f"{name!r} is damaged: it has another checksum")
+            arrays[name] = np.ndarray(buffer=whole, **how)
     except (ValueError, BadZipFile, struct.error, NotImplementedError, EOFError, OSError) as error:
         raise ValueError(
             f"expected {path} to be an .npz file of plain arrays that are stored, but {error}; ask "
             "for the file as it was"
         ) from error
+    return arrays
 
 
 def member_name(key: Key) -> str:
@@ -144,49 +139,36 @@ class _File(io.BufferedReader):
         return super().read(size)
 
 
-class _Member(NamedTuple):
-    """An array in a file: where it begins and how many bytes it and its header have."""
-
-    name: str
-    start: int
-    size: int
-    header: int
-    checksum: int
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    order: Any
-
-
 def _check_names(names: Collection[str]) -> None:
-    if len(names) > _MOST:
-        raise ValueError(f"there are {len(names)} arrays, above {_MOST}")
-    for name in names:
-        if len(name) > _LONGEST or re.search(r"[\0-\x1f\x7f\ud800-\udfff]", name):
-            raise ValueError(
-                f"the name {name[:100]!r} has control characters, or more than {_LONGEST} "
-                "characters; use member_name()"
-            )
+    odd = [n for n in names if len(n) > _LONGEST or re.search(r"[\0-\x1f\x7f\ud800-\udfff]", n)]
+    if odd or len(names) > _MOST:
+        raise ValueError(
+            f"expected at most {_MOST} arrays, with names of at most {_LONGEST} characters, no "
+            f"control characters, got {len(names)}, {ascii(odd)[:100]}; use member_name()"
+        )
 
 
-def _members(file: _File) -> list[_Member]:
+_Found = tuple[ZipInfo, int, dict[str, Any]]
+"""A member, where its content begins, and the array that it holds, as NumPy takes it."""
+
+
+def _found(file: _File, archive: ZipFile) -> dict[str, _Found]:
     """Return the arrays of a file, which lie in it one after the other from its beginning."""
-    with ZipFile(file) as archive:
-        listed, end = archive.infolist(), archive.start_dir
-    found: dict[str, _Member] = {}
+    found: dict[str, _Found] = {}
     at = 0
-    for info in listed:
-        member = _member(file, info, at)
-        if member.name in found:
+    for info in archive.infolist():
+        name = info.orig_filename.removesuffix(_END)
+        if name in found:
             raise ValueError(f"two members are called {info.orig_filename!r}")
-        found[member.name] = member
-        at = member.start + member.size
-    if at != end:
-        raise ValueError(f"its members end at {at}, and their list begins at {end}")
+        found[name] = member = _member(file, info, at)
+        at = member[1] + info.file_size
+    if at != archive.start_dir:
+        raise ValueError(f"its members end at {at}, and their list begins at {archive.start_dir}")
     _check_names(found)
-    return [*found.values()]
+    return found
 
 
-def _member(file: _File, info: ZipInfo, begin: int) -> _Member:
+def _member(file: _File, info: ZipInfo, begin: int) -> _Found:
     name, size = info.orig_filename, info.file_size
     if info.compress_type or info.flag_bits & ~0x800 or info.compress_size != size:
         raise ValueError(f"{name!r} is compressed, encrypted or streamed")
@@ -210,22 +192,13 @@ def _member(file: _File, info: ZipInfo, begin: int) -> _Member:
     dtype, order = np.dtype(head["dtype"].decode()), "F" if head["fortran"] == b"True" else "C"
     if (wanted := head.end() + prod(shape) * dtype.itemsize) != size:
         raise ValueError(f"{name!r} has {size} bytes, and by its shape {shape} {wanted}")
-    name = name.removesuffix(_END)
-    return _Member(name, start, size, head.end(), info.CRC, shape, dtype, order)
+    how = {"shape": shape, "dtype": dtype, "order": order, "offset": start + head.end()}
+    return info, start, how
 
 
-def _read(file: _File, member: _Member) -> Any:
-    content = np.empty(member.size, np.uint8)
-    file.seek(member.start)
-    file.readinto(content.data)
-    if zlib.crc32(content.data) != member.checksum:
-        raise ValueError(f"{member.name!r} is damaged: it has another checksum")
-    return content
-
-
-def _mapped(path: Path, file: _File) -> Any:
+def _mapped(path: Path) -> Any:
     """Map a file; where torch is there, as its maps need no open file, of which few are allowed."""
-    if (torch := sys.modules.get("torch")) is not None:
-        size = path.stat().st_size
-        return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8).numpy()
-    return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    if (torch := sys.modules.get("torch")) is None:
+        return np.memmap(path, np.uint8, "c")
+    size = path.stat().st_size
+    return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8).numpy()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import shutil
 import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
@@ -125,7 +124,7 @@ class EvaluationResult:
         result = cls(found.manifest, found.episodes, directory)
         there = map(trajectory_name, ledger.kept_trajectories(found.root))
         if gone := (found.kept or {}).keys() - {*there}:
-            text = f"folders of data of {directory} are missing, {min(gone)} first: use replay()"
+            text = f"files of data of {directory} are missing, {min(gone)} first: use replay()"
             warnings.warn(f"{len(gone)} {text}", stacklevel=2)
         if env is not None:
             if "tdcollect" not in found.manifest["versions"]:
@@ -143,7 +142,7 @@ class EvaluationResult:
 
     @cached_property
     def _listed(self) -> Mapping[str, str] | None:
-        """The digests of the folders with data; None if the evaluation is unfinished."""
+        """The digests of the files with data; None if the evaluation is unfinished."""
         if self.directory is None or (last := ledger.read_last(self.directory)[1]) is None:
             return None
         return last.get(ledger.TRAJECTORIES, {})
@@ -215,7 +214,7 @@ class EvaluationResult:
     def trajectory(self, index: int) -> TensorDict:
         """Return the data ``[L]`` that were kept of an episode.
 
-        Data in a directory are mapped from its files. No code in them runs, whoever wrote them;
+        Data in a directory are mapped from their file. No code in them runs, whoever wrote them;
         writes to the tensors stay in memory. Where tensordict is not installed, they are NumPy
         arrays in nested dicts.
 
@@ -311,10 +310,9 @@ class EvaluationResult:
                 raise
             return path
         if not trajectory_path(root, record.index).exists():
-            folder = trajectory_path(root, record.index, ledger.FILMS)
-            check_no_links(folder.parent, folder.name)
-            shutil.rmtree(folder, ignore_errors=True)
-            write_trajectory(folder, data)
+            file = trajectory_path(root, record.index, ledger.FILMS)
+            check_no_links(file.parent, file.name)
+            write_trajectory(file, data)
         return path
 
     def _unequal(self, recorded: Episode, again: Replayed, filmed: bool) -> str:

@@ -215,32 +215,38 @@ def digests(root: Path) -> dict[str, str]:
     return {path.name: sha256(path) for path in paths(root)}
 
 
+def altered(found: Files) -> Iterator[Problem]:
+    """Yield the files of steps, and the witness, that are not as they were written."""
+    root, last = found.root, found.last
+    if last is None:
+        return
+    listed, there = last.get(STEPS, {}), digests(root)
+    for name in sorted({*listed, *there}):
+        if listed.get(name) != there.get(name):
+            yield Problem(root / STEPS / name, "it is missing, or not the file that was written")
+    witness = root / WITNESS
+    if last.get("witness") != (sha256(witness) if witness.exists() else None):
+        yield Problem(witness, "it is missing, or not the file that was written")
+
+
 def problems(found: Files) -> Iterator[Problem]:
     """Check the steps and the witness of an evaluation against its records; yield what is wrong."""
-    root, last = found.root, found.last
+    root = found.root
+    wrong = [*altered(found)]
+    yield from wrong
+    if wrong:
+        return
     records = {record.index: record for record in found.episodes if record.completed}
-    listed = None if last is None else last.get(STEPS, {})
-    for path in paths(root):
-        try:
-            yield from (Problem(path, text) for text in _block_problems(path, records))
-        except ValueError as error:
-            yield Problem(path, str(error))
-        if listed is not None and listed.get(path.name) != sha256(path):
-            yield Problem(path, "it is not the file that was written with the ledger")
-    for name in sorted(set(listed or ()) - {path.name for path in paths(root)}):
-        yield Problem(root / STEPS / name, "it is missing")
-    witness = root / WITNESS
-    if last is not None and last.get("witness") != (sha256(witness) if witness.exists() else None):
-        yield Problem(witness, "it is missing, or not the file that was written with the ledger")
-        return
     try:
-        one = read_witness(root)
+        path = root / WITNESS
+        witness = read_witness(root)
+        if witness is not None and (record := records.get(witness.record.index)) is not None:
+            for name, a, b in record_differences(record, witness.record):
+                yield Problem(path, f"its {name} is {b!r}, in the ledger {a!r}")
+        for path in paths(root):
+            yield from (Problem(path, text) for text in _block_problems(path, records))
     except ValueError as error:
-        yield Problem(witness, str(error))
-        return
-    if one is not None and (record := records.get(one.record.index)) is not None:
-        for name, a, b in record_differences(record, one.record):
-            yield Problem(witness, f"its {name} is {b!r}, in the ledger {a!r}")
+        yield Problem(path, str(error))
 
 
 def _block_problems(path: Path, records: Mapping[int, Episode]) -> Iterator[str]:

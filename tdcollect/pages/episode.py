@@ -108,8 +108,7 @@ def _read_data(root: Path, record: ledger.Episode, manifest: Mapping[str, Any]) 
     for folder, digests in ((ledger.TRAJECTORIES, listed), (ledger.FILMS, None)):
         if (path := ledger.trajectory_path(root, record.index, folder)).exists():
             check_no_links(root, path.relative_to(root))
-            files = [os.path.join(at, file) for at, _, names in os.walk(path) for file in names]
-            if (size := sum(os.lstat(file).st_size for file in files)) > _MOST_DATA:
+            if (size := path.lstat().st_size) > _MOST_DATA:
                 raise ValueError(f"expected at most {_MOST_DATA} bytes in {path}, got {size}")
             return check_data(root, record, manifest, digests, folder)
     return {}
@@ -347,6 +346,6 @@ def write_compared(
                 again = again_of(request, run.manifest, root, directory, _WHERE)
                 played.append(read_played(name, root, run.record(index), run.manifest, again))
         page = episode_page(played, comparison.env, ("The comparison", f"../{COMPARISON_REPORT}"))
-        paths[index] = f"{EPISODES}/{ledger.trajectory_name(index)}.html"
+        paths[index] = f"{EPISODES}/{ledger.episode_name(index)}.html"
         write_atomically(directory / paths[index], page.html())
     return paths

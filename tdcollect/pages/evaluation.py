@@ -64,7 +64,7 @@ def write_report(
     root = Path(directory)
     again = again_of(request, manifest, root, root, _HERE)
     kept = {
-        index: Cell("kept", f"{ledger.TRAJECTORIES}/{ledger.trajectory_name(index)}/")
+        index: Cell("kept", f"{ledger.TRAJECTORIES}/{ledger.trajectory_name(index)}")
         for index in ledger.kept_trajectories(root)
     }
     return build.write_page(root / REPORT, report_page(manifest, episodes, summary, again, kept))

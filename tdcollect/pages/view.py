@@ -217,7 +217,7 @@ class _Pages:
         cells = {}
         for index in (*indices_of(self.which, [*records.values()]), *sorted(films)[:_FILMED]):
             if index in records and index not in cells:
-                name = f"{EPISODES}/{ledger.trajectory_name(index)}.html"
+                name = f"{EPISODES}/{ledger.episode_name(index)}.html"
                 cells[index] = Cell("page", name)
                 page_path = f"{os.path.dirname(report)}/{name}"
                 back = _back(page_path, report, "The evaluation")

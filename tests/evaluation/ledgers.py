@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tdcollect import env_seed, policy_seed
 from tdcollect.evaluation.ledger import FAILED, Episode
+from tdcollect.evaluation.npz import read_arrays, write_arrays
 from tdcollect.files import write_json
 
 ENV = {
@@ -88,6 +91,40 @@ def alter(path: Path, how: Any, line: int = 1) -> None:
             write_json(path, found)
 
 
+def change_data(file: Path, how: Callable[[dict[str, Any]], object]) -> None:
+    """Write the file of an episode's arrays anew, changed; links to it stay as they are."""
+    arrays = read_arrays(file)
+    how(arrays)
+    write_arrays(file, arrays)
+
+
+def flip_in(file: Path, name: str) -> None:
+    """Change one bit of an array of an episode."""
+
+    def flip(arrays: dict[str, Any]) -> None:
+        whole = arrays[name].reshape(-1).view(np.uint8)
+        whole[np.random.default_rng(0).integers(len(whole))] ^= 1
+
+    change_data(file, flip)
+
+
+class Payload:
+    """Leaves a mark where it is unpickled."""
+
+    def __init__(self, mark: Path):
+        self.mark = str(mark)
+
+    def __reduce__(self) -> Any:
+        return open, (self.mark, "w")
+
+
+def pickled(file: Path, mark: Path | None = None) -> None:
+    """Put a file with a pickle in the place of an episode's arrays."""
+    payload = Payload(mark or file.parent / "mark")
+    with file.open("wb") as opened:
+        np.savez(opened, observation=np.array([payload], object))
+
+
 def pipe(path: Path) -> None:
     """Put a pipe in the place of a file."""
     path.unlink(missing_ok=True)
@@ -132,7 +169,7 @@ def run(
 def manifest(policy: str = "lab.policies.Actor", **changed: Any) -> dict[str, Any]:
     """A manifest as an evaluation writes it."""
     return {
-        "format": 2,
+        "format": 3,
         "protocol": 2,
         "env": ENV,
         "entries": {"action": ["action"], "observation": ["observation"]},

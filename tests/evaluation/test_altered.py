@@ -18,9 +18,10 @@ import torch
 import tdcollect
 from tdcollect.cli import main
 from tdcollect.evaluation import directory as files
+from tdcollect.evaluation.npz import read_arrays
 
 from .envs import Strict, Walk
-from .ledgers import GONE, alter, contents, pipe, unfinished
+from .ledgers import GONE, alter, change_data, contents, flip_in, pipe, unfinished
 from .policies import deterministic
 
 pytestmark = pytest.mark.usefixtures("small_reports")
@@ -117,8 +118,9 @@ MANIFESTS: list[tuple[Any, str]] = [
     ("[]", "to hold a JSON object, got list"),
     ("{}", "expected the manifest of an evaluation, got"),
     ('{"name": "an app", "manifest_version": 3}', "which is something else's"),
-    ('{"protocol": 3, "episodes": 1, "format": 3}', "expected format 2, got 3"),
-    ('{"protocol": 2, "episodes": 1, "format": 2}', f"{WRITES}env.id None"),
+    ('{"protocol": 3, "episodes": 1, "format": 4}', "expected format 3, got 4"),
+    ('{"protocol": 2, "episodes": 1, "format": 2}', "expected format 3, got 2 in .* read it with"),
+    ('{"protocol": 2, "episodes": 1, "format": 3}', f"{WRITES}env.id None"),
     ({"episodes": -1}, f"{WRITES}episodes -1"),
     ({"episodes": [1, 1]}, rf"{WRITES}episodes \[1, 1\]"),
     ({"episodes": 10**12}, f"{WRITES}episodes 1000000000000"),
@@ -150,20 +152,13 @@ def test_a_manifest_that_is_wrong_is_told(run: Path) -> None:
 # Data that were kept
 
 
-def flip(file: Path) -> None:
-    """Change one bit."""
-    whole = bytearray(file.read_bytes())
-    whole[np.random.default_rng(0).integers(len(whole))] ^= 1
-    file.write_bytes(whole)
-
-
 def test_each_bit_of_an_episode_is_checked(run: Path) -> None:
     result = load(run)
-    files = [*(run / DATA / "000000").rglob("*.memmap")]
-    assert len(files) == 11
-    for file in files:
-        kept = file.read_bytes()
-        flip(file)
+    file = run / DATA / "000000.npz"
+    kept, names = file.read_bytes(), [*read_arrays(file)]
+    assert len(names) == 11
+    for name in names:
+        flip_in(file, name)
         with pytest.raises(ValueError, match="data kept of episode 0 are not those of its record"):
             result.trajectory(0)
         assert len(result.trajectory(2)) == result.episodes[2].length
@@ -172,34 +167,34 @@ def test_each_bit_of_an_episode_is_checked(run: Path) -> None:
 
 
 def test_a_run_that_finds_the_evaluation_done_takes_no_altered_data_for_its_own(run: Path) -> None:
-    flip(run / DATA / "000001" / "next" / "done.memmap")
-    alter(run / RESULTS, {(DATA, "000003"): GONE})
+    flip_in(run / DATA / "000001.npz", "next/done")
+    alter(run / RESULTS, {(DATA, "000003.npz"): GONE})
     again(run, keep_trajectories=True)
-    alter(run / DATA / "000002", None)
+    alter(run / DATA / "000002.npz", None)
     with pytest.raises(ValueError, match=r"got 1 without \(episode 2 first\): data are kept as"):
         again(run, keep_trajectories=True)
     again(run)
-    with pytest.warns(UserWarning, match="1 folders of data .* are missing, 000002 first"):
+    with pytest.warns(UserWarning, match=r"1 files of data .* are missing, 000002\.npz first"):
         result = load(run)
     for index, told in [
         (2, "does not hold the data"),
-        (3, r"the digest of their files is .* none"),
+        (3, r"the digest of their file is .* none"),
     ]:
         with pytest.raises(ValueError, match=told):
             result.trajectory(index)
     told = [problem.file.name for problem in tdcollect.verify(run).problems]
-    assert told == ["000001", "000002", "000003"]
+    assert told == ["000001.npz", "000002.npz", "000003.npz"]
 
 
 def test_data_that_were_altered_before_their_digest_are_refused(run: Path, written: Path) -> None:
     unfinished(run, 2)
-    file = run / DATA / "000001" / "action.memmap"
+    file = run / DATA / "000001.npz"
     data = file.read_bytes()
-    flip(file)
+    flip_in(file, "action")
     with pytest.raises(ValueError, match="data kept of episode 1 are not those of its record"):
         again(run, keep_trajectories=True)
     file.write_bytes(data)
-    assert (run / DATA / "000002").exists()  # and its line was never written
+    assert (run / DATA / "000002.npz").exists()  # and its line was never written
     again(run, keep_trajectories=True)
     assert contents(run) == contents(written)
 
@@ -257,6 +252,16 @@ def test_what_a_killed_process_left_becomes_the_same_files(run: Path, written: P
 # verify
 
 
+def test_data_that_numpy_wrote_are_as_good(run: Path) -> None:
+    """As another program would, by docs/protocol.md."""
+    file, result = run / DATA / "000000.npz", load(run)
+    arrays, before = read_arrays(file), result.trajectory(0).clone()
+    np.savez(file, **arrays)
+    alter(run / RESULTS, {(DATA, file.name): hashlib.sha256(file.read_bytes()).hexdigest()})
+    assert tdcollect.verify(run).passed
+    assert (load(run).trajectory(0) == before).all()
+
+
 def test_verify_finds_nothing_wrong(run: Path, tmp_path: Path, capsys) -> None:
     found = tdcollect.verify(run)
     assert found.passed
@@ -274,13 +279,17 @@ def test_verify_finds_nothing_wrong(run: Path, tmp_path: Path, capsys) -> None:
     assert passed in printed
 
 
-def widen(folder: Path) -> None:
-    file = folder / "terminated.memmap"
-    length = len(file.read_bytes())
-    file.write_bytes(bytes(2 * length))
-    alter(folder / "meta.json", {("terminated", "shape"): [length, 2]})
+def changed(how: Any) -> Any:
+    return lambda file: change_data(
+        file, lambda found: found.update({name: how(name, rows) for name, rows in found.items()})
+    )
 
 
+def widened(name: str, rows: Any) -> Any:
+    return np.repeat(rows, 2, 1) if name == "next/terminated" else rows
+
+
+FILE = f"{DATA}/000003.npz"
 FIGURE, NONE = "figures/returns.svg", "the evaluation is unfinished: "
 ALTERED: dict[str, tuple[str, Any, str]] = {
     "seed": (LEDGER, {"env_seed": 1}, r"line 2 of .*episodes\.jsonl: expected the seeds"),
@@ -293,20 +302,20 @@ ALTERED: dict[str, tuple[str, Any, str]] = {
     "no digests of files": (RESULTS, {"files": []}, r"results\.json: files is \[\]"),
     "resamples": (RESULTS, {"resamples": 10**12}, r"be computed again \(resamples is 10000000"),
     "mark": ("shard.json", '{"shard": [0, 2]}', "it marks a shard, and .*: one was added"),
-    "no data at all": (DATA, None, "trajectories/000000: .*No such file"),
-    "listed data": (RESULTS, {(DATA, "000001"): GONE}, r"in results\.json or shard\.json none"),
-    "no digests of data": (RESULTS, {DATA: {"../x": "ab"}}, "to have a digest for each folder"),
+    "no data at all": (DATA, None, r"trajectories/000000\.npz: .*No such file"),
+    "listed data": (RESULTS, {(DATA, "000001.npz"): GONE}, r"in results\.json or shard\.json none"),
+    "no digests of data": (RESULTS, {DATA: {"../x": "ab"}}, "to have a digest for each file"),
     "results": (RESULTS, "[]", r"results\.json: expected .* to hold a JSON object, got list"),
     "no results": (RESULTS, None, rf"results\.json: {NONE}without this file"),
     "refusal": ("refused.json", "[", r"refused\.json: expected .* to hold a JSON object"),
     "pipe": (LEDGER, pipe, r"episodes\.jsonl: it is not a file"),
     "manifest": ("manifest.json", "{", r"manifest\.json: expected .* to hold a JSON object"),
-    "data without steps": (f"{DATA}/000003/meta.json", {"shape": []}, r"its shape is \[\], and"),
-    "a flag that is none": (f"{DATA}/000003/next", widen, "000003: .*truth value of an array"),
+    "data without steps": (FILE, changed(lambda name, rows: rows[:0]), ".* the data lack steps"),
+    "a flag that is none": (FILE, changed(widened), r"000003\.npz: .*truth value of an array"),
     "data of another": (
-        f"{DATA}/000003",
-        lambda folder: folder.rename(folder.with_name("000007")),
-        "000007: the ledger has no completed episode of this index",
+        FILE,
+        lambda file: file.rename(file.with_name("000007.npz")),
+        r"000007\.npz: the ledger has no completed episode of this index",
     ),
     "unfinished": (".", lambda run: unfinished(run, 3), rf"jsonl: {NONE}it lacks 1 episode"),
 }
@@ -323,7 +332,7 @@ def test_verify_names_what_is_wrong(run: Path, capsys, name: str) -> None:
 
 def test_what_others_left_is_no_problem_but_for_times_that_are_none(run: Path) -> None:
     """File managers, and processes that were killed."""
-    for folder in (run, run / DATA, run / DATA / "000000"):
+    for folder in (run, run / DATA):
         (folder / ".DS_Store").touch()
     before = contents(run)
     for name in (".lock", ".results.json.node7-12-0123abcd.part"):
@@ -400,10 +409,12 @@ def test_only_names_of_ours_are_swept(run: Path) -> None:
     for path in others:
         path.parent.mkdir(exist_ok=True)
         path.write_text("precious")
-    (run / DATA / "000003.part").mkdir()
+    (run / DATA / "000003.npz.part").touch()
     again(run)  # which keeps no data, and leaves none of an episode without a line
     assert all(path.read_text() == "precious" for path in others)
-    assert {path.name for path in (run / DATA).iterdir()} == {"000000", "000001", "mine.part"}
+    assert {path.name for path in (run / DATA).iterdir()} == {
+        *("000000.npz", "000001.npz", "mine.part")
+    }
     assert tdcollect.verify(run).passed
 
 
@@ -450,21 +461,16 @@ def test_an_evaluation_that_is_refused_late_says_so(tmp_path: Path) -> None:
 def test_a_disk_that_is_full_at_the_first_data_keeps_nobody_out(tmp_path: Path) -> None:
     out = tmp_path / "run"
 
-    def full(path: Path, data: Any) -> None:
-        path.mkdir(parents=True)
-        (path / "action.memmap").write_bytes(b"")
+    def full(file: Any, *given: Any) -> None:
+        file.write(b"a part")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    usage = shutil.disk_usage(tmp_path)._replace(free=100)
-    for where, name, fault, told in [
-        (files, "write_trajectory", full, "No space left"),
-        (shutil, "disk_usage", lambda path: usage, rf"No space left on device; {FREE}: '.*\.part'"),
-    ]:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(where, name, fault)
-            with pytest.raises(OSError, match=told):
-                again(out, keep_trajectories=True)
-        assert not out.exists()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(np.lib.format, "write_array", full)
+        told = rf"No space left on device; {FREE}: '.*00000\d\.npz'"
+        with pytest.raises(OSError, match=told):
+            again(out, keep_trajectories=True)
+    assert not out.exists()
     again(out, keep_trajectories=True)
     assert tdcollect.verify(out).passed
 

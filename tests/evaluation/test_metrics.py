@@ -238,7 +238,7 @@ def test_they_stand_in_files_where_they_are_asked_for_alone(whole: Path, tmp_pat
     )
     described = manifest.pop("metrics")
     assert manifest == plain
-    assert (manifest["format"], manifest["protocol"]) == (2, 2)
+    assert (manifest["format"], manifest["protocol"]) == (3, 2)
     assert described["worst"] == "info:cost:max"
     assert described["above"]["function"] == f"{__name__}.steps_above"
     assert described["above"]["code"] == code_digest(steps_above)

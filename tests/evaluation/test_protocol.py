@@ -19,6 +19,7 @@ from tdcollect.cli import main
 from tdcollect.evaluation import Episode
 from tdcollect.evaluation.episodes.data import disagreements
 from tdcollect.evaluation.ledger import ledger_digest
+from tdcollect.evaluation.npz import member_name
 from tdcollect.seeding import global_seeds
 
 ROOT = Path(__file__).parents[2]
@@ -72,6 +73,11 @@ def test_digests_are_those_of_the_vectors() -> None:
     assert ledger_digest(RECORDS) == VECTORS["ledger"]["digest"]
     for line in VECTORS["ledger"]["lines"]:
         check("record", json.loads(line))
+
+
+def test_names_are_those_of_the_vectors() -> None:
+    for names, member in VECTORS["names_in_files"]:
+        assert member_name(tuple(names)) == member
 
 
 def test_the_example_gives_our_episodes_and_passes(

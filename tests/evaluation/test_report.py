@@ -168,7 +168,7 @@ def test_the_actions_of_a_policy_that_draws_are_sampled(tmp_path: Path) -> None:
 
 
 def test_lost_equal_and_kept_episodes_are_remarked_on(tmp_path: Path) -> None:
-    for name in ("000002", "000039", "12", "x", ".000001.part"):
+    for name in ("000002.npz", "000039.npz", "000003", "12.npz", "x", "000001.npz.part"):
         (tmp_path / "trajectories" / name).mkdir(parents=True)
     _, page = report(
         tmp_path,
@@ -186,7 +186,7 @@ def test_lost_equal_and_kept_episodes_are_remarked_on(tmp_path: Path) -> None:
         *("-", "-", "0", "1", "0", "1", "0", "-", "0")
     ]
     links = page.values("a", "href")
-    assert links == ["./trajectories/000002/", "./trajectories/000039/"]
+    assert links == ["./trajectories/000002.npz", "./trajectories/000039.npz"]
     assert [row[0] for row in page.tables[1][1:] if row[-1] == "kept"] == ["2", "39"]
 
 

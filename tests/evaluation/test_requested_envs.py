@@ -34,7 +34,7 @@ from tdcollect.cli import main
 from tdcollect.evaluation import Request
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
 
-from .test_kept import Payload
+from .ledgers import Payload
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*VecNorm.*"),

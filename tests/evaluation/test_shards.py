@@ -21,7 +21,7 @@ from tdcollect.evaluation.directory import Directory
 from tdcollect.evaluation.ledger import Shard, read_last, sha256
 
 from .envs import Failing, Walk
-from .ledgers import GONE, alter, contents, ledger, manifest, pipe, unfinished
+from .ledgers import GONE, alter, contents, flip_in, ledger, manifest, pipe, unfinished
 from .policies import deterministic
 from .test_interrupted import killed, kills
 
@@ -126,9 +126,13 @@ def test_data_are_links_or_copies(runs: Path, monkeypatch: pytest.MonkeyPatch) -
         raise OSError("another file system")
 
     def links(merged: Any) -> set[int]:
-        return {path.stat().st_nlink for path in merged.directory.rglob("*.memmap")}
+        return {path.stat().st_nlink for path in merged.directory.rglob("*.npz")}
 
     linked = tdcollect.merge(both(runs), runs / "linked")
+    before = contents(runs / "linked")
+    unfinished(runs / "linked", 0)  # killed when all was linked, and the ledger was empty
+    tdcollect.merge(both(runs), runs / "linked")
+    assert contents(runs / "linked") == before
     monkeypatch.setattr("os.link", refuse)
     copied = tdcollect.merge(both(runs), runs / "copied")
     assert (links(linked), links(copied)) == ({2}, {1})
@@ -338,10 +342,7 @@ def test_data_are_listed_with_their_shard_and_merged_with_it(runs: Path) -> None
     (runs / "shard-0" / "request.json").unlink()
     merged = json.loads((runs / "merged" / "results.json").read_text())["trajectories"]
     assert merged == {**listed[0], **listed[1]}
-    file = runs / "shard-1" / "trajectories" / "000003" / "next" / "done.memmap"
-    length = file.stat().st_size
-    file.unlink()  # links share their file
-    file.write_bytes(bytes(length))
+    flip_in(runs / "shard-1" / "trajectories" / "000003.npz", "next/done")
     for reader in (
         lambda: tdcollect.merge(both(runs), runs / "other"),
         lambda: tdcollect.EvaluationResult.load(runs / "shard-1").trajectory(3),
@@ -465,8 +466,9 @@ def test_another_evaluation_in_the_output_directory_is_left_alone(runs: Path) ->
     evaluate(runs / "other", seed=3)
     evaluate(runs / "bare")
     shutil.copytree(runs / "whole", runs / "altered")
-    (file, *_) = (runs / "altered" / "trajectories" / "000003").rglob("reward.memmap")
+    file = runs / "altered" / "trajectories" / "000003.npz"
     file.unlink()  # which may be a link
+    file.write_text("no arrays")
     before = contents(runs)
     for name, told in [
         ("other", r"holds another evaluation: seeds\.root is 3 there and 0 here"),

@@ -25,8 +25,7 @@ from tdcollect.evaluation.ledger import sha256
 from tdcollect.evaluation.sb3 import _read_normalization
 from tdcollect.states import unpack
 
-from .ledgers import alter
-from .test_kept import Payload, nested
+from .ledgers import Payload, alter, pickled
 
 SAFE_TO_OPEN = (Path(__file__).parents[2] / "docs" / "safe-to-open.md").read_text()
 PAYLOAD = """
@@ -65,7 +64,7 @@ def sent(finished: Path, here: Path, mark: Path) -> Path:
         (run / f"{name}.py").write_text(source)
     for file in ("policy.pt", "model.zip", "norm.pkl", "other.pickle"):
         (run / file).write_bytes(pickle.dumps(Payload(mark)))
-    nested("NonTensorData", mark)(run / "trajectories" / "000000")
+    pickled(run / "trajectories" / "000000.npz", mark)
     return run
 
 
@@ -182,14 +181,14 @@ def test_reading_runs_nothing(finished, sent, mark, typed) -> None:
     result = tdcollect.EvaluationResult.load(sent)
     result.summary()
     assert len(result.trajectory(1)) == result.lengths[1]
-    with pytest.raises(ValueError, match="'NonTensorData', which is no tensor"):
+    with pytest.raises(ValueError, match="does not begin as a plain array"):
         result.trajectory(0)
     shutil.copytree(finished, "mine")
     (sent / "films").mkdir()
     (sent / "films" / "000003.mp4").write_bytes(pickle.dumps(Payload(mark)))
     assert typed("compare sent mine --output-dir compared")[0] == 0
     assert typed("view sent --output-dir pages --episodes 0,3")[0] == 0
-    for index, told in [(0, "is no tensor"), (3, "to be an MP4 file")]:
+    for index, told in [(0, "does not begin as a plain array"), (3, "to be an MP4 file")]:
         assert told in Path("pages", "pages", "episodes", f"{index:06d}.html").read_text()
     assert typed("compare mine sent --json")[0] == 0
     assert typed("plan mine sent --difference 5")[0] == 0
@@ -198,13 +197,13 @@ def test_reading_runs_nothing(finished, sent, mark, typed) -> None:
     assert "--env payload:make --policy sent/payload.py:make" in out
     status, out, _ = typed("verify mine sent")
     assert status == 1
-    assert "'NonTensorData', which is no tensor" in " ".join(out.split())
+    assert "does not begin as a plain array" in " ".join(out.split())
     assert not mark.exists()
 
 
 def test_merging_it_and_going_on_in_it_run_nothing_of_it(sent, mark, typed) -> None:
     ask(sent, policy="payload.py:make", env="payload:make")
-    with pytest.raises(ValueError, match="'NonTensorData', which is no tensor"):
+    with pytest.raises(ValueError, match="does not begin as a plain array"):
         tdcollect.merge([sent], "merged")
     shutil.rmtree(sent / "trajectories")
     tdcollect.merge([sent], "merged")
@@ -220,7 +219,7 @@ def test_merging_it_and_going_on_in_it_run_nothing_of_it(sent, mark, typed) -> N
 def test_going_on_in_it_writes_through_no_link(sent, here, typed, name: str) -> None:
     """It is refused, or a file replaces the link."""
     (sent / "results.json").unlink()
-    shutil.rmtree(sent / "trajectories" / "000000")
+    (sent / "trajectories" / "000000.npz").unlink()
     mine = here / "mine"
     (sent / name).rename(mine)
     (sent / name).symlink_to(mine)

@@ -35,10 +35,11 @@ from tdcollect.pages.episode import (
 )
 from tdcollect.pages.view import view
 
-from ..evaluation.ledgers import alter, ledger, pipe
+from ..evaluation.ledgers import change_data, ledger, pickled, pipe
 from .made import AGAIN, EVIL
 
 EPISODES = 5
+DATA = "trajectories/000000.npz"
 
 
 def leaning(td: Any) -> Any:
@@ -223,7 +224,7 @@ def test_what_cannot_be_filmed_is_refused_before_an_env_is_made(runs: Path, caps
 
 
 def sparse(folder: Path) -> None:
-    os.truncate(folder / "trajectories" / "000000" / "wide.memmap", 1 << 40)
+    os.truncate(folder / DATA, 1 << 40)
 
 
 def linked(folder: Path) -> None:
@@ -244,27 +245,29 @@ def no_film(folder: Path) -> None:
     pipe(folder / "films" / "000000.mp4")
 
 
-def incomplete(folder: Path) -> None:
-    shutil.rmtree(folder / "trajectories" / "000000" / "next")
+def lacking(folder: Path) -> None:
+    change_data(folder / DATA, lambda found: found.pop("next/truncated"))
 
 
-def meta(entry: Any) -> Callable[[Path], None]:
-    file = Path("trajectories", "000000", "meta.json")
-    return lambda folder: alter(folder / file, {"observation": entry})
+def changed(**entries: Any) -> Callable[[Path], None]:
+    return lambda folder: change_data(folder / DATA, lambda found: found.update(entries))
 
 
 @pytest.mark.parametrize(
     ("tamper", "told"),
     [
-        (sparse, "expected at most 4294967296 bytes in trajectories/000000, got 1099"),
+        (sparse, f"expected at most 4294967296 bytes in {DATA}, got 1099"),
         (linked, "to be no link, and behind none"),
         (film(b"<script>alert(1)</script>"), "to be an MP4 file of at most 33554432 bytes"),
         (no_film, "to be an MP4 file of at most 33554432 bytes"),
-        (meta({"shape": [3, 4], "dtype": "torch.float32"}), "does not hold the data of an episode"),
-        (meta({"shape": [1], "dtype": "torch.str"}), "does not hold the data of an episode"),
-        (meta({"type": "NonTensorData"}), "is of 'NonTensorData', which is no tensor"),
-        (meta("<script>"), "says '<script>' of 'observation'"),
-        (incomplete, "does not hold the data of an episode"),
+        (changed(observation=np.zeros((1, 4), np.float32)), "does not hold the data of an episode"),
+        (changed(**{"next/terminated/<script>": np.zeros(1)}), "does not hold the data of an epis"),
+        (
+            changed(**{"é<script>": np.zeros(1)}),
+            "of an entry, as a/b or a%2Fb, got 'é<script>'",
+        ),
+        (lambda folder: pickled(folder / DATA), "does not begin as a plain array"),
+        (lacking, "the data lack next/truncated"),
     ],
 )
 def test_files_that_are_not_those_of_the_episode_lead_to_a_sentence(
@@ -286,7 +289,7 @@ def test_data_of_another_replay_are_not_shown(runs: Path, tmp_path: Path) -> Non
     for source, shown in [("random", True), ("lean", False)]:
         shutil.rmtree(run / "films", ignore_errors=True)
         data = tdcollect.EvaluationResult.load(runs / source).trajectory(0)
-        write_trajectory(run / "films" / "000000", data.clone())
+        write_trajectory(run / "films" / "000000.npz", data.clone())
         found = played(run)
         assert bool(found.data) == shown == (not found.problems)
 

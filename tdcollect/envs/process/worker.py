@@ -7,11 +7,14 @@ a fork of the parent; torch is not imported.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import mmap
 import pickle
+import random
 import re
 import select
 import socket
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
@@ -298,6 +301,16 @@ class Worker(EnvSlots):
             and len(value) == len(tree)
             and all(self._put(part, item, slot) for part, item in zip(tree, value, strict=True))
         )
+
+    def generators(self) -> bytes:
+        """The states of the global generators here, in short."""
+        torch = sys.modules.get("torch")
+        states = (
+            random.getstate(),
+            np.random.get_state(legacy=False),  # noqa: NPY002
+            None if torch is None else torch.get_rng_state().numpy().tobytes(),
+        )
+        return hashlib.sha256(pickle.dumps(states)).digest()
 
     def latest_info(self, slot: int) -> Mapping[str, Any]:
         return self.latest.get(slot, {})

@@ -319,15 +319,17 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
                     )
                 fault = None
                 with self._apart() as randomness:
+                    elsewhere = self._generators_elsewhere()
                     ended = next(steps, None)
+                    drawn = self._generators_elsewhere() not in (elsewhere, [])
                     try:
                         randomness.check(f"the env {self.base.name} or the policy, at some step,")
                     except NotReproducibleError as error:
-                        fault, alone = error, randomness.settle()
-                if fault is not None:
+                        fault, drawn = error, randomness.settle()
+                if fault is not None or drawn:
+                    if not (drawn and self._take_streams()):
+                        raise fault or self._drew_elsewhere()
                     steps.close()
-                    if not self._take_streams(fault, alone):
-                        raise fault
                     steps = self._run(keep_trajectories, keep_steps, feed)
                     continue
                 if ended is None:
@@ -398,15 +400,22 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         """Whether episodes run on new envs; None while it is not known if they must."""
         return self._trial.fresh_envs
 
-    def _take_streams(self, fault: NotReproducibleError, alone: bool) -> bool:
-        """Go on with envs whose draws come from streams of their episodes, if that may help.
+    def _generators_elsewhere(self) -> list[bytes]:
+        """The states of the global generators in processes of the env, until it has been tried."""
+        if self._trial.fresh_envs is not None or not isinstance(self.base, GymnasiumEnv):
+            return []
+        return self.base.stepper.backend.generators()
 
-        Args:
-            fault: draws from the global generators were seen.
-            alone: no other thread can have drawn.
-        """
+    def _drew_elsewhere(self) -> NotReproducibleError:
+        return NotReproducibleError(
+            f"the env {self.base.name} drew from the global random numbers of its process, which "
+            "no seed of an episode reaches; draw from env.np_random"
+        )
+
+    def _take_streams(self) -> bool:
+        """Go on with envs whose global draws come from streams of their episodes, if there are."""
         make = self._opened.with_streams
-        if make is None or self.has_streams or not alone:
+        if make is None or self.has_streams:
             return False
         made = make()
         self._opened.close()

@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Collection, Mapping
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import quote, unquote
 from zipfile import BadZipFile, ZipFile, ZipInfo
 
@@ -46,37 +46,48 @@ _ALIGNED = 64
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
-    """Write arrays of bool, integers, floats or complex numbers to a file, by name.
-
-    It takes the place of another file, once it is complete. The same arrays give the same bytes.
+    """Write arrays to a file as :func:`dump`; it takes the place of another once it is complete.
 
     Raises:
-        ValueError: for arrays of other dtypes, such as objects; for a name of more than 1,000
-            characters, or with control characters; for more than 4,096 arrays.
         OSError: naming the file, if the disk is full.
     """
-    _check_names(arrays)
-    for name, array in arrays.items():
-        if not re.fullmatch(_DTYPE, array.dtype.str):
-            raise ValueError(
-                f"expected arrays of bool, integers, floats of up to 64 bits, or complex numbers "
-                f"of up to 128, got {name!r} of {array.dtype}; convert it, or leave it out"
-            )
     part = path.with_name(path.name + ".part")
     with files.naming(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         part.unlink(missing_ok=True)  # it may be a link
-        with part.open("xb") as file, ZipFile(file, "w") as archive:
-            for name, array in arrays.items():
-                member = ZipInfo(name + _END)  # dated 1980, always
-                member.create_system = 3
-                big = array.nbytes > _BIG
-                names = len(member.filename.encode())
-                pad = -(file.tell() + _LOCAL.size + names + 4 + 20 * big) % _ALIGNED
-                member.extra = struct.pack("<2H", 0xD935, pad) + bytes(pad)  # as Android pads
-                with archive.open(member, "w", force_zip64=big) as opened:
-                    np.lib.format.write_array(opened, np.asarray(array, order="C"), (1, 0), False)
-        part.replace(path)
+        try:
+            with part.open("xb") as file:
+                dump(arrays, file)
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+
+
+def dump(arrays: Mapping[str, np.ndarray[Any, Any]], file: BinaryIO) -> None:
+    """Write arrays of bool, integers, floats or complex numbers to an open file, by name.
+
+    The same arrays give the same bytes.
+
+    Raises:
+        ValueError: for arrays of other dtypes, such as objects; for a name of more than 1,000
+            characters, or with control characters; for more than 4,096 arrays.
+    """
+    _check_names(arrays)
+    with ZipFile(file, "w") as archive:
+        for name, array in arrays.items():
+            if not re.fullmatch(_DTYPE, array.dtype.str):
+                raise ValueError(
+                    "expected arrays of bool, integers, floats of up to 64 bits, or complex "
+                    f"numbers of up to 128, got {name!r} of {array.dtype}; convert or omit it"
+                )
+            member = ZipInfo(name + _END)  # dated 1980, always
+            member.create_system = 3
+            big = array.nbytes > _BIG
+            names = len(member.filename.encode())
+            pad = -(file.tell() + _LOCAL.size + names + 4 + 20 * big) % _ALIGNED
+            member.extra = struct.pack("<2H", 0xD935, pad) + bytes(pad)  # as Android pads
+            with archive.open(member, "w", force_zip64=big) as opened:
+                np.lib.format.write_array(opened, np.asarray(array, order="C"), (1, 0), False)
 
 
 def read_arrays(path: Path, mapped: bool = False) -> dict[str, np.ndarray[Any, Any]]:

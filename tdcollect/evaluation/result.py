@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import os
 import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,6 +20,7 @@ from tdcollect.evaluation import ledger
 from tdcollect.evaluation.directory import check_data, read_trajectory, write_trajectory
 from tdcollect.evaluation.episodes.steps import first_difference
 from tdcollect.evaluation.ledger import Episode, trajectory_name, trajectory_path
+from tdcollect.evaluation.npz import dump
 from tdcollect.evaluation.statistics import Summary, in_order, metrics_of, summarize
 from tdcollect.evaluation.step_files import read_steps, read_witness
 from tdcollect.files import check_no_links, write_atomically
@@ -444,9 +444,7 @@ def export(
     said = [e.success for one in ledgers for e in one]
     if said and None not in said:
         arrays["successes"] = np.array([[e.success for e in one] for one in ledgers], bool)
-    file = io.BytesIO()
-    np.savez(file, **arrays)
-    return write_atomically(Path(path), file.getvalue())
+    return write_atomically(Path(path), partial(dump, arrays))
 
 
 def to_pandas(episodes: Sequence[Episode]) -> Any:

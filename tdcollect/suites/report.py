@@ -7,16 +7,15 @@ import io
 import json
 import os
 import re
-import zipfile
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
-
-import numpy as np
 
 from tdcollect import check
 from tdcollect.display import number_text, visible
 from tdcollect.evaluation.ledger import RESULTS, SUITE, sha256
+from tdcollect.evaluation.npz import dump
 from tdcollect.evaluation.statistics import ends
 from tdcollect.files import locked, remove, write_atomically, write_json
 from tdcollect.pages.build import REPORT
@@ -98,21 +97,12 @@ def export(
 
 def _write_npz(results: SuiteResults, file: Path) -> Path:
     # numpy takes a final ".npy" for the ending of the member's name.
-    scores = {
-        re.sub(r"\.(npy)?$", r"%2E\1", name): (name, a) for name, a in results.scores().items()
-    }
-    data = io.BytesIO()
-    with zipfile.ZipFile(data, "w") as archive:
-        for key, (_, values) in scores.items():
-            member = zipfile.ZipInfo(f"{key}.npy")  # dated 1980, always
-            member.create_system = 3
-            array = io.BytesIO()
-            np.lib.format.write_array(array, values, allow_pickle=False)
-            archive.writestr(member, array.getvalue())
-    policies = {key: name for key, (name, _) in scores.items()}
+    scores = results.scores()
+    policies = {re.sub(r"\.(npy)?$", r"%2E\1", name): name for name in scores}
+    arrays = {key: scores[name] for key, name in policies.items()}
     text = json.dumps({"tasks": results.scored_tasks, "policies": policies}, indent=2) + "\n"
     write_atomically(file.with_suffix(".json"), text.encode())
-    return write_atomically(file, data.getvalue())
+    return write_atomically(file, partial(dump, arrays))
 
 
 def _csv(found: Aggregates) -> str:

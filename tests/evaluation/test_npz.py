@@ -329,7 +329,7 @@ def test_a_disk_that_is_full_leaves_the_file_as_it_was(small: Path, monkeypatch)
         patch.setattr(Path, "open", lambda path, mode: Full(path, mode))
         with pytest.raises(OSError, match=r"No space left on device; .*: '.*some\.npz'"):
             write_arrays(small, {"a": np.zeros(10_000)})
-    assert small.read_bytes() == before
+    assert (small.read_bytes(), os.listdir(small.parent)) == (before, ["some.npz"])
     write_arrays(small, {"a": np.zeros(10_000)})
     assert [*read_arrays(small)] == ["a"]
 

@@ -21,7 +21,7 @@ _SLOTS = (f"{ledger.BATCHES}.slots", PER_SLOT := f"{ledger.BATCHES}.episodes_per
 SAME = ("protocol", *_SLOTS, "env", "max_episode_steps", "returns")
 REMARKED = (
     *(ledger.METRICS, "inference_batch_size", "inference_threads"),
-    *("device", f"{ledger.BATCHES}.device", "platform", "versions"),
+    *("device", f"{ledger.BATCHES}.device", "platform", "process", "versions"),
 )
 SAME_ACROSS = ("protocol", *_SLOTS, "returns", "policy.class", "policy.digest", *OF_POLICY)
 OF_ENV = ("env", "max_episode_steps")  # what may differ across envs

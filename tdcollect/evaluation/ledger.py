@@ -779,6 +779,7 @@ _MANIFEST: dict[str, Accepts] = {
     "device": _is_text,
     "versions": _is_object,
     "platform": _is_object,
+    "process": _or_none(_is_object),
     MIXED: _or_none(_is_mixed),
     "git": _or_none(_is_object),
     "entries.observation": _is_names,

@@ -33,6 +33,7 @@ from tdcollect.keys import entry_path
 from tdcollect.packages import versions
 from tdcollect.policies import ACTING, AgentPolicy, SpacePolicy, compiled_from, parts_of
 from tdcollect.seeding import BATCHED_PROTOCOL, EVALUATION_PROTOCOL
+from tdcollect.surroundings import settings_of_process
 
 if TYPE_CHECKING:
     from tdcollect.evaluation.episodes.collector import EvaluationCollector
@@ -92,6 +93,7 @@ def subject(collector: EvaluationCollector) -> dict[str, Any]:
         "inference_threads": settings.inference_threads,
         "device": collector.device.type,
         "versions": dict(versions()),
+        "process": settings_of_process(),
         "platform": {
             "system": platform.system(),
             "machine": platform.machine(),

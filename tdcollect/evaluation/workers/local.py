@@ -27,13 +27,13 @@ from tdcollect import check
 from tdcollect.display import count_text, one_line
 from tdcollect.processes import child
 from tdcollect.processes.channel import Channel, Described, InterruptsHeld
+from tdcollect.surroundings import Surroundings
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
     from tdcollect.evaluation.episodes.actions import Verdict
     from tdcollect.evaluation.ledger import Episode
-    from tdcollect.evaluation.workers.worker import Surroundings
 
 _ADVICE = {
     "env": "pass a function that makes it, lambda: make_env()",

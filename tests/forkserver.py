@@ -22,6 +22,7 @@ from typing import Any
 from unittest import mock
 
 from tdcollect.processes import child
+from tdcollect.surroundings import Surroundings
 
 _IMPORTED = [
     "pytest",
@@ -65,10 +66,15 @@ def starting(method: str) -> Iterator[None]:
 
 
 def start(function: Callable[..., Any], *arguments: Any) -> BaseProcess:
-    """Start a process that runs a function; it inherits descriptors given as ``DupFd``."""
-    process = forkserver().Process(target=function, args=arguments)
+    """Start a process like this one that runs a function; ``DupFd`` passes a descriptor on."""
+    process = forkserver().Process(target=_run, args=(Surroundings.here(), function, *arguments))
     process.start()
     return process
+
+
+def _run(around: Surroundings, function: Callable[..., Any], *arguments: Any) -> None:
+    around.enter()
+    function(*arguments)
 
 
 def quick_begin(spawned: Any, lifeline: int, descriptors: Sequence[int]) -> None:

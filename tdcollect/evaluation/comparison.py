@@ -21,7 +21,7 @@ _SLOTS = (f"{ledger.BATCHES}.slots", PER_SLOT := f"{ledger.BATCHES}.episodes_per
 SAME = ("protocol", *_SLOTS, "env", "max_episode_steps", "returns")
 REMARKED = (
     *(ledger.METRICS, "inference_batch_size", "inference_threads"),
-    *("device", f"{ledger.BATCHES}.device", "platform", "process", "versions"),
+    *("device", f"{ledger.BATCHES}.device", "platform", "versions"),
 )
 SAME_ACROSS = ("protocol", *_SLOTS, "returns", "policy.class", "policy.digest", *OF_POLICY)
 OF_ENV = ("env", "max_episode_steps")  # what may differ across envs
@@ -86,6 +86,8 @@ def remarks(
     acting = (manifest_entry(e.manifest, "policy.class") != ledger.RANDOM for e in (first, second))
     # Random actions do not depend on the mode, nor on the exploration type.
     keys = REMARKED + (OF_POLICY if all(acting) else ())
+    if all(ledger.PROCESS in one.manifest for one in (first, second)):
+        keys += (ledger.PROCESS,)
     for text in _manifest_differences(first, second, keys, names):
         yield f"Not the same in both: {text}."
     transforms = [] if across_envs else [TRANSFORMS]

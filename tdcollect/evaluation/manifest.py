@@ -28,7 +28,7 @@ from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.data import digested_entries
 from tdcollect.evaluation.episodes.groups import GroupPolicies
 from tdcollect.evaluation.episodes.measures import Measure
-from tdcollect.evaluation.ledger import BATCHES, FORMAT, METRICS, OPTIONS, RANDOM
+from tdcollect.evaluation.ledger import BATCHES, FORMAT, METRICS, OPTIONS, PROCESS, RANDOM
 from tdcollect.keys import entry_path
 from tdcollect.packages import versions
 from tdcollect.policies import ACTING, AgentPolicy, SpacePolicy, compiled_from, parts_of
@@ -93,7 +93,7 @@ def subject(collector: EvaluationCollector) -> dict[str, Any]:
         "inference_threads": settings.inference_threads,
         "device": collector.device.type,
         "versions": dict(versions()),
-        "process": settings_of_process(),
+        PROCESS: settings_of_process(),
         "platform": {
             "system": platform.system(),
             "machine": platform.machine(),

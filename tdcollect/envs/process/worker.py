@@ -413,3 +413,4 @@ def main(
 
     connection.send(CALL, sequence, worker.result_of(make))
     worker.serve(connection, awake)
+    connection.close()

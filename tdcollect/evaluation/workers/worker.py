@@ -324,6 +324,7 @@ def work(end: int, steps_file: int) -> None:
 
     for answer in serve(receive, beat):
         channel.send(packed(answer))
+    channel.close()
 
 
 POLICY = "policy"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from collections.abc import Iterable
 from contextlib import suppress
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -26,7 +27,7 @@ class Surroundings(NamedTuple):
     Attributes:
         directory: the working directory; None if it is gone.
         path: ``sys.path``.
-        filters: ``warnings.filters``, with the module and name of each category.
+        filters: ``warnings.filters``, with the modules and names of categories.
         errors: ``np.geterr()``.
         callback: ``np.geterrcall()``, pickled.
         flushes: denormal floats are flushed to zero.
@@ -36,7 +37,7 @@ class Surroundings(NamedTuple):
     directory: str | None
     path: tuple[str, ...]
     filters: tuple[tuple[Any, ...], ...]
-    errors: dict[str, str]
+    errors: dict[str, Any]
     callback: bytes
     flushes: bool
     torch: dict[str, Any]
@@ -69,8 +70,9 @@ class Surroundings(NamedTuple):
         sys.path[:] = [*self.path, *(entry for entry in sys.path if entry not in self.path)]
         if _filters() != self.filters:
             warnings.resetwarnings()  # the interpreter forgets what it has warned of, too
-            warnings.filters[:] = [(*one[:2], _category(*one[2]), *one[3:]) for one in self.filters]
-        np.seterr(**self.errors)  # type: ignore[arg-type]
+            filters: Any = warnings.filters
+            filters[:] = [(*one[:2], _categories(one[2]), *one[3:]) for one in self.filters]
+        np.seterr(**self.errors)
         np.seterrcall(cloudpickle.loads(self.callback))
         if self.flushes != _flushes():
             import torch
@@ -96,8 +98,8 @@ def settings_of_process() -> dict[str, Any]:
     """Return the settings of this process that may change an episode on a CPU, as plain JSON."""
     here = Surroundings.here()
     errors = {
-        ":".join((_text(message), ".".join(category), _text(module), str(line)))
-        for action, message, category, module, line in here.filters
+        ":".join((_text(message), "|".join(map(".".join, named)), _text(module), str(line)))
+        for action, message, named, module, line in here.filters
         if action == "error"
     }
     precision = here.torch.get("mkldnn.matmul.fp32_precision")
@@ -134,18 +136,26 @@ def _of_torch(torch: Any) -> dict[str, Any]:
 
 
 def _filters() -> tuple[tuple[Any, ...], ...]:
-    named = ((one, (one[2].__module__, one[2].__qualname__)) for one in warnings.filters)
-    return tuple((*one[:2], name, *one[3:]) for one, name in named)
+    found = []
+    for action, message, category, module, line in warnings.filters:
+        kinds = category if isinstance(category, tuple) else (category,)
+        named = tuple((kind.__module__, kind.__qualname__) for kind in kinds)
+        found.append((action, message, named, module, line))
+    return tuple(found)
 
 
 def _text(pattern: Any) -> str:
     return getattr(pattern, "pattern", pattern) or ""
 
 
-def _category(module: str, name: str) -> type:
-    """Return a class of warnings by its name, or one that stands for it until it is imported."""
-    there = getattr(sys.modules.get(module), name, None)
-    return there if isinstance(there, type) else _Named(name, (Warning,), {"__module__": module})
+def _categories(named: Iterable[tuple[str, str]]) -> Any:
+    """Return classes of warnings by name, or others that stand for them until they are imported."""
+    kinds: list[Any] = []
+    for module, name in named:
+        kind = getattr(sys.modules.get(module), name, None)
+        known = isinstance(kind, type)
+        kinds.append(kind if known else _Named(name, (Warning,), {"__module__": module}))
+    return kinds[0] if len(kinds) == 1 else tuple(kinds)
 
 
 class _Named(type):

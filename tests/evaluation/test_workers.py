@@ -213,7 +213,7 @@ class Told(Warning):
     """Is of this module."""
 
 
-def fails(call: Any, *arguments: Any) -> bool:
+def stopped(call: Any, *arguments: Any) -> bool:
     try:
         call(*arguments)
     except (Told, FloatingPointError):
@@ -229,8 +229,8 @@ class Shown(Walk):
 
     def noise(self) -> Any:
         return super().noise() + [
-            fails(warnings.warn, "told", Told),
-            fails(np.divide, 0.0, 0.0),
+            stopped(warnings.warn, "told", Told),
+            stopped(np.divide, 0.0, 0.0),
             sys.float_info.min / 2 == 0.0,
             torch.backends.mkldnn.enabled,
             len(torch.get_float32_matmul_precision()),

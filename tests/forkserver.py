@@ -10,6 +10,7 @@ import os
 import runpy
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import forkserver as _server
@@ -65,10 +66,20 @@ def starting(method: str) -> Iterator[None]:
 
 
 def start(function: Callable[..., Any], *arguments: Any) -> BaseProcess:
-    """Start a process that runs a function; it inherits descriptors given as ``DupFd``."""
-    process = forkserver().Process(target=function, args=arguments)
+    """Start a process that runs a function; it inherits descriptors given as ``DupFd``.
+
+    Warnings are errors there that are here.
+    """
+    errors = [one for one in warnings.filters if one[0] == "error"]
+    process = forkserver().Process(target=_run, args=(errors, function, *arguments))
     process.start()
     return process
+
+
+def _run(errors: list[Any], function: Callable[..., Any], *arguments: Any) -> None:
+    for action, _, category, module, line in reversed(errors):
+        warnings.filterwarnings(action, "", category, module.pattern if module else "", line)
+    function(*arguments)
 
 
 def quick_begin(spawned: Any, lifeline: int, descriptors: Sequence[int]) -> None:

@@ -24,7 +24,7 @@ from tdcollect.collect.collector import extends
 from tdcollect.collectors import asking, dispatch
 from tdcollect.collectors.pipes import Guard, Reports, WorkerPipe, WorkerQueue
 from tdcollect.display import count_text, one_line
-from tdcollect.processes.child import ending
+from tdcollect.processes.child import children_hash_by, ending, hash_seed
 from tdcollect.threads import with_threads
 
 
@@ -113,7 +113,8 @@ class MultiCollector(asking.Asking, upstream.MultiCollector, metaclass=_BySync):
             inner = asking.InnerCollector(inner, range(workers), self.reports.ends, options)
         self._crews = Crews(self, inner, kwargs)
         try:
-            super().__init__(create_env_fn, policy, collector_class=inner, **kwargs)
+            with children_hash_by(hash_seed()):
+                super().__init__(create_env_fn, policy, collector_class=inner, **kwargs)
         except Exception as error:
             self._name_lost_at_start(error)
             raise
@@ -412,7 +413,8 @@ class Crews:
             "trajs_per_batch": WorkersState(collector).worker_trajectories,
         }
         envs = [collector.create_env_fn[worker]]
-        return upstream.MultiAsyncCollector(envs, collector.policy, **options)
+        with children_hash_by(hash_seed()):
+            return upstream.MultiAsyncCollector(envs, collector.policy, **options)
 
     def shutdown(self) -> None:
         """End all that are in place."""

@@ -25,6 +25,7 @@ from tdcollect.evaluation.workers.local import LocalWorkers, Workers
 from tdcollect.evaluation.workers.worker import POLICY, on_cpu, template, unpickled
 from tdcollect.processes.channel import Described, described, packed
 from tdcollect.processes.child import leave
+from tdcollect.surroundings import Surroundings
 from tdcollect.trajectories import split_trajectories
 
 
@@ -39,6 +40,7 @@ class Setup(NamedTuple):
     log_prefix: str
     recheck: bool
     report: bytes | None  # the settings of a report
+    around: Surroundings
 
 
 class Request(NamedTuple):
@@ -137,6 +139,7 @@ class Answering:
     """Runs requests on workers that stay, and keeps their curve."""
 
     def __init__(self, setup: Setup):
+        setup.around.enter()
         self._setup = setup
         self._job = unpickled(setup.job)
         self._metrics_fn = pickle.loads(setup.metrics_fn)

@@ -108,6 +108,8 @@ def remarks(
     acting = (manifest_entry(e.manifest, "policy.class") != ledger.RANDOM for e in (first, second))
     # Random actions do not depend on the mode, nor on the exploration type.
     keys = REMARKED + (OF_POLICY if all(acting) else ())
+    if all(ledger.PROCESS in one.manifest for one in (first, second)):
+        keys += (ledger.PROCESS,)
     for text in _manifest_differences(first, second, keys, names):
         yield f"Not the same in both: {text}."
     transforms = [] if across_envs else [TRANSFORMS]

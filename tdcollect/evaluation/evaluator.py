@@ -196,10 +196,10 @@ class Evaluator:
         kept = worker.Job(
             env, policy, settings, crew.num_workers, policy_factory, no_recorders=dump_video
         )
-        job = kept.pickled().job
+        job, around = kept.pickled()[2:]
         directory = None if output_dir is None else Path(os.path.abspath(output_dir))
         functions = pickled_part("metrics_fn", metrics_fn)
-        setup = Setup(job, crew, functions, directory, best, log_prefix, recheck, report)
+        setup = Setup(job, crew, functions, directory, best, log_prefix, recheck, report, around)
         self._courier = Courier(setup, on_result, queue_size)
         self._end = weakref.finalize(self, _close, self._courier)
 

@@ -34,6 +34,8 @@ BATCHES = "batches"
 """The entry of a manifest with the slots of a batched simulator, and what runs in each."""
 REPEATED = "repeated"
 """The entry of a manifest with what came of the batch that ran twice, once it has."""
+PROCESS = "process"
+"""The entry of a manifest with the settings of the process; other producers may lack it."""
 FRESH_ENVS = "fresh_envs"
 """The entry of a manifest that says whether each episode ran on a new env, once it is known."""
 GLOBAL_STREAMS = "global_random_numbers"
@@ -353,12 +355,13 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[tup
     """Return the differences of two manifests: the path of each entry, and its two values.
 
     Values that the ``mixed`` entry of the first one has are no differences, nor is what is only
-    known once all has run.
+    known once all has run, nor settings of the process that one of them does not tell.
     """
     mixed = sorted({*mixed_values(first), *mixed_values(second)})
+    untold = {MIXED, *LATER, PROCESS} - ({PROCESS} & first.keys() & second.keys())
     found = [
         difference
-        for key in sorted({*first, *second} - {MIXED, *LATER})
+        for key in sorted({*first, *second} - untold)
         for difference in leaf_differences(visible(str(key)), first.get(key), second.get(key))
         if difference[0] not in mixed
     ]
@@ -801,6 +804,7 @@ _MANIFEST: dict[str, Accepts] = {
     "device": _is_text,
     "versions": _is_object,
     "platform": _is_object,
+    PROCESS: _or_none(_is_object),
     MIXED: _or_none(_is_mixed),
     "git": _or_none(_is_object),
     "entries.observation": _is_names,

@@ -35,12 +35,14 @@ from tdcollect.evaluation.ledger import (
     GLOBAL_STREAMS,
     METRICS,
     OPTIONS,
+    PROCESS,
     RANDOM,
 )
 from tdcollect.keys import entry_path
 from tdcollect.packages import versions
 from tdcollect.policies import ACTING, AgentPolicy, SpacePolicy, compiled_from, parts_of
 from tdcollect.seeding import BATCHED_PROTOCOL, EVALUATION_PROTOCOL
+from tdcollect.surroundings import settings_of_process
 
 if TYPE_CHECKING:
     from tdcollect.evaluation.episodes.collector import EvaluationCollector
@@ -103,6 +105,7 @@ def subject(collector: EvaluationCollector) -> dict[str, Any]:
         "inference_threads": settings.inference_threads,
         "device": collector.device.type,
         "versions": dict(versions()),
+        PROCESS: settings_of_process(),
         "platform": {
             "system": platform.system(),
             "machine": platform.machine(),

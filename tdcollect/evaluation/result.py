@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 # Entries of a manifest that may change an episode. The first differs if it is filmed.
 _MATTERS = (
     *("env", "policy", "inference_batch_size", "inference_threads"),
-    *(ledger.BATCHES, "device", "versions", "platform", "git"),
+    *(ledger.BATCHES, "device", "versions", "platform", ledger.PROCESS, "git"),
 )
 
 

@@ -22,7 +22,7 @@ import tempfile
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from multiprocessing import spawn
 from pathlib import Path
@@ -49,6 +49,29 @@ main(*arguments)
 """
 _ROOT = str(Path(tdcollect.__file__).absolute().parent.parent)
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+HASH_SEED = "PYTHONHASHSEED"
+
+
+def hash_seed() -> str:
+    """Return the seed with which children hash strings: that of this process if it has one."""
+    seed = os.environ.get(HASH_SEED, "")
+    return seed if seed.isdecimal() else "0"
+
+
+@contextlib.contextmanager
+def children_hash_by(seed: str) -> Iterator[None]:
+    """Have the processes that start meanwhile hash strings with a seed."""
+    before = os.environ.get(HASH_SEED)
+    os.environ[HASH_SEED] = seed
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(HASH_SEED, None)
+        else:
+            os.environ[HASH_SEED] = before
 
 
 _disowned: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -183,7 +206,7 @@ class Spawned(Child):
                 [executable, "-c", _BOOT, path, _ROOT, self._function, *map(str, passed)],
                 pass_fds=passed,
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, **threads},
+                env={**os.environ, **threads, HASH_SEED: hash_seed()},
             )
         finally:
             os.close(file)

@@ -22,6 +22,7 @@ from tdcollect.envs.make import alike, make_env
 from tdcollect.envs.process.pool import usable_cores
 from tdcollect.envs.process.worker import spec_of
 from tdcollect.envs.wrapper import GymnasiumEnv
+from tdcollect.processes.child import children_hash_by, hash_seed
 from tdcollect.randomness import GlobalRandomness, global_states_kept
 from tdcollect.testing import checks, rules
 from tdcollect.testing.checks import Failed, Passed, Skipped, Warned
@@ -468,14 +469,15 @@ def _resumes(exam: Examination) -> str | Passed:
 
 
 def _made(exam: Examination, backend: str, num_envs: int, workers: int) -> GymnasiumEnv:
-    return make_env(
-        exam.given,
-        num_envs,
-        backend=backend,
-        env_kwargs=exam.kwargs,
-        seed=exam.seed,
-        num_workers=workers if backend == "process" else None,
-    )
+    with children_hash_by("2" if hash_seed() == "1" else "1"):
+        return make_env(
+            exam.given,
+            num_envs,
+            backend=backend,
+            env_kwargs=exam.kwargs,
+            seed=exam.seed,
+            num_workers=workers if backend == "process" else None,
+        )
 
 
 def _backends(exam: Examination) -> tuple[str, ...]:
@@ -525,10 +527,14 @@ def _unlike(backend: str, evidence: str) -> Failed:
         advice = "use the pool for training, and one slot for tests"
     if backend == "process":
         cause = (
-            "the env depends on the process that it runs in: its id, its directory, its "
-            "environment variables, modules imported or settings made before"
+            "the env depends on the process that it runs in: the order of a set of strings, or "
+            "hash() of one, which differ in each process; or its id, directory, environment "
+            "variables, modules imported"
         )
-        advice = "pass to the env what it needs (env_kwargs), or use backend='serial'"
+        advice = (
+            "sort such sets, or set PYTHONHASHSEED before Python starts; pass to the env what it "
+            "needs (env_kwargs), or use backend='serial'"
+        )
     return Failed(evidence, cause, advice)
 
 

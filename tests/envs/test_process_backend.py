@@ -27,6 +27,7 @@ from tdcollect.envs.process.pool import WorkerLost, usable_cores
 from tdcollect.envs.slots import Backend, SlotError, Stepper
 from tdcollect.envs.spaces import SlotBuffers
 
+from ..testing.envs import Ordered
 from ..workers.test_process_exit import runs
 from ..zoo.process_envs import Drawn, Odd
 
@@ -63,6 +64,20 @@ def actions(backend: Backend, value: int = 0) -> list[np.ndarray]:
 
 def pids(backend: ProcessBackend) -> list[int]:
     return [process.pid for process in backend._pool.processes]
+
+
+def test_workers_hash_strings_alike(make, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    for seed in (None, None, "7"):
+        monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+        if seed is not None:
+            monkeypatch.setenv("PYTHONHASHSEED", seed)
+        backend = make([Ordered] * 2, start_method="spawn")
+        out = buffers(backend)
+        backend.reset({0: 0, 1: 0}, None, out)
+        seen.append(out.observation[0].tolist())
+        assert seen[-1][0] == seen[-1][1]
+    assert seen[0] == seen[1] != seen[2]
 
 
 # --- the same data as serial -------------------------------------------------------------------

@@ -404,6 +404,7 @@ def test_other_versions_and_platforms_are_allowed_and_said() -> None:
             "versions": {"torch": "2.12.0", "torchrl": "0.14.1"},
             "inference_batch_size": 32,
             "device": "cuda:0",
+            "process": {"onednn": False},  # which the other does not tell
         },
     )
     found = compare(run([1.0, 2.0]), other, names="ab")

@@ -7,18 +7,21 @@ import json
 import os
 import re
 import signal
+import sys
 import time
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 from torchrl.envs import ExplorationType, GymEnv, SerialEnv, StepCounter, TransformedEnv
 from torchrl.modules import LSTMModule
 
-from tdcollect import LocalWorkers, evaluate, make_env
+from tdcollect import Evaluator, LocalWorkers, evaluate, make_env
 from tdcollect.envs.slots import SlotError
 from tdcollect.evaluation.directory import Directory
 from tdcollect.evaluation.settings import EvaluationSettings
@@ -204,6 +207,71 @@ def test_workers_have_the_directory_and_torchs_defaults_of_the_evaluation(
         torch.set_default_dtype(torch.float32)
     assert len({*digests}) == 3
     assert digests[0] == digests[3]
+
+
+class Told(Warning):
+    """Is of this module."""
+
+
+def stopped(call: Any, *arguments: Any) -> bool:
+    try:
+        call(*arguments)
+    except (Told, FloatingPointError):
+        return True
+    return False
+
+
+class Shown(Walk):
+    """Shows settings of its process, by what they do."""
+
+    def __init__(self) -> None:
+        super().__init__(size=5)
+
+    def noise(self) -> Any:
+        return super().noise() + [
+            stopped(warnings.warn, "told", Told),
+            stopped(np.divide, 0.0, 0.0),
+            sys.float_info.min / 2 == 0.0,
+            torch.backends.mkldnn.enabled,
+            len(torch.get_float32_matmul_precision()),
+        ]
+
+
+SETTINGS: dict[str, tuple[Any, Any]] = {  # by the entry of the manifest: how to set them, and back
+    "warnings_as_errors": (partial(warnings.simplefilter, "error", Told), int),
+    "numpy_errors": (partial(np.seterr, all="raise"), partial(np.seterr, **np.geterr())),
+    "flushed_denormals": tuple(partial(torch.set_flush_denormal, on) for on in (True, False)),
+    "onednn": tuple(partial(setattr, torch.backends.mkldnn, "enabled", on) for on in (False, True)),
+    "matmul_precision": tuple(
+        partial(torch.set_float32_matmul_precision, to) for to in ("high", "highest")
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_of_the_process_reach_all_that_run_its_episodes(
+    seven: LocalWorkers, name: str, tmp_path: Path
+) -> None:
+    run = partial(quiet, Shown, draws_by_default_dtype, 4, **RANDOM)
+    plain = run(output_dir=tmp_path)
+    change, back = SETTINGS[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        change()
+        try:
+            with pytest.raises(ValueError, match=f"process.{name}"):
+                run(output_dir=tmp_path)
+            ways = {}, {"workers": some(seven, 2)}, {"backend": "process", "num_envs": 2}
+            results = [run(**how) for how in ways]
+            evaluator = Evaluator(Shown, draws_by_default_dtype, num_trajectories=4, **RANDOM)
+            with evaluator:
+                evaluator.evaluate()
+        finally:
+            back()
+    assert {result.digest for result in results} == {evaluator.curve[0].digest} != {plain.digest}
+    there = [result.manifest["process"] for result in results]
+    assert there[0] == there[1] == there[2]
+    assert there[0][name] != plain.manifest["process"][name]
 
 
 def test_an_id_may_be_registered_anew_also_one_that_a_module_registers(

@@ -309,6 +309,13 @@ class Process(Sound):
         return super().draw() + (multiprocessing.parent_process() is not None or elsewhere)
 
 
+class Ordered(Sound):
+    """Shows the order of a set of strings."""
+
+    def observed(self) -> Any:
+        return np.array([int(name) for name in {*map(str, range(30))}][:2], np.float32)
+
+
 class EndsAtALimit(Sound):
     """A time limit reported as termination."""
 

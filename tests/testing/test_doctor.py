@@ -159,9 +159,11 @@ def test_batches_are_those_of_a_plain_loop_on_each_backend() -> None:
     check(report)
     assert "serial: 200 rows" in report["batches"].evidence
     assert "process: 200 rows" in report["batches"].evidence
-    report = diagnose(envs.Process, max_episode_steps=40, skip=others)
-    check(report, {"batches"})
-    assert "backend='process' and a plain loop: slot 0, step 0" in report["batches"].evidence
+    for env in (envs.Process, envs.Ordered):
+        report = diagnose(env, max_episode_steps=40, skip=others)
+        check(report, {"batches"})
+        assert "backend='process' and a plain loop: slot 0, step 0" in report["batches"].evidence
+        assert "the order of a set of strings" in report["batches"].cause
 
 
 def test_speed_recommends_what_it_measured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from tdcollect.envs.process import worker
 from tdcollect.processes import channel
 from tdcollect.processes.channel import InterruptsHeld, packed, poll_awake
 from tdcollect.processes.child import GRACE, Child, Forked, Spawned, disown_in_forks, shared_file
+from tdcollect.surroundings import Surroundings
 
 START_METHODS = ("spawn", "fork")
 
@@ -147,7 +148,7 @@ class WorkerPool:
         self.method = method
         self._timeout = timeout
         self._grace = grace
-        self._factories = list(factories)
+        self._factories, self._around = list(factories), Surroundings.here()
         one_core_each = num_workers <= usable_cores()
         self._awake = (_PARENT_AWAKE, _WORKER_AWAKE) if one_core_each else (0.0, 0.0)
         bounds = [len(factories) * i // num_workers for i in range(num_workers + 1)]
@@ -196,7 +197,7 @@ class WorkerPool:
         self.processes[index : index + 1] = [process]
         self._poll.register(process.connection, select.POLLIN)
         self._by_descriptor[process.connection.fileno()] = process
-        payload = packed((index, slots.start, self._awake[1], pickled))
+        payload = packed((index, slots.start, self._awake[1], self._around, pickled))
         timeout = None if self._timeout is None else max(self._timeout, _START_SECONDS)
         return self._ask("make", process, worker.CALL, slots, payload, timeout)
 

@@ -404,14 +404,20 @@ def main(
         _, sequence, payload = connection.receive()
     except EOFError:
         return
-    index, first, awake, blob = pickle.loads(payload)
+    index, first, awake, around, blob = pickle.loads(payload)
     memory = memoryview(mmap.mmap(control, 0)).cast("q")[2 * index : 2 * index + 2]
     worker = Worker(first, memory, files)
 
     def make() -> Any:
         try:
+            around.enter()
             worker.factories = pickle.loads(blob) if factories is None else factories
-            return worker.make()
+            around.enter_torch()  # which the factories may have imported
+            had_torch = "torch" in sys.modules
+            made = worker.make()
+            if not had_torch:
+                around.enter_torch()
+            return made
         except Exception:
             with contextlib.suppress(Exception):
                 worker.close()
@@ -419,3 +425,4 @@ def main(
 
     connection.send(CALL, sequence, worker.result_of(make))
     worker.serve(connection, awake)
+    connection.close()

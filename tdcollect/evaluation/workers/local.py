@@ -27,10 +27,10 @@ from tdcollect import check
 from tdcollect.display import count_text, one_line
 from tdcollect.processes import child
 from tdcollect.processes.channel import Channel, Described, InterruptsHeld
+from tdcollect.surroundings import Surroundings
 
 if TYPE_CHECKING:
     from tdcollect.evaluation.episodes.data import Finished
-    from tdcollect.evaluation.workers.worker import Surroundings
 
 _ADVICE = {
     "env": "pass a function that makes it, lambda: make_env()",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import pickle
 import re
 import socket
@@ -19,7 +20,7 @@ from tdcollect._upstream.others import bounded, started_here
 from tdcollect.display import count_text
 from tdcollect.evaluation.workers import local
 from tdcollect.packages import extra_module
-from tdcollect.processes.child import GRACE
+from tdcollect.processes.child import GRACE, HASH_SEED, hash_seed
 from tdcollect.progress import warn
 
 _UNREAD = 16  # answers of a worker that wait for the driver; with data if trajectories are kept
@@ -192,7 +193,7 @@ class _Actors:
     def begin(self, rank: int) -> tuple[Any, int]:
         """Return an actor for a worker, and the number of the worker's life."""
         if rank not in self._by_rank:
-            actor = self._by_rank[rank] = self._make.remote(self._local)
+            actor = self._by_rank[rank] = self._make.remote(self._local, hash_seed())
             self._placed[rank] = actor.beats.options(**_LOOK).remote(-1)
             self._alone_since = time.monotonic()
             self._say_at = self._alone_since + _PATIENCE
@@ -410,7 +411,8 @@ class Host:
     Nothing here imports torch.
     """
 
-    def __init__(self, workers: local.LocalWorkers):
+    def __init__(self, workers: local.LocalWorkers, seed_of_hashes: str):
+        os.environ[HASH_SEED] = seed_of_hashes  # of the processes that it starts
         self._workers = workers
         self._changed = threading.Condition()
         self._life = -1

@@ -10,7 +10,6 @@ import os
 import pickle
 import re
 import socket
-import sys
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -39,44 +38,7 @@ from tdcollect.evaluation.workers import local
 from tdcollect.processes.channel import Channel, described, packed
 from tdcollect.processes.child import fork_on_request, leave
 from tdcollect.randomness import global_states_kept
-
-
-class Surroundings(NamedTuple):
-    """The surroundings of an evaluation, which its workers share: directory, paths, torch's modes.
-
-    ``directory`` is None if the working directory is gone; ``precision`` is that of float32 matrix
-    products.
-    """
-
-    directory: str | None
-    path: tuple[str, ...]
-    dtype: torch.dtype
-    precision: str
-    deterministic: bool
-
-    @classmethod
-    def here(cls) -> Surroundings:
-        try:
-            directory = os.getcwd()
-        except OSError:
-            directory = None
-        return cls(
-            directory,
-            tuple(entry for entry in sys.path if isinstance(entry, str)),
-            torch.get_default_dtype(),
-            torch.get_float32_matmul_precision(),
-            torch.are_deterministic_algorithms_enabled(),
-        )
-
-    def enter(self) -> None:
-        """Make them those of this process, which looks for modules in its own places too."""
-        if self.directory is not None:
-            with suppress(OSError):  # another machine may lack it
-                os.chdir(self.directory)
-        sys.path[:] = [*self.path, *(entry for entry in sys.path if entry not in self.path)]
-        torch.set_default_dtype(self.dtype)
-        torch.set_float32_matmul_precision(self.precision)
-        torch.use_deterministic_algorithms(self.deterministic)
+from tdcollect.surroundings import Surroundings, settings_of_process
 
 
 class Pickled(NamedTuple):
@@ -119,7 +81,8 @@ class Job:
         around = Surroundings.here()
         # A slot alone passes the probe where two that share something do not.
         slots = (self.settings.num_envs, min(self._share, 2))
-        env_key = hashlib.sha256(env + repr((around, slots)).encode()).hexdigest()
+        decide = (around.directory, around.path, settings_of_process(), slots)
+        env_key = hashlib.sha256(env + repr(decide).encode()).hexdigest()
         key = hashlib.sha256(env_key.encode() + policy + policy_factory + others).hexdigest()
         return Pickled(key, env_key, job, around)
 
@@ -383,6 +346,7 @@ def work(end: int, steps_file: int) -> None:
         steps[0] += 1
 
     serve(receive, beat, lambda answer: channel.send(packed(answer)))
+    channel.close()
 
 
 POLICY = "policy"

@@ -485,7 +485,7 @@ class Recording:
                 if index in own or self.witness is not None:
                     break
                 yield self._run_again({index: None})
-        self.again = {}
+        self.again, self.cuts = {}, False
 
     def _run_again(self, expected: Mapping[int, Finished | None], cuts: bool = True) -> list[int]:
         self.again, self.cuts = dict(expected), cuts

@@ -22,7 +22,6 @@ from torchrl.modules import GRUModule, ProbabilisticActor, TanhNormal
 import tdcollect
 from tdcollect import EvaluationCollector, NotReproducibleError, make_env
 from tdcollect.evaluation.ledger import Episode
-from tdcollect.evaluation.manifest import describe
 from tdcollect.randomness import WithStreams, global_states
 from tdcollect.seeding import env_seed, global_seeds
 
@@ -165,8 +164,7 @@ def test_gymnasium_envs_that_draw_globally_get_streams(env: Any) -> None:
 
 def test_the_manifest_says_where_draws_come_from() -> None:
     def manifest(env: Any) -> dict[str, Any]:
-        with EvaluationCollector(env, None, 3) as collector:
-            return describe(collector)
+        return tdcollect.evaluate(env, None, 3, progress=False).manifest
 
     says = "from a stream of each episode, started from its env seed"
     assert "global_random_numbers" not in manifest(Walk)

@@ -115,7 +115,7 @@ def test_short_episodes_are_not_favoured() -> None:
     """With the first to finish, 32 slots would report a mean length of 17, for 105."""
     with EvaluationCollector(TenOrTwoHundred, None, 40, num_envs=32) as collector:
         seeds = [collector.episode_seeds(number)[0] for number in range(40)]
-        found = {record.index: record.length for record, _ in collector.run()}
+        found = {ended.record.index: ended.record.length for ended in collector.run()}
     expected = [int(np.random.default_rng(seed).choice([10, 200])) for seed in seeds]
     assert [found[number] for number in range(40)] == expected
     assert 70 < np.mean(expected) < 140

@@ -306,6 +306,7 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         with evaluating():
             check_alone()
         feed = feed or Feed(self.episode_indices)
+        self._trial.abandon()
         steps = self._run(keep_trajectories, keep_steps, feed)
         waiting: dict[int, Finished] = {}
         due = iter(self.episode_indices)
@@ -415,7 +416,7 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
     def _take_streams(self) -> bool:
         """Go on with envs whose global draws come from streams of their episodes, if there are."""
         make = self._opened.with_streams
-        if make is None or self.has_streams:
+        if make is None or self.has_streams or self.episodes:  # which ran without
             return False
         made = make()
         self._opened.close()

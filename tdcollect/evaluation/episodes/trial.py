@@ -30,7 +30,7 @@ from tdcollect.evaluation.episodes.steps import Difference, first_difference
 from tdcollect.evaluation.ledger import CUT, record_differences
 from tdcollect.randomness import NotReproducibleError
 
-_TRIES = 3  # episodes that may raise where they run again, before the env counts as untried
+_TRIES = 3  # runs of an episode that may raise, before the env counts as untried
 
 
 @dataclass(frozen=True)
@@ -69,12 +69,18 @@ class Trial(SlotStarts):
 
     def start_over(self) -> None:
         """Forget what ran: all slots have new envs, and the episodes that were due run first."""
+        due = [*self.due]
+        self.abandon()
+        self._given_back.extend(due)
         self.resets[:] = 0
-        self._given_back.extendleft(reversed(self.due))
-        self.due.clear()
-        self.left_out = set()
         self._subject: Finished | None = None
         self._anew = False  # whether the subject has run on a new env, as before
+
+    def abandon(self) -> None:
+        """Forget what is under way, and what is to come."""
+        self.due.clear()
+        self._given_back.clear()
+        self.left_out = set()
         self._slot: int | None = None  # where it runs as the second and the third
         self._third = False  # whether it has been started there as the third
         self._latest: dict[int, int] = {}  # the latest episode of each slot
@@ -139,7 +145,7 @@ class Trial(SlotStarts):
         Raises:
             NotReproducibleError: if it is not what it was before.
         """
-        ended = ended._replace(nth=self._nth.pop(run))
+        ended = ended._replace(nth=self._nth.pop(run, 0))  # 0: its reset raised
         if run in self._own:
             del self._own[run]
             if self.fresh_envs is None:
@@ -149,7 +155,7 @@ class Trial(SlotStarts):
             del self._others[run]
             return ended._replace(again=True)
         wanted = self.fresh_envs is None and self._subject is None
-        if wanted and ended.record.completed and ended.nth == 1 and self._tries < _TRIES:
+        if wanted and ended.record.completed and ended.nth == 1:
             self._subject, self._anew = ended, not self._rebuild
         return ended
 
@@ -180,13 +186,12 @@ class Trial(SlotStarts):
             self._slot, self._third = None, False
 
     def _give_up(self, env: SteppedEnv | GymnasiumEnv) -> None:
-        self._subject = None
         self._tries += 1
         if self._tries == _TRIES:
             self.fresh_envs = bool(self._asked)
             warnings.warn(
-                f"{name_of(env)} raised wherever one of its episodes ran again, in {_TRIES} of "
-                "them: it is not known whether a seed decides its episodes",
+                f"{name_of(env)} raised each time that one of its episodes ran again, {_TRIES} "
+                "times: it is not known whether a seed decides its episodes",
                 stacklevel=2,
             )
 

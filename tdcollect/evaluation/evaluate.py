@@ -104,8 +104,8 @@ def evaluate(
             its entry ``mixed``.
         retry_lost: run the episodes again that ``output_dir`` has as lost: they were given up
             because their workers ended. Nothing else runs again.
-        recheck: run one episode once more at the end, on a new env, in its first 1,000 steps, and
-            end with an error unless it is the same to the bit. Whoever goes on with an evaluation,
+        recheck: run a short episode once more at the end, in its first 1,000 steps, and end with an
+            error unless it is the same to the bit. Whoever goes on with an evaluation,
             or finds it finished, runs the witness likewise: the first listed episode that
             completed. False leaves both out, and ``results.json`` says so.
         settings: see :class:`tdcollect.evaluation.EvaluationSettings`.
@@ -492,9 +492,9 @@ class Recording:
         return [*expected]
 
     def once_more(self) -> Iterator[Sequence[int]]:
-        """Yield the index of an episode to run again: of those that ran last in their slot.
+        """Yield the index of an episode to run again: the shortest that ran first in its slot.
 
-        Of several, it is the shortest. Where workers may differ, none runs again.
+        It runs in the slot that was used most. Where workers may differ, none runs again.
         """
         completed = [episode for episode in self._ended if episode.completed]
         if completed and self.recheck and not (self._was_finished or self._is_mixed):
@@ -551,7 +551,7 @@ class Recording:
         """Keep the steps of an episode as a witness, and of one to run again at the end."""
         kept = ended._replace(data=None, steps=None if ended.steps is None else ended.steps[:MOST])
         best = self._candidate
-        if best is None or (-kept.nth, *_length(kept.record)) < (-best.nth, *_length(best.record)):
+        if kept.nth == 1 and (best is None or _length(kept.record) < _length(best.record)):
             self._candidate = kept
         before = self.witness
         at = self._place[kept.record.index]

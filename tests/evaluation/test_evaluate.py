@@ -127,7 +127,7 @@ def test_an_episode_is_that_of_a_plain_loop(name: str) -> None:
     with EvaluationCollector(make, policy, 12, 3, **settings) as collector:
         ended = list(collector.run(keep_trajectories=True))
     assert len(ended) == 12
-    for record, data in ended:
+    for record, data, *_ in ended:
         assert data is not None
         expected = play(make, loop(policy), record.index, 3, most or 10**6)
         shown = torch.stack(expected.observations)

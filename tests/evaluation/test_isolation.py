@@ -97,7 +97,7 @@ def test_draws_of_the_user_between_episodes_change_nothing_and_go_on() -> None:
         random.seed(0)
 
     with EvaluationCollector(Walk, categorical(), 20, num_envs=3, **RANDOM) as collector:
-        undisturbed = ledger_digest(record for record, _ in collector.run())
+        undisturbed = ledger_digest(ended.record for ended in collector.run())
         seed()
         drawn = [draw() for _ in collector.run()]
         assert ledger_digest(collector.episodes) == undisturbed
@@ -141,9 +141,9 @@ def test_transforms_learn_nothing_and_are_then_as_before(kind: Any, frozen: bool
             env.transform.freeze()
         before = state(env)
         with EvaluationCollector(env, categorical(), 9) as collector:
-            for record, _ in collector.run():
+            for ended in collector.run():
                 assert getattr(env.transform, "frozen", None) is frozen
-                ledgers.add(record)
+                ledgers.add(ended.record)
         assert state(env) == before
         env.rollout(20, break_when_any_done=False)
         assert (state(env) == before) is bool(frozen)
@@ -157,12 +157,12 @@ def test_modes_are_kept_on_request() -> None:
     assert plain == digest(Walk, copy.deepcopy(policy).eval(), **RANDOM)
     kept = EvaluationCollector(Walk, policy, 20, eval_mode=False, **RANDOM)
     assert kept.policy_mode == "train"
-    assert ledger_digest(record for record, _ in kept.run()) != plain
+    assert ledger_digest(ended.record for ended in kept.run()) != plain
     kept.close()
     dropout[1].eval()
     mixed = EvaluationCollector(Walk, policy, 20, eval_mode=False, **RANDOM)
     assert mixed.policy_mode == "mixed"
-    assert ledger_digest(record for record, _ in mixed.run()) == plain
+    assert ledger_digest(ended.record for ended in mixed.run()) == plain
     mixed.close()
 
 
@@ -194,7 +194,8 @@ def test_an_env_that_is_given_is_not_left_seeded(how: str) -> None:
 def test_envs_made_here_are_closed_and_others_are_not() -> None:
     make = Watched(Walk)
     records(make, None, 5)
-    assert (make.made, make.open) == (1 + 5, [])  # one to see what is made, no more than episodes
+    # One to see what is made, one per episode, and one that the first to end runs on again.
+    assert (make.made, make.open) == (1 + 5 + 1, [])
     env = make_env(make, 2)
     records(env, None, 5)
     assert len(make.open) == 2

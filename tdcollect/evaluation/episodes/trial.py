@@ -62,7 +62,7 @@ class Trial(SlotStarts):
         self.due: dict[int, None] = {}
         self.asks = asks
         self._rebuild, self._asked = rebuild, fresh_envs
-        self._given_back = deque[int]()
+        self._given_back = deque[int | Again]()
         self._runs = count(1)
         self._tries = 0
         self.start_over()
@@ -105,7 +105,10 @@ class Trial(SlotStarts):
         if item is None:
             return self._of_subject(slot, idle=True)
         if isinstance(item, Again):
-            made = self._rebuild and bool(self.resets[slot])
+            if self.fresh_envs is False and not self.due and slot != self.resets.argmax():
+                self._given_back.append(item)  # the most used env shows most
+                return None
+            made = self._rebuild and self.fresh_envs is not False and bool(self.resets[slot])
             return self._once_more(item.index, made, self._others)
         self.due[item] = None
         pending = self.fresh_envs is None and self._rebuild

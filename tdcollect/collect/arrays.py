@@ -268,6 +268,9 @@ class MemberSlots(SlotArrays):
         if self._specified is not None:  # the SerialEnv has room for no other entries
             for key in [key for key in following if key not in self._specified]:
                 del following[key]
+        # Its buffers are zero where an env writes nothing, in steps and in resets.
+        for key in self._shown.keys() - following.keys():
+            following[key] = torch.zeros_like(self._shown[key])
         return following, error
 
     def entries(self, buffers: StepBuffers) -> StepDict:
@@ -282,7 +285,8 @@ class MemberSlots(SlotArrays):
             seed = None if seeds is None else [seeds[i]]
             row = flat(member.reset(given, **reset_arguments(member, seed, options)))
             for key, shown in self._shown.items():
-                shown[slot] = row[key]
+                if key in row:
+                    shown[slot] = row[key]
         self.slots.stepper.follow()
         begun = StepDict((key, shown.clone()) for key, shown in self._shown.items())
         flags = torch.zeros_like(marks[keys.RESET])

@@ -20,6 +20,7 @@ from tdcollect import keys
 from tdcollect.collect.arrays import ArrayEnv, Arrived, SteppedEnv
 from tdcollect.collect.policy import Policy
 from tdcollect.collect.step_dict import (
+    NotReset,
     NotTensors,
     Placement,
     StepDict,
@@ -543,6 +544,9 @@ class Frames:
         except NotTensors:  # nothing was sent, and the step has the policy's outputs
             self._moved = False
             self._acting.score({}, turns.present)
+            raise
+        except NotReset:  # no batch may begin with what a step has left
+            turns.present, self._moved = flat(self.carrier), True
             raise
         finally:
             if number is not None:

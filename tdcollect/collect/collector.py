@@ -291,6 +291,7 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
         self._runner.first_states = first = FirstStates(self.env)
         with first.moving():
             super()._make_carrier()
+        self._runner.note_places()
 
     def __bool__(self) -> bool:
         return True  # Ray asks; a length, Python's second choice, is not there without an end
@@ -385,16 +386,18 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
 
         Episodes in flight are dropped: statistics do not count them.
         """
+        slots = None
         if index is None:
             self._runner.set_position()
         else:
             self._runner.settle()
-            marked = slots_of(index, self.env.batch_size)
-            self._runner.arrivals.leave_out(marked.nonzero()[0].tolist())
+            slots = slots_of(index, self.env.batch_size).nonzero()[0].tolist()
+            self._runner.arrivals.leave_out(slots)
             self._runner.gather_position()
         first = self._runner.first_states
         with nullcontext() if first is None else first.moving():
             super().reset(index, **kwargs)
+        self._runner.note_places(slots)
         self._monitor.drop(index)
 
     def collect(

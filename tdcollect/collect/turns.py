@@ -147,11 +147,6 @@ class Turns:
         self.present, self.ready, self._has_acted = before.present, before.ready, before._has_acted
         self.next_keys, self.zeroed = before.next_keys, before.zeroed
 
-    @property
-    def lost(self) -> bool:
-        """True if slots that were in flight are not any more: somebody else has moved the env."""
-        return len({*self.ready, *self._env.stepper.away}) < self._count
-
     def exchange(self, acting: list[int], buffers: Any) -> Arrived:
         """Have slots act (ascending, idle), and wait for some of those in flight."""
         if acting:

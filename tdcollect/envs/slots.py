@@ -10,6 +10,7 @@ from __future__ import annotations
 import abc
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from itertools import repeat
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
@@ -331,6 +332,10 @@ class EpisodeCounters:
         """The steps that each slot has taken in its episode, ``[N]`` int64."""
         return self._clock - self._begun
 
+    def places(self) -> Iterable[tuple[Any, ...]]:
+        """Of each slot, what changes with each step and each reset."""
+        return zip(repeat(self), self._episodes, self.lengths().tolist(), strict=False)
+
     def save_state(self) -> dict[str, Any]:
         return {
             "lengths": self.lengths(),
@@ -553,6 +558,11 @@ class Stepper:
         self.latest = out
         for entry, tensor in self.shown.items():
             tensor.copy_(torch.from_numpy(out.entries[entry]).view_as(tensor))
+
+    def places(self) -> list[Any]:
+        """Of each slot, what stays the same while nobody steps it, resets it or waits for it."""
+        in_flight = map(self.away.__contains__, self._every_slot)
+        return list(zip(self._counters.places(), self._must_reset.tolist(), in_flight, strict=True))
 
     def follow(self) -> None:
         """Go on from slots that somebody else has reset or stepped."""

@@ -104,6 +104,9 @@ class SteppedEnv:
         assert self.base is not None
         self.base.rebuild_slots(slots)
 
+    def attend(self, slots: Sequence[int]) -> None:
+        """Have transforms leave the rows of all other slots, which wait, out of statistics."""
+
     def hands_through(self, key: Key) -> bool:
         """Tell whether the env and its transforms are known not to read an output of the policy."""
         return False
@@ -413,6 +416,7 @@ class ArrayEnv(SteppedEnv):
             transform.merged = self._merges
         self._exact = exact
         self._taken = StepDict()
+        self._attended: Sequence[int] = range(self.batch_size.numel())
         known = inner.follows_specs and all(transform.follows_specs for transform in transforms)
         self._unspecified: list[Key] | None = [] if known else None
         self.ends_by_done = known
@@ -436,6 +440,15 @@ class ArrayEnv(SteppedEnv):
 
     def allocate(self, count: int, pinned: bool = False) -> list[Any]:
         return self.inner.allocate(count, pinned, self._exact is not None)
+
+    def attend(self, slots: Sequence[int]) -> None:
+        if slots == self._attended:
+            return
+        self._attended = slots
+        rows = torch.zeros(self.batch_size, dtype=torch.bool)
+        rows.view(-1)[list(slots)] = True
+        for transform in (*self.inner.transforms, *self.transforms):
+            transform.rows = None if rows.all() else rows
 
     def advance(
         self, step: StepDict, next_keys: list[Key], buffers: Any, slots: list[int] | None = None

@@ -41,11 +41,18 @@ from tdcollect.collect.step_dict import (
     stacked_lazily,
 )
 from tdcollect.collect.torchrl_loop import changed, torchrl_rollout, warn_of_lost
+from tdcollect.collect.transforms import Norm
 from tdcollect.collect.turns import Acting, Arrivals, Frames, Lower, NewIds
 from tdcollect.display import html_table, one_line
 from tdcollect.envs.adopted import early_seeds, reset_arguments
 from tdcollect.envs.spaces import nested
-from tdcollect.envs.traits import base_of, innermost, transforms_of
+from tdcollect.envs.traits import (
+    all_transforms_of,
+    base_of,
+    innermost,
+    keeps_statistics,
+    transforms_of,
+)
 from tdcollect.envs.wrapper import GymnasiumEnv, share_masks
 from tdcollect.keys import Key
 from tdcollect.progress import warn
@@ -363,6 +370,7 @@ class Runner:
         """Collect whole episodes from a fresh start: ``[sum of lengths]``."""
         collector = self._collector
         env = by_episodes(self.plan(), collector.env)
+        self._warn_of_statistics(env)
         env, lower = log.timed_parts(env, self._lowering(random))
         first_seeds = None if seed is None else self._seed(seed)[1]
         self.first_states = None
@@ -405,6 +413,18 @@ class Runner:
         entries = join_episodes(log.note_blocks(blocks), env.batch_size)
         log.note_entries(entries, collector.env.reward_keys)
         return self.assemble(entries, (len(entries[keys.NEXT_DONE]),))
+
+    def _warn_of_statistics(self, env: ArrayEnv) -> None:
+        """Warn of statistics that slots take part in while they wait for the last episodes."""
+        right = {part.label for part in env.parts if isinstance(part, Norm)}
+        given = [
+            type(t).__name__ for t in all_transforms_of(env.transformed) if keeps_statistics(t)
+        ]
+        if (odd := sorted(set(given) - right)) and env.batch_size.numel() > 1:
+            self._warn_once(
+                f"{', '.join(odd)} also count the rows of slots that wait for the last episodes, "
+                "which are in no batch: freeze statistics before collect(episodes=...)"
+            )
 
     def _on_arrays(
         self, plan: Plan, steps: int, log: CollectionLog, random: bool

@@ -25,6 +25,7 @@ from tdcollect._upstream.collectors import (
     normalize_env_functions,
     service_backend,
 )
+from tdcollect.cleanup import close_may_fail
 from tdcollect.collect.arguments import (
     check_arguments,
     check_by_arrival,
@@ -366,9 +367,13 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
                 del batch  # or it would take memory beside the next one
 
     def _increment_frames(self, numel: int) -> Any:
-        if self._parent.frames + numel >= self.total_frames:
+        completed = self._parent.frames + numel >= self.total_frames
+        if completed:
             self._runner.env_state = keep_state(self)  # the env is closed now
-        return super()._increment_frames(numel)
+            self._runner.explained = self._runner.explain()
+        with close_may_fail():
+            super()._increment_frames(numel)
+        return completed
 
     def update_policy_weights_(
         self, policy_or_weights: Any = None, *, worker_ids: Any = None, **kwargs: Any

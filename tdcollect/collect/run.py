@@ -119,6 +119,7 @@ class Runner:
             stacks into memory that its next batch reuses.
         first_states: those of the transforms, until something is collected.
         env_state: the state dict of a batched env that was closed with the last batch; else None.
+        explained: the explanation of the last batch, with which the env was closed; else None.
     """
 
     def __init__(self, collector: Any):
@@ -132,6 +133,7 @@ class Runner:
         self.owns_batch = False
         self.first_states: FirstStates | None = None  # set before the first reset
         self.env_state: Any = None
+        self.explained: Explanation | None = None
         self._places: list[Any] = []  # of the slots, where the collector has left them
         self._warned: set[str] = set()
 
@@ -194,6 +196,16 @@ class Runner:
             collector.reset()
         elif moved:
             collector.reset(moved)
+
+    def _own_loops(self) -> list[Part]:
+        """The methods of a user's subclass in which batches are collected."""
+        methods = [getattr(self._collector, name) for name in ("iterator", "rollout")]
+        how = "runs as it is written; what follows holds for what it hands to super()"
+        return [
+            Part("loop", f"{method.__qualname__}()", how, "what it takes")
+            for method in methods
+            if not method.__module__.startswith("tdcollect.")
+        ]
 
     def _moved_by_others(self) -> list[Part]:
         """What becomes of slots that somebody else moves between two batches."""
@@ -275,7 +287,9 @@ class Runner:
         return plan_for(collector.env, reasons=reasons)
 
     def explain(self) -> Explanation:
-        """The parts of iteration, and how they run; nothing is run."""
+        """The parts of iteration, and how they run, or ran to the last batch; nothing is run."""
+        if self.explained is not None:
+            return self.explained
         collector, plan = self._collector, self.plan(iterating=True)
         with set_exploration_type(collector.exploration_type):
             given = StepDict() if self.stacked_lazily else flat(self._parent.carrier)
@@ -286,7 +300,7 @@ class Runner:
             if plan.env is not None and self._parent.acts_randomly():
                 ((what, how),) = self.lower(given, policy=self._random).described
                 policy.described.insert(0, (f"{what}, until init_random_frames", how))
-        parts = [*_parts_of(collector.env, plan), *self._moved_by_others()]
+        parts = [*self._own_loops(), *_parts_of(collector.env, plan), *self._moved_by_others()]
         parts += [
             Part("policy", what, called, "30 to 250 us a call" * called.startswith(ON_TENSORDICT))
             for what, called in policy.described

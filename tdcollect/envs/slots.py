@@ -311,7 +311,7 @@ class EpisodeCounters:
         self.seeded: dict[int, tuple[int, int]] = {}  # each slot's latest seed, and its episode
         self._clock = 0
         self._begun = np.zeros(num_envs, np.int64)
-        self._episodes = [0] * num_envs  # resets so far
+        self.episodes = [0] * num_envs  # resets so far
 
     def stepped(self, slots: Sequence[int] | None) -> None:
         """Count a step of ``slots`` (None for all)."""
@@ -324,22 +324,18 @@ class EpisodeCounters:
         """Count the episodes that have begun."""
         for slot, seed in starts.items():
             self._begun[slot] = self._clock
-            self._episodes[slot] += 1
+            self.episodes[slot] += 1
             if seed is not None:
-                self.seeded[slot] = seed, self._episodes[slot] - 1
+                self.seeded[slot] = seed, self.episodes[slot] - 1
 
     def lengths(self) -> Array:
         """The steps that each slot has taken in its episode, ``[N]`` int64."""
         return self._clock - self._begun
 
-    def places(self) -> Iterable[tuple[Any, ...]]:
-        """Of each slot, what changes with each step and each reset."""
-        return zip(repeat(self), self._episodes, self.lengths().tolist(), strict=False)
-
     def save_state(self) -> dict[str, Any]:
         return {
             "lengths": self.lengths(),
-            "episodes": np.array(self._episodes, np.int64),
+            "episodes": np.array(self.episodes, np.int64),
             "seeds": dict(self.seeded),
         }
 
@@ -347,7 +343,7 @@ class EpisodeCounters:
         rows = list(slots)
         self._begun[rows] = self._clock - state["lengths"][rows]
         for slot in rows:
-            self._episodes[slot] = int(state["episodes"][slot])
+            self.episodes[slot] = int(state["episodes"][slot])
             self.seeded.pop(slot, None)
             if slot in state["seeds"]:
                 self.seeded[slot] = tuple(state["seeds"][slot])
@@ -357,9 +353,9 @@ class EpisodeCounters:
         words = {}
         for slot in failed.causes:
             resets = failed.verb == "reset"
-            episode = self._episodes[slot] - (not resets)
+            episode = self.episodes[slot] - (not resets)
             step = "" if resets else f", step {int(self._clock - self._begun[slot])}"
-            place = f", episode {episode}{step}" if episode >= 0 else ", before its first reset"
+            place = f", episode {episode}{step}"
             seed, at = starts.get(slot), episode
             if seed is None:
                 seed, at = self.seeded.get(slot, (None, 0))
@@ -561,11 +557,14 @@ class Stepper:
 
     def places(self) -> list[Any]:
         """Of each slot, what stays the same while nobody steps it, resets it or waits for it."""
-        in_flight = map(self.away.__contains__, self._every_slot)
-        return list(zip(self._counters.places(), self._must_reset.tolist(), in_flight, strict=True))
+        counters, in_flight = self._counters, map(self.away.__contains__, self._every_slot)
+        parts = counters.episodes, counters.lengths().tolist(), self._must_reset.tolist()
+        return list(zip(repeat(counters), *parts, in_flight, strict=False))
 
     def follow(self) -> None:
         """Go on from slots that somebody else has reset or stepped."""
+        begun = [slot for slot in self._unstarted if not self._counters.episodes[slot]]
+        self._counters.started(dict.fromkeys(begun))
         self._unstarted.clear()
         self._must_reset[:] = False
         self.latest = None

@@ -157,6 +157,22 @@ def test_reaching_total_frames_is_no_error(arrays: bool) -> None:
 # ------------------------------------------------------------------------------------------ closing
 
 
+def test_an_env_that_fails_to_close_loses_no_batch_and_no_evaluation(arrays: bool) -> None:
+    class Unclosed(gym.Wrapper):
+        def close(self) -> None:
+            raise OSError("cannot close")
+
+    def make() -> gym.Env:
+        return Unclosed(gym.make("CartPole-v1"))
+
+    collector = Collector(make_env(make, 2), None, frames_per_batch=20, total_frames=60)
+    with pytest.warns(UserWarning, match="closing the env raised OSError: cannot close"):
+        assert len(list(collector)) == 3
+    with pytest.warns(UserWarning, match="closing the env raised OSError: cannot close"):
+        result = evaluate(make, None, 2, max_episode_steps=3, progress=False)
+    assert result.lengths.tolist() == [3, 3]
+
+
 @pytest.mark.behaviour(31)
 @pytest.mark.parametrize("backend", ["serial", "process"])
 @pytest.mark.parametrize("fails", [False, True])

@@ -199,8 +199,15 @@ def parts_of(source: Any) -> dict[str, Any]:
         found |= {**named.globals, **named.nonlocals, **(source.__kwdefaults__ or {})}
         found |= {f"default {at}": part for at, part in enumerate(defaults)}
     elif not isinstance(source, (type, ModuleType)):
-        found |= getattr(source, "__dict__", {})
+        found |= attributes_of(source)
     return {name: compiled_from(part) for name, part in found.items()}
+
+
+def attributes_of(thing: Any) -> dict[str, Any]:
+    """The attributes of an object, in ``__slots__`` too."""
+    state: Any = object.__getstate__(thing)
+    own, slots = state if isinstance(state, tuple) else (state, None)
+    return {**(own or {}), **(slots or {})}
 
 
 def parameters_of(function: Any) -> dict[str, inspect.Parameter]:

@@ -105,9 +105,12 @@ def _tqdm() -> Any:
     return tqdm
 
 
+_OURS = ("tdcollect.", "torch.", "contextlib")  # torch's, and contextlib's, lie in between
+
+
 def warn(line: str, /) -> None:
     """Say in a warning what no progress shows; it points to the user's call, and not to ours."""
     frame, level = inspect.currentframe(), 1
-    while frame is not None and frame.f_globals.get("__name__", "").startswith("tdcollect."):
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(_OURS):
         frame, level = frame.f_back, level + 1
     warnings.warn(line, stacklevel=level)

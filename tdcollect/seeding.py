@@ -1,9 +1,10 @@
-"""From one root seed to the seeds of slots and episodes."""
+"""From one root seed to the seeds of slots and episodes; seeds that wait for a reset."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
+from typing import Any
 
 import numpy as np
 
@@ -96,3 +97,46 @@ def global_seeds(seed: int) -> tuple[int, int, int]:
     words = np.random.SeedSequence(seed, spawn_key=(3,)).generate_state(3, np.uint32)
     of_torch, of_numpy, of_python = map(int, words)
     return of_torch, of_numpy, of_python
+
+
+class WaitingSeeds:
+    """Seeds for the next resets of slots: the user's, or derived for envs built anew."""
+
+    def __init__(self) -> None:
+        self._seeds: dict[int, int] = {}
+        self._derived: set[int] = set()
+
+    def ask(self, seeds: Sequence[int]) -> None:
+        """Have one seed per slot wait, of all slots."""
+        self._seeds = dict(enumerate(seeds))
+        self._derived.clear()
+
+    def derive(self, slots: Iterable[int], latest: Mapping[int, tuple[int, int]]) -> None:
+        """Choose seeds that follow from the ones before, unless the user's wait."""
+        for slot in slots:
+            if slot in self._seeds and slot not in self._derived:
+                continue
+            before = self._seeds.get(slot, latest.get(slot, (None,))[0])
+            if before is not None:
+                self._seeds[slot] = restart_seed(before)
+                self._derived.add(slot)
+
+    def of(self, slots: Iterable[int]) -> dict[int, int | None]:
+        """The seeds that wait for a reset of ``slots``."""
+        if not self._seeds:
+            return dict.fromkeys(slots)
+        return {slot: self._seeds.get(slot) for slot in slots}
+
+    def drop(self, slots: Iterable[int]) -> None:
+        """Forget the seeds of ``slots``, which have been reset."""
+        for slot in slots if self._seeds else ():
+            self._seeds.pop(slot, None)
+            self._derived.discard(slot)
+
+    def save_state(self) -> dict[str, Any]:
+        return {"seeds": dict(self._seeds), "derived": sorted(self._derived)}
+
+    def load_state(self, state: Mapping[str, Any], slots: Sequence[int]) -> None:
+        self.drop(slots)
+        self._seeds.update({s: seed for s, seed in state["seeds"].items() if s in slots})
+        self._derived.update(set(slots).intersection(state["derived"]))

@@ -12,6 +12,7 @@ import selectors
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -78,7 +79,8 @@ def collecting(pauses: bool = False) -> Iterator[None]:
     with _turn:
         _collections.add(collection)
     try:
-        yield
+        with _no_end():
+            yield
     finally:
         if _collections is not None:  # as the interpreter ends, it may be gone
             _collections.discard(collection)
@@ -109,7 +111,25 @@ def evaluating() -> Iterator[None]:
                 "in the thread that collects, with workers=1, or beside training with "
                 "tdcollect.Evaluator"
             )
+        with _no_end():
+            yield
+
+
+@contextmanager
+def _no_end() -> Iterator[None]:
+    """Name the place of a StopIteration of the user's code, which would end generators of ours."""
+    try:
         yield
+    except (StopIteration, RuntimeError) as error:
+        stop = error if isinstance(error, StopIteration) else error.__cause__
+        if stop is None or (stop is not error and str(error) != "generator raised StopIteration"):
+            raise
+        at = traceback.extract_tb(stop.__traceback__)[-1]
+        raise RuntimeError(  # noqa: B904 - with a cause, a context manager would raise that one
+            f"expected the functions that are called here to return, got a StopIteration from "
+            f"{at.name}, {at.filename}, line {at.lineno}: an iterator has come to its end there; "
+            "catch it, or give next() a default"
+        )
 
 
 def _elsewhere() -> list[_Collection]:

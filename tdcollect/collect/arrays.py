@@ -104,6 +104,9 @@ class SteppedEnv:
         assert self.base is not None
         self.base.rebuild_slots(slots)
 
+    def attend(self, slots: Sequence[int]) -> None:
+        """Have transforms leave the rows of all other slots, which wait, out of statistics."""
+
     def hands_through(self, key: Key) -> bool:
         """Tell whether the env and its transforms are known not to read an output of the policy."""
         return False
@@ -268,6 +271,9 @@ class MemberSlots(SlotArrays):
         if self._specified is not None:  # the SerialEnv has room for no other entries
             for key in [key for key in following if key not in self._specified]:
                 del following[key]
+        # Its buffers are zero where an env writes nothing, in steps and in resets.
+        for key in self._shown.keys() - following.keys():
+            following[key] = torch.zeros_like(self._shown[key])
         return following, error
 
     def entries(self, buffers: StepBuffers) -> StepDict:
@@ -282,7 +288,8 @@ class MemberSlots(SlotArrays):
             seed = None if seeds is None else [seeds[i]]
             row = flat(member.reset(given, **reset_arguments(member, seed, options)))
             for key, shown in self._shown.items():
-                shown[slot] = row[key]
+                if key in row:
+                    shown[slot] = row[key]
         self.slots.stepper.follow()
         begun = StepDict((key, shown.clone()) for key, shown in self._shown.items())
         flags = torch.zeros_like(marks[keys.RESET])
@@ -411,6 +418,7 @@ class ArrayEnv(SteppedEnv):
         self._exact = exact
         self._taken = self._sent = StepDict()
         self._changed: list[Key] | None = None  # actions that transforms change; None at first
+        self._attended: Sequence[int] = range(self.batch_size.numel())
         known = inner.follows_specs and all(transform.follows_specs for transform in transforms)
         self._unspecified: list[Key] | None = [] if known else None
         self.ends_by_done = known
@@ -434,6 +442,15 @@ class ArrayEnv(SteppedEnv):
 
     def allocate(self, count: int, pinned: bool = False) -> list[Any]:
         return self.inner.allocate(count, pinned, self._exact is not None)
+
+    def attend(self, slots: Sequence[int]) -> None:
+        if slots == self._attended:
+            return
+        self._attended = slots
+        rows = torch.zeros(self.batch_size, dtype=torch.bool)
+        rows.view(-1)[list(slots)] = True
+        for transform in (*self.inner.transforms, *self.transforms):
+            transform.rows = None if rows.all() else rows
 
     def advance(
         self, step: StepDict, next_keys: list[Key], buffers: Any, slots: list[int] | None = None

@@ -25,6 +25,7 @@ from tdcollect._upstream.collectors import (
     normalize_env_functions,
     service_backend,
 )
+from tdcollect.cleanup import close_may_fail
 from tdcollect.collect.arguments import (
     check_arguments,
     check_by_arrival,
@@ -291,6 +292,7 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
         self._runner.first_states = first = FirstStates(self.env)
         with first.moving():
             super()._make_carrier()
+        self._runner.note_places()
 
     def __bool__(self) -> bool:
         return True  # Ray asks; a length, Python's second choice, is not there without an end
@@ -365,9 +367,13 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
                 del batch  # or it would take memory beside the next one
 
     def _increment_frames(self, numel: int) -> Any:
-        if self._parent.frames + numel >= self.total_frames:
+        completed = self._parent.frames + numel >= self.total_frames
+        if completed:
             self._runner.env_state = keep_state(self)  # the env is closed now
-        return super()._increment_frames(numel)
+            self._runner.explained = self._runner.explain()
+        with close_may_fail():
+            super()._increment_frames(numel)
+        return completed
 
     def update_policy_weights_(
         self, policy_or_weights: Any = None, *, worker_ids: Any = None, **kwargs: Any
@@ -385,16 +391,18 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
 
         Episodes in flight are dropped: statistics do not count them.
         """
+        slots = None
         if index is None:
             self._runner.set_position()
         else:
             self._runner.settle()
-            marked = slots_of(index, self.env.batch_size)
-            self._runner.arrivals.leave_out(marked.nonzero()[0].tolist())
+            slots = slots_of(index, self.env.batch_size).nonzero()[0].tolist()
+            self._runner.arrivals.leave_out(slots)
             self._runner.gather_position()
         first = self._runner.first_states
         with nullcontext() if first is None else first.moving():
             super().reset(index, **kwargs)
+        self._runner.note_places(slots)
         self._monitor.drop(index)
 
     def collect(

@@ -252,6 +252,7 @@ class Episodes:
             turns.ready = [slot for slot in turns.ready if slot in running]
             came = turns.exchange(env.stepper.idle(turns.ready), buffers)
         else:
+            env.attend(list(running))
             try:
                 came = turns.all_together(list(running), buffers)
             except SlotError as error:
@@ -332,6 +333,8 @@ class Episodes:
                 self._beginning.update(starts)
                 env.send_reset(reset, seeds, self._options(reset, starts))
                 return []
+            every = len(self._running) + len(starts) == len(self._slots)
+            env.attend(self._slots if every else list(starts))
             starting = torch.zeros(len(self._slots), dtype=torch.bool)
             starting[reset] = True
             starting = starting.view(following[keys.DONE].shape)

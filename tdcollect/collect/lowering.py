@@ -236,6 +236,8 @@ class _EnvByEnv(StepTransform):
         self._run(step, [transform.inv for transform in self._transforms])
 
     def step(self, step: StepDict, following: StepDict) -> None:
+        for slot, transform in enumerate(self._transforms):
+            transform.rows = None if self.rows is None else self.rows[slot]
         given = zip(self._transforms, self._rows(step), strict=True)
         self._run(following, [partial(transform.step, row) for transform, row in given])
 

@@ -179,8 +179,8 @@ def _save_slots(collector: Any) -> dict[str, Any]:
     odd = [key for key, v in leaves.items() if not isinstance(v, (torch.Tensor, TensorDict))]
     if odd:
         return {"why": f"the entries {odd} are no tensors"}
-    runner = collector._runner
-    state = {"slots": base.save_slots(), "row": list(flat(carrier).items()), "stale": runner.stale}
+    runner, row = collector._runner, list(flat(carrier).items())
+    state = {"slots": base.save_slots(), "row": row, "stale": runner.is_lost}
     arrivals = runner.arrivals
     if arrivals.surplus_slots:
         rows = list(arrivals.surplus.items())

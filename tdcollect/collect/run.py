@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -42,13 +41,21 @@ from tdcollect.collect.step_dict import (
     stacked_lazily,
 )
 from tdcollect.collect.torchrl_loop import changed, torchrl_rollout, warn_of_lost
+from tdcollect.collect.transforms import Norm
 from tdcollect.collect.turns import Acting, Arrivals, Frames, Lower, NewIds
 from tdcollect.display import html_table, one_line
 from tdcollect.envs.adopted import early_seeds, reset_arguments
 from tdcollect.envs.spaces import nested
-from tdcollect.envs.traits import base_of, transforms_of
+from tdcollect.envs.traits import (
+    all_transforms_of,
+    base_of,
+    innermost,
+    keeps_statistics,
+    transforms_of,
+)
 from tdcollect.envs.wrapper import GymnasiumEnv, share_masks
 from tdcollect.keys import Key
+from tdcollect.progress import warn
 
 _BLOCK_STEPS = 64
 """The most steps of a block of a collection by episodes."""
@@ -112,6 +119,7 @@ class Runner:
             stacks into memory that its next batch reuses.
         first_states: those of the transforms, until something is collected.
         env_state: the state dict of a batched env that was closed with the last batch; else None.
+        explained: the explanation of the last batch, with which the env was closed; else None.
     """
 
     def __init__(self, collector: Any):
@@ -125,7 +133,9 @@ class Runner:
         self.owns_batch = False
         self.first_states: FirstStates | None = None  # set before the first reset
         self.env_state: Any = None
-        self._has_warned = False
+        self.explained: Explanation | None = None
+        self._places: list[Any] = []  # of the slots, where the collector has left them
+        self._warned: set[str] = set()
 
     @property
     def _collector(self) -> Any:
@@ -154,12 +164,68 @@ class Runner:
 
     @property
     def is_lost(self) -> bool:
-        """True if the envs must be reset: they have gone on from where they are known to be."""
-        turns = self.arrivals.turns
-        return self.stale or (self._collector.by_arrival and turns is not None and turns.lost)
+        """True if envs must be reset: they have gone on from where they are known to be."""
+        return self.stale or bool(self._moved())
+
+    def _moved(self) -> list[int]:
+        """The slots that somebody else has stepped or reset, if the env is one of make_env's."""
+        places = zip(self._places, self._places_now, strict=False)
+        return [slot for slot, (known, now) in enumerate(places) if known != now]
+
+    @property
+    def _places_now(self) -> list[Any]:
+        base = innermost(self._collector.env)
+        return base.stepper.places() if isinstance(base, GymnasiumEnv) else []
+
+    def note_places(self, slots: Iterable[int] | None = None) -> None:
+        """Take the places of ``slots`` (None for all) for those that the collector knows."""
+        now = self._places_now
+        for slot in range(len(now)) if slots is None else slots:
+            self._places[slot : slot + 1] = now[slot : slot + 1]
+
+    def _find_envs(self) -> None:
+        """Reset the slots that are not where the carried step says."""
+        collector = self._collector
+        moved = [] if collector.reset_at_each_iter else self._moved()
+        if moved and not self.stale:
+            self._warn_once(
+                f"somebody else has stepped or reset the collector's env: slots {moved} begin new "
+                "trajectories, as after set_seed; evaluate and roll out an env of its own"
+            )
+        if self.stale or len(moved) == collector.n_env or (moved and collector.by_arrival):
+            collector.reset()
+        elif moved:
+            collector.reset(moved)
+
+    def _own_loops(self) -> list[Part]:
+        """The methods of a user's subclass in which batches are collected."""
+        methods = [getattr(self._collector, name) for name in ("iterator", "rollout")]
+        how = "runs as it is written; what follows holds for what it hands to super()"
+        return [
+            Part("loop", f"{method.__qualname__}()", how, "what it takes")
+            for method in methods
+            if not method.__module__.startswith("tdcollect.")
+        ]
+
+    def _moved_by_others(self) -> list[Part]:
+        """What becomes of slots that somebody else moves between two batches."""
+        if moved := self._moved():
+            how = f"slots {moved} begin new trajectories"
+        elif self._places_now:
+            return []
+        else:
+            how = "not noticed between batches, as in TorchRL"
+        return [Part("slots", "moved by others", how)]
+
+    def _warn_once(self, text: str) -> None:
+        kind = text.split(":")[0]
+        if kind not in self._warned:
+            self._warned.add(kind)
+            warn(text)
 
     def set_position(self, carrier: TensorDictBase | None = None, stale: bool = False) -> None:
         """The envs are at a step: this one, or the carried one (None)."""
+        self.note_places()
         if carrier is not None:
             # Agents and the like keep the batch sizes that TorchRL gave them.
             for path, size in nested_shapes(self._parent.carrier).items():
@@ -221,7 +287,9 @@ class Runner:
         return plan_for(collector.env, reasons=reasons)
 
     def explain(self) -> Explanation:
-        """The parts of iteration, and how they run; nothing is run."""
+        """The parts of iteration, and how they run, or ran to the last batch; nothing is run."""
+        if self.explained is not None:
+            return self.explained
         collector, plan = self._collector, self.plan(iterating=True)
         with set_exploration_type(collector.exploration_type):
             given = StepDict() if self.stacked_lazily else flat(self._parent.carrier)
@@ -232,7 +300,7 @@ class Runner:
             if plan.env is not None and self._parent.acts_randomly():
                 ((what, how),) = self.lower(given, policy=self._random).described
                 policy.described.insert(0, (f"{what}, until init_random_frames", how))
-        parts = _parts_of(collector.env, plan)
+        parts = [*self._own_loops(), *_parts_of(collector.env, plan), *self._moved_by_others()]
         parts += [
             Part("policy", what, called, "30 to 250 us a call" * called.startswith(ON_TENSORDICT))
             for what, called in policy.described
@@ -256,9 +324,10 @@ class Runner:
     def iterate(self, log: CollectionLog) -> TensorDictBase | None:
         """Collect one batch ``[N, T]`` of iteration; None where steps go to the replay buffer."""
         collector = self._collector
+        if collector.pre_collect_hook is not None:
+            collector.pre_collect_hook()
         self.first_states = None
-        if self.is_lost:
-            collector.reset()
+        self._find_envs()
         if collector.reset_at_each_iter:
             collector._monitor.drop()
         plan = self.plan(iterating=True)
@@ -267,8 +336,6 @@ class Runner:
         if not (self.owns_batch or collector.by_arrival):
             return self._as_torchrl(log)
         self._allot_buffer(shrunk=not collector.return_same_td)
-        if collector.pre_collect_hook is not None:
-            collector.pre_collect_hook()
         if collector.reset_at_each_iter:
             self._parent.carrier.update(collector.env.reset())
             self._parent.start_new_trajectories()
@@ -278,17 +345,15 @@ class Runner:
         if batch is None:
             self.owns_batch = False
             warn_of_lost(self._parent, self._not_tensors)
-            return self._as_torchrl(log, pre_collect_hook=None, reset_at_each_iter=False)
+            return self._as_torchrl(log, reset_at_each_iter=False)
         if collector.return_same_td and self._parent.preallocates:
             return self._parent.preallocated.update_(batch)
         return batch
 
     def frames(self, steps: int, log: CollectionLog, random: bool) -> TensorDictBase:
         """Go on for ``steps`` steps of every slot: ``[N, steps]``; as many rows by arrival."""
-        collector = self._collector
         self.first_states = None
-        if self.is_lost:
-            collector.reset()
+        self._find_envs()
         batch = self._on_arrays(self.plan(), steps, log, random)
         if batch is None:
             with changed(self._parent, preallocates=False):
@@ -298,7 +363,6 @@ class Runner:
                     exploration_type=exploration_type(),
                     init_random_frames=math.inf if random else 0,
                     reset_at_each_iter=False,
-                    pre_collect_hook=None,
                     interruptor=None,
                 )
             assert batch is not None
@@ -320,6 +384,7 @@ class Runner:
         """Collect whole episodes from a fresh start: ``[sum of lengths]``."""
         collector = self._collector
         env = by_episodes(self.plan(), collector.env)
+        self._warn_of_statistics(env)
         env, lower = log.timed_parts(env, self._lowering(random))
         first_seeds = None if seed is None else self._seed(seed)[1]
         self.first_states = None
@@ -362,6 +427,18 @@ class Runner:
         entries = join_episodes(log.note_blocks(blocks), env.batch_size)
         log.note_entries(entries, collector.env.reward_keys)
         return self.assemble(entries, (len(entries[keys.NEXT_DONE]),))
+
+    def _warn_of_statistics(self, env: ArrayEnv) -> None:
+        """Warn of statistics that slots take part in while they wait for the last episodes."""
+        right = {part.label for part in env.parts if isinstance(part, Norm)}
+        given = [
+            type(t).__name__ for t in all_transforms_of(env.transformed) if keeps_statistics(t)
+        ]
+        if (odd := sorted(set(given) - right)) and env.batch_size.numel() > 1:
+            self._warn_once(
+                f"{', '.join(odd)} also count the rows of slots that wait for the last episodes, "
+                "which are in no batch: freeze statistics before collect(episodes=...)"
+            )
 
     def _on_arrays(
         self, plan: Plan, steps: int, log: CollectionLog, random: bool
@@ -461,7 +538,12 @@ class Runner:
         lower = None
         if not (collector.compiled_policy or collector.cudagraphed_policy or self.stacked_lazily):
             lower = partial(self.lower, checked=True, policy=self._parent.wrapped_policy)
-        return torchrl_rollout(collector, log, lower, has_acted, **settings)
+        try:
+            return torchrl_rollout(
+                collector, log, lower, has_acted, pre_collect_hook=None, **settings
+            )
+        finally:
+            self.note_places()
 
     def _allot_buffer(self, shrunk: bool) -> None:
         """Give the parent's preallocated batch memory of its own, or the memory of one step."""
@@ -540,12 +622,10 @@ class Runner:
     ) -> Policy:
         """The policy, or another in its place, on StepDicts."""
         collector, parent = self._collector, self._parent
-        if policy is None and self._ignores_masks and not self._has_warned:
-            self._has_warned = True
-            warnings.warn(
+        if policy is None and self._ignores_masks:
+            self._warn_once(
                 "random actions ignore the env's action masks, as in TorchRL's collector; pass "
-                "env.rand_action as the policy for legal ones",
-                stacklevel=2,
+                "env.rand_action as the policy for legal ones"
             )
         compiled = collector.compiled_policy or collector.cudagraphed_policy
         cast = parent.casts_to_policy_device and collector.policy_device is not None

@@ -109,6 +109,10 @@ class NotTensors(TypeError):
         self.entries = entries
 
 
+class NotReset(ValueError):
+    """Steps give entries of the env that its resets do not."""
+
+
 def check_tensors(step: StepDict) -> None:
     """Raise NotTensors for entries that cannot be stacked into a batch."""
     odd = {key: type(value).__name__ for key, value in step.items() if not is_plain(value)}
@@ -373,6 +377,12 @@ class Store:
             return
         if self._names is None:
             step, following = self._held[0]
+            if lacking := [k for k in self.env.carried if k in following and k not in step]:
+                raise NotReset(
+                    f"expected the entries {lacking} from resets, as steps give them, got resets "
+                    "without: an episode's first row has no value for them; write them in _reset, "
+                    "too, of the transform or env that writes them in steps"
+                )
             kept = [(key, key, False) for key in step if not is_next(key)]
             kept += [(under_next(key), key, True) for key in following]
             self._names = [names for names in kept if names[0] not in self.left_out]

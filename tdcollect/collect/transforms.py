@@ -49,7 +49,8 @@ class StepTransform:
         steps_singly: whether some slots can be stepped while the others wait.
         anywhere: whether it gives the same bits on any device, and holds no tensors of its own.
         own_pace: whether the rows of slots may go through it at different paces.
-        rows: the slots that take the step, bool ``[N]``; None for all, or all that matter.
+        rows: the slots whose rows count, bool of the batch size: those that take the step; None
+            for all, or for any.
         merged: whether slots that go on get their own rows back afterwards. Resets then write
             there what TorchRL writes, for transforms above that mix rows.
     """
@@ -602,7 +603,7 @@ def vec_norm(transform: T.VecNorm | T.VecNormV2, env: EnvBase) -> StepTransform:
     return _VecNormV2(transform, pairs, env.batch_size)
 
 
-class _Norm(StepTransform):
+class Norm(StepTransform):
     """Normalizes the entries of steps and of resets alike; a reset may lack the reward."""
 
     by_row = False
@@ -612,6 +613,13 @@ class _Norm(StepTransform):
         self.own_pace = bool(transform.frozen)  # else its statistics are of all slots together
         self._pairs = pairs
         self._batch_size = batch_size
+
+    @property
+    def _count(self) -> int:
+        """The rows that join the statistics."""
+        if self._transform.frozen:
+            return 0
+        return self._batch_size.numel() if self.rows is None else int(self.rows.sum())
 
     def step(self, step: StepDict, following: StepDict) -> None:
         with self._transform.lock:
@@ -626,7 +634,7 @@ class _Norm(StepTransform):
         raise NotImplementedError
 
 
-class _VecNorm(_Norm):
+class _VecNorm(Norm):
     """VecNorm: discounted sums over all slots, looked up once.
 
     Where there are few numbers, NumPy computes on the memory of TorchRL's tensors: its sums,
@@ -668,14 +676,17 @@ class _VecNorm(_Norm):
 
     def _normed(self, value: Any, total: Any, squares: Any, count: Any) -> Any:
         transform = self._transform
-        if not transform.frozen:
+        if rows := self._count:
+            seen = value
+            if rows < self._batch_size.numel() and value.ndim > total.ndim:
+                seen = value[self.rows.numpy()]  # type: ignore[union-attr]
             decay = transform.decay
             total *= decay
-            total += _summed(value, total)
+            total += _summed(seen, total)
             squares *= decay
-            squares += _summed(value**2, squares)
+            squares += _summed(seen**2, squares)
             count *= decay
-            count += self._batch_size.numel()
+            count += rows
         mean = total / count
         at_least: Any = np.maximum if isinstance(mean, np.ndarray) else torch.clamp_min
         std = at_least(squares / count - mean**2, transform.eps)
@@ -733,7 +744,7 @@ class _Averages(NamedTuple):
         return (value - loc) / variance.sqrt_().clamp_min_(eps)
 
 
-class _VecNormV2(_Norm):
+class _VecNormV2(Norm):
     """VecNormV2: moving averages, of each slot or of all."""
 
     _transform: T.VecNormV2
@@ -746,14 +757,13 @@ class _VecNormV2(_Norm):
         self._casts = upstream.casts_integers(transform)
         reduces = transform.stateful and transform.reduce_batch_dims
         self._dims = tuple(range(len(batch_size))) if reduces else ()
-        self._rows = batch_size.numel() if self._dims else 1
 
     def _normalize(self, pairs: Pairs, source: StepDict, entries: StepDict) -> None:
         transform, results = self._transform, StepDict()
         for in_key, out_key in pairs:
             value = entries[in_key]
             averages = self._averages(in_key, value, source)
-            if not transform.frozen:
+            if self._count:
                 self._update(value, averages)
             results[out_key] = averages.normed(value, transform.decay, transform.eps)
             results.update(zip(self._kept.get(in_key, ()), averages, strict=False))
@@ -766,12 +776,17 @@ class _VecNormV2(_Norm):
     def _update(self, value: Tensor, averages: _Averages) -> None:
         if self._casts:
             value = _as_float(value)
-        averages.steps.add_(self._rows)
+        dims, rows, count = self._dims, self.rows, self._count if self._dims else 1
+        if rows is not None and dims:
+            value, dims = value[rows], (0,)
+        averages.steps.add_(count)
         squares = value.pow(2)
-        if self._dims:
-            squares, value = squares.mean(dim=self._dims), value.mean(dim=self._dims)
+        if dims:
+            squares, value = squares.mean(dim=dims), value.mean(dim=dims)
         decay = self._transform.decay
-        weight = averages.steps.reciprocal() * self._rows if decay == 1.0 else 1 - decay**self._rows
+        weight = averages.steps.reciprocal() * count if decay == 1.0 else 1 - decay**count
+        if rows is not None and not dims:
+            weight = weight * like_rows(rows.unsqueeze(-1), value)
         averages.loc.lerp_(value, weight)
         averages.var.lerp_(squares, weight)
 

@@ -20,6 +20,7 @@ from tdcollect import keys
 from tdcollect.collect.arrays import ArrayEnv, Arrived, SteppedEnv
 from tdcollect.collect.policy import Policy
 from tdcollect.collect.step_dict import (
+    NotReset,
     NotTensors,
     Placement,
     StepDict,
@@ -145,11 +146,6 @@ class Turns:
         """Go on where other turns, of the same env, are."""
         self.present, self.ready, self._has_acted = before.present, before.ready, before._has_acted
         self.next_keys, self.zeroed = before.next_keys, before.zeroed
-
-    @property
-    def lost(self) -> bool:
-        """True if slots that were in flight are not any more: somebody else has moved the env."""
-        return len({*self.ready, *self._env.stepper.away}) < self._count
 
     def exchange(self, acting: list[int], buffers: Any) -> Arrived:
         """Have slots act (ascending, idle), and wait for some of those in flight."""
@@ -543,6 +539,9 @@ class Frames:
         except NotTensors:  # nothing was sent, and the step has the policy's outputs
             self._moved = False
             self._acting.score({}, turns.present)
+            raise
+        except NotReset:  # no batch may begin with what a step has left
+            turns.present, self._moved = flat(self.carrier), True
             raise
         finally:
             if number is not None:

@@ -682,16 +682,16 @@ def _check_single(env: Any) -> EnvBase:
 
 def _make(env: EnvBase, singles: Sequence[Any]) -> GymnasiumEnv:
     categorical = _settings_of(singles[0])[-1]
-    try:
-        backend = _Borrowed([partial(_inside, single) for single in singles], categorical)
-    except (TypeError, ValueError) as error:
-        raise NotKnown(str(error)) from error
-    name = type(backend.envs[0]).__name__ if backend.spec is None else str(backend.spec.id)
 
     def over(batched: bool) -> GymnasiumEnv:
+        name = type(backend.envs[0]).__name__ if backend.spec is None else str(backend.spec.id)
         return GymnasiumEnv(Stepper(backend, name=name), batched=batched, device=env.device)
 
-    one = over(batched=False)
+    try:
+        backend = _Borrowed([partial(_inside, single) for single in singles], categorical)
+        one = over(batched=False)
+    except (TypeError, ValueError) as error:
+        raise NotKnown(str(error)) from error
     for single in singles:
         for spec in ("output_spec", "input_spec"):
             if getattr(single, spec).to("cpu") != getattr(one, spec).to("cpu"):

@@ -33,7 +33,14 @@ from gymnasium.wrappers.vector import RecordEpisodeStatistics
 from tdcollect._upstream.others import flat_pool
 from tdcollect.cleanup import ended_on_error
 from tdcollect.envs.process import values
-from tdcollect.envs.process.values import Array, as_flags, as_rewards, slot_of, write_info
+from tdcollect.envs.process.values import (
+    Array,
+    as_flags,
+    as_info,
+    as_rewards,
+    slot_of,
+    write_info,
+)
 from tdcollect.envs.process.worker import EnvFactory, EnvSlots, check_spaces
 from tdcollect.envs.slots import Backend, Can, SlotError, Starts, failures
 from tdcollect.envs.spaces import SlotBuffers
@@ -132,7 +139,7 @@ class SerialBackend(Backend):
 
     def latest_info(self, slot: int) -> Mapping[str, Any]:
         stepped, infos = self._latest
-        return infos[stepped.index(slot)] if slot in stepped else {}
+        return as_info(infos[stepped.index(slot)]) if slot in stepped else {}
 
     def rebuild(self, slots: Sequence[int]) -> list[int]:
         self._envs.rebuild(slots)
@@ -373,6 +380,14 @@ class VectorBackend(Backend):
                 f"expected info[{name!r}] of {self.env} at a step that ends an episode, as "
                 f"AutoresetMode.SAME_STEP has it, got infos of {sorted(info)}: the true final one "
                 "is lost otherwise. Have it say so, or make it with another autoreset mode"
+            )
+        part = info[name]
+        while isinstance(part, (dict, tuple)) and part:
+            part = next(iter(part.values() if isinstance(part, dict) else part))
+        if len(part) != self.num_envs:
+            raise ValueError(
+                f"expected info[{name!r}] of {self.env} with one row per slot, {self.num_envs}, as "
+                f"gymnasium.vector has it, got {len(part)}; give rows to slots that go on, too"
             )
         return info[name]
 

@@ -26,8 +26,9 @@ from torchrl.envs import transforms as T
 from tdcollect import keys
 from tdcollect._upstream import torchrl as upstream
 from tdcollect.envs.process.values import Begun, InfoEntry, Options, limits
-from tdcollect.envs.spaces import SpaceCodec, compose, key_of, observation_name
+from tdcollect.envs.spaces import SpaceCodec, check_names, compose, key_of, observation_name
 from tdcollect.envs.traits import TRAITS, NotKnown, base_of, runs_once, traits_of, transforms_of
+from tdcollect.keys import as_path
 from tdcollect.randomness import global_states, global_states_kept, set_global_states
 
 
@@ -144,9 +145,11 @@ def _check_specs(inner: EnvBase, base: EnvBase) -> None:
     if not inner.full_state_spec.is_empty():
         raise NotKnown("a transform beside the env reads entries of the policy")
     space = upstream.wrapped_env(base).action_space
+    specs = inner.observation_spec, inner.full_action_spec
     try:
+        check_names(*([as_path(key) for key in spec.keys(True, True)] for spec in specs))
         codec = SpaceCodec(space, keys.ACTION, categorical=upstream.is_categorical(base))
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise NotKnown(str(error)) from error
     if not _same_entries(codec, inner.full_action_spec):
         raise NotKnown("the entries of its actions are not those of its action space")

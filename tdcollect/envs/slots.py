@@ -10,6 +10,7 @@ from __future__ import annotations
 import abc
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from itertools import repeat
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
@@ -26,7 +27,7 @@ from tdcollect.envs.process.agents import AgentSpace
 from tdcollect.envs.process.values import Array, InfoEntry, ResetOptions, as_flag, as_reward
 from tdcollect.envs.process.worker import old_api
 from tdcollect.envs.spaces import Bookkeeping, SlotBuffers, SpaceCodec, StepBuffers
-from tdcollect.seeding import restart_seed
+from tdcollect.seeding import WaitingSeeds
 
 RESUMABLE = ("serial", "process")
 """Backends whose envs can be brought back, in another process too."""
@@ -300,7 +301,7 @@ class Backend(abc.ABC):
         """Close the envs and free their resources."""
 
 
-# --- counters and seeds ------------------------------------------------------------------------
+# --- counters ----------------------------------------------------------------------------------
 
 
 class EpisodeCounters:
@@ -314,7 +315,7 @@ class EpisodeCounters:
         self.seeded: dict[int, tuple[int, int]] = {}  # each slot's latest seed, and its episode
         self._clock = 0
         self._begun = np.zeros(num_envs, np.int64)
-        self._episodes = [0] * num_envs  # resets so far
+        self.episodes = [0] * num_envs  # resets so far
 
     def stepped(self, slots: Sequence[int] | None) -> None:
         """Count a step of ``slots`` (None for all)."""
@@ -327,9 +328,9 @@ class EpisodeCounters:
         """Count the episodes that have begun."""
         for slot, seed in starts.items():
             self._begun[slot] = self._clock
-            self._episodes[slot] += 1
+            self.episodes[slot] += 1
             if seed is not None:
-                self.seeded[slot] = seed, self._episodes[slot] - 1
+                self.seeded[slot] = seed, self.episodes[slot] - 1
 
     def lengths(self) -> Array:
         """The steps that each slot has taken in its episode, ``[N]`` int64."""
@@ -338,7 +339,7 @@ class EpisodeCounters:
     def save_state(self) -> dict[str, Any]:
         return {
             "lengths": self.lengths(),
-            "episodes": np.array(self._episodes, np.int64),
+            "episodes": np.array(self.episodes, np.int64),
             "seeds": dict(self.seeded),
         }
 
@@ -346,7 +347,7 @@ class EpisodeCounters:
         rows = list(slots)
         self._begun[rows] = self._clock - state["lengths"][rows]
         for slot in rows:
-            self._episodes[slot] = int(state["episodes"][slot])
+            self.episodes[slot] = int(state["episodes"][slot])
             self.seeded.pop(slot, None)
             if slot in state["seeds"]:
                 self.seeded[slot] = tuple(state["seeds"][slot])
@@ -356,9 +357,9 @@ class EpisodeCounters:
         words = {}
         for slot in failed.causes:
             resets = failed.verb == "reset"
-            episode = self._episodes[slot] - (not resets)
+            episode = self.episodes[slot] - (not resets)
             step = "" if resets else f", step {int(self._clock - self._begun[slot])}"
-            place = f", episode {episode}{step}" if episode >= 0 else ", before its first reset"
+            place = f", episode {episode}{step}"
             seed, at = starts.get(slot), episode
             if seed is None:
                 seed, at = self.seeded.get(slot, (None, 0))
@@ -366,49 +367,6 @@ class EpisodeCounters:
                 place += f", seed {seed}" + ("" if at == episode else f" at episode {at}")
             words[slot] = place
         return SlotError(failed.verb, failed.causes, words)
-
-
-class WaitingSeeds:
-    """Seeds for the next resets of slots: the user's, or derived for envs built anew."""
-
-    def __init__(self) -> None:
-        self._seeds: dict[int, int] = {}
-        self._derived: set[int] = set()
-
-    def ask(self, seeds: Sequence[int]) -> None:
-        """Have one seed per slot wait, of all slots."""
-        self._seeds = dict(enumerate(seeds))
-        self._derived.clear()
-
-    def derive(self, slots: Iterable[int], latest: Mapping[int, tuple[int, int]]) -> None:
-        """Choose seeds that follow from the ones before, unless the user's wait."""
-        for slot in slots:
-            if slot in self._seeds and slot not in self._derived:
-                continue
-            before = self._seeds.get(slot, latest.get(slot, (None,))[0])
-            if before is not None:
-                self._seeds[slot] = restart_seed(before)
-                self._derived.add(slot)
-
-    def of(self, slots: Iterable[int]) -> dict[int, int | None]:
-        """The seeds that wait for a reset of ``slots``."""
-        if not self._seeds:
-            return dict.fromkeys(slots)
-        return {slot: self._seeds.get(slot) for slot in slots}
-
-    def drop(self, slots: Iterable[int]) -> None:
-        """Forget the seeds of ``slots``, which have been reset."""
-        for slot in slots if self._seeds else ():
-            self._seeds.pop(slot, None)
-            self._derived.discard(slot)
-
-    def save_state(self) -> dict[str, Any]:
-        return {"seeds": dict(self._seeds), "derived": sorted(self._derived)}
-
-    def load_state(self, state: Mapping[str, Any], slots: Sequence[int]) -> None:
-        self.drop(slots)
-        self._seeds.update({s: seed for s, seed in state["seeds"].items() if s in slots})
-        self._derived.update(set(slots).intersection(state["derived"]))
 
 
 # --- steps -------------------------------------------------------------------------------------
@@ -558,8 +516,16 @@ class Stepper:
         for entry, tensor in self.shown.items():
             tensor.copy_(torch.from_numpy(out.entries[entry]).view_as(tensor))
 
+    def places(self) -> list[Any]:
+        """Of each slot, what stays the same while nobody steps it, resets it or waits for it."""
+        counters, in_flight = self._counters, map(self.away.__contains__, self._every_slot)
+        parts = counters.episodes, counters.lengths().tolist(), self._must_reset.tolist()
+        return list(zip(repeat(counters), *parts, in_flight, strict=False))
+
     def follow(self) -> None:
         """Go on from slots that somebody else has reset or stepped."""
+        begun = [slot for slot in self._unstarted if not self._counters.episodes[slot]]
+        self._counters.started(dict.fromkeys(begun))
         self._unstarted.clear()
         self._must_reset[:] = False
         self.latest = None

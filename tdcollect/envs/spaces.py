@@ -299,6 +299,11 @@ def _leaf_of(space: spaces.Space[Any], where: str, categorical: bool) -> Leaf:
         return BoxLeaf(space, Categorical(2, shape=torch.Size(space.shape), dtype=torch.bool))
     if isinstance(space, spaces.MultiBinary):
         return BoxLeaf(space, Binary(space.shape[-1], shape=space.shape, dtype=torch.int8))
+    if type(space).__module__.partition(".")[0] == "gym":
+        raise TypeError(
+            f"{where} is a {type(space).__name__} of the package gym, which gymnasium does not "
+            f"know; make it with gymnasium.spaces.{type(space).__name__}"
+        )
     raise TypeError(
         f"{where} is a {type(space).__name__} space, which has no fixed-size array form; expected "
         "Box, Discrete, MultiDiscrete, MultiBinary, or Dict and Tuple of these. Wrap the env to "
@@ -658,15 +663,28 @@ def aligned_zeros(shape: Sequence[int], dtype: Any) -> Array:
     return np.ndarray(shape, dtype, memory, offset, (padded, *strides))
 
 
+NOT_TAKEN = frozenset({"", "device", "dtype", "shape", "space"})
+"""Names that TorchRL's ``Composite`` takes for no entry."""
+
+
 def check_names(entries: Sequence[Path], actions: Sequence[Path]) -> None:
-    """Raise ValueError if an entry has a name that the batch uses for something else."""
+    """Raise ValueError if an entry has a name that it cannot have in a batch."""
     paths = [*entries, *actions]
     for i, path in enumerate(paths):
-        is_action = i >= len(entries) and path[0] == keys.ACTION
-        taken = path[0] in keys.RESERVED and not is_action
-        clashes = any(path[: len(p)] == p or p[: len(path)] == path for p in paths[:i])
-        if taken or clashes:
+        acts, why = i >= len(entries), ""
+        others = [p for p in paths[:i] if path[: len(p)] == p or p[: len(path)] == path]
+        if NOT_TAKEN.intersection(path) or any(name.startswith("_") for name in path):
+            why = "no TensorDict of TorchRL's has an entry of this name"
+        elif others:
+            both = acts and others[0] in entries
+            why = (
+                f"{'both the observations and the actions have' if both else 'two entries have'} it"
+            )
+        elif path[0] in keys.RESERVED and not (acts and path[0] == keys.ACTION):
+            why = "the batch uses it for something else"
+        if why:
             raise ValueError(
-                f"the entry {'/'.join(path)!r} of the observation space, the action space or "
-                "info_keys has a name that the batch uses for something else; rename it in the env"
+                f"expected another name for the entry {'/'.join(path)!r} of the "
+                f"{'action space' if acts else 'observation space or info_keys'}: {why}; rename it "
+                "in the env"
             )

@@ -211,6 +211,12 @@ def leaves_random_numbers_alone(transform: T.Transform) -> bool:
     return trait is not None and trait.leaves_reward and not trait.draws
 
 
+def keeps_statistics(transform: T.Transform) -> bool:
+    """Return whether a transform's statistics go on with each step, at any number of slots."""
+    kept = isinstance(transform, (T.VecNorm, T.VecNormV2, T.RNDTransform))
+    return kept and not getattr(transform, "frozen", False)
+
+
 # ------------------------------------------------------------------------- the transforms of an env
 
 

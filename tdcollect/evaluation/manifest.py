@@ -240,7 +240,7 @@ def _class(policy: Any) -> str:
     if policy is None:
         return RANDOM
     named = policy if hasattr(policy, "__qualname__") else type(policy)
-    return f"{named.__module__}.{named.__qualname__}"
+    return f"{getattr(named, '__module__', '')}.{named.__qualname__}"  # none of a slot's
 
 
 def described_env(env: EnvBase) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from tdcollect import check, keys
+from tdcollect.cleanup import close_may_fail
 from tdcollect.collect import Collector
 from tdcollect.envs import differences
 from tdcollect.envs.backends import check_task_id
@@ -690,10 +691,8 @@ def diagnose(
             with warnings.catch_warnings(action="ignore"), torch.no_grad():
                 findings = checks.run_checks(chosen.values(), exam, skip)
         finally:
-            try:
+            with close_may_fail():  # the findings stand
                 exam.close()
-            except Exception as error:  # the findings stand
-                warnings.warn(f"closing the env raised {error!r}", stacklevel=2)
     name = env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
     return checks.Report(name, findings)
 

@@ -21,4 +21,4 @@ if TYPE_CHECKING:
     from tdcollect.trajectories.split import unflatten_time as unflatten_time
     from tdcollect.trajectories.split import unpad as unpad
 
-__getattr__, __dir__, __all__ = lazy(__name__, inner="split_trajectories")
+__getattr__, __dir__, __all__ = lazy(__name__)

@@ -460,7 +460,9 @@ def discounted_returns(
     index = index_of(batch, index)
     rewards = _rows(_entry(batch, key), index)
     discounts = float(gamma) ** index.step.to(rewards.device, torch.float64)
-    discounted = rewards * discounts.reshape(-1, *[1] * (rewards.ndim - 1))
+    discounts = discounts.reshape(-1, *[1] * (rewards.ndim - 1))
+    # A discount of zero leaves out what may be infinite.
+    discounted = (rewards * discounts).masked_fill(discounts == 0, 0)
     return _sum_rows(discounted, index, rewards.dtype)
 
 

@@ -14,7 +14,8 @@ from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequ
 from torch import nn
 from torchrl.data import LazyTensorStorage, ReplayBuffer
 
-from tdcollect import Collector
+from tdcollect import Collector, evaluate
+from tdcollect.policies import from_function
 
 from . import policies
 from .envs import ENVS
@@ -319,3 +320,31 @@ def test_methods_refuse(error: type[Exception], call: Callable[[Any], Any], mess
     collector = Collector(env, policies.network(env, 1, ["action"]), frames_per_batch=10)
     with pytest.raises(error, match=message):
         call(collector)
+
+
+def at_the_end(*_: Any) -> Any:
+    return next(iter(()))
+
+
+def ends_late(limit: int) -> Any:
+    env, calls = ENVS["cartpole"](), iter(range(limit))
+    return lambda tensordict: (next(calls), env.rand_action(tensordict))[1]
+
+
+ENDS: dict[str, Callable[[], Any]] = {
+    "policy": lambda: list(made("cartpole", ends_late(4), total_frames=60)),
+    "policy, episodes": lambda: made("cartpole", ends_late(4)).collect(episodes=9),
+    "shaping": lambda: list(made(reward_shaping=at_the_end, total_frames=60)),
+    "postproc": lambda: list(made(postproc=at_the_end, total_frames=60)),
+    "evaluation": lambda: evaluate(
+        "CartPole-v1", from_function(at_the_end), 2, recheck=False, progress=False
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_a_stop_iteration_of_the_users_code_is_named_with_its_place(case: str) -> None:
+    """It would end the collector's own generator, or read "generator raised StopIteration"."""
+    place = "lambda" if "policy" in case else "at_the_end"
+    with pytest.raises(RuntimeError, match=rf"StopIteration from .*{place}.*{__file__}, line \d"):
+        ENDS[case]()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -15,7 +16,18 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDictBase
-from torchrl.envs import EnvBase, RewardSum, StepCounter, TransformedEnv
+from torchrl.envs import (
+    Compose,
+    EnvBase,
+    GymWrapper,
+    PendulumEnv,
+    RewardSum,
+    SerialEnv,
+    StepCounter,
+    TransformedEnv,
+    VecNorm,
+    VecNormV2,
+)
 
 from tdcollect import Collector, make_env, split_trajectories
 from tdcollect.testing import (
@@ -300,6 +312,84 @@ def test_what_asks_for_single_resets_is_refused_there(asked: dict[str, Any]) -> 
         ValueError, match=f"expected no {next(iter(asked))}: this vector env cannot"
     ):
         own().collect(episodes=2, **asked)
+
+
+# -------------------------------------------------------------------------- statistics, and waiting
+
+
+class Constant(gym.Env[Any, Any]):
+    """Slot 0 shows 0 for twelve steps, each other slot 100 for one."""
+
+    observation_space = spaces.Box(0, 100, (1,))
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, slot: int):
+        self.level, self.length = (100, 1) if slot else (0, 12)
+
+    def reset(self, **_: Any) -> Any:
+        self.steps = 0
+        return np.full(1, self.level, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        return np.full(1, self.level, np.float32), 0.0, self.steps == self.length, False, {}
+
+
+def norm(kind: Any = VecNormV2, of: str = "observation", **options: Any) -> Any:
+    return kind(in_keys=[of], decay=1.0, **options)
+
+
+def constants(**options: Any) -> EnvBase:
+    return make_env(Constant, 3, **options)
+
+
+STATISTICS: dict[str, Callable[[], Any]] = {
+    "V1": lambda: TransformedEnv(constants(), norm(VecNorm)),
+    "V2": lambda: TransformedEnv(constants(), norm(reduce_batch_dims=True)),
+    "V2, each slot": lambda: TransformedEnv(constants(), norm()),
+    "wait_num": lambda: TransformedEnv(
+        constants(backend="process", num_workers=3, wait_num=1, start_method="fork"),
+        norm(reduce_batch_dims=True),
+    ),
+    "no pause": lambda: TransformedEnv(
+        make_env(SyncVectorEnv([partial(Constant, slot) for slot in range(3)])), norm(VecNorm)
+    ),
+    "env by env": lambda: SerialEnv(
+        3, [partial(lambda i: TransformedEnv(GymWrapper(Constant(i)), norm()), i) for i in range(3)]
+    ),
+}
+
+
+@array_loop
+@pytest.mark.filterwarnings("ignore:(This class|The VecNorm)")
+@pytest.mark.parametrize("name", STATISTICS)
+def test_statistics_of_transforms_count_no_slot_that_waits(name: str) -> None:
+    """They count the resets (one of the construction) and the rows that are returned: 6 and 14."""
+    env = STATISTICS[name]()
+    collector = Collector(env, None, frames_per_batch=3)
+    assert len(collector.collect(episodes=3)) == 14
+    if name == "env by env":
+        counts = [int(one._count["observation"]) for one in (e.transform for e in env._envs)]
+        assert counts == [14, 3, 3]
+        return
+    kept = env.transform
+    if isinstance(kept, VecNorm):
+        total, _, count = (kept._td[f"observation_{part}"] for part in ("sum", "ssq", "count"))
+        assert (total.item(), count.item()) == (600, 20)
+    elif name == "V2, each slot":
+        assert kept._loc["observation"].flatten().tolist() == [0, 100, 100]
+    else:
+        assert kept._loc["observation"].item() == pytest.approx(600 / 20)
+
+
+def test_statistics_that_count_slots_that_wait_are_warned_of() -> None:
+    env = TransformedEnv(SerialEnv(2, PendulumEnv), Compose(StepCounter(3), norm(of="th")))
+    collector = Collector(env, None, frames_per_batch=4)
+    with pytest.warns(UserWarning, match="VecNormV2 also count the rows of slots that wait"):
+        collector.collect(episodes=2)
+    env.transform[1].freeze()
+    collector._runner._warned.clear()
+    collector.collect(episodes=2)
 
 
 # ----------------------------------------------------------------------------- layouts and options

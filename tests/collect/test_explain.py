@@ -131,6 +131,20 @@ def test_random_frames_come_first_and_a_replay_buffer_takes_batches() -> None:
     assert how(explanation, "batch") == ["no copy"]
 
 
+def test_a_loop_of_a_subclass_is_named_and_the_last_batch_is_what_is_explained() -> None:
+    class Own(tdcollect.Collector):
+        def rollout(self) -> Any:
+            return super().rollout()
+
+    collector = Own(GymEnv("CartPole-v1"), None, frames_per_batch=9, total_frames=9)
+    before = collector.explain()
+    assert "Own.rollout()" in before.obstacles[0].what
+    assert how(before, "slots") == ["not noticed between batches, as in TorchRL"]
+    list(collector)
+    assert collector.explain() == before
+    assert how(before, "env") == ["steps on arrays"]
+
+
 def test_explaining_runs_nothing() -> None:
     collector = tdcollect.Collector(cartpole(seed=0), actor(), frames_per_batch=9)
     before = torch.get_rng_state()

@@ -277,6 +277,22 @@ def test_an_episode_that_ends_at_its_reset_is_refused(kind: Any) -> None:
         next(iter(kind(env, None, frames_per_batch=60)))
 
 
+@pytest.mark.parametrize("episodes", [False, True])
+@pytest.mark.parametrize("env", ["toy", "toy-unbatched", "torchrl-serial"])
+def test_an_entry_of_steps_that_resets_lack_is_refused(env: str, episodes: bool) -> None:
+    """TorchRL's collector raises, too: an episode's first row has no value for it."""
+    theirs, collector = (
+        kind(E.TransformedEnv(ENVS[env](), transforms.OneSided("step")), None, frames_per_batch=30)
+        for kind in (ParentCollector, Collector)
+    )
+    with pytest.raises(TypeError, match="got NoneType"):
+        theirs.rollout()
+    how = {"episodes": 2} if episodes else {"frames": 30}
+    for _ in range(2):  # a second try does not begin amid an episode
+        with pytest.raises(ValueError, match=r"\['added'\] from resets"):
+            collector.collect(**how)
+
+
 class Averages(Adding):
     """Averages an entry over the slots: over all of them, at a reset too."""
 

@@ -412,6 +412,8 @@ CHANGES: dict[str, list[Callable[[Any], Any]]] = {
     "restarts": [
         lambda c: c.reset(),
         lambda c: c.reset(seed=4),
+    ],
+    "moves": [  # an env of make_env notices: see test_robustness.py
         quiet(lambda c: c.env.reset()),
         quiet(lambda c: c.env.rollout(3, break_when_any_done=False)),
         seed_and_reset_the_env,
@@ -436,10 +438,11 @@ CHANGES: dict[str, list[Callable[[Any], Any]]] = {
     "case",
     [
         *itertools.product(["toy", "torchrl"], ["weights", "restarts"]),
-        *(("toy-unbatched", change) for change in CHANGES),
+        ("torchrl", "moves"),
+        *(("toy-unbatched", change) for change in CHANGES if change != "moves"),
         *(("books", change) for change in ("restarts", "policy", "questions")),
     ],
-    parent=[("toy", change) for change in CHANGES],
+    parent=[("toy", change) for change in CHANGES if change != "moves"],
 )
 def test_what_happens_between_batches(case: tuple[str, str]) -> None:
     pair, change = case

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -12,9 +13,10 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from tensordict import TensorDict
 from torchrl.envs import GymEnv, RewardSum, TransformedEnv
 
-from tdcollect import Collector, make_env
+from tdcollect import Collector, evaluate, make_env
 from tdcollect.envs.slots import SlotError
 from tdcollect.testing import StatelessCountingPolicy, check_counting_batch, counting_env
 
@@ -66,6 +68,69 @@ def test_an_exception_while_iterating_closes_the_collector(arrays: bool) -> None
             call()
 
 
+def another_collector(env: Any) -> Any:
+    other = Collector(env, StatelessCountingPolicy(), frames_per_batch=30)
+    return [0, 1, 2], other.rollout(), other  # which closes the env when it is gone
+
+
+def a_rollout(env: Any) -> Any:
+    return [0, 1, 2], env.rollout(2, StatelessCountingPolicy())
+
+
+def a_reset_of_one_slot(env: Any) -> Any:
+    marks = torch.tensor([[False], [True], [False]])
+    return [1], env.reset(TensorDict({"_reset": marks}, [3]))
+
+
+MOVES = (another_collector, a_rollout, a_reset_of_one_slot)
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_slots_that_somebody_else_moves_begin_new_trajectories(
+    move: Callable[[Any], Any], arrays: bool
+) -> None:
+    collector = Collector(counting_env(3), StatelessCountingPolicy(), frames_per_batch=30)
+    before = collector.rollout().clone()  # TorchRL's loop writes into it again
+    slots, *kept = move(collector.env)
+    assert f"slots {slots} begin new trajectories" in str(collector.explain())
+    with pytest.warns(UserWarning, match="somebody else has") as told:
+        check_counting_batch(batch := collector.rollout())
+    assert told[0].filename == __file__
+    last, first = before["collector", "traj_ids"][:, -1], batch["collector", "traj_ids"][:, 0]
+    ended = before["next", "done"][:, -1, 0].nonzero()[:, 0].tolist()
+    assert (last != first).nonzero()[:, 0].tolist() == sorted({*slots, *ended})
+    kept += move(collector.env)  # a second time, without a word
+    check_counting_batch(collector.collect(frames=30))
+
+
+def test_an_evaluation_on_the_collectors_env_leaves_no_false_row() -> None:
+    collector = Collector(make_env("CartPole-v1", 2), None, frames_per_batch=20)
+    collector.rollout()
+    evaluate(collector.env, None, 2, progress=False)
+    with pytest.warns(UserWarning, match="somebody else has"):
+        batch = collector.rollout()
+    env: Any = gym.make("CartPole-v1").unwrapped
+    for row in batch[:, 0]:
+        env.reset()
+        env.state = row["observation"].tolist()
+        reached = env.step(int(row["action"].argmax()))[0]
+        assert np.allclose(reached, row["next", "observation"], atol=1e-5)
+
+
+def test_a_hook_before_a_batch_may_use_the_env_and_a_state_knows_that_it_was_moved() -> None:
+    def made(**options: Any) -> Collector:
+        env = counting_env(3, resumable=True)
+        return Collector(env, StatelessCountingPolicy(), frames_per_batch=30, **options)
+
+    collector = made(pre_collect_hook=lambda: a_rollout(collector.env))
+    with pytest.warns(UserWarning, match="somebody else"):
+        check_counting_batch(collector.rollout())
+    a_rollout(collector.env)
+    other = made()
+    other.load_state_dict(collector.state_dict())
+    check_counting_batch(other.rollout())
+
+
 def test_a_killed_worker_fails_each_collection_until_the_envs_are_made_anew() -> None:
     env = make_env(Tuned, 2, backend="process", num_workers=2, start_method="fork")
     collector = Collector(env, frames_per_batch=20)
@@ -90,6 +155,22 @@ def test_reaching_total_frames_is_no_error(arrays: bool) -> None:
 
 
 # ------------------------------------------------------------------------------------------ closing
+
+
+def test_an_env_that_fails_to_close_loses_no_batch_and_no_evaluation(arrays: bool) -> None:
+    class Unclosed(gym.Wrapper):
+        def close(self) -> None:
+            raise OSError("cannot close")
+
+    def make() -> gym.Env:
+        return Unclosed(gym.make("CartPole-v1"))
+
+    collector = Collector(make_env(make, 2), None, frames_per_batch=20, total_frames=60)
+    with pytest.warns(UserWarning, match="closing the env raised OSError: cannot close"):
+        assert len(list(collector)) == 3
+    with pytest.warns(UserWarning, match="closing the env raised OSError: cannot close"):
+        result = evaluate(make, None, 2, max_episode_steps=3, progress=False)
+    assert result.lengths.tolist() == [3, 3]
 
 
 @pytest.mark.behaviour(31)

@@ -24,7 +24,7 @@ from tdcollect.keys import FLAGS
 
 from ..evaluation.torchrl_envs import Drift
 from ..zoo.torchrl_envs import atari_like
-from . import policies
+from . import policies, transforms
 from .oracle import assert_same_record, batches, check_same, run
 
 
@@ -109,6 +109,12 @@ LEVEL_1: dict[str, Callable[[], Any]] = {
     "serial-inside-vecnorm": lambda: under(
         E.SerialEnv(2, lambda: under(cartpole(), E.VecNorm(in_keys=["observation"]))),
         E.RewardSum(),
+    ),
+    "serial-inside-steps-alone": lambda: E.SerialEnv(
+        2, lambda: under(cartpole(), transforms.OneSided("step"))
+    ),
+    "serial-inside-resets-alone": lambda: E.SerialEnv(
+        2, lambda: under(cartpole(), transforms.OneSided("reset"))
     ),
     "serial-atari": lambda: under(E.SerialEnv(3, atari_like), *atari_stack()),
 }

@@ -55,6 +55,28 @@ class Noise(E.ObservationTransform):
         return self._call(reset)
 
 
+class OneSided(E.Transform):
+    """Adds an entry to steps alone, or to resets alone, with its spec."""
+
+    def __init__(self, side: str):
+        super().__init__()
+        self.side = side
+
+    def _add(self, side: str, entries: TensorDictBase) -> TensorDictBase:
+        return entries.set("added", entries[OBS] + 5) if side == self.side else entries
+
+    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+        return self._add("step", next_tensordict)
+
+    def _reset(self, tensordict: TensorDictBase, reset: TensorDictBase) -> TensorDictBase:
+        return self._add("reset", reset)
+
+    def transform_observation_spec(self, observation_spec: Any) -> Any:
+        spec = observation_spec[OBS]
+        observation_spec["added"] = Unbounded(spec.shape, dtype=spec.dtype)
+        return observation_spec
+
+
 class ScaledNorm(E.ObservationNorm):
     """A subclass of a known transform that does something else."""
 

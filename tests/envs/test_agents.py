@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from mpe2 import simple_spread_v3
 from pettingzoo.classic import tictactoe_v3
 from tensordict.nn import (
@@ -281,6 +282,13 @@ def test_agents_that_take_turns_play_legal_moves() -> None:
             assert all(game.terminations.values())
 
 
+class Seeing(Walk):
+    """Agents that observe what no array of a group holds."""
+
+    def observation_space(self, agent: str) -> Any:
+        return spaces.MultiDiscrete([6, 6])
+
+
 REFUSED: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
     "takes turns": (simple_spread_v3.env, {}, TypeError, "take turns; pass its parallel_env"),
     "unlike": (
@@ -288,6 +296,12 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
         {"env_kwargs": {"group_map": {"all": ["adversary_0", "agent_0", "agent_1"]}}},
         ValueError,
         "one space.*in the group 'all'; put unlike agents into groups of their own",
+    ),
+    "alike": (
+        lambda: Seeing(0),
+        {},
+        ValueError,
+        "wrap the env so that its MultiDiscrete becomes one of these",
     ),
     "no group": (SPREAD, {"env_kwargs": {"group_map": {}}}, ValueError, "each of the agents"),
     "no dict": (SPREAD, {"env_kwargs": {"group_map": {"a": 3}}}, ValueError, "got {'a': 3}"),

@@ -18,11 +18,11 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import nn
 from torchrl.collectors import Collector as TorchRLCollector
-from torchrl.envs import EnvBase, RewardSum, StepCounter, TransformedEnv
+from torchrl.envs import EnvBase, GymWrapper, RewardSum, SerialEnv, StepCounter, TransformedEnv
 from torchrl.modules import OneHotCategorical, ProbabilisticActor
 
 from tdcollect import Collector, EvaluationCollector, Hooks, make_env, split_trajectories
-from tdcollect.envs.slots import EpisodeCounters, RestartsExhausted, SlotError
+from tdcollect.envs.slots import RestartsExhausted, SlotError
 from tdcollect.envs.spaces import Bookkeeping
 from tdcollect.seeding import restart_seed
 from tdcollect.testing import StatelessCountingPolicy, check_counting_batch
@@ -385,8 +385,8 @@ def test_a_step_without_restarts_raises_and_spends_none(make: Any) -> None:
     assert sorted(env.broken_episodes) == [0, 1]
 
 
-def test_a_call_before_the_first_reset_has_no_episode() -> None:
-    counters, failed = EpisodeCounters(2), SlotError("step", {1: ValueError()})
-    assert counters.located(failed, {}).where == {1: ", before its first reset"}
-    counters.started({1: 7})
-    assert counters.located(failed, {}).where == {1: ", episode 0, step 0, seed 7"}
+def test_slots_of_torchrls_envs_are_in_their_first_episode() -> None:
+    env = SerialEnv(2, lambda: GymWrapper(Odd("raise_")))
+    collector = Collector(env, None, frames_per_batch=20)
+    with pytest.raises(SlotError, match=r"slot 0, episode 0, step 1: .*slot 1, episode 0, step 1"):
+        collector.rollout()

@@ -14,7 +14,8 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torchrl.envs import EnvBase, GymEnv
 
-from tdcollect import make_env
+from tdcollect import evaluate, make_env
+from tdcollect.envs.slots import SlotError
 from tdcollect.testing import diagnose
 
 
@@ -256,13 +257,63 @@ def test_entries_with_taken_names_are_refused(log: list[str]) -> None:
         env.observation_space = spaces.Dict({name: env.observation_space})
         return env
 
-    for name in ("action", "reward", "next", *options):
+    for name in ("action", "reward", "next", "", "device", "shape", "_goal", *options):
         with pytest.raises(ValueError, match=f"the entry '{name}' .* rename it in the env"):
             make_env(make, env_kwargs={"name": name}, **options)
     for name in ("reward", "done", "_reset", "observation"):
         action = spaces.Dict({name: spaces.Discrete(2)})
         with pytest.raises(ValueError, match=f"the entry '{name}' .* rename it in the env"):
             make_env(Plain, env_kwargs={"log": log, "action": action})
+
+
+def test_a_name_of_both_spaces_is_told(log: list[str]) -> None:
+    action = spaces.Dict(observation=spaces.Discrete(2))
+    with pytest.raises(ValueError, match="both the observations and the actions have it"):
+        make_env(Plain, env_kwargs={"log": log, "action": action})
+
+
+class Quiet(Plain):
+    """Gives something else than a dict for its infos."""
+
+    info: Any = None
+
+    def step(self, action: Any) -> Any:
+        return *super().step(action)[:4], self.info
+
+
+@pytest.mark.parametrize("backend", [{}, {"backend": "process", "start_method": "fork"}])
+def test_an_info_that_is_none_is_empty_and_others_are_told(backend: Any, log: list[str]) -> None:
+    env = make_env(partial(Quiet, log), 2, info_keys={"left": 0.0}, **backend)
+    assert not env.rollout(3)["next", "left"].any()
+    env.close()
+    options: Any = {"max_episode_steps": 3, "progress": False}
+    options |= {"backend": backend["backend"]} if backend else {}
+    result = evaluate(partial(Quiet, log), None, 2, metrics={"left": "info:left"}, **options)
+    assert result.lengths.tolist() == [3, 3]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Quiet, "info", ["left"])
+        env = make_env(partial(Quiet, log), 2, info_keys={"left": 0.0}, **backend)
+        with pytest.raises(SlotError, match="TypeError: expected the info to be a dict, got list"):
+            env.rollout(3)
+        env.close()
+
+
+class Unequal(spaces.Box):
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+
+def test_spaces_of_old_gym_and_spaces_that_never_equal_are_told(log: list[str]) -> None:
+    def make(space: Any) -> gym.Env:
+        env = Plain(log)
+        env.observation_space = space
+        return env
+
+    with pytest.raises(ValueError, match="give Unequal an __eq__"):
+        make_env(lambda: make(Unequal(-1, 1, (2,))), 2)
+    old = type("Box", (gym.Space,), {"__module__": "gym.spaces.box"})
+    with pytest.raises(TypeError, match=r"a Box of the package gym, .* make it with gymnasium"):
+        make_env(lambda: make(old((2,), np.float32)))
 
 
 def test_an_action_may_be_called_action(log: list[str]) -> None:

@@ -199,6 +199,17 @@ def test_same_step_without_what_ended_says_what_was_expected(name: str) -> None:
         env.rollout(20, break_when_any_done=False)
 
 
+def test_final_observations_of_ended_slots_alone_are_told() -> None:
+    def alone(info: dict[str, Any]) -> dict[str, Any]:
+        if "final_obs" in info:
+            info = {**info, "final_obs": info["final_obs"][:1]}
+        return info
+
+    inner = SyncVectorEnv([pendulum] * N, autoreset_mode=AutoresetMode.SAME_STEP)
+    with pytest.raises(ValueError, match=rf"info\['final_obs'\] of .* per slot, {N}, .* got 1"):
+        make_env(Untold(inner, alone)).rollout(20, break_when_any_done=False)
+
+
 def test_final_observations_in_a_batched_dict_are_read() -> None:
     class Named(gym.ObservationWrapper):
         def __init__(self) -> None:

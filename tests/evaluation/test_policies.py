@@ -8,6 +8,7 @@ import re
 import sys
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial, wraps
 from importlib.util import find_spec
 from pathlib import Path
@@ -697,3 +698,26 @@ def test_agents_that_are_not_each_their_own_together_are_refused(acts: Any, said
         tdcollect.evaluate(
             partial(Walk, BOX), from_agent(kind, reset=None, together="acts"), 3, progress=False
         )
+
+
+@dataclass(slots=True)
+class Slotted:
+    level: float = 0.5
+
+    def act(self, seen: Any) -> Any:
+        return np.full(3, self.level)
+
+
+class SlottedFunction(Slotted):
+    __slots__ = ()
+
+    __call__ = Slotted.act
+
+
+def test_policies_with_slots_are_run_and_told_apart_by_what_these_hold() -> None:
+    run = partial(tdcollect.evaluate, partial(Walk, BOX), episodes=3, progress=False)
+    assert run(Slotted()).digest == run(from_function(SlottedFunction())).digest
+    one, same, other = (
+        structure_digest(from_function(SlottedFunction(x))) for x in (0.5, 0.5, 0.7)
+    )
+    assert one == same != other

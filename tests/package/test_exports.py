@@ -58,7 +58,7 @@ tdcollect.suites:
 
 tdcollect.trajectories:
     TrajectoryAssembler TrajectoryIndex discounted_returns first flatten_time join_trajectories
-    last lengths returns segment_sum unflatten_time unpad
+    last lengths returns segment_sum split_trajectories unflatten_time unpad
     """
 )
 

@@ -78,6 +78,15 @@ def test_segment_sum_of_any_dtype_and_shape() -> None:
         assert torch.equal(sums, torch.stack(expected))
 
 
+def test_a_discount_of_zero_leaves_out_what_is_not_finite() -> None:
+    batch = make(torch.zeros(1, 8000, dtype=torch.bool))
+    batch[REWARD] = torch.ones(1, 8000, 1)
+    batch[REWARD][0, -1] = torch.inf
+    assert discounted_returns(batch, 0.0).item() == 1
+    assert abs(discounted_returns(batch, 0.9).item() - 10) < 1e-5  # 0.9 ** 7999 is zero
+    assert discounted_returns(batch, 1.0).item() == torch.inf
+
+
 def test_gradients_pass_and_no_steps_give_no_rows() -> None:
     batch = make(DONE)
     reward = torch.rand(2, 4, 1, requires_grad=True)

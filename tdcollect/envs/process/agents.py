@@ -298,10 +298,13 @@ def _stacked(parts: Sequence[Any], group: str) -> Any:
     if alike and isinstance(first, spaces.Discrete) and all(p == first for p in parts):
         n, start = [first.n] * count, [first.start] * count
         return spaces.MultiDiscrete(n, dtype=first.dtype.type, start=start)
+    advice = "put unlike agents into groups of their own (group_map)"
+    if all(type(part) is type(first) and part == first for part in parts):
+        advice = f"wrap the env so that its {type(first).__name__} becomes one of these"
     raise ValueError(
         "expected agents of a group to have one space, a Box, Discrete, MultiBinary, or a Dict of "
-        f"these, got {list(parts)} in the group {group!r}; put unlike agents into groups of their "
-        "own (group_map), or give TorchRL's PettingZooEnv to the collector"
+        f"these, got {list(parts)} in the group {group!r}; {advice}, or give TorchRL's "
+        "PettingZooEnv to the collector"
     )
 
 

@@ -152,6 +152,15 @@ def _of_count(array: Array, name: str, count: int) -> Array:
 # --- infos -------------------------------------------------------------------------------------
 
 
+def as_info(given: Any) -> Mapping[str, Any]:
+    """An env's info, which some envs leave None where it would be empty."""
+    if given is not None and not isinstance(given, Mapping):
+        raise TypeError(
+            f"expected the info to be a dict, got {type(given).__name__}; correct the env"
+        )
+    return {} if given is None else given
+
+
 def is_number(value: Any) -> bool:
     """Tell whether an info is a number or an array of numbers, of which torch has the dtype."""
     dtype = np.asarray(value).dtype
@@ -181,6 +190,7 @@ def write_info(
     entries: Sequence[InfoEntry], info: Mapping[str, Any], arrays: Sequence[Array], slot: int
 ) -> None:
     """Write one slot's infos to arrays ``[N, *shape]``; one that the env leaves out reads zero."""
+    info = as_info(info)
     for (key, shape, dtype), array in zip(entries, arrays, strict=True):
         value = np.asarray(info.get(key, _ZERO))
         fits = value is _ZERO or value.shape == shape

@@ -26,7 +26,15 @@ import numpy as np
 
 from tdcollect.envs.process import values
 from tdcollect.envs.process.agents import Agents, agents_of, is_agents_id
-from tdcollect.envs.process.values import Array, as_flag, as_reward, nest, unstack, write_info
+from tdcollect.envs.process.values import (
+    Array,
+    as_flag,
+    as_info,
+    as_reward,
+    nest,
+    unstack,
+    write_info,
+)
 from tdcollect.processes.channel import Connection, Described, described, packed, poll_awake
 
 STEP, RESET, CALL = range(3)
@@ -140,7 +148,8 @@ class EnvSlots:
         """Infos of a reset and a step of the first env."""
         env = self.envs[0]
         self.begin(self.first)
-        return {**env.reset()[1], **env.step(env.action_space.sample())[4]}
+        begun = as_info(env.reset()[1])
+        return {**begun, **as_info(env.step(env.action_space.sample())[4])}
 
     def call(
         self,
@@ -191,9 +200,12 @@ def check_spaces(slot: int, expected: Spaces, got: Spaces) -> None:
     """Raise ValueError if the spaces of ``slot`` are not those of slot 0."""
     for name, one, other in zip(("observation_space", "action_space"), expected, got, strict=True):
         if one != other:
+            advice = "make envs of one kind share a batch, or wrap them to agree"
+            if "__eq__" not in vars(type(one)) or str(one) == str(other):
+                advice = f"give {type(one).__name__} an __eq__, without which no two are the same"
             raise ValueError(
                 f"expected the same {name} in every slot, got {one} in slot 0 and {other} in slot "
-                f"{slot}; make envs of one kind share a batch, or wrap them to agree"
+                f"{slot}; {advice}"
             )
 
 
@@ -313,16 +325,16 @@ class Worker(EnvSlots):
         return hashlib.sha256(pickle.dumps(states)).digest()
 
     def latest_info(self, slot: int) -> Mapping[str, Any]:
-        return self.latest.get(slot, {})
+        return as_info(self.latest.get(slot))
 
     def latest_infos(
         self, slots: Sequence[int], names: Sequence[str]
     ) -> dict[int, Mapping[str, Any]]:
         """The infos of these names, of the latest steps of those of ``slots`` that are here."""
+        infos = {slot: as_info(info) for slot, info in self.latest.items() if slot in slots}
         return {
             slot: {name: info[name] for name in names if name in info}
-            for slot, info in self.latest.items()
-            if slot in slots
+            for slot, info in infos.items()
         }
 
     def look_up(self, slots: Sequence[int], name: str) -> list[bytes | None]:

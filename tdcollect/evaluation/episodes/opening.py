@@ -15,6 +15,7 @@ from torchrl.envs import transforms as T
 
 from tdcollect import keys
 from tdcollect._upstream.torchrl import carried_entries, resets_with_seed, wrapped_env
+from tdcollect.cleanup import close_may_fail
 from tdcollect.collect.arrays import SteppedEnv
 from tdcollect.collect.step_dict import StepDict, flat
 from tdcollect.display import one_line
@@ -61,7 +62,8 @@ class Opened(NamedTuple):
         if self.slots is not None:
             self.slots.close()
         elif not self.env.is_closed:
-            self.env.close()
+            with close_may_fail():
+                self.env.close()
 
 
 Finish = Callable[[EnvBase], EnvBase]
@@ -111,8 +113,9 @@ def open_env(
                 if alone:
                     return _slots(made, make, slots, finish)
                 return _open_made(made, episodes, finish, ours=True)
-        if hasattr(made, "close"):
-            made.close()  # made only to see its type
+        if hasattr(made, "close"):  # made only to see its type
+            with close_may_fail():
+                made.close()
     if singly or (requested is not None and not requested.treats_rows_alone()):
         if settings.backend not in (None, "serial"):
             raise ValueError(
@@ -351,7 +354,8 @@ class SlotEnvs(SteppedEnv):
         if not self._closed:
             self._closed = True
             for env in self.envs:
-                env.close()
+                with close_may_fail():
+                    env.close()
 
     def unseed(self, seeds: Sequence[int]) -> None:
         """Seed the envs, within :meth:`outside`."""

@@ -18,6 +18,7 @@ from torch.nn.modules import module as _module
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torchrl import _utils
 from torchrl._utils import seed_generator as seed_generator
+from torchrl.data import Bounded
 from torchrl.envs import (
     EnvBase,
     EnvCreator,
@@ -46,6 +47,9 @@ gym_space_to_spec = private("torchrl.envs.libs.gym:_gym_to_torchrl_spec_transfor
 make_compatible_policy = private("torchrl.envs.utils:_make_compatible_policy")
 project_outputs = private("torchrl.modules.tensordict_module.common:_forward_hook_safe_action")
 without_locks = private("torchrl.envs.batched_envs:_recursively_strip_locks_from_state_dict")
+
+BoundedMeta: Any = type(Bounded)
+"""Gives each ``Bounded`` one of TorchRL's own two classes, whatever class was called."""
 
 # ---------------------------------------------------------------------------------------- any env
 

@@ -27,6 +27,7 @@ from tdcollect.collect.policy import (
     RandomActions,
     draws_from_spec,
     is_masked,
+    warning_of_draws,
 )
 from tdcollect.collect.resume import FirstStates
 from tdcollect.collect.statistics import CollectionLog
@@ -125,7 +126,7 @@ class Runner:
         self.owns_batch = False
         self.first_states: FirstStates | None = None  # set before the first reset
         self.env_state: Any = None
-        self._has_warned = False
+        self._warned_of: set[str] = set()
 
     @property
     def _collector(self) -> Any:
@@ -540,13 +541,13 @@ class Runner:
     ) -> Policy:
         """The policy, or another in its place, on StepDicts."""
         collector, parent = self._collector, self._parent
-        if policy is None and self._ignores_masks and not self._has_warned:
-            self._has_warned = True
-            warnings.warn(
-                "random actions ignore the env's action masks, as in TorchRL's collector; pass "
-                "env.rand_action as the policy for legal ones",
-                stacklevel=2,
-            )
+        told = [warning_of_draws(policy or collector.policy)]
+        if policy is None and self._ignores_masks:
+            told.append(_IGNORES_MASKS)
+        for text in told:
+            if text and text not in self._warned_of:
+                self._warned_of.add(text)
+                warnings.warn(text, stacklevel=2)
         compiled = collector.compiled_policy or collector.cudagraphed_policy
         cast = parent.casts_to_policy_device and collector.policy_device is not None
         lazy = self.stacked_lazily
@@ -578,6 +579,10 @@ class Runner:
 
 
 _AS_TORCHRL = "as TorchRL does"
+_IGNORES_MASKS = (
+    "random actions ignore the env's action masks, as in TorchRL's collector; pass env.rand_action "
+    "as the policy for legal ones"
+)
 
 
 def _parts_of(env: EnvBase, plan: Plan) -> list[Part]:

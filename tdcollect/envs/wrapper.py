@@ -22,7 +22,7 @@ from tdcollect.envs.process.agents import ACTION_MASK
 from tdcollect.envs.process.pool import WorkerLost
 from tdcollect.envs.process.values import Array, is_number
 from tdcollect.envs.slots import Can, Stepper
-from tdcollect.envs.spaces import Chunk, StepBuffers, compose, key_of, nested
+from tdcollect.envs.spaces import Chunk, StepBuffers, compose, drawable, key_of, nested
 from tdcollect.seeding import slot_seeds
 
 
@@ -170,7 +170,9 @@ class GymnasiumEnv(EnvBase):
         seen = [entry for entry in entries if entry not in rewards and entry not in ends]
         specs = {
             "observation_spec": compose(seen, batch),
-            "action_spec": compose(self.stepper.backend.action.specs, batch),
+            "action_spec": compose(
+                ((path, drawable(spec)) for path, spec in self.stepper.backend.action.specs), batch
+            ),
             "reward_spec": Unbounded((*batch, 1), dtype=torch.float32),
             "done_spec": Composite({**flags, **compose(ends, batch)}, shape=batch),
         }

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from gymnasium import spaces
 from tensordict import TensorDictBase
 from torchrl.collectors import Collector as TorchRLCollector
 from torchrl.data import Bounded, Choice, Composite
@@ -16,15 +17,16 @@ from torchrl.envs import (
     ActionScaling,
     Compose,
     EnvBase,
+    GymWrapper,
     StepCounter,
     TransformedEnv,
 )
 from torchrl.modules import RandomPolicy
 
-from tdcollect import Collector, make_env
+from tdcollect import Collector, evaluate, make_env
 
 from . import policies
-from .envs import ENVS, masked
+from .envs import ENVS, Toy, masked
 from .oracle import UPSTREAM, batches, check_same
 
 pytestmark = pytest.mark.filterwarnings(UPSTREAM)
@@ -216,3 +218,26 @@ def test_init_random_frames_are_legal_as_in_torchrl() -> None:
             masked(2), first, frames_per_batch=40, total_frames=40, init_random_frames=40
         )
         assert all(map(legal, collector))
+
+
+def wide() -> EnvBase:
+    """TorchRL's own env of actions that have one bound."""
+    return GymWrapper(Toy(spaces.Box(-1, 1, (3,)), spaces.Box(0, float("inf"), (2,))))
+
+
+def test_infinite_actions_of_torchrls_own_envs_stay_and_a_warning_says_so_once() -> None:
+    with pytest.warns(UserWarning, match="are infinite or NaN") as warned:
+        check_same(wide, lambda env: None)
+    assert len([w for w in warned if "infinite" in str(w.message)]) == 1
+    with pytest.warns(UserWarning, match="are infinite or NaN") as warned:
+        evaluate(wide, None, episodes=2, progress=False)
+    assert len([w for w in warned if "infinite" in str(w.message)]) == 1
+
+
+@pytest.mark.parametrize("frames", [None, 100])
+def test_random_actions_of_half_bounded_boxes_are_finite(frames: int | None) -> None:
+    env = make_env(lambda: Toy(spaces.Box(-1, 1, (3,)), spaces.Box(0, float("inf"), (2,))), 2)
+    policy = policies.actor(env) if frames else None
+    collector = Collector(env, policy, frames_per_batch=20, init_random_frames=frames)
+    assert next(iter(collector))["action"].isfinite().all()
+    assert collector.collect(frames=20, random=True)["action"].isfinite().all()

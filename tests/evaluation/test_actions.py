@@ -20,6 +20,7 @@ from torchrl.modules import RandomPolicy
 
 from tdcollect import make_env
 from tdcollect.collect.policy import RandomActions
+from tdcollect.envs.spaces import drawable
 from tdcollect.evaluation.episodes.policy import DrawByRow, stream
 
 from .envs import Walk
@@ -197,6 +198,7 @@ SPECS = {
     "a number": Bounded(-1, 1, ()),
     "integers": Bounded(0, 5, (3,), dtype=torch.int64),
     "unbounded": Unbounded((20,)),
+    "half bounded": drawable(Bounded(torch.tensor([0.0, -9]), torch.tensor([np.inf, 9]), (2,))),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -31,7 +32,7 @@ from tdcollect._upstream.torchrl import (
     set_exploration_spec,
 )
 from tdcollect.collect.arguments import cannot_wrap, check_instance
-from tdcollect.collect.policy import Call, Policy, RandomActions
+from tdcollect.collect.policy import Call, Policy, RandomActions, warning_of_draws
 from tdcollect.collect.step_dict import StepDict, forgotten_entries, is_plain, sent, with_index
 from tdcollect.envs.backends import SerialBackend
 from tdcollect.envs.traits import base_of
@@ -641,7 +642,10 @@ class Inference:
 def as_policy(policy: Any, env: EnvBase, size: int) -> Callable[..., Any]:
     """Return a policy as a collector would call it, on TensorDicts."""
     if policy is None or isinstance(policy, RandomPolicy):
-        return RandomActions(env.full_action_spec_unbatched.expand(size))
+        drawn = RandomActions(env.full_action_spec_unbatched.expand(size))
+        if text := warning_of_draws(drawn):
+            warnings.warn(text, stacklevel=2)
+        return drawn
     check_instance(policy)
     try:
         made: Callable[..., Any] = make_compatible_policy(policy, env.observation_spec, env=env)

@@ -391,6 +391,9 @@ def is_compiled(module: nn.Module) -> bool:
     return module._compiled_call_impl is not None
 
 
+as_plain_tensors = torch._C._disabled_torch_function_impl
+"""As ``__torch_function__`` of a class of tensors: results are plain ones."""
+
 _requires_grad = attrgetter("requires_grad")
 _use_count = getattr(torch.Tensor, "_use_count", None)
 _storage_use_count = getattr(torch._C, "_storage_Use_Count", None)

@@ -48,7 +48,7 @@ from tdcollect.display import html_table, one_line
 from tdcollect.envs.adopted import early_seeds, reset_arguments
 from tdcollect.envs.spaces import nested
 from tdcollect.envs.traits import base_of, transforms_of
-from tdcollect.envs.wrapper import GymnasiumEnv, share_masks
+from tdcollect.envs.wrapper import GymnasiumEnv, shares_masks
 from tdcollect.keys import Key
 
 _BLOCK_STEPS = 64
@@ -514,16 +514,14 @@ class Runner:
         """Random actions of the env, as its ``rand_action`` draws them."""
         env = self._collector.env
         if draws_from_spec(env):
-            spec = env.input_spec[keys.FULL_ACTION_SPEC]
-            share_masks(env, spec)
-            return RandomActions(spec)
+            return RandomActions(env.input_spec[keys.FULL_ACTION_SPEC])
         return env.rand_action
 
     @property
     def _ignores_masks(self) -> bool:
         """True if iteration draws from a copy of the action spec, and the env's has masks."""
         env, policy = self._collector.env, self._collector.policy
-        if type(policy) is not RandomPolicy or share_masks(env, policy.action_spec):
+        if type(policy) is not RandomPolicy or shares_masks(policy.action_spec):
             return False
         return is_masked(env.full_action_spec)
 

@@ -427,7 +427,8 @@ class Stepper:
         reset_options: of the collector that steps the slots; given to resets without options.
         group_map: the agents of each group, in an env of many agents.
         pool: lends buffers that have been used before.
-        shown: entries, by their place, that are copied to tensors whenever slots have moved.
+        shown: masks of actions, by the place of their entry, that are written whenever slots have
+            moved; all True where none is.
     """
 
     makes: tuple[Any, Mapping[str, Any] | None] = (None, None)
@@ -553,6 +554,7 @@ class Stepper:
         self.latest = out
         for entry, tensor in self.shown.items():
             tensor.copy_(torch.from_numpy(out.entries[entry]).view_as(tensor))
+            tensor |= ~tensor.any(-1, keepdim=True)  # as where an episode has ended
 
     def follow(self) -> None:
         """Go on from slots that somebody else has reset or stepped."""

@@ -12,11 +12,12 @@ import torch
 from gymnasium import Space
 from gymnasium.envs.registration import EnvSpec
 from tensordict import TensorDict, TensorDictBase
-from torchrl.data import Categorical, Composite, OneHot, Unbounded
+from torchrl.data import Binary, Categorical, Composite, OneHot, Unbounded
 from torchrl.envs import EnvBase, TransformedEnv, default_info_dict_reader
 from torchrl.envs.gym_like import BaseInfoDictReader
 
 from tdcollect import keys
+from tdcollect._upstream.torchrl import as_plain_tensors
 from tdcollect.cleanup import ended_on_error
 from tdcollect.envs.process.agents import ACTION_MASK
 from tdcollect.envs.process.pool import WorkerLost
@@ -24,6 +25,22 @@ from tdcollect.envs.process.values import Array, is_number
 from tdcollect.envs.slots import Can, Stepper
 from tdcollect.envs.spaces import Chunk, StepBuffers, compose, drawable, key_of, nested
 from tdcollect.seeding import slot_seeds
+
+
+class SharedMask(torch.Tensor):
+    """The legal actions now. Copies of a spec share it, those of transforms and policies, too."""
+
+    __torch_function__ = as_plain_tensors
+
+    def clone(self, *args: Any, **kwargs: Any) -> SharedMask:  # type: ignore[override]
+        return self
+
+    def expand(self, *shape: Any) -> torch.Tensor:  # type: ignore[override]
+        expanded = super().expand(*shape)
+        return self if expanded.shape == self.shape else expanded
+
+    def __deepcopy__(self, memo: Any) -> SharedMask:
+        return super().clone().as_subclass(SharedMask)
 
 
 class GymnasiumEnv(EnvBase):
@@ -46,7 +63,8 @@ class GymnasiumEnv(EnvBase):
         remake: makes the slots from other such arguments; None if that cannot be done.
 
     Attributes:
-        masks: of agents: the legal actions now, ``[*batch, agents, choices]``, by action key.
+        masks: the legal actions now, ``[*batch, choices]``, those of agents ``[*batch, agents,
+            choices]``, by action key.
     """
 
     def __init__(
@@ -184,12 +202,20 @@ class GymnasiumEnv(EnvBase):
         paths = [entry.path for entry in self.stepper.entries]
         # The entries that a step writes, in the order of the tensors of its buffers.
         self.writes = [*map(key_of, paths), keys.REWARD, keys.TERMINATED, keys.TRUNCATED, keys.DONE]
-        for group in groups:
-            if (group, ACTION_MASK) in paths:
-                legal = self.full_observation_spec[group, ACTION_MASK].one()
-                self.stepper.shown[paths.index((group, ACTION_MASK))] = legal
-                self.masks[group, keys.ACTION] = legal
-        share_masks(self, self.full_action_spec)
+        for scope in ((), *((group,) for group in groups)):
+            mask, action = (*scope, ACTION_MASK), (*scope, keys.ACTION)
+            if mask in paths and is_choice(leaf := self.full_action_spec.get(action)):
+                legal = torch.ones(leaf.to_one_hot_spec().shape, dtype=torch.bool)
+                if legal.numel() == self.full_observation_spec[mask].shape.numel():
+                    self.masks[action] = legal.to(self.device).as_subclass(SharedMask)
+                    self.stepper.shown[paths.index(mask)] = self.masks[action]
+                    leaf.update_mask(self.masks[action])
+
+    def read_masks(self) -> None:
+        """Store the masks of actions that are infos, if there are any; the slots must be reset."""
+        example = {} if self.masks else self.stepper.backend.sample_info()
+        if ACTION_MASK in example and is_number(example[ACTION_MASK]):
+            self.read_infos({ACTION_MASK: example[ACTION_MASK]})
 
     def read_infos(self, examples: Mapping[str, Any]) -> None:
         """Store further infos with the observations; the slots must be reset."""
@@ -465,15 +491,15 @@ class GymnasiumEnv(EnvBase):
         )
 
 
-def share_masks(env: EnvBase, spec: Any) -> bool:
-    """Have a copy of the action spec mask actions as the env's own does; False if it has none."""
-    base = env.base_env if isinstance(env, TransformedEnv) else env
-    masks = base.masks if isinstance(base, GymnasiumEnv) else {}
-    for key, mask in masks.items():
-        leaf = spec[key] if isinstance(spec, Composite) else None
-        if isinstance(leaf, (Categorical, OneHot)) and leaf.mask is not mask:
-            leaf.update_mask(mask)
-    return bool(masks)
+def shares_masks(spec: Any) -> bool:
+    """Return whether an action spec, or a copy of one, tells the legal actions now."""
+    leaves = spec.values(True, True) if isinstance(spec, Composite) else (spec,)
+    return any(isinstance(getattr(leaf, "mask", None), SharedMask) for leaf in leaves)
+
+
+def is_choice(spec: Any) -> bool:
+    """Return whether a spec is that of choices, some of which a mask may forbid."""
+    return isinstance(spec, (Categorical, OneHot)) and not isinstance(spec, Binary)
 
 
 def is_of_agents(path: keys.Key, groups: Mapping[str, Any], *names: str) -> bool:

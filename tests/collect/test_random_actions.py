@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import pickle
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -25,6 +28,7 @@ from torchrl.modules import RandomPolicy
 
 from tdcollect import Collector, evaluate, make_env
 
+from ..zoo.masked import Masked
 from . import policies
 from .envs import ENVS, Toy, masked
 from .oracle import UPSTREAM, batches, check_same
@@ -186,7 +190,7 @@ def test_an_env_with_a_rand_action_of_its_own() -> None:
 
 
 def legal(batch: TensorDictBase) -> bool:
-    return bool((batch["action"].bool() & batch["action_mask"]).any(-1).all())
+    return bool((batch["action"].bool() & batch["legal"]).any(-1).all())
 
 
 def test_masks_are_ignored_where_torchrl_ignores_them_and_a_warning_says_so_once() -> None:
@@ -213,7 +217,7 @@ def test_masks_are_ignored_where_torchrl_ignores_them_and_a_warning_says_so_once
 
 def test_init_random_frames_are_legal_as_in_torchrl() -> None:
     for kind in (Collector, TorchRLCollector):
-        first = lambda td: td.set("action", (td["action_mask"].cumsum(-1) == 1).long())  # noqa: E731
+        first = lambda td: td.set("action", (td["legal"].cumsum(-1) == 1).long())  # noqa: E731
         collector = kind(
             masked(2), first, frames_per_batch=40, total_frames=40, init_random_frames=40
         )
@@ -241,3 +245,46 @@ def test_random_actions_of_half_bounded_boxes_are_finite(frames: int | None) -> 
     collector = Collector(env, policy, frames_per_batch=20, init_random_frames=frames)
     assert next(iter(collector))["action"].isfinite().all()
     assert collector.collect(frames=20, random=True)["action"].isfinite().all()
+
+
+Way = Callable[[Callable[..., Any]], Any]
+WAYS: dict[str, Way] = {
+    "rollout": lambda make: make().rollout(60, break_when_any_done=False),
+    "unbatched": lambda make: make(num_envs=None).rollout(60),
+    "transformed": lambda make: TransformedEnv(make(), StepCounter()).rollout(9),
+    "RandomPolicy": lambda make: (env := make()).rollout(9, RandomPolicy(env.action_spec)),
+    "TorchRL's": lambda make: list(TorchRLCollector(make(), **FRAMES)),
+    "no policy": lambda make: list(Collector(make(), **FRAMES)),
+    "under a transform": lambda make: list(
+        Collector(TransformedEnv(make(), StepCounter()), **FRAMES, init_random_frames=90)
+    ),
+    "process": lambda make: list(Collector(make(backend="process", start_method="fork"), **FRAMES)),
+    "episodes": lambda make: Collector(make(), **FRAMES).collect(episodes=10, random=True),
+}
+FRAMES = {"frames_per_batch": 45, "total_frames": 90}
+CHOICES = [spaces.Discrete(3, start=2), spaces.MultiDiscrete([3, 3]), spaces.MultiDiscrete([2, 3])]
+
+
+@pytest.mark.parametrize("told", [False, True], ids=["seen", "told"])
+@pytest.mark.parametrize("way", WAYS)
+def test_masks_of_make_envs_envs_are_kept_to(way: str, told: bool) -> None:
+    """The env raises for an illegal action."""
+    for actions, categorical in itertools.product(CHOICES, (False, True)):
+        make = partial(
+            make_env,
+            partial(Masked, actions, told),
+            num_envs=3,
+            categorical_action_encoding=categorical,
+            info_keys=["action_mask"] * told,
+        )
+        WAYS[way](make)
+
+
+def test_a_spec_copied_for_another_env_keeps_the_mask_that_it_had() -> None:
+    env = make_env(Masked, 2)
+    env.reset()
+    assert copy.deepcopy(env.action_spec) == env.action_spec
+    other = pickle.loads(pickle.dumps(env.action_spec))
+    before = other.mask.tolist()
+    env.rollout(20, break_when_any_done=False)
+    assert other.mask.tolist() == before != env.action_spec.mask.tolist()

@@ -134,10 +134,13 @@ class EnvSlots:
                 )
 
     def sample_info(self) -> Mapping[str, Any]:
-        """Infos of a reset and a step of the first env."""
+        """Infos of a reset and a step of the first env; of the reset if it refuses the action."""
         env = self.envs[0]
         self.begin(self.first)
-        return {**env.reset()[1], **env.step(env.action_space.sample())[4]}
+        info = dict(env.reset()[1])
+        with contextlib.suppress(Exception):  # of an env with illegal actions
+            info.update(env.step(env.action_space.sample())[4])
+        return info
 
     def call(
         self,

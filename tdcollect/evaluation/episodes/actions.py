@@ -35,7 +35,7 @@ from tdcollect.envs.backends import SerialBackend, for_each_slot
 from tdcollect.envs.differences import Row, first_divergence
 from tdcollect.envs.process.values import Array, EachOptions
 from tdcollect.envs.slots import SlotError
-from tdcollect.envs.wrapper import GymnasiumEnv, share_masks
+from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.data import by_slot, rows_of
 from tdcollect.evaluation.episodes.opening import SlotEnvs
 from tdcollect.evaluation.episodes.policy import ACTION_MASKS, DrawByRow, choices_of, read_mask
@@ -63,7 +63,6 @@ class LegalActions:
         """
         apart = self._apart
         envs = [apart.envs[s] for s in slots] if apart else [self._env.transformed]
-        share_masks(envs[0], envs[0].full_action_spec)
         return self._singly or any(is_masked(one.full_action_spec) for one in envs)
 
     def draw(
@@ -87,7 +86,6 @@ class LegalActions:
             given = apart.given(StepDict((key, value[slot]) for key, value in rows.items()))
             return apart.entries(apart.envs[slot].rand_action(given))
         spec = env.transformed.full_action_spec
-        share_masks(env.transformed, spec)
         if not env.batch_size:
             return flat(spec.rand())
         one = spec[slot]
@@ -275,8 +273,8 @@ class _Run(NamedTuple):
 class _Actions:
     """Random actions, the same each time, in each slot and in each process.
 
-    If envs in this process have sb3-contrib's ``action_masks()``, or agents with masks, invalid
-    actions are replaced by valid ones: such an env may refuse them.
+    Illegal ones are replaced by legal ones, as an env may refuse them: by its masks, or if it is in
+    this process and has sb3-contrib's ``action_masks()``.
     """
 
     def __init__(self, env: GymnasiumEnv):
@@ -286,7 +284,7 @@ class _Actions:
             drawn = [spec.rand() for _ in range(_STEPS)]
         self._drawn = [env.read_actions(td.expand(*env.batch_size).clone()) for td in drawn]
         self._backend = env.stepper.backend
-        self._of_agents = [(self._backend.action.paths.index(k), m) for k, m in env.masks.items()]
+        self._masks = [(self._backend.action.paths.index(k), m) for k, m in env.masks.items()]
         space = self._backend.action.space
         self._are_masked = (
             isinstance(self._backend, SerialBackend)
@@ -300,40 +298,27 @@ class _Actions:
         for slot, seed in seeds.items():
             for array, drawn in zip(actions, self._drawn[(step + 7 * seed) % _STEPS], strict=True):
                 array[slot] = drawn[slot]
-        for place, legal in self._of_agents:
-            actions[place] = _legal(actions[place], legal.numpy(force=True))
-        if not self._are_masked:
-            return actions
-        codec = self._backend.action
-        values = codec.read_slots(actions)
-        for slot in seeds:
-            env = self._backend.envs[slot]
-            mask = read_mask(env, slot, int(choices_of(codec.space).sum()))
-            codec.write_slot(_allowed(codec.space, values[slot], mask), actions, slot)
+        leaves = self._backend.action.leaves
+        for place, legal in self._masks:
+            _allow(leaves[place], actions[place], legal.numpy(force=True))
+        if self._are_masked:
+            count = int(choices_of(self._backend.action.space).sum())
+            for slot in seeds:
+                mask = read_mask(self._backend.envs[slot], slot, count)
+                _allow(leaves[0], actions[0][slot : slot + 1], mask)
         return actions
 
 
-def _legal(actions: Array, mask: Array) -> Array:
-    """Return actions of agents with each illegal one replaced by the next that is legal."""
-    one_hot = actions.ndim > 2
-    chosen = (actions.argmax(-1) if one_hot else actions)[..., None]
-    count = mask.shape[-1]
-    tried = (chosen + np.arange(count)) % count
-    first = np.take_along_axis(mask.reshape(tried.shape), tried, -1).argmax(-1, keepdims=True)
-    legal = np.take_along_axis(tried, first, -1)
-    return (legal == np.arange(count)).astype(actions.dtype) if one_hot else legal[..., 0]
-
-
-def _allowed(space: Any, value: Any, mask: Any) -> Any:
-    """Return an action with each choice that its mask forbids replaced by an allowed one."""
-    start = np.broadcast_to(np.asarray(space.start), np.shape(value))
-    chosen = np.ravel(value - start)
-    parts = np.split(mask, np.cumsum(choices_of(space))[:-1])
+def _allow(leaf: Any, entry: Array, masks: Array) -> None:
+    """Replace choices ``[N, *shape]`` that masks forbid by the next that these allow."""
+    values = leaf.read(entry)
+    rows, starts = values.reshape(len(values), -1), np.ravel(leaf.start)
+    parts = np.split(masks.reshape(len(rows), -1), np.cumsum(leaf.n)[:-1], -1)
     for i, part in enumerate(parts):
-        if part.any() and not part[chosen[i]]:
-            allowed = np.flatnonzero(part)
-            chosen[i] = allowed[chosen[i] % len(allowed)]
-    return chosen.reshape(np.shape(value)) + start
+        chosen = (rows[:, i, None] - starts[i] + np.arange(part.shape[1])) % part.shape[1]
+        first = np.take_along_axis(part, chosen, -1).argmax(-1, keepdims=True)
+        rows[:, i] = np.take_along_axis(chosen, first, -1)[:, 0] + starts[i]
+    leaf.write(values, entry)
 
 
 OptionsAt = Callable[[int], "dict[str, Any] | None"]

@@ -46,6 +46,7 @@ from tdcollect.evaluation.episodes.policy import (
     device_of,
     draws_at_starts,
     modules_of,
+    reads_masks,
     with_masks,
 )
 from tdcollect.evaluation.ledger import Batches, Episode
@@ -198,8 +199,8 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         with evaluating():  # no env is made beside a collection, or while another thread draws
             check_alone()
             if per_slot is None:
-                singly = draws_at_starts(policy)
-                self._use(open_env(env, settings, self._finish, most_slots, singly))
+                how = draws_at_starts(policy), reads_masks(policy)
+                self._use(open_env(env, settings, self._finish, most_slots, *how))
             else:
                 self._use(open_batched(env, settings, self._finish))
         with ended_on_error(self.close):

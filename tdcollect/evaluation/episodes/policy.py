@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from inspect import getclosurevars
+from inspect import getclosurevars, signature
 from itertools import count, islice
 from types import FunctionType, GeneratorType, ModuleType
 from typing import Any
@@ -35,6 +35,7 @@ from tdcollect.collect.arguments import cannot_wrap, check_instance
 from tdcollect.collect.policy import Call, Policy, RandomActions, warning_of_draws
 from tdcollect.collect.step_dict import StepDict, forgotten_entries, is_plain, sent, with_index
 from tdcollect.envs.backends import SerialBackend
+from tdcollect.envs.process.agents import ACTION_MASK
 from tdcollect.envs.traits import base_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.keys import Key, name_of
@@ -660,6 +661,14 @@ def as_policy(policy: Any, env: EnvBase, size: int) -> Callable[..., Any]:
 def modules_of(policy: Any) -> Iterable[nn.Module]:
     """Return the modules of a policy; none of one that is no module."""
     return policy.modules() if isinstance(policy, nn.Module) else ()
+
+
+def reads_masks(policy: Any) -> bool:
+    """Return whether a policy reads masks of actions: a random one, or one that names them."""
+    names = getattr(policy, "in_keys", None)
+    if names is None and isinstance(policy, FunctionType):
+        names = signature(policy).parameters
+    return policy is None or isinstance(policy, RandomPolicy) or ACTION_MASK in (names or ())
 
 
 def draws_at_starts(policy: Any) -> bool:

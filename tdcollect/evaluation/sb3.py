@@ -54,7 +54,8 @@ def load_policy(
             policy acts on the observation alone; or a model.
         env: of :func:`tdcollect.make_env`, bare or under transforms; for its spaces and keys.
         normalization: the ``VecNormalize`` that the model was trained under, or the file that its
-            ``save`` wrote. Its statistics stay as they are.
+            ``save`` wrote; None for the one that the model holds, if it is no file; False for none.
+            Its statistics stay as they are.
 
     Raises:
         ModuleNotFoundError: without Stable-Baselines3.
@@ -72,6 +73,8 @@ def load_policy(
     extra_module("stable_baselines3", "a model of Stable-Baselines3")
     file = model
     if hasattr(model, "save"):
+        if normalization is None:
+            normalization = model.get_vec_normalize_env()
         file = io.BytesIO()
         model.save(file)  # a copy, which later training leaves as it is
         file.seek(0)
@@ -80,6 +83,7 @@ def load_policy(
             f"expected a model of Stable-Baselines3, got {model}, which is no file"
         )
     policy, settings = _read(file)
+    normalization = normalization or None
     if isinstance(normalization, (str, os.PathLike)):
         normalization = _read_normalization(Path(normalization))
     on = OnSpaces(env)
@@ -299,7 +303,7 @@ def _check_normalized(normalized: Any, observation: Any) -> None:
         raise ValueError(
             f"expected a VecNormalize of observations as the env gives them, {observation}, got "
             f"one of {normalized}, inside of a VecFrameStack, say; normalize in the env, in the "
-            "place where training did, and leave it out"
+            "place where training did, and pass normalization=False"
         )
 
 

@@ -13,7 +13,7 @@ from gymnasium import Space
 from gymnasium.envs.registration import EnvSpec
 from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Binary, Categorical, Composite, OneHot, Unbounded
-from torchrl.envs import EnvBase, TransformedEnv, default_info_dict_reader
+from torchrl.envs import EnvBase, default_info_dict_reader
 from torchrl.envs.gym_like import BaseInfoDictReader
 
 from tdcollect import keys

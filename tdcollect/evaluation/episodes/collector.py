@@ -38,7 +38,7 @@ from tdcollect.evaluation.episodes.data import Assembly, Finished, Metrics, Retu
 from tdcollect.evaluation.episodes.group_actors import GroupActors
 from tdcollect.evaluation.episodes.groups import GroupPolicies, checked_groups
 from tdcollect.evaluation.episodes.measures import with_measures
-from tdcollect.evaluation.episodes.opening import Opened, SlotEnvs, open_env
+from tdcollect.evaluation.episodes.opening import Opened, SlotEnvs, open_env, warn_of_statistics
 from tdcollect.evaluation.episodes.policy import (
     Inference,
     as_policy,
@@ -208,6 +208,7 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             if self.batches is not None:
                 self.episode_seeds = partial(self.batches.seeds, settings.seed)
             self._check_open()
+            warn_of_statistics(self.env)
             self.returns = Returns(self.env, settings.reward_keys)
             self.metrics = with_measures(settings.metrics, self.env)
             with self._apart():

@@ -427,8 +427,7 @@ class Stepper:
         reset_options: of the collector that steps the slots; given to resets without options.
         group_map: the agents of each group, in an env of many agents.
         pool: lends buffers that have been used before.
-        shown: masks of actions, by the place of their entry, that are written whenever slots have
-            moved; all True where none is.
+        shown: masks of actions, by the place of their entry, that follow whenever slots have moved.
     """
 
     makes: tuple[Any, Mapping[str, Any] | None] = (None, None)
@@ -443,7 +442,7 @@ class Stepper:
         check_finite: bool = False,
         max_restarts: int | None = None,
     ):
-        self.shown: dict[int, torch.Tensor] = {}
+        self.shown: dict[int, Any] = {}
         self.group_map = getattr(backend.observation.space, "group_map", {})
         if self.group_map and bookkeeping.episode_reward:
             raise ValueError(
@@ -552,9 +551,8 @@ class Stepper:
 
     def _arrive(self, out: StepBuffers) -> None:
         self.latest = out
-        for entry, tensor in self.shown.items():
-            tensor.copy_(torch.from_numpy(out.entries[entry]).view_as(tensor))
-            tensor |= ~tensor.any(-1, keepdim=True)  # as where an episode has ended
+        for entry, mask in self.shown.items():
+            mask.show(out.entries[entry])
 
     def follow(self) -> None:
         """Go on from slots that somebody else has reset or stepped."""

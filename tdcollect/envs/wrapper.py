@@ -30,9 +30,14 @@ from tdcollect.seeding import slot_seeds
 class SharedMask(torch.Tensor):
     """The legal actions now. Copies of a spec share it, those of transforms and policies, too."""
 
-    __torch_function__ = as_plain_tensors
+    __torch_function__ = as_plain_tensors  # type: ignore[assignment]
 
-    def clone(self, *args: Any, **kwargs: Any) -> SharedMask:  # type: ignore[override]
+    def show(self, entry: Array) -> None:
+        """Take over an env's masks; all is legal where they allow nothing, as at an end."""
+        legal = torch.from_numpy(entry).view_as(self).bool()
+        self.copy_(legal | ~legal.any(-1, keepdim=True))
+
+    def clone(self, *args: Any, **kwargs: Any) -> SharedMask:
         return self
 
     def expand(self, *shape: Any) -> torch.Tensor:  # type: ignore[override]

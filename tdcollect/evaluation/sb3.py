@@ -72,9 +72,9 @@ def load_policy(
     """
     extra_module("stable_baselines3", "a model of Stable-Baselines3")
     file = model
+    if normalization is None and hasattr(model, "get_vec_normalize_env"):
+        normalization = model.get_vec_normalize_env()
     if hasattr(model, "save"):
-        if normalization is None:
-            normalization = model.get_vec_normalize_env()
         file = io.BytesIO()
         model.save(file)  # a copy, which later training leaves as it is
         file.seek(0)
@@ -83,12 +83,13 @@ def load_policy(
             f"expected a model of Stable-Baselines3, got {model}, which is no file"
         )
     policy, settings = _read(file)
-    normalization = normalization or None
+    if normalization is False:
+        normalization = None
     if isinstance(normalization, (str, os.PathLike)):
         normalization = _read_normalization(Path(normalization))
     on = OnSpaces(env)
     _check_spaces(policy, on.observation.space, on.action.space)
-    if getattr(normalization, "norm_obs", False):
+    if normalization is not None and normalization.norm_obs:
         _check_normalized(normalization.observation_space, on.observation.space)
     if hasattr(policy, "lstm_actor"):
         # Statistics have names here, so that the manifest has their digest.

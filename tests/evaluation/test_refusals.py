@@ -324,17 +324,16 @@ def normalizing(kind: Any = NormalizeReward, frozen: bool = False) -> Any:
 
 
 def test_normalizing_wrappers_are_warned_of_unless_they_are_frozen() -> None:
-    settings: Any = {"episodes": 2, "progress": False}
-    for make, how in [
-        (partial(normalizing, NormalizeObservation), {}),
-        (normalizing, {"backend": "process"}),
-        (lambda: GymWrapper(normalizing()), {}),
-        (make_env(normalizing, 2), {"fresh_envs": True}),
-    ]:
+    for make in (
+        partial(normalizing, NormalizeObservation),
+        lambda: GymWrapper(normalizing()),
+        make_env(normalizing, 2),
+        make_env(normalizing, 2, backend="process", start_method="fork"),
+    ):
         with pytest.warns(UserWarning, match="running statistics are not those of the") as warned:
-            tdcollect.evaluate(make, None, **settings, **how)
+            EvaluationCollector(make, None, 2)
         assert sum("statistics" in str(one.message) for one in warned) == 1
-    tdcollect.evaluate(partial(normalizing, frozen=True), None, **settings)
+    EvaluationCollector(partial(normalizing, frozen=True), None, 2)
 
 
 def test_a_gymnasium_env_that_is_made_is_refused() -> None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from inspect import getclosurevars, signature
 from itertools import count, islice
-from types import FunctionType, GeneratorType, ModuleType
+from types import FunctionType, GeneratorType, MappingProxyType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -95,20 +95,19 @@ class DrawByRow(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded not in func.tags:
+        if not draws(func, args, kwargs):
             if torch.Tag.dynamic_output_shape in func.tags:
                 by_number = func is torch.ops.aten.index.Tensor
                 self.picks |= not by_number or getattr(args[1][0], "dtype", None) == torch.bool
             return func(*args, **kwargs)
         self.draws += 1
         schema = schema_of(func)
-        names = [argument.name for argument in schema.arguments]
-        asked = {**dict(zip(names, args, strict=False)), **kwargs}
+        asked = _by_name(schema, args, kwargs)
         tensor = next((v for v in asked.values() if isinstance(v, torch.Tensor)), None)
         home = torch.device(asked.get("device") or _CPU) if tensor is None else tensor.device
         given = asked if home == _CPU else _on_cpu(schema, asked)
         split = self._split(func, given)
-        takes_generator = "generator" in names
+        takes_generator = "generator" in asked
         results = []
         for row, own in enumerate(self.streams):
             generator = own or self._unused
@@ -152,6 +151,35 @@ class DrawByRow(TorchDispatchMode):
                 "Draw for each row of the observations, or evaluate a policy without this draw"
             )
         return split
+
+
+_DRAWS_NEVER = ("_backward", "_sdp_choice", "_softmax_with_shape", "_no_dropout_inplace")
+"""The ends of names of operations that have the tag of random ones, and draw nothing."""
+
+
+def draws(
+    func: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = MappingProxyType({})
+) -> bool:
+    """Return whether a call of an operation draws random numbers.
+
+    Recurrent layers, attention and dropout have the tag of those that do, and draw nothing outside
+    of training, or at a dropout of zero.
+    """
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    schema = schema_of(func)
+    values = _by_name(schema, args, kwargs)
+    if values.get("train", values.get("training")) is False or schema.name.endswith(_DRAWS_NEVER):
+        return False
+    names = ["dropout", "dropout_p", *["p"] * ("dropout" in schema.name)]
+    rates = [values[name] for name in names if name in values]
+    return not rates or any(rates)
+
+
+def _by_name(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of an operation by name, defaults too."""
+    values = {argument.name: argument.default_value for argument in schema.arguments}
+    return {**values, **dict(zip(values, args, strict=False)), **kwargs}
 
 
 def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -206,22 +234,30 @@ class LikeRows(TorchDispatchMode):
         """Watch all that is computed from these."""
         for value in values:
             self._kept.append(value)
-            self._of_batch.add(value.untyped_storage().data_ptr())
+            self._of_batch.add(_place(value))
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        given = (value.untyped_storage().data_ptr() for value in _tensors((args, kwargs)))
-        if any(place in self._of_batch for place in given):
-            self.follow(_tensors(result))
-            for value in _tensors(result):
+        read = {_place(value) for value in _tensors((args, kwargs))}
+        if not read.isdisjoint(self._of_batch):
+            # Weights that an operation hands back are no rows, unless it has written to them.
+            written = any(a.alias_info and a.alias_info.is_write for a in schema_of(func).arguments)
+            handed_back = set() if written else read - self._of_batch
+            computed = [value for value in _tensors(result) if _place(value) not in handed_back]
+            self.follow(computed)
+            for value in computed:
                 if "empty" in schema_of(func).name:  # which returns memory as it is
                     continue
                 if value.ndim > 0 and value.numel() > 0 and len(value) % self._rows == 0:
                     apart = value.flatten().view(torch.uint8).view(self._rows, -1)
                     self.unlike |= not torch.equal(apart, apart[:1].expand_as(apart))
         return result
+
+
+def _place(value: torch.Tensor) -> int:
+    return value.untyped_storage().data_ptr()
 
 
 def example(key: Key, like: torch.Tensor, seed: int) -> torch.Tensor:

@@ -24,7 +24,7 @@ from torchrl.modules import GRUModule, LSTMModule
 
 from tdcollect import EvaluationCollector
 from tdcollect.evaluation import EvaluationSettings
-from tdcollect.evaluation.episodes.policy import Inference, LikeRows, draws
+from tdcollect.evaluation.episodes.policy import DrawByRow, Inference, LikeRows, draws
 from tdcollect.evaluation.manifest import describe
 from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.workers.worker import Job, set_policy, snapshot
@@ -125,6 +125,9 @@ def test_what_an_operation_draws_by_default_is_read_off_its_schema() -> None:
     assert not draws(torch.ops.aten.rrelu.default, [torch.ones(2)])
     assert draws(torch.ops.aten.native_dropout.default, [torch.ones(2), 0.5, None])
     assert not draws(torch.ops.aten.relu.default, [torch.ones(2)])
+    with DrawByRow(4) as by_row:
+        attention().get_submodule("0.module")(torch.ones(4, 3))
+    assert by_row.draws == 0
 
 
 class Played:

@@ -38,12 +38,7 @@ from torchrl.data import (
 )
 
 from tdcollect import keys
-from tdcollect._upstream.torchrl import (
-    BoundedMeta,
-    gym_space_to_spec,
-    unchecked_tensordict,
-    users_of,
-)
+from tdcollect._upstream import torchrl as upstream
 from tdcollect.envs.process.agents import Flags
 from tdcollect.envs.process.values import Array, keeps, limits, nest, unstack
 
@@ -264,7 +259,7 @@ def _box_leaf(space: spaces.Box, where: str) -> Leaf:
     widened = WIDENED.get(space.dtype.type)
     if widened is None:
         try:
-            return BoxLeaf(space, gym_space_to_spec(space))
+            return BoxLeaf(space, upstream.gym_space_to_spec(space))
         except (KeyError, TypeError) as error:
             raise TypeError(
                 f"{where} is a Box of dtype {space.dtype}, which torch has no type for; use a "
@@ -297,7 +292,7 @@ def _leaf_of(space: spaces.Space[Any], where: str, categorical: bool) -> Leaf:
     if isinstance(space, spaces.Box):
         return _box_leaf(space, where)
     if isinstance(space, spaces.Discrete):
-        spec = gym_space_to_spec(space, categorical_action_encoding=categorical)
+        spec = upstream.gym_space_to_spec(space, categorical_action_encoding=categorical)
         return (_CategoricalLeaf if categorical else _OneHotLeaf)(space, spec)
     if isinstance(space, spaces.MultiDiscrete):
         return _multi_discrete_leaf(space, categorical)
@@ -479,7 +474,7 @@ class SpaceCodec:
         return unstack(self.read(entries), len(entries[0]))
 
 
-class _KeepsClass(BoundedMeta):
+class _KeepsClass(upstream.BoundedMeta):
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         spec = super().__call__(*args, **kwargs)
         spec.__class__ = cls
@@ -565,7 +560,7 @@ def nested_unchecked(
     device: torch.device | None,
 ) -> TensorDict:
     """The same, of tensors that are known to fit the batch size, and to be on the device."""
-    return unchecked_tensordict(by_name(entries), batch_size=batch_size, device=device)
+    return upstream.unchecked_tensordict(by_name(entries), batch_size=batch_size, device=device)
 
 
 def by_name(entries: Iterable[tuple[str | Path, Any]]) -> dict[str, Any]:
@@ -715,7 +710,7 @@ class _Kept:
         yield sum(map(sys.getrefcount, self._last))
         yield sum(map(sys.getrefcount, self._rest))
         for whole, views in self.chunk.entries:
-            yield users_of(whole, views)
+            yield upstream.users_of(whole, views)
 
 
 def aligned_zeros(shape: Sequence[int], dtype: Any) -> Array:

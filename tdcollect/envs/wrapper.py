@@ -12,7 +12,7 @@ import torch
 from gymnasium import Space
 from gymnasium.envs.registration import EnvSpec
 from tensordict import TensorDict, TensorDictBase
-from torchrl.data import Binary, Categorical, Composite, OneHot, Unbounded
+from torchrl.data import Categorical, Composite, OneHot, Unbounded
 from torchrl.envs import EnvBase, default_info_dict_reader
 from torchrl.envs.gym_like import BaseInfoDictReader
 
@@ -209,7 +209,8 @@ class GymnasiumEnv(EnvBase):
         self.writes = [*map(key_of, paths), keys.REWARD, keys.TERMINATED, keys.TRUNCATED, keys.DONE]
         for scope in ((), *((group,) for group in groups)):
             mask, action = (*scope, ACTION_MASK), (*scope, keys.ACTION)
-            if mask in paths and is_choice(leaf := self.full_action_spec.get(action)):
+            leaf = self.full_action_spec.get(action)
+            if mask in paths and isinstance(leaf, (Categorical, OneHot)):
                 legal = torch.ones(leaf.to_one_hot_spec().shape, dtype=torch.bool)
                 if legal.numel() == self.full_observation_spec[mask].shape.numel():
                     self.masks[action] = legal.to(self.device).as_subclass(SharedMask)
@@ -500,11 +501,6 @@ def shares_masks(spec: Any) -> bool:
     """Return whether an action spec, or a copy of one, tells the legal actions now."""
     leaves = spec.values(True, True) if isinstance(spec, Composite) else (spec,)
     return any(isinstance(getattr(leaf, "mask", None), SharedMask) for leaf in leaves)
-
-
-def is_choice(spec: Any) -> bool:
-    """Return whether a spec is that of choices, some of which a mask may forbid."""
-    return isinstance(spec, (Categorical, OneHot)) and not isinstance(spec, Binary)
 
 
 def is_of_agents(path: keys.Key, groups: Mapping[str, Any], *names: str) -> bool:

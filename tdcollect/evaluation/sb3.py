@@ -83,13 +83,11 @@ def load_policy(
             f"expected a model of Stable-Baselines3, got {model}, which is no file"
         )
     policy, settings = _read(file)
-    if normalization is False:
-        normalization = None
     if isinstance(normalization, (str, os.PathLike)):
         normalization = _read_normalization(Path(normalization))
     on = OnSpaces(env)
     _check_spaces(policy, on.observation.space, on.action.space)
-    if normalization is not None and normalization.norm_obs:
+    if normalization and normalization.norm_obs:
         _check_normalized(normalization.observation_space, on.observation.space)
     if hasattr(policy, "lstm_actor"):
         # Statistics have names here, so that the manifest has their digest.
@@ -255,7 +253,7 @@ class Normalization:
 
 
 def _frozen(normalization: Any) -> Normalization | None:
-    if normalization is None:
+    if not normalization:
         return None
     if "class_attributes" not in vars(normalization):  # one of a file; pickling takes it for there
         normalization.class_attributes, normalization.returns = {}, None
@@ -272,7 +270,7 @@ def _running(normalization: Any) -> Iterator[tuple[str, Any, str]]:
 
 def _statistics(normalization: Any) -> dict[str, torch.Tensor]:
     """Return the statistics that observations are normalized with, as tensors."""
-    if normalization is None:
+    if not normalization:
         return {}
     statistics = {
         name: torch.as_tensor(np.asarray(getattr(rms, part))).clone()

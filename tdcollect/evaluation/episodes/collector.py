@@ -38,7 +38,13 @@ from tdcollect.evaluation.episodes.data import Assembly, Finished, Metrics, Retu
 from tdcollect.evaluation.episodes.group_actors import GroupActors
 from tdcollect.evaluation.episodes.groups import GroupPolicies, checked_groups
 from tdcollect.evaluation.episodes.measures import with_measures
-from tdcollect.evaluation.episodes.opening import Opened, SlotEnvs, open_env, warn_of_statistics
+from tdcollect.evaluation.episodes.opening import (
+    Opened,
+    SlotEnvs,
+    made_alike,
+    open_env,
+    warn_of_statistics,
+)
 from tdcollect.evaluation.episodes.policy import (
     Inference,
     as_policy,
@@ -191,6 +197,7 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         self.policy = policy = recognized(policy, env, settings)
         self.device = device_of(policy, settings.device)
         self._fresh_envs: bool | None = None
+        self._masked = reads_masks(policy) and not isinstance(env, EnvBase)
         parts = policy.policies.values() if isinstance(policy, GroupPolicies) else [policy]
         for part in parts:
             if isinstance(part, SpacePolicy):
@@ -199,8 +206,8 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         with evaluating():  # no env is made beside a collection, or while another thread draws
             check_alone()
             if per_slot is None:
-                how = draws_at_starts(policy), reads_masks(policy)
-                self._use(open_env(env, settings, self._finish, most_slots, *how))
+                singly = draws_at_starts(policy)
+                self._use(open_env(env, settings, self._finish, most_slots, singly))
             else:
                 self._use(open_batched(env, settings, self._finish))
         with ended_on_error(self.close):
@@ -232,6 +239,8 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             return as_policy(policy, self.env, self.settings.inference_batch_size)
 
     def _finish(self, env: EnvBase) -> EnvBase:
+        if self._masked and isinstance(env, GymnasiumEnv):
+            made_alike(env.read_masks, {})
         if draws_at_starts(self.policy) and env.batch_size:
             raise ValueError(
                 "expected a gymnasium id, or a function that makes one env, for consistent "

@@ -75,12 +75,10 @@ def open_env(
     finish: Finish,
     most_slots: int | None = None,
     singly: bool = False,
-    masked: bool = False,
 ) -> Opened:
     """Open the env of an evaluation; one that is made here has at most one slot per episode.
 
     Each slot is an env of its own where ``finish`` adds what must not treat a batch: ``singly``.
-    If the policy is to know of illegal actions, infos that tell them are stored: ``masked``.
     """
     requested = env if isinstance(env, RequestedEnv) else None
     if requested is not None:
@@ -124,23 +122,13 @@ def open_env(
                 f"the transforms of {requested or 'the policy'}, which may treat a batch otherwise "
                 "than each row"
             )
-        how = {"env": env, "masked": masked, "env_kwargs": env_kwargs}
-        make = partial(made_alike, _made, how)
+        make = partial(made_alike, make_env, {"env": env, "env_kwargs": env_kwargs})
         with closed_on_error(make()) as first:
             return _slots(first, make, slots, finish)
     how = {"num_envs": slots, "backend": settings.backend, "env_kwargs": env_kwargs}
-    how["masked"] = masked
     again = None if settings.backend == "envpool" else partial(_with_streams, env, how, finish)
-    with closed_on_error(_made(env, **how)) as bare:
+    with closed_on_error(make_env(env, **how)) as bare:  # type: ignore[arg-type]
         return Opened(finish(bare), with_streams=again)
-
-
-def _made(env: Any, masked: bool, **how: Any) -> GymnasiumEnv:
-    made = make_env(env, **how)
-    if masked:
-        with closed_on_error(made):
-            made_alike(made.read_masks, {})
-    return made
 
 
 def check_env(env: Any, advice: str) -> None:
@@ -200,10 +188,8 @@ def warn_of_statistics(env: EnvBase) -> None:
     if learns:
         warnings.warn(
             f"{env_name(env)} is under gymnasium's NormalizeObservation or NormalizeReward, whose "
-            "running statistics are not those of the training, and change within an episode: the "
-            "policy sees other observations than it was trained on, or returns are not the env's. "
-            "Give the wrapper the statistics of the training (obs_rms) and set its "
-            "update_running_mean = False, or leave NormalizeReward out",
+            "running statistics are not those of the training: give the former its obs_rms and "
+            "set update_running_mean = False; leave the latter out, so that returns are the env's",
             stacklevel=2,
         )
 
@@ -248,7 +234,7 @@ def _added(requested: RequestedEnv, finish: Finish, env: EnvBase) -> EnvBase:
 def _with_streams(env: Any, how: dict[str, Any], finish: Finish) -> EnvBase:
     name = env if isinstance(env, str) else getattr(env, "__name__", None) or type(env).__name__
     make = WithStreams(partial(gym.make, env) if isinstance(env, str) else env, name)
-    with closed_on_error(_made(make, **how)) as made:
+    with closed_on_error(make_env(make, **how)) as made:
         return finish(made)
 
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from inspect import getclosurevars, signature
+from inspect import getclosurevars
 from itertools import count, islice
 from types import FunctionType, GeneratorType, MappingProxyType, ModuleType
 from typing import Any
@@ -39,6 +39,7 @@ from tdcollect.envs.process.agents import ACTION_MASK
 from tdcollect.envs.traits import base_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.keys import Key, name_of
+from tdcollect.policies import parameters_of
 from tdcollect.randomness import NotReproducibleError
 
 _CPU = torch.device("cpu")
@@ -701,10 +702,8 @@ def modules_of(policy: Any) -> Iterable[nn.Module]:
 
 def reads_masks(policy: Any) -> bool:
     """Return whether a policy reads masks of actions: a random one, or one that names them."""
-    names = getattr(policy, "in_keys", None)
-    if names is None and isinstance(policy, FunctionType):
-        names = signature(policy).parameters
-    return policy is None or isinstance(policy, RandomPolicy) or ACTION_MASK in (names or ())
+    names = getattr(policy, "in_keys", None) or parameters_of(getattr(policy, "forward", policy))
+    return policy is None or isinstance(policy, RandomPolicy) or ACTION_MASK in names
 
 
 def draws_at_starts(policy: Any) -> bool:

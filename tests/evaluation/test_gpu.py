@@ -125,8 +125,9 @@ def test_what_an_operation_draws_by_default_is_read_off_its_schema() -> None:
     assert not draws(torch.ops.aten.rrelu.default, [torch.ones(2)])
     assert draws(torch.ops.aten.native_dropout.default, [torch.ones(2), 0.5, None])
     assert not draws(torch.ops.aten.relu.default, [torch.ones(2)])
+    attend = attention().get_submodule("module.0.module")
     with DrawByRow(4) as by_row:
-        attention().get_submodule("0.module")(torch.ones(4, 3))
+        attend(torch.ones(4, 3))
     assert by_row.draws == 0
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import gymnasium as gym
 import pytest
+import torch
 import torchrl.collectors as C
 from torch.nn.modules import module as all_modules
 from torch.utils import _python_dispatch
@@ -47,6 +48,7 @@ MORE: dict[Any, str] = {
     "_weight_sync_schemes jobs",
     DistributedSyncCollector: "_frames_per_batch_corrected _single_tds _tensordict_out "
     "_weight_sync_schemes jobs",
+    torch._C: "_disabled_torch_function_impl",
     gym.wrappers.TimeLimit: "_elapsed_steps _max_episode_steps",
     gym.wrappers.OrderEnforcing: "_has_reset",
 }

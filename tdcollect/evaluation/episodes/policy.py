@@ -115,7 +115,7 @@ class DrawByRow(TorchDispatchMode):
             mine = {**given, **{name: parts[row] for name, parts in split.items()}}
             if takes_generator:
                 mine["generator"] = generator
-            results.append(_call(func, schema, mine, None if takes_generator else generator))
+            results.append(_call(func, mine, None if takes_generator else generator))
         written = [a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write]
         if written:
             for name in written if home != _CPU else ():
@@ -154,17 +154,16 @@ class DrawByRow(TorchDispatchMode):
         return split
 
 
-_DRAWS_NEVER = ("_backward", "_sdp_choice", "_softmax_with_shape", "_no_dropout_inplace")
-"""The ends of names of operations that have the tag of random ones, and draw nothing."""
+# The ends of names of operations that have the tag of random ones, and draw nothing.
+_DRAWS_NEVER = ("backward", "sdp_choice", "softmax_with_shape", "no_dropout_inplace")
 
 
 def draws(
     func: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = MappingProxyType({})
 ) -> bool:
-    """Return whether a call of an operation draws random numbers.
+    """Return whether a call of an operation draws random numbers, as its tag alone does not say.
 
-    Recurrent layers, attention and dropout have the tag of those that do, and draw nothing outside
-    of training, or at a dropout of zero.
+    Recurrent layers, attention and dropout draw in training alone, at a dropout that is not zero.
     """
     if torch.Tag.nondeterministic_seeded not in func.tags:
         return False
@@ -188,17 +187,15 @@ def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
-def _call(func: Any, schema: Any, given: dict[str, Any], generator: torch.Generator | None) -> Any:
-    args = [given[a.name] for a in schema.arguments if a.name in given and not a.kwarg_only]
-    kwargs = {a.name: given[a.name] for a in schema.arguments if a.name in given and a.kwarg_only}
+def _call(func: Any, given: dict[str, Any], generator: torch.Generator | None) -> Any:
     if generator is None:
-        return func(*args, **kwargs)
+        return func(**given)
     # The operation takes no generator: set the default one to this one's state meanwhile.
     default = torch.default_generator
     before = default.get_state()
     default.set_state(generator.get_state())
     try:
-        return func(*args, **kwargs)
+        return func(**given)
     finally:
         generator.set_state(default.get_state())
         default.set_state(before)

@@ -283,6 +283,7 @@ def test_masks_of_make_envs_envs_are_kept_to(way: str, told: bool) -> None:
 def test_a_spec_copied_for_another_env_keeps_the_mask_that_it_had() -> None:
     env = make_env(Masked, 2)
     env.reset()
+    assert type(env.action_spec.rand()) is torch.Tensor  # as results of all shared masks
     assert copy.deepcopy(env.action_spec) == env.action_spec
     other = pickle.loads(pickle.dumps(env.action_spec))
     before = other.mask.tolist()

@@ -11,7 +11,6 @@ from typing import Any
 
 import gymnasium as gym
 import pytest
-import torch
 import torchrl.collectors as C
 from torch.nn.modules import module as all_modules
 from torch.utils import _python_dispatch
@@ -48,7 +47,6 @@ MORE: dict[Any, str] = {
     "_weight_sync_schemes jobs",
     DistributedSyncCollector: "_frames_per_batch_corrected _single_tds _tensordict_out "
     "_weight_sync_schemes jobs",
-    torch._C: "_disabled_torch_function_impl",
     gym.wrappers.TimeLimit: "_elapsed_steps _max_episode_steps",
     gym.wrappers.OrderEnforcing: "_has_reset",
 }
@@ -65,6 +63,7 @@ ELSEWHERE = {
     "_schema": "of torch's operators",
     "_C": "torch's own module; the next, of it and of tensors, may be missing",
     **dict.fromkeys(("_storage_Use_Count", "_use_count", "_cdata", "_version"), "of tensors"),
+    "_disabled_torch_function_impl": "of torch, for classes of tensors",
     "_get_joint_sample_and_log_prob": "of tensordict from 0.15 on",
     "_record_stepped_frames": "of TorchRL from 0.15 on",
     "_recv": "of EnvPool",

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from gymnasium import Space
 from gymnasium.envs.registration import EnvSpec
+from gymnasium.spaces import Discrete, MultiDiscrete
 from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Categorical, Composite, OneHot, Unbounded
 from torchrl.envs import EnvBase, default_info_dict_reader
@@ -219,9 +220,11 @@ class GymnasiumEnv(EnvBase):
 
     def read_masks(self) -> None:
         """Store the masks of actions that are infos, if there are any; the slots must be reset."""
-        example = {} if self.masks else self.stepper.backend.sample_info()
-        if ACTION_MASK in example and is_number(example[ACTION_MASK]):
-            self.read_infos({ACTION_MASK: example[ACTION_MASK]})
+        if self.masks or not isinstance(self.action_space, (Discrete, MultiDiscrete)):
+            return
+        with suppress(Exception):  # of an env that fails, as whoever steps it is told
+            if is_number(mask := self.stepper.backend.sample_info()[ACTION_MASK]):
+                self.read_infos({ACTION_MASK: mask})
 
     def read_infos(self, examples: Mapping[str, Any]) -> None:
         """Store further infos with the observations; the slots must be reset."""

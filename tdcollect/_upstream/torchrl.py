@@ -18,6 +18,7 @@ from torch.nn.modules import module as _module
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torchrl import _utils
 from torchrl._utils import seed_generator as seed_generator
+from torchrl.data import Bounded
 from torchrl.envs import (
     EnvBase,
     EnvCreator,
@@ -46,6 +47,9 @@ gym_space_to_spec = private("torchrl.envs.libs.gym:_gym_to_torchrl_spec_transfor
 make_compatible_policy = private("torchrl.envs.utils:_make_compatible_policy")
 project_outputs = private("torchrl.modules.tensordict_module.common:_forward_hook_safe_action")
 without_locks = private("torchrl.envs.batched_envs:_recursively_strip_locks_from_state_dict")
+
+BoundedMeta: Any = type(Bounded)
+"""Gives each ``Bounded`` one of TorchRL's own two classes, whatever class was called."""
 
 # ---------------------------------------------------------------------------------------- any env
 
@@ -386,6 +390,9 @@ def is_compiled(module: nn.Module) -> bool:
     """Tell whether ``module.compile()`` has replaced what a call of the module runs."""
     return module._compiled_call_impl is not None
 
+
+as_plain_tensors = torch._C._disabled_torch_function_impl
+"""As ``__torch_function__`` of a class of tensors: results are plain ones."""
 
 _requires_grad = attrgetter("requires_grad")
 _use_count = getattr(torch.Tensor, "_use_count", None)

@@ -41,7 +41,7 @@ from tdcollect._upstream.names import missing
 from tdcollect.collect.arguments import missing_entries, no_tensordict
 from tdcollect.collect.samplers import CompositeDraw, Draw, GlobalNoise, Noise, Sampler, sampler
 from tdcollect.collect.step_dict import StepDict, is_plain, leaves
-from tdcollect.envs.spaces import nested
+from tdcollect.envs.spaces import DrawableBox, nested, overflows
 from tdcollect.envs.traits import NotKnown
 from tdcollect.keys import Key, entry_path, name_of
 
@@ -601,7 +601,7 @@ Projection = Callable[[Tensor], Tensor]
 
 def _projection(spec: TensorSpec) -> Projection:
     """The projection that ``spec.project`` makes; the bounds of floats are read once."""
-    if type(spec) not in (data.Bounded, BoundedContinuous) or not spec.dtype.is_floating_point:
+    if type(spec) not in (BoundedContinuous, DrawableBox) or not spec.dtype.is_floating_point:
         project: Projection = spec.project
         return project
     shape, dtype, device, dims = spec.shape, spec.dtype, spec.device, len(spec.shape)
@@ -690,6 +690,19 @@ def draws_from_spec(env: EnvBase) -> bool:
 def is_masked(spec: Composite) -> bool:
     """Tell whether an action spec has a mask of the legal actions now."""
     return any(getattr(leaf, "mask", None) is not None for leaf in spec.values(True, True))
+
+
+def warning_of_draws(policy: Any) -> str | None:
+    """Return a warning of a random policy whose actions TorchRL draws as infinite or NaN."""
+    leaves = (_random_spec(policy) or Composite()).items(True, True)
+    if wide := [key for key, leaf in leaves if leaf is not None and overflows(leaf)]:
+        return (
+            f"random actions {wide} are infinite or NaN: TorchRL draws them uniformly between "
+            "bounds of which one is infinite, or which are too far apart. Make the env with "
+            "tdcollect.make_env, which draws as gymnasium does, or give its action space other "
+            "bounds"
+        )
+    return None
 
 
 def _random_spec(policy: Any) -> Composite | None:

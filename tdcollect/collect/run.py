@@ -26,6 +26,7 @@ from tdcollect.collect.policy import (
     RandomActions,
     draws_from_spec,
     is_masked,
+    warning_of_draws,
 )
 from tdcollect.collect.resume import FirstStates
 from tdcollect.collect.statistics import CollectionLog
@@ -53,7 +54,7 @@ from tdcollect.envs.traits import (
     keeps_statistics,
     transforms_of,
 )
-from tdcollect.envs.wrapper import GymnasiumEnv, share_masks
+from tdcollect.envs.wrapper import GymnasiumEnv, shares_masks
 from tdcollect.keys import Key
 from tdcollect.progress import warn
 
@@ -595,16 +596,14 @@ class Runner:
         """Random actions of the env, as its ``rand_action`` draws them."""
         env = self._collector.env
         if draws_from_spec(env):
-            spec = env.input_spec[keys.FULL_ACTION_SPEC]
-            share_masks(env, spec)
-            return RandomActions(spec)
+            return RandomActions(env.input_spec[keys.FULL_ACTION_SPEC])
         return env.rand_action
 
     @property
     def _ignores_masks(self) -> bool:
         """True if iteration draws from a copy of the action spec, and the env's has masks."""
         env, policy = self._collector.env, self._collector.policy
-        if type(policy) is not RandomPolicy or share_masks(env, policy.action_spec):
+        if type(policy) is not RandomPolicy or shares_masks(policy.action_spec):
             return False
         return is_masked(env.full_action_spec)
 
@@ -622,11 +621,11 @@ class Runner:
     ) -> Policy:
         """The policy, or another in its place, on StepDicts."""
         collector, parent = self._collector, self._parent
+        told = [warning_of_draws(policy or collector.policy)]
         if policy is None and self._ignores_masks:
-            self._warn_once(
-                "random actions ignore the env's action masks, as in TorchRL's collector; pass "
-                "env.rand_action as the policy for legal ones"
-            )
+            told.append(_IGNORES_MASKS)
+        for text in filter(None, told):
+            self._warn_once(text)
         compiled = collector.compiled_policy or collector.cudagraphed_policy
         cast = parent.casts_to_policy_device and collector.policy_device is not None
         lazy = self.stacked_lazily
@@ -658,6 +657,10 @@ class Runner:
 
 
 _AS_TORCHRL = "as TorchRL does"
+_IGNORES_MASKS = (
+    "random actions ignore the env's action masks, as in TorchRL's collector; pass env.rand_action "
+    "as the policy for legal ones"
+)
 
 
 def _parts_of(env: EnvBase, plan: Plan) -> list[Part]:

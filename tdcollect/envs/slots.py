@@ -389,7 +389,7 @@ class Stepper:
         reset_options: of the collector that steps the slots; given to resets without options.
         group_map: the agents of each group, in an env of many agents.
         pool: lends buffers that have been used before.
-        shown: entries, by their place, that are copied to tensors whenever slots have moved.
+        shown: masks of actions, by the place of their entry, that follow whenever slots have moved.
     """
 
     makes: tuple[Any, Mapping[str, Any] | None] = (None, None)
@@ -404,7 +404,7 @@ class Stepper:
         check_finite: bool = False,
         max_restarts: int | None = None,
     ):
-        self.shown: dict[int, torch.Tensor] = {}
+        self.shown: dict[int, Any] = {}
         self.group_map = getattr(backend.observation.space, "group_map", {})
         if self.group_map and bookkeeping.episode_reward:
             raise ValueError(
@@ -513,8 +513,8 @@ class Stepper:
 
     def _arrive(self, out: StepBuffers) -> None:
         self.latest = out
-        for entry, tensor in self.shown.items():
-            tensor.copy_(torch.from_numpy(out.entries[entry]).view_as(tensor))
+        for entry, mask in self.shown.items():
+            mask.show(out.entries[entry])
 
     def places(self) -> list[Any]:
         """Of each slot, what stays the same while nobody steps it, resets it or waits for it."""

@@ -28,6 +28,7 @@ from tensordict import TensorDict
 from torchrl.data import (
     Binary,
     Bounded,
+    BoundedContinuous,
     Categorical,
     Composite,
     MultiCategorical,
@@ -37,7 +38,7 @@ from torchrl.data import (
 )
 
 from tdcollect import keys
-from tdcollect._upstream.torchrl import gym_space_to_spec, unchecked_tensordict, users_of
+from tdcollect._upstream import torchrl as upstream
 from tdcollect.envs.process.agents import Flags
 from tdcollect.envs.process.values import Array, keeps, limits, nest, unstack
 
@@ -258,7 +259,7 @@ def _box_leaf(space: spaces.Box, where: str) -> Leaf:
     widened = WIDENED.get(space.dtype.type)
     if widened is None:
         try:
-            return BoxLeaf(space, gym_space_to_spec(space))
+            return BoxLeaf(space, upstream.gym_space_to_spec(space))
         except (KeyError, TypeError) as error:
             raise TypeError(
                 f"{where} is a Box of dtype {space.dtype}, which torch has no type for; use a "
@@ -291,7 +292,7 @@ def _leaf_of(space: spaces.Space[Any], where: str, categorical: bool) -> Leaf:
     if isinstance(space, spaces.Box):
         return _box_leaf(space, where)
     if isinstance(space, spaces.Discrete):
-        spec = gym_space_to_spec(space, categorical_action_encoding=categorical)
+        spec = upstream.gym_space_to_spec(space, categorical_action_encoding=categorical)
         return (_CategoricalLeaf if categorical else _OneHotLeaf)(space, spec)
     if isinstance(space, spaces.MultiDiscrete):
         return _multi_discrete_leaf(space, categorical)
@@ -478,6 +479,61 @@ class SpaceCodec:
         return unstack(self.read(entries), len(entries[0]))
 
 
+class _KeepsClass(upstream.BoundedMeta):
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        spec = super().__call__(*args, **kwargs)
+        spec.__class__ = cls
+        return spec
+
+    def __instancecheck__(cls, one: object) -> bool:
+        return isinstance(one, BoundedContinuous)  # TorchRL stacks specs of like classes alone
+
+
+class DrawableBox(BoundedContinuous, metaclass=_KeepsClass):
+    """A spec whose random values are finite, whatever its bounds; equal to the one without.
+
+    They are drawn by axis as gymnasium's ``Box.sample`` draws them: normal without bounds, at an
+    exponential distance from a single bound, uniform between two.
+    """
+
+    def rand(self, shape: Iterable[int] | None = None) -> torch.Tensor:
+        low, high = self.space
+        size = (*(shape or ()), *low.shape)
+        uniform, normal, distance = (
+            fill(torch.empty(size, dtype=self.dtype, device=self.device))
+            for fill in (torch.Tensor.uniform_, torch.Tensor.normal_, torch.Tensor.exponential_)
+        )
+        below = torch.where(high.isfinite(), high - distance, normal)
+        above = torch.where(high.isfinite(), low * (1 - uniform) + high * uniform, low + distance)
+        return torch.where(low.isfinite(), above, below).clamp(low, high)
+
+    def to(self, dest: Any) -> TensorSpec:
+        spec = super().to(dest)
+        if type(spec) is BoundedContinuous:
+            spec.__class__ = DrawableBox
+        return spec
+
+    def __eq__(self, other: object) -> bool:
+        known = isinstance(other, BoundedContinuous)
+        return known and bool(_parts_of_box(self) == _parts_of_box(other))
+
+
+_parts_of_box = operator.attrgetter("shape", "device", "dtype", "space")
+
+
+def overflows(spec: TensorSpec) -> bool:
+    """Return whether TorchRL draws infinite values or NaN: a bound or the width is infinite."""
+    plain = type(spec) is BoundedContinuous
+    return plain and not bool((spec.space.high - spec.space.low).isfinite().all())
+
+
+def drawable(spec: TensorSpec) -> TensorSpec:
+    """Return the spec of an action, of which any random value can be sent to an env."""
+    if not overflows(spec):
+        return spec
+    return DrawableBox(*spec.space, spec.shape, spec.device, spec.dtype)
+
+
 def compose(specs: Iterable[tuple[Path, TensorSpec]], batch_size: Sequence[int]) -> Composite:
     """Unbatched specs, each at its path, as one nested ``Composite`` of the given batch size."""
     expanded = ((path, spec.expand(*batch_size, *spec.shape)) for path, spec in specs)
@@ -509,7 +565,9 @@ def nested_unchecked(
     device: torch.device | None,
 ) -> TensorDict:
     """The same, of tensors that are known to fit the batch size, and to be on the device."""
-    return unchecked_tensordict(keys.by_name(entries), batch_size=batch_size, device=device)
+    return upstream.unchecked_tensordict(
+        keys.by_name(entries), batch_size=batch_size, device=device
+    )
 
 
 # --- buffers of a step ----------------------------------------------------------------------------
@@ -645,7 +703,7 @@ class _Kept:
         yield sum(map(sys.getrefcount, self._last))
         yield sum(map(sys.getrefcount, self._rest))
         for whole, views in self.chunk.entries:
-            yield users_of(whole, views)
+            yield upstream.users_of(whole, views)
 
 
 def aligned_zeros(shape: Sequence[int], dtype: Any) -> Array:

@@ -11,19 +11,42 @@ import numpy as np
 import torch
 from gymnasium import Space
 from gymnasium.envs.registration import EnvSpec
+from gymnasium.spaces import Discrete, MultiDiscrete
 from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Categorical, Composite, OneHot, Unbounded
-from torchrl.envs import EnvBase, TransformedEnv, default_info_dict_reader
+from torchrl.envs import EnvBase, default_info_dict_reader
 from torchrl.envs.gym_like import BaseInfoDictReader
 
 from tdcollect import keys
+from tdcollect._upstream.torchrl import as_plain_tensors
 from tdcollect.cleanup import ended_on_error
 from tdcollect.envs.process.agents import ACTION_MASK
 from tdcollect.envs.process.pool import WorkerLost
 from tdcollect.envs.process.values import Array, is_number
 from tdcollect.envs.slots import Can, Stepper
-from tdcollect.envs.spaces import Chunk, StepBuffers, compose, key_of, nested
+from tdcollect.envs.spaces import Chunk, StepBuffers, compose, drawable, key_of, nested
 from tdcollect.seeding import slot_seeds
+
+
+class SharedMask(torch.Tensor):
+    """The legal actions now. Copies of a spec share it, those of transforms and policies, too."""
+
+    __torch_function__ = as_plain_tensors  # type: ignore[assignment]
+
+    def show(self, entry: Array) -> None:
+        """Take over an env's masks; all is legal where they allow nothing, as at an end."""
+        legal = torch.from_numpy(entry).view_as(self).bool()
+        self.copy_(legal | ~legal.any(-1, keepdim=True))
+
+    def clone(self, *args: Any, **kwargs: Any) -> SharedMask:
+        return self
+
+    def expand(self, *shape: Any) -> torch.Tensor:  # type: ignore[override]
+        expanded = super().expand(*shape)
+        return self if expanded.shape == self.shape else expanded
+
+    def __deepcopy__(self, memo: Any) -> SharedMask:
+        return super().clone().as_subclass(SharedMask)
 
 
 class GymnasiumEnv(EnvBase):
@@ -46,7 +69,8 @@ class GymnasiumEnv(EnvBase):
         remake: makes the slots from other such arguments; None if that cannot be done.
 
     Attributes:
-        masks: of agents: the legal actions now, ``[*batch, agents, choices]``, by action key.
+        masks: the legal actions now, ``[*batch, choices]``, those of agents ``[*batch, agents,
+            choices]``, by action key.
     """
 
     def __init__(
@@ -170,7 +194,9 @@ class GymnasiumEnv(EnvBase):
         seen = [entry for entry in entries if entry not in rewards and entry not in ends]
         specs = {
             "observation_spec": compose(seen, batch),
-            "action_spec": compose(self.stepper.backend.action.specs, batch),
+            "action_spec": compose(
+                ((path, drawable(spec)) for path, spec in self.stepper.backend.action.specs), batch
+            ),
             "reward_spec": Unbounded((*batch, 1), dtype=torch.float32),
             "done_spec": Composite({**flags, **compose(ends, batch)}, shape=batch),
         }
@@ -182,12 +208,23 @@ class GymnasiumEnv(EnvBase):
         paths = [entry.path for entry in self.stepper.entries]
         # The entries that a step writes, in the order of the tensors of its buffers.
         self.writes = [*map(key_of, paths), keys.REWARD, keys.TERMINATED, keys.TRUNCATED, keys.DONE]
-        for group in groups:
-            if (group, ACTION_MASK) in paths:
-                legal = self.full_observation_spec[group, ACTION_MASK].one()
-                self.stepper.shown[paths.index((group, ACTION_MASK))] = legal
-                self.masks[group, keys.ACTION] = legal
-        share_masks(self, self.full_action_spec)
+        for scope in ((), *((group,) for group in groups)):
+            mask, action = (*scope, ACTION_MASK), (*scope, keys.ACTION)
+            leaf = self.full_action_spec.get(action)
+            if mask in paths and isinstance(leaf, (Categorical, OneHot)):
+                legal = torch.ones(leaf.to_one_hot_spec().shape, dtype=torch.bool)
+                if legal.numel() == self.full_observation_spec[mask].shape.numel():
+                    self.masks[action] = legal.to(self.device).as_subclass(SharedMask)
+                    self.stepper.shown[paths.index(mask)] = self.masks[action]
+                    leaf.update_mask(self.masks[action])
+
+    def read_masks(self) -> None:
+        """Store the masks of actions that are infos, if there are any; the slots must be reset."""
+        if self.masks or not isinstance(self.action_space, (Discrete, MultiDiscrete)):
+            return
+        with suppress(Exception):  # of an env that fails, as whoever steps it is told
+            if is_number(mask := self.stepper.backend.sample_info()[ACTION_MASK]):
+                self.read_infos({ACTION_MASK: mask})
 
     def read_infos(self, examples: Mapping[str, Any]) -> None:
         """Store further infos with the observations; the slots must be reset."""
@@ -463,15 +500,10 @@ class GymnasiumEnv(EnvBase):
         )
 
 
-def share_masks(env: EnvBase, spec: Any) -> bool:
-    """Have a copy of the action spec mask actions as the env's own does; False if it has none."""
-    base = env.base_env if isinstance(env, TransformedEnv) else env
-    masks = base.masks if isinstance(base, GymnasiumEnv) else {}
-    for key, mask in masks.items():
-        leaf = spec[key] if isinstance(spec, Composite) else None
-        if isinstance(leaf, (Categorical, OneHot)) and leaf.mask is not mask:
-            leaf.update_mask(mask)
-    return bool(masks)
+def shares_masks(spec: Any) -> bool:
+    """Return whether an action spec, or a copy of one, tells the legal actions now."""
+    leaves = spec.values(True, True) if isinstance(spec, Composite) else (spec,)
+    return any(isinstance(getattr(leaf, "mask", None), SharedMask) for leaf in leaves)
 
 
 def is_of_agents(path: keys.Key, groups: Mapping[str, Any], *names: str) -> bool:

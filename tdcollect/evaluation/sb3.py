@@ -54,7 +54,8 @@ def load_policy(
             policy acts on the observation alone; or a model.
         env: of :func:`tdcollect.make_env`, bare or under transforms; for its spaces and keys.
         normalization: the ``VecNormalize`` that the model was trained under, or the file that its
-            ``save`` wrote. Its statistics stay as they are.
+            ``save`` wrote; None for the one that the model holds, if it is no file; False for none.
+            Its statistics stay as they are.
 
     Raises:
         ModuleNotFoundError: without Stable-Baselines3.
@@ -71,6 +72,8 @@ def load_policy(
     """
     extra_module("stable_baselines3", "a model of Stable-Baselines3")
     file = model
+    if normalization is None and hasattr(model, "get_vec_normalize_env"):
+        normalization = model.get_vec_normalize_env()
     if hasattr(model, "save"):
         file = io.BytesIO()
         model.save(file)  # a copy, which later training leaves as it is
@@ -84,7 +87,7 @@ def load_policy(
         normalization = _read_normalization(Path(normalization))
     on = OnSpaces(env)
     _check_spaces(policy, on.observation.space, on.action.space)
-    if getattr(normalization, "norm_obs", False):
+    if normalization and normalization.norm_obs:
         _check_normalized(normalization.observation_space, on.observation.space)
     if hasattr(policy, "lstm_actor"):
         # Statistics have names here, so that the manifest has their digest.
@@ -250,7 +253,7 @@ class Normalization:
 
 
 def _frozen(normalization: Any) -> Normalization | None:
-    if normalization is None:
+    if not normalization:
         return None
     if "class_attributes" not in vars(normalization):  # one of a file; pickling takes it for there
         normalization.class_attributes, normalization.returns = {}, None
@@ -267,7 +270,7 @@ def _running(normalization: Any) -> Iterator[tuple[str, Any, str]]:
 
 def _statistics(normalization: Any) -> dict[str, torch.Tensor]:
     """Return the statistics that observations are normalized with, as tensors."""
-    if normalization is None:
+    if not normalization:
         return {}
     statistics = {
         name: torch.as_tensor(np.asarray(getattr(rms, part))).clone()
@@ -299,7 +302,7 @@ def _check_normalized(normalized: Any, observation: Any) -> None:
         raise ValueError(
             f"expected a VecNormalize of observations as the env gives them, {observation}, got "
             f"one of {normalized}, inside of a VecFrameStack, say; normalize in the env, in the "
-            "place where training did, and leave it out"
+            "place where training did, and pass normalization=False"
         )
 
 

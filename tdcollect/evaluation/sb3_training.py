@@ -163,8 +163,7 @@ class EvalCallback(EventCallback):
         kwargs = self._options.get("env_kwargs")
         # The env may draw as it is made.
         with global_states_kept(), one_slot(self.eval_env, kwargs, None) as env:
-            normalization = self.model.get_vec_normalize_env()
-            self._policy = load_policy(self.model, env, normalization=normalization)
+            self._policy = load_policy(self.model, env)
         kinds = (ExplorationType.RANDOM, ExplorationType.DETERMINISTIC)
         self.evaluator = Evaluator(
             self.eval_env,

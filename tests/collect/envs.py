@@ -18,6 +18,8 @@ from torchrl.testing import mocking_classes as mocks
 
 from tdcollect import make_env
 
+from ..zoo.masked import Masked
+
 
 class Toy(gym.Env[Any, Any]):
     """Samples everything from its own generator: any spaces, episodes of 1 to ``longest`` steps.
@@ -49,32 +51,11 @@ class Toy(gym.Env[Any, Any]):
         return {"left": self.left, "noise": self.np_random.normal(size=2)}
 
 
-class Masked(gym.Env[Any, Any]):
-    """Its observation has a mask of the actions that may be taken."""
-
-    observation_space = spaces.Dict(
-        {"x": spaces.Box(-1, 1, (2,)), "action_mask": spaces.Box(0, 1, (3,), np.int8)}
-    )
-    action_space = spaces.Discrete(3)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.left = int(self.np_random.integers(1, 6))
-        return self._observation(), {}
-
-    def step(self, action: Any) -> Any:
-        self.left -= 1
-        return self._observation(), float(action), self.left == 0, False, {}
-
-    def _observation(self) -> Any:
-        mask = self.np_random.permutation(np.array([0, 1, 1], np.int8))
-        return {"x": self.np_random.uniform(-1, 1, 2).astype(np.float32), "action_mask": mask}
-
-
 def masked(slots: int | None) -> EnvBase:
-    """An env whose masks reach the action spec."""
-    to_bool = T.DTypeCastTransform(torch.int8, torch.bool, in_keys=["action_mask"])
-    return TransformedEnv(make_env(Masked, slots), T.Compose(to_bool, T.ActionMask()))
+    """An env whose masks reach the action spec by TorchRL's transform alone."""
+    env = make_env(partial(Masked, name="legal", raises=False), slots)
+    to_bool = T.DTypeCastTransform(torch.int8, torch.bool, in_keys=["legal"])
+    return TransformedEnv(env, T.Compose(to_bool, T.ActionMask(mask_key="legal")))
 
 
 def box(*shape: int, dtype: Any = np.float32) -> spaces.Box:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import pickle
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from gymnasium import spaces
 from tensordict import TensorDictBase
 from torchrl.collectors import Collector as TorchRLCollector
 from torchrl.data import Bounded, Choice, Composite
@@ -16,15 +20,17 @@ from torchrl.envs import (
     ActionScaling,
     Compose,
     EnvBase,
+    GymWrapper,
     StepCounter,
     TransformedEnv,
 )
 from torchrl.modules import RandomPolicy
 
-from tdcollect import Collector, make_env
+from tdcollect import Collector, evaluate, make_env
 
+from ..zoo.masked import Masked
 from . import policies
-from .envs import ENVS, masked
+from .envs import ENVS, Toy, masked
 from .oracle import UPSTREAM, batches, check_same
 
 pytestmark = pytest.mark.filterwarnings(UPSTREAM)
@@ -184,7 +190,7 @@ def test_an_env_with_a_rand_action_of_its_own() -> None:
 
 
 def legal(batch: TensorDictBase) -> bool:
-    return bool((batch["action"].bool() & batch["action_mask"]).any(-1).all())
+    return bool((batch["action"].bool() & batch["legal"]).any(-1).all())
 
 
 def test_masks_are_ignored_where_torchrl_ignores_them_and_a_warning_says_so_once() -> None:
@@ -211,8 +217,75 @@ def test_masks_are_ignored_where_torchrl_ignores_them_and_a_warning_says_so_once
 
 def test_init_random_frames_are_legal_as_in_torchrl() -> None:
     for kind in (Collector, TorchRLCollector):
-        first = lambda td: td.set("action", (td["action_mask"].cumsum(-1) == 1).long())  # noqa: E731
+        first = lambda td: td.set("action", (td["legal"].cumsum(-1) == 1).long())  # noqa: E731
         collector = kind(
             masked(2), first, frames_per_batch=40, total_frames=40, init_random_frames=40
         )
         assert all(map(legal, collector))
+
+
+def wide() -> EnvBase:
+    """TorchRL's own env of actions that have one bound."""
+    return GymWrapper(Toy(spaces.Box(-1, 1, (3,)), spaces.Box(0, float("inf"), (2,))))
+
+
+def test_infinite_actions_of_torchrls_own_envs_stay_and_a_warning_says_so_once() -> None:
+    with pytest.warns(UserWarning, match="are infinite or NaN") as warned:
+        check_same(wide, lambda env: None)
+    assert len([w for w in warned if "infinite" in str(w.message)]) == 1
+    with pytest.warns(UserWarning, match="are infinite or NaN") as warned:
+        evaluate(wide, None, episodes=2, progress=False)
+    assert len([w for w in warned if "infinite" in str(w.message)]) == 1
+
+
+@pytest.mark.parametrize("frames", [None, 100])
+def test_random_actions_of_half_bounded_boxes_are_finite(frames: int | None) -> None:
+    env = make_env(lambda: Toy(spaces.Box(-1, 1, (3,)), spaces.Box(0, float("inf"), (2,))), 2)
+    policy = policies.actor(env) if frames else None
+    collector = Collector(env, policy, frames_per_batch=20, init_random_frames=frames)
+    assert next(iter(collector))["action"].isfinite().all()
+    assert collector.collect(frames=20, random=True)["action"].isfinite().all()
+
+
+Way = Callable[[Callable[..., Any]], Any]
+WAYS: dict[str, Way] = {
+    "rollout": lambda make: make().rollout(60, break_when_any_done=False),
+    "unbatched": lambda make: make(num_envs=None).rollout(60),
+    "transformed": lambda make: TransformedEnv(make(), StepCounter()).rollout(9),
+    "RandomPolicy": lambda make: (env := make()).rollout(9, RandomPolicy(env.action_spec)),
+    "TorchRL's": lambda make: list(TorchRLCollector(make(), **FRAMES)),
+    "no policy": lambda make: list(Collector(make(), **FRAMES)),
+    "under a transform": lambda make: list(
+        Collector(TransformedEnv(make(), StepCounter()), **FRAMES, init_random_frames=90)
+    ),
+    "process": lambda make: list(Collector(make(backend="process", start_method="fork"), **FRAMES)),
+    "episodes": lambda make: Collector(make(), **FRAMES).collect(episodes=10, random=True),
+}
+FRAMES = {"frames_per_batch": 45, "total_frames": 90}
+CHOICES = [spaces.Discrete(3, start=2), spaces.MultiDiscrete([3, 3]), spaces.MultiDiscrete([2, 3])]
+
+
+@pytest.mark.parametrize("told", [False, True], ids=["seen", "told"])
+@pytest.mark.parametrize("way", WAYS)
+def test_masks_of_make_envs_envs_are_kept_to(way: str, told: bool) -> None:
+    """The env raises for an illegal action."""
+    for actions, categorical in itertools.product(CHOICES, (False, True)):
+        make = partial(
+            make_env,
+            partial(Masked, actions, told),
+            num_envs=3,
+            categorical_action_encoding=categorical,
+            info_keys=["action_mask"] * told,
+        )
+        WAYS[way](make)
+
+
+def test_a_spec_copied_for_another_env_keeps_the_mask_that_it_had() -> None:
+    env = make_env(Masked, 2)
+    env.reset()
+    assert type(env.action_spec.rand()) is torch.Tensor  # as results of all shared masks
+    assert copy.deepcopy(env.action_spec) == env.action_spec
+    other = pickle.loads(pickle.dumps(env.action_spec))
+    before = other.mask.tolist()
+    env.rollout(20, break_when_any_done=False)
+    assert other.mask.tolist() == before != env.action_spec.mask.tolist()

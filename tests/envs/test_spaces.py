@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -12,10 +16,13 @@ from gymnasium import spaces
 from gymnasium.vector.utils import concatenate, create_empty_array
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torchrl.envs import GymWrapper, check_env_specs
+from tensordict import TensorDict
+from torchrl.data import Bounded, Composite
+from torchrl.envs import GymWrapper, SerialEnv, check_env_specs
+from torchrl.modules import RandomPolicy
 
 from tdcollect import make_env
-from tdcollect.envs.spaces import SpaceCodec
+from tdcollect.envs.spaces import DrawableBox, SpaceCodec, drawable
 
 INTEGERS = [np.uint8, np.int8, np.int16, np.int32, np.int64]
 FLOATS = [np.float16, np.float32, np.float64]
@@ -239,3 +246,81 @@ def test_spaces_without_an_array_form_are_refused() -> None:
 def test_a_dtype_that_torch_lacks_is_refused() -> None:
     with pytest.raises(TypeError, match="which torch has no type for"):
         make_env(Sampler(box(np.longdouble, 2)))
+
+
+INF = np.inf
+WIDE = {
+    "one bound": spaces.Box(0, INF, (3,), np.float32),
+    "upper bounds": spaces.Box(-INF, np.float64([0, -2, 5])),
+    "mixed axes": spaces.Box(np.float32([-1, -INF, -INF, 3]), np.float32([1, INF, 2, INF])),
+    "width overflows": spaces.Box(-3e38, 3e38, (2,), np.float32),
+    "half precision": spaces.Box(np.float16([-6e4, 0]), np.float16([6e4, INF])),
+}
+DRAWS: dict[str, Callable[[Any], torch.Tensor]] = {
+    "RandomPolicy": lambda make: RandomPolicy(make().action_spec)(TensorDict())["action"],
+    "rollout": lambda make: make(2).rollout(40)["action"],
+    "device": lambda make: make(device="cpu").full_action_spec.rand((9,))["action"],
+    "SerialEnv": lambda make: SerialEnv(2, make).rollout(3)["action"],
+}
+
+
+@pytest.mark.parametrize("space", WIDE.values(), ids=WIDE)
+def test_random_actions_of_boxes_without_two_bounds_are_drawn_as_gymnasium_draws_them(
+    space: spaces.Box,
+) -> None:
+    make = partial(make_env, lambda: Sampler(box(np.float32, 2), space))
+    for draw in DRAWS.values():
+        assert all(map(space.contains, draw(make).reshape(-1, *space.shape).numpy()))
+    torch.manual_seed(0)
+    space.seed(0)
+    ours = make().action_spec.rand((3000,)).double()
+    theirs = torch.tensor(np.stack([space.sample() for _ in range(3000)])).double()
+    for one, other in zip(ours.T, theirs.T, strict=True):  # Kolmogorov and Smirnov's distance
+        places = torch.cat([one, other])
+        ranks = [torch.searchsorted(x.sort()[0], places, right=True) for x in (one, other)]
+        assert (ranks[0] - ranks[1]).abs().max() < 0.07 * 3000
+
+
+def test_random_actions_of_sound_boxes_and_all_observations_keep_torchrls_specs() -> None:
+    sound = spaces.Dict(a=spaces.Box(-1, 1, (2,)), b=spaces.Box(0, INF, (2,), np.int64))
+    env = make_env(lambda: Sampler(WIDE["one bound"], sound))
+    leaves = [*env.full_action_spec.values(), env.observation_spec["observation"]]
+    assert not any(type(leaf) is DrawableBox for leaf in leaves)
+
+
+DERIVED: dict[str, Callable[[Any], Any]] = {
+    "clone": lambda spec: spec.clone(),
+    "copy": copy.deepcopy,
+    "pickle": lambda spec: pickle.loads(pickle.dumps(spec)),
+    "dtype": lambda spec: spec.to(torch.float64),
+    "index": lambda spec: spec.expand(3, 4)[0],
+    "unbind": lambda spec: spec.expand(3, 4).unbind(0)[1],
+    "stack": lambda spec: torch.stack([spec, spec]),
+    "reshape": lambda spec: (
+        spec.unsqueeze(0).squeeze(0).expand(2, 4).reshape(8).unflatten(0, (4, 2))
+    ),
+    "composite": lambda spec: Composite(a=spec).expand(3).to("cpu")["a"],
+}
+
+
+@pytest.mark.parametrize("derive", DERIVED.values(), ids=DERIVED)
+def test_such_a_spec_is_what_torchrl_expects(derive: Callable[[Any], Any]) -> None:
+    """Whatever is made of it draws well, too, and equals what is made of TorchRL's own."""
+    bounds = WIDE["mixed axes"]
+    plain = Bounded(torch.tensor(bounds.low), torch.tensor(bounds.high), (4,))
+    spec, theirs = derive(drawable(plain)), derive(plain)
+    assert type(spec) is DrawableBox
+    assert (spec == theirs, theirs == spec, spec != theirs) == (True, True, False)
+    assert spec != Bounded(0, 1, theirs.shape, dtype=theirs.dtype)
+    drawn = spec.rand((5,))
+    assert drawn.isfinite().all()
+    assert spec.is_in(drawn)
+    assert torch.equal(spec.project(drawn - 9), theirs.project(drawn - 9))
+    assert torch.equal(spec.zero(), theirs.zero())
+    assert spec.to(torch.int64) == theirs.to(torch.int64)
+
+
+def test_such_a_spec_is_stacked_with_others() -> None:
+    specs = [drawable(Bounded(0, INF, (2,))), Bounded(0, 1, (2,))]
+    for pair in (specs, specs[::-1]):
+        assert all(one.rand().isfinite().all() for one in torch.stack(pair).unbind(0))

@@ -81,6 +81,22 @@ def recurrent(kind: type, ins: int = 3, actions: int = 2) -> TensorDictSequentia
     return TensorDictSequential(memory, actor)
 
 
+class Attention(nn.Module):
+    """Attention over the numbers of an observation."""
+
+    def __init__(self, ins: int, outs: int):
+        super().__init__()
+        self.put, self.out = net(1, 24), net(8 * ins, outs)
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        parts = self.put(observation.unsqueeze(-1)).unsqueeze(-3).chunk(3, -1)  # one head
+        return self.out(functional.scaled_dot_product_attention(*parts).flatten(-3))
+
+
+def attention(ins: int = 3, actions: int = 2) -> ProbabilisticActor:
+    return categorical(ins, actions, network=Attention(ins, actions))
+
+
 def convolutional() -> ProbabilisticActor:
     """Of pixels ``[..., 8, 8, 3]``, channels last."""
     with torch.random.fork_rng():

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -20,8 +20,10 @@ from torchrl.modules import RandomPolicy
 
 from tdcollect import make_env
 from tdcollect.collect.policy import RandomActions
+from tdcollect.envs.spaces import drawable
 from tdcollect.evaluation.episodes.policy import DrawByRow, stream
 
+from ..zoo import masked
 from .envs import Walk
 from .ledger import digest, episodes_of, records
 from .torchrl_envs import Masked
@@ -155,29 +157,22 @@ def test_random_actions_are_legal(keeps: bool, kind: Any) -> None:
     assert sum(env.illegal for env in envs) == 0
 
 
-class MaskedWalk(gym.ObservationWrapper[Any, Any, Any]):
-    """The walk whose observations have a mask of one or two of three actions."""
-
-    def __init__(self) -> None:
-        super().__init__(Walk(spaces.Discrete(3)))
-        place, mask = spaces.Box(-9, 9, (3,)), spaces.MultiBinary(3)
-        self.observation_space = spaces.Dict(place=place, action_mask=mask)
-
-    def observation(self, place: Any) -> Any:
-        mask = np.eye(3, dtype=np.int8)[self.np_random.integers(3, size=2)].max(0)
-        return {"place": place, "action_mask": mask}
-
-
-def test_random_actions_of_slots_that_are_one_env_are_legal() -> None:
-    ledgers = set()
-    for slots in (1, 5):
-        to_bool = T.DTypeCastTransform(torch.int8, torch.bool, in_keys=["action_mask"])
-        env = TransformedEnv(make_env(MaskedWalk, slots), T.Compose(to_bool, T.ActionMask()))
-        ledgers.add(digest(env, None, 7))
-        for episode in episodes_of(env, None, 7).values():
-            assert (episode["action"].bool() & episode["action_mask"]).any(-1).all()
-        env.close()
+@pytest.mark.parametrize("told", [False, True], ids=["seen", "told"])
+@pytest.mark.parametrize("actions", [spaces.Discrete(3, start=2), CHOICES], ids=str)
+def test_random_actions_keep_to_the_masks_of_gymnasium_envs(actions: Any, told: bool) -> None:
+    """The env raises for an illegal action."""
+    make = partial(masked.Masked, actions, told)
+    given = [make_env(make, n, info_keys=["action_mask"] * told) for n in (None, 3)]
+    ledgers = {digest(env, None, 7) for env in (make, *given)}
     assert len(ledgers) == 1
+
+
+def test_a_function_may_name_the_mask_that_an_info_tells() -> None:
+    def first(observation: torch.Tensor, action_mask: torch.Tensor) -> torch.Tensor:
+        return functional.one_hot(action_mask.argmax(-1), 3)
+
+    for episode in episodes_of(partial(masked.Masked, told=True), first, 4).values():
+        assert torch.equal(episode["action"].argmax(-1), episode["action_mask"].argmax(-1))
 
 
 def test_an_env_that_draws_its_own_actions_is_asked_for_them() -> None:
@@ -197,6 +192,7 @@ SPECS = {
     "a number": Bounded(-1, 1, ()),
     "integers": Bounded(0, 5, (3,), dtype=torch.int64),
     "unbounded": Unbounded((20,)),
+    "half bounded": drawable(Bounded(torch.tensor([0.0, -9]), torch.tensor([np.inf, 9]), (2,))),
 }
 
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import pickle
 import random
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from torchrl.modules import GRUModule, LSTMModule
 
 from tdcollect import EvaluationCollector
 from tdcollect.evaluation import EvaluationSettings
-from tdcollect.evaluation.episodes.policy import Inference
+from tdcollect.evaluation.episodes.policy import DrawByRow, Inference, LikeRows, draws
 from tdcollect.evaluation.manifest import describe
 from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.workers.worker import Job, set_policy, snapshot
@@ -33,6 +34,7 @@ from .envs import Walk
 from .ledger import RANDOM, digest
 from .policies import (
     DRAWS,
+    attention,
     categorical,
     deterministic,
     drawn_by_row,
@@ -58,6 +60,7 @@ POLICIES: dict[str, tuple[Callable[[], Any], Any]] = {
     "tanh-normal": (tanh_normal, push),
     "epsilon-greedy": (epsilon_greedy, Walk),
     "lstm": (lstm, Walk),
+    "attention": (attention, Walk),
     "random": (lambda: None, push),
 }
 
@@ -74,6 +77,87 @@ def test_any_number_of_slots_gives_one_ledger(name: str, cuda: torch.device) -> 
     if name == "hooked":  # taken apart or not
         found.add(digest(env, categorical().to(cuda), 5, **RANDOM))
     assert len(found | other) == 1
+
+
+TAG = torch.Tag.nondeterministic_seeded
+TAGGED = {
+    name: func
+    for name in torch._C._dispatch_get_all_op_names()
+    if name.startswith("aten::")
+    for packet in [getattr(torch.ops.aten, name[6:].partition(".")[0], None)]
+    for func in [getattr(packet, name.partition(".")[2] or "default", None)]
+    if func is not None and TAG in func.tags
+}
+"""All operations of torch that have the tag of random ones."""
+
+
+def kind_of(name: str, arguments: set[str]) -> str:
+    if re.search("_backward|_sdp_choice|softmax_with_shape|_no_dropout_inplace", name):
+        return "never: it chooses a kernel, or takes draws of before"
+    if "dropout_p" in arguments:
+        return "attention: by its dropout_p"
+    if "dropout" in arguments:
+        return "a recurrent layer or its dropout: by its dropout, in training"
+    if "dropout" in name:
+        return "dropout: by its p, in training"
+    return "rrelu: in training" if "training" in arguments else "a distribution: always"
+
+
+@pytest.mark.parametrize("name", TAGGED)
+def test_operations_draw_if_their_dropout_and_training_say_so(name: str) -> None:
+    func = TAGGED[name]
+    arguments = {argument.name for argument in func._schema.arguments}
+    kind = kind_of(name, arguments)
+    rates = arguments & {"dropout", "dropout_p", *(["p"] if "dropout" in name else [])}
+    trains = arguments & {"train", "training"}
+    for rate, train in product((0.0, 0.5), (False, True)):
+        given = {**dict.fromkeys(rates, rate), **dict.fromkeys(trains, train)}
+        if "p" in arguments - rates:
+            given["p"] = 0.0  # a probability, of bernoulli say
+        expected = not (rates and not rate) and not (trains and not train)
+        assert draws(func, (), given) == (expected and not kind.startswith("never")), kind
+    assert rates | trains or kind.startswith(("a distribution", "never"))
+    if kind.startswith("a distribution"):
+        assert "generator" in arguments or re.search(r"rand|normal|uniform|dropout_mask", name)
+
+
+def test_what_an_operation_draws_by_default_is_read_off_its_schema() -> None:
+    assert not draws(torch.ops.aten.rrelu.default, [torch.ones(2)])
+    assert draws(torch.ops.aten.native_dropout.default, [torch.ones(2), 0.5, None])
+    assert not draws(torch.ops.aten.relu.default, [torch.ones(2)])
+    attend = attention().get_submodule("module.0.module")
+    with DrawByRow(4) as by_row:
+        attend(torch.ones(4, 3))
+    assert by_row.draws == 0
+
+
+class Played:
+    """An operation that hands back a batch, twice that, and the weights, as recurrent ones do."""
+
+    tags = ()
+    _schema = torch.ops.aten._cudnn_rnn.default._schema
+
+    def __init__(self, change: Callable[[torch.Tensor], torch.Tensor]):
+        self.change = change
+
+    def __call__(self, batch: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return batch, self.change(batch), weights
+
+
+def test_weights_that_an_operation_hands_back_are_no_rows() -> None:
+    for change, unlike in (
+        (lambda x: x * 2, False),
+        (lambda x: x + torch.arange(16.0)[:, None], True),
+    ):
+        watch, rows = LikeRows(16), torch.ones(16, 4)
+        watch.follow([rows])
+        watch.__torch_dispatch__(Played(change), (), (rows, torch.arange(13440.0)))
+        assert watch.unlike is unlike
+    watch, rows, kept = LikeRows(16), torch.ones(16, 1), torch.arange(16.0)[:, None]
+    watch.follow([rows])
+    with watch:
+        kept.add_(rows)  # what is written to is computed
+    assert watch.unlike
 
 
 class There(Drift):
@@ -183,7 +267,7 @@ def test_a_policy_elsewhere_than_its_device_is_refused(cuda: torch.device) -> No
 
 
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(ValueError, match=r"got device='cuda', and torch sees no GPU"):
         EvaluationCollector(Walk, deterministic(), 2, device="cuda")
 
@@ -226,6 +310,7 @@ REAL: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "512 cells": (partial(made, 512), {}),
     "GRU": (partial(recurrent, GRUModule, 4), RANDOM),
     "LSTM": (partial(recurrent, LSTMModule, 4), RANDOM),
+    "attention": (partial(attention, 4), RANDOM),
 }
 
 

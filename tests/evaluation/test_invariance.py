@@ -27,6 +27,7 @@ from .ledger import RANDOM, digest, records
 from .policies import (
     DRAWS,
     Plain,
+    attention,
     categorical,
     convolutional,
     drawing,
@@ -57,6 +58,7 @@ POLICIES: dict[str, tuple[Make, Any]] = {
     "tanh-normal": (tanh_normal, push),
     "lstm": (partial(recurrent, LSTMModule), Walk),
     "gru": (partial(recurrent, GRUModule), Walk),
+    "attention": (attention, Walk),
     "pixels": (convolutional, pictures),
     "epsilon-greedy": (epsilon_greedy, Walk),
     "gaussian-noise": (gaussian_noise, push),

@@ -17,10 +17,10 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from gymnasium.wrappers import TransformObservation
+from gymnasium.wrappers import NormalizeObservation, NormalizeReward, TransformObservation
 from tensordict.nn import TensorDictModule
 from torch import nn
-from torchrl.envs import ExplorationType, TransformedEnv
+from torchrl.envs import ExplorationType, GymWrapper, TransformedEnv
 from torchrl.envs import transforms as T
 
 import tdcollect
@@ -311,6 +311,25 @@ class Features(T.ObservationTransform):
 def test_transforms_that_an_episode_would_depend_on_are_refused(make: Any, told: str) -> None:
     with pytest.raises(NotReproducibleError, match=told):
         records(TransformedEnv(make_env(Walk, 3), make()), deterministic())
+
+
+def normalizing(kind: Any = NormalizeReward, frozen: bool = False) -> Any:
+    env = NormalizeObservation(Walk()) if kind is NormalizeObservation else kind(Walk(), gamma=0.9)
+    env.update_running_mean = not frozen
+    return TransformObservation(env, lambda x: x, env.observation_space)
+
+
+def test_normalizing_wrappers_are_warned_of_unless_they_are_frozen() -> None:
+    for make in (
+        partial(normalizing, NormalizeObservation),
+        lambda: GymWrapper(normalizing()),
+        make_env(normalizing, 2),
+        make_env(normalizing, 2, backend="process", start_method="fork"),
+    ):
+        with pytest.warns(UserWarning, match="running statistics are not those of the") as warned:
+            EvaluationCollector(make, None, 2)
+        assert sum("statistics" in str(one.message) for one in warned) == 1
+    EvaluationCollector(partial(normalizing, frozen=True), None, 2)
 
 
 def test_a_gymnasium_env_that_is_made_is_refused() -> None:

@@ -225,7 +225,7 @@ def test_observations_are_normalized_as_the_model_was_trained(tmp_path: Path) ->
     of = sb3.PPO("MlpPolicy", venv, n_steps=8, seed=0, device="cpu").learn(8)
     venv.save(tmp_path / "stats.pkl")
     expected = by_predict(Normalized(of, venv), pendulum, 2, True)
-    for given in (venv, tmp_path / "stats.pkl"):
+    for given in (venv, tmp_path / "stats.pkl", None):  # None: those that the model holds
         found, result = by_evaluate(
             of, pendulum, 2, True, inference_batch_size=1, normalization=given
         )
@@ -234,7 +234,9 @@ def test_observations_are_normalized_as_the_model_was_trained(tmp_path: Path) ->
     travelled = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(made))))  # to a worker's worker
     data = TensorDict({"observation": torch.ones(2, 3)}, [2])
     assert (travelled(data.clone())["action"] == made(data)["action"]).all()
-    _, without = by_evaluate(of, pendulum, 2, True)
+    _, without = by_evaluate(of, pendulum, 2, True, normalization=False)
+    again = tdcollect.evaluate(pendulum, of, 2, progress=False, inference_batch_size=1)
+    assert again.digest == result.digest
     assert without.manifest["policy"]["digest"] != result.manifest["policy"]["digest"]
 
 
@@ -255,7 +257,7 @@ def test_the_keys_of_a_dict_that_are_normalized_are_those_of_training() -> None:
         lambda: gym.wrappers.FlattenObservation(gym.wrappers.FrameStackObservation(pendulum(), 2))
     )
     with pytest.raises(ValueError, match=r"VecNormalize of observations as the env gives them.*6"):
-        load_policy(of, stacked, normalization=inside)
+        load_policy(of, stacked)
 
 
 @pytest.mark.parametrize("kind", ["vectors", "pictures"])

@@ -63,6 +63,7 @@ ELSEWHERE = {
     "_schema": "of torch's operators",
     "_C": "torch's own module; the next, of it and of tensors, may be missing",
     **dict.fromkeys(("_storage_Use_Count", "_use_count", "_cdata", "_version"), "of tensors"),
+    "_disabled_torch_function_impl": "of torch, for classes of tensors",
     "_get_joint_sample_and_log_prob": "of tensordict from 0.15 on",
     "_record_stepped_frames": "of TorchRL from 0.15 on",
     "_recv": "of EnvPool",

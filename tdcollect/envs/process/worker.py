@@ -145,11 +145,13 @@ class EnvSlots:
                 )
 
     def sample_info(self) -> Mapping[str, Any]:
-        """Infos of a reset and a step of the first env."""
+        """Infos of a reset and a step of the first env; of the reset if it refuses the action."""
         env = self.envs[0]
         self.begin(self.first)
-        begun = as_info(env.reset()[1])
-        return {**begun, **as_info(env.step(env.action_space.sample())[4])}
+        info = dict(as_info(env.reset()[1]))
+        with contextlib.suppress(Exception):  # of an env with illegal actions
+            info.update(as_info(env.step(env.action_space.sample())[4]))
+        return info
 
     def call(
         self,

@@ -25,7 +25,6 @@ from tdcollect.collect.arrays import SteppedEnv
 from tdcollect.collect.episodes import Block
 from tdcollect.collect.policy import draws_from_spec, is_masked
 from tdcollect.collect.step_dict import StepDict, flat
-from tdcollect.envs.wrapper import share_masks
 from tdcollect.evaluation.episodes.data import by_slot, rows_of
 from tdcollect.evaluation.episodes.opening import SlotEnvs
 from tdcollect.evaluation.episodes.policy import DrawByRow
@@ -52,7 +51,6 @@ class LegalActions:
         """
         apart = self._apart
         envs = [apart.envs[s] for s in slots] if apart else [self._env.transformed]
-        share_masks(envs[0], envs[0].full_action_spec)
         return self._singly or any(is_masked(one.full_action_spec) for one in envs)
 
     def draw(
@@ -76,7 +74,6 @@ class LegalActions:
             given = apart.given(StepDict((key, value[slot]) for key, value in rows.items()))
             return apart.entries(apart.envs[slot].rand_action(given))
         spec = env.transformed.full_action_spec
-        share_masks(env.transformed, spec)
         if not env.batch_size:
             return flat(spec.rand())
         one = spec[slot]

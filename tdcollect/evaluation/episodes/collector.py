@@ -37,7 +37,13 @@ from tdcollect.evaluation.episodes.data import Assembly, Finished, Metrics, Retu
 from tdcollect.evaluation.episodes.group_actors import GroupActors
 from tdcollect.evaluation.episodes.groups import GroupPolicies, checked_groups
 from tdcollect.evaluation.episodes.measures import with_measures
-from tdcollect.evaluation.episodes.opening import Opened, SlotEnvs, open_env
+from tdcollect.evaluation.episodes.opening import (
+    Opened,
+    SlotEnvs,
+    made_alike,
+    open_env,
+    warn_of_statistics,
+)
 from tdcollect.evaluation.episodes.policy import (
     Inference,
     as_policy,
@@ -45,6 +51,7 @@ from tdcollect.evaluation.episodes.policy import (
     device_of,
     draws_at_starts,
     modules_of,
+    reads_masks,
     with_masks,
 )
 from tdcollect.evaluation.episodes.steps import MOST
@@ -189,6 +196,7 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         self.wrappers = env.wrappers if isinstance(env, RequestedEnv) else ()
         self.policy = policy = recognized(policy, env, settings)
         self.device = device_of(policy, settings.device)
+        self._masked = reads_masks(policy) and not isinstance(env, EnvBase)
         parts = policy.policies.values() if isinstance(policy, GroupPolicies) else [policy]
         for part in parts:
             if isinstance(part, SpacePolicy):
@@ -206,6 +214,7 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             if self.batches is not None:
                 self.episode_seeds = partial(self.batches.seeds, settings.seed)
             self._check_open()
+            warn_of_statistics(self.env)
             self.returns = Returns(self.env, settings.reward_keys)
             self.metrics = with_measures(settings.metrics, self.env)
             with self._apart():
@@ -230,6 +239,8 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             return as_policy(policy, self.env, self.settings.inference_batch_size)
 
     def _finish(self, env: EnvBase) -> EnvBase:
+        if self._masked and isinstance(env, GymnasiumEnv):
+            made_alike(env.read_masks, {})
         if draws_at_starts(self.policy) and env.batch_size:
             raise ValueError(
                 "expected a gymnasium id, or a function that makes one env, for consistent "

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
 import gymnasium as gym
+import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torchrl.envs import EnvBase, GymWrapper, ParallelEnv, SerialEnv, TransformedEnv
@@ -176,6 +178,23 @@ def still(finish: Finish, env: EnvBase) -> EnvBase:
     for transform in all_transforms_of(env):
         freeze(transform)
     return env
+
+
+def warn_of_statistics(env: EnvBase) -> None:
+    """Warn of gymnasium's normalizing wrappers, unless they are frozen."""
+    base = innermost(env)
+    try:
+        of = base if isinstance(base, GymnasiumEnv) else wrapped_env(base)
+        learns = np.any(of.get_wrapper_attr("update_running_mean"))
+    except AttributeError:
+        return
+    if learns:
+        warnings.warn(
+            f"{env_name(env)} is under gymnasium's NormalizeObservation or NormalizeReward, whose "
+            "running statistics are not those of the training: give the former its obs_rms and "
+            "set update_running_mean = False; leave the latter out, so that returns are the env's",
+            stacklevel=2,
+        )
 
 
 def _slots(first: EnvBase, make: Callable[[], EnvBase], count: int, finish: Finish) -> Opened:

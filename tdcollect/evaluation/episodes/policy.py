@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from inspect import getclosurevars
 from itertools import count, islice
-from types import FunctionType, GeneratorType, ModuleType
+from types import FunctionType, GeneratorType, MappingProxyType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -31,12 +32,14 @@ from tdcollect._upstream.torchrl import (
     set_exploration_spec,
 )
 from tdcollect.collect.arguments import cannot_wrap, check_instance
-from tdcollect.collect.policy import Call, Policy, RandomActions
+from tdcollect.collect.policy import Call, Policy, RandomActions, warning_of_draws
 from tdcollect.collect.step_dict import StepDict, forgotten_entries, is_plain, sent, with_index
 from tdcollect.envs.backends import SerialBackend
+from tdcollect.envs.process.agents import ACTION_MASK
 from tdcollect.envs.traits import base_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.keys import Key, name_of
+from tdcollect.policies import parameters_of
 from tdcollect.randomness import NotReproducibleError
 
 _CPU = torch.device("cpu")
@@ -93,27 +96,26 @@ class DrawByRow(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded not in func.tags:
+        if not draws(func, args, kwargs):
             if torch.Tag.dynamic_output_shape in func.tags:
                 by_number = func is torch.ops.aten.index.Tensor
                 self.picks |= not by_number or getattr(args[1][0], "dtype", None) == torch.bool
             return func(*args, **kwargs)
         self.draws += 1
         schema = schema_of(func)
-        names = [argument.name for argument in schema.arguments]
-        asked = {**dict(zip(names, args, strict=False)), **kwargs}
+        asked = _by_name(schema, args, kwargs)
         tensor = next((v for v in asked.values() if isinstance(v, torch.Tensor)), None)
         home = torch.device(asked.get("device") or _CPU) if tensor is None else tensor.device
         given = asked if home == _CPU else _on_cpu(schema, asked)
         split = self._split(func, given)
-        takes_generator = "generator" in names
+        takes_generator = "generator" in asked
         results = []
         for row, own in enumerate(self.streams):
             generator = own or self._unused
             mine = {**given, **{name: parts[row] for name, parts in split.items()}}
             if takes_generator:
                 mine["generator"] = generator
-            results.append(_call(func, schema, mine, None if takes_generator else generator))
+            results.append(_call(func, mine, None if takes_generator else generator))
         written = [a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write]
         if written:
             for name in written if home != _CPU else ():
@@ -152,22 +154,48 @@ class DrawByRow(TorchDispatchMode):
         return split
 
 
+# The ends of names of operations that have the tag of random ones, and draw nothing.
+_DRAWS_NEVER = ("backward", "sdp_choice", "softmax_with_shape", "no_dropout_inplace")
+
+
+def draws(
+    func: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = MappingProxyType({})
+) -> bool:
+    """Return whether a call of an operation draws random numbers, as its tag alone does not say.
+
+    Recurrent layers, attention and dropout draw in training alone, at a dropout that is not zero.
+    """
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    schema = schema_of(func)
+    values = _by_name(schema, args, kwargs)
+    if values.get("train", values.get("training")) is False or schema.name.endswith(_DRAWS_NEVER):
+        return False
+    names = ["dropout", "dropout_p", *["p"] * ("dropout" in schema.name)]
+    rates = [values[name] for name in names if name in values]
+    return not rates or any(rates)
+
+
+def _by_name(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of an operation by name, defaults too."""
+    values = {argument.name: argument.default_value for argument in schema.arguments}
+    return {**values, **dict(zip(values, args, strict=False)), **kwargs}
+
+
 def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     """Join the rows; a single one may have no dimensions."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
-def _call(func: Any, schema: Any, given: dict[str, Any], generator: torch.Generator | None) -> Any:
-    args = [given[a.name] for a in schema.arguments if a.name in given and not a.kwarg_only]
-    kwargs = {a.name: given[a.name] for a in schema.arguments if a.name in given and a.kwarg_only}
+def _call(func: Any, given: dict[str, Any], generator: torch.Generator | None) -> Any:
     if generator is None:
-        return func(*args, **kwargs)
+        return func(**given)
     # The operation takes no generator: set the default one to this one's state meanwhile.
     default = torch.default_generator
     before = default.get_state()
     default.set_state(generator.get_state())
     try:
-        return func(*args, **kwargs)
+        return func(**given)
     finally:
         generator.set_state(default.get_state())
         default.set_state(before)
@@ -204,22 +232,30 @@ class LikeRows(TorchDispatchMode):
         """Watch all that is computed from these."""
         for value in values:
             self._kept.append(value)
-            self._of_batch.add(value.untyped_storage().data_ptr())
+            self._of_batch.add(_place(value))
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        given = (value.untyped_storage().data_ptr() for value in _tensors((args, kwargs)))
-        if any(place in self._of_batch for place in given):
-            self.follow(_tensors(result))
-            for value in _tensors(result):
+        read = {_place(value) for value in _tensors((args, kwargs))}
+        if not read.isdisjoint(self._of_batch):
+            # Weights that an operation hands back are no rows, unless it has written to them.
+            written = any(a.alias_info and a.alias_info.is_write for a in schema_of(func).arguments)
+            handed_back = set() if written else read - self._of_batch
+            computed = [value for value in _tensors(result) if _place(value) not in handed_back]
+            self.follow(computed)
+            for value in computed:
                 if "empty" in schema_of(func).name:  # which returns memory as it is
                     continue
                 if value.ndim > 0 and value.numel() > 0 and len(value) % self._rows == 0:
                     apart = value.flatten().view(torch.uint8).view(self._rows, -1)
                     self.unlike |= not torch.equal(apart, apart[:1].expand_as(apart))
         return result
+
+
+def _place(value: torch.Tensor) -> int:
+    return value.untyped_storage().data_ptr()
 
 
 def example(key: Key, like: torch.Tensor, seed: int) -> torch.Tensor:
@@ -641,7 +677,10 @@ class Inference:
 def as_policy(policy: Any, env: EnvBase, size: int) -> Callable[..., Any]:
     """Return a policy as a collector would call it, on TensorDicts."""
     if policy is None or isinstance(policy, RandomPolicy):
-        return RandomActions(env.full_action_spec_unbatched.expand(size))
+        drawn = RandomActions(env.full_action_spec_unbatched.expand(size))
+        if text := warning_of_draws(drawn):
+            warnings.warn(text, stacklevel=2)
+        return drawn
     check_instance(policy)
     try:
         made: Callable[..., Any] = make_compatible_policy(policy, env.observation_spec, env=env)
@@ -656,6 +695,12 @@ def as_policy(policy: Any, env: EnvBase, size: int) -> Callable[..., Any]:
 def modules_of(policy: Any) -> Iterable[nn.Module]:
     """Return the modules of a policy; none of one that is no module."""
     return policy.modules() if isinstance(policy, nn.Module) else ()
+
+
+def reads_masks(policy: Any) -> bool:
+    """Return whether a policy reads masks of actions: a random one, or one that names them."""
+    names = getattr(policy, "in_keys", None) or parameters_of(getattr(policy, "forward", policy))
+    return policy is None or isinstance(policy, RandomPolicy) or ACTION_MASK in names
 
 
 def draws_at_starts(policy: Any) -> bool:

@@ -427,7 +427,7 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
                 warning, unless they come by arrival.
             episodes: how many whole episodes over all slots.
             reset: start afresh in every slot before collecting frames.
-            seed: of the first reset: slot i is seeded with ``seed + i``. Implies ``reset``.
+            seed: of the first reset, as :meth:`set_seed` has it. Implies ``reset``.
             options: gymnasium's options, for the first reset; by episodes, for each. Implies
                 ``reset``.
             random: take actions from the action spec; the policy is not called, and its other
@@ -478,17 +478,18 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seed the envs and restart them.
 
-        The next row collected of slot i is a reset with seed ``seed + i``, for the envs that
-        :func:`tdcollect.make_env` makes and for TorchRL's gym wrappers. (TorchRL's own collector
-        goes on from the unseeded reset of its construction.) Other envs are seeded as their own
-        ``set_seed`` does and then reset. Trajectories in flight are dropped; ids go on.
+        The next row collected of slot i is a reset with :func:`tdcollect.slot_seed` of ``seed`` and
+        i, for the envs that :func:`tdcollect.make_env` makes; with ``seed + i`` for TorchRL's gym
+        wrappers. (TorchRL's own collector goes on from the unseeded reset of its construction.)
+        Other envs are seeded as their own ``set_seed`` does and then reset. Trajectories in flight
+        are dropped; ids go on.
 
         Before anything is collected, transforms such as ``VecNormV2`` also begin again with the
         state that they had when the collector was made: the unseeded reset of its construction
         does not count. Later, and in the processes of a ``ParallelEnv``, their statistics go on.
 
         Args:
-            seed: the seed of slot 0.
+            seed: the root seed, which is that of slot 0.
             static_seed: return the seed as it is.
 
         Returns:

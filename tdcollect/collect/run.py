@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torchrl.collectors import Collector as TorchRLCollector
-from torchrl.envs import EnvBase
+from torchrl.envs import EnvBase, GymWrapper
 from torchrl.envs.utils import exploration_type, set_exploration_type
 from torchrl.modules import RandomPolicy
 
@@ -582,14 +582,14 @@ _AS_TORCHRL = "as TorchRL does"
 
 def _parts_of(env: EnvBase, plan: Plan) -> list[Part]:
     """The parts of an env, with its transforms."""
-    name, stepped = short(base_of(env)), plan.env
+    base = base_of(env)
+    name, stepped = short(base), plan.env
     if stepped is None:
         cost = "3 to 5 times the time of a step on arrays"
         refused = [Part("env", name, f"{_AS_TORCHRL}: {why}", cost) for why in plan.reasons]
-        return refused + [
-            Part("transform", short(each), _AS_TORCHRL) for each in transforms_of(env)
-        ]
-    parts = [Part("env", name, stepped.inner.how, stepped.inner.cost)]
+        transforms = [Part("transform", short(each), _AS_TORCHRL) for each in transforms_of(env)]
+        return refused + _notes_on(base) + transforms
+    parts = [Part("env", name, stepped.inner.how, stepped.inner.cost), *_notes_on(base)]
     if stepped.can.asynchronous:
         wait_num = f"wait_num={stepped.can.wait_num}"
         parts.append(Part("slots", wait_num, "go on when they are ready"))
@@ -600,6 +600,14 @@ def _parts_of(env: EnvBase, plan: Plan) -> list[Part]:
     elif stepped.home.type != "cpu" and stepped.base is None:
         parts.append(Part("resets", "where flags say so", f"one wait per step for {stepped.home}"))
     return parts + [Part("transform", t.label, t.how, t.cost) for t in stepped.parts]
+
+
+def _notes_on(base: EnvBase) -> list[Part]:
+    """What the user of an env without its transforms should know."""
+    one_seed = isinstance(base, GymWrapper) and bool(base.batch_size)
+    if one_seed or (isinstance(base, GymnasiumEnv) and not base.can.each_seed):
+        return [Part("seeds", "one int", "for all slots: roots in a row may share some of them")]
+    return []
 
 
 def short(thing: Any) -> str:

@@ -43,7 +43,6 @@ from tdcollect.envs.slots import Can, Stepper
 from tdcollect.envs.traits import NotKnown, base_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.randomness import global_states
-from tdcollect.seeding import slot_seeds
 from tdcollect.states import equal
 
 
@@ -492,8 +491,8 @@ class GymEnv(torchrl.envs.GymEnv, metaclass=_GymMeta):
 
     - ``num_workers=n`` gives a :class:`tdcollect.envs.ParallelEnv`;
     - ``num_envs=n`` gives a :class:`tdcollect.envs.GymnasiumEnv` on worker processes, with true
-      final observations and without rows that join two episodes. Slot i is seeded with
-      ``seed + i``, as the vector env in TorchRL's is;
+      final observations and without rows that join two episodes. Its slots are seeded as those
+      of :func:`tdcollect.make_env`;
     - infos may be Python numbers.
 
     Args:
@@ -545,7 +544,7 @@ def early_seeds(env: EnvBase, seed: int, static: bool = False) -> list[int] | No
     unless it is given the seed again. None for envs that seed their next reset.
     """
     if isinstance(env, GymWrapper):  # a vector env counts on from the seed
-        return slot_seeds(seed, range(env.batch_size.numel()))
+        return list(range(seed, seed + env.batch_size.numel()))
     if isinstance(env, ParallelEnv) and env.inner is not None:
         return chain(seed, env.num_workers, static)
     if isinstance(env, SerialEnv):

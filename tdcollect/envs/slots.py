@@ -39,6 +39,7 @@ class Can(NamedTuple):
     step_ended: bool = False  # else a step after an episode's end would lose its action
     reset_singly: bool = True  # else a slot alone starts anew only after its episode has ended
     seed_singly: bool = True  # some slots can be reset with seeds while others go on
+    each_seed: bool = True  # each slot has a generator; else one draws for all of them
     rebuild: bool = False  # the env of a single slot can be built anew
     resume: bool = False  # the envs can be saved and brought back
     each_options: bool = True  # resets take options of each slot

@@ -23,6 +23,7 @@ from tdcollect.envs.process.pool import usable_cores
 from tdcollect.envs.process.worker import spec_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.randomness import GlobalRandomness, global_states_kept
+from tdcollect.seeding import slot_seed
 from tdcollect.testing import checks, rules
 from tdcollect.testing.checks import Failed, Passed, Skipped, Warned
 from tdcollect.testing.examination import COMPARED_STEPS, GLOBAL, OWN_RANDOM, Examination, Leak
@@ -552,7 +553,7 @@ def _compare_with_plain_loop(exam: Examination, env: GymnasiumEnv, steps: int) -
         actions = [backend.action.read_slots(env.read_actions(batch[:, t])) for t in range(steps)]
         for slot in range(2):
             with exam.another() as plain:
-                observation = plain.reset(seed=exam.seed + slot)[0]
+                observation = plain.reset(seed=slot_seed(exam.seed, slot))[0]
                 for t in range(steps):
                     # Before the step: an env may write into its last observation.
                     backend.observation.write_slot(observation, roots, 0)

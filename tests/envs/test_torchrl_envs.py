@@ -30,6 +30,7 @@ from torchrl.testing.mocking_classes import CountingEnv
 import tdcollect
 from tdcollect.envs import GymEnv, GymnasiumEnv, ParallelEnv
 from tdcollect.envs.traits import base_of
+from tdcollect.seeding import slot_seed
 
 from ..collect.oracle import assert_same
 from ..forkserver import forkserver
@@ -398,7 +399,7 @@ def test_num_envs_gives_true_final_observations(kwargs: dict[str, Any], count: i
     rollout = env.rollout(25, break_when_any_done=False)
     for slot, rows in enumerate(rollout.unbind(0)):
         one = torchrl.envs.GymEnv(name, **kwargs)
-        row = one.reset(seed=3 + slot)
+        row = one.reset(seed=slot_seed(3, slot))
         for expected in rows.unbind(0):
             row = one.step(row.set("action", expected["action"]))
             assert_same(row["next"].clear_device_(), expected["next"].clear_device_())

@@ -185,6 +185,8 @@ def test_a_vector_env_with_one_generator_gets_the_root() -> None:
     vector = CartPoleVectorEnv(3)
     vector.metadata = {"autoreset_mode": AutoresetMode.DISABLED}  # it is stepped once
     env = make_env(vector)
+    with pytest.raises(ValueError, match=r"ints in a row for CartPole.*got \[4, 9, 2\]"):
+        env.reset(seed=[4, 9, 2])
     collector = Collector(env, frames_per_batch=3)
     assert "roots in a row may share" in str(collector.explain())
     for env.first_slot in (0, 3):  # of the env in a second worker

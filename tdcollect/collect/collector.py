@@ -45,7 +45,7 @@ from tdcollect.collect.run import Explanation, Runner, short
 from tdcollect.collect.statistics import Monitor, StatsAttribute, slots_of, with_progress
 from tdcollect.collect.torchrl_loop import changed
 from tdcollect.display import one_line
-from tdcollect.envs.adopted import take_over
+from tdcollect.envs.adopted import lost_ends, take_over
 from tdcollect.envs.process.values import GiveOptions, ResetOptions
 from tdcollect.envs.traits import base_of
 from tdcollect.envs.wrapper import GymnasiumEnv
@@ -242,6 +242,8 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
         check_made(env)
         self._made_env = not isinstance(create_env_fn, EnvBase)
         take_over(env)
+        if lost := lost_ends(base_of(env)):
+            warnings.warn(f"{short(base_of(env))}: {lost}", stacklevel=2)
         give_options(base_of(env), self.reset_options)
         return env
 

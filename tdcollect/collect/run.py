@@ -44,7 +44,8 @@ from tdcollect.collect.step_dict import (
 from tdcollect.collect.torchrl_loop import changed, torchrl_rollout, warn_of_lost
 from tdcollect.collect.turns import Acting, Arrivals, Frames, Lower, NewIds
 from tdcollect.display import html_table, one_line
-from tdcollect.envs.adopted import early_seeds, reset_arguments
+from tdcollect.envs.adopted import early_seeds, lost_ends, reset_arguments
+from tdcollect.envs.beside import HonouredStarts
 from tdcollect.envs.spaces import nested
 from tdcollect.envs.traits import base_of, transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv, share_masks
@@ -461,7 +462,8 @@ class Runner:
         lower = None
         if not (collector.compiled_policy or collector.cudagraphed_policy or self.stacked_lazily):
             lower = partial(self.lower, checked=True, policy=self._parent.wrapped_policy)
-        return torchrl_rollout(collector, log, lower, has_acted, **settings)
+        with HonouredStarts(collector.env):
+            return torchrl_rollout(collector, log, lower, has_acted, **settings)
 
     def _allot_buffer(self, shrunk: bool) -> None:
         """Give the parent's preallocated batch memory of its own, or the memory of one step."""
@@ -604,10 +606,14 @@ def _parts_of(env: EnvBase, plan: Plan) -> list[Part]:
 
 def _notes_on(base: EnvBase) -> list[Part]:
     """What the user of an env without its transforms should know."""
+    notes = []
+    if lost := lost_ends(base):
+        notes.append(Part("episodes", "their ends", lost))
     one_seed = isinstance(base, GymWrapper) and bool(base.batch_size)
     if one_seed or (isinstance(base, GymnasiumEnv) and not base.can.each_seed):
-        return [Part("seeds", "one int", "for all slots: roots in a row may share some of them")]
-    return []
+        how = "for all slots: roots in a row may share some of them"
+        notes.append(Part("seeds", "one int", how))
+    return notes
 
 
 def short(thing: Any) -> str:

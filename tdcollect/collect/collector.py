@@ -25,6 +25,7 @@ from tdcollect._upstream.collectors import (
     normalize_env_functions,
     service_backend,
 )
+from tdcollect._upstream.torchrl import held_env
 from tdcollect.collect.arguments import (
     check_arguments,
     check_by_arrival,
@@ -51,6 +52,7 @@ from tdcollect.envs.traits import base_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.keys import IS_INIT, as_path
 from tdcollect.progress import check_tqdm
+from tdcollect.randomness import OwnLibraryStates
 from tdcollect.threads import collecting
 
 if TYPE_CHECKING:
@@ -242,6 +244,7 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
         check_made(env)
         self._made_env = not isinstance(create_env_fn, EnvBase)
         take_over(env)
+        OwnLibraryStates().give_to(held_env(base_of(env)))
         if lost := lost_ends(base_of(env)):
             warnings.warn(f"{short(base_of(env))}: {lost}", stacklevel=2)
         give_options(base_of(env), self.reset_options)

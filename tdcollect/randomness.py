@@ -7,6 +7,7 @@ swapped in while the env of its episode runs, so that its draws depend on its se
 from __future__ import annotations
 
 import ctypes
+import pickle
 import random
 import sys
 import time
@@ -78,6 +79,18 @@ class OwnLibraryStates:
         finally:
             self._states = library_states()
             set_library_states(outside)
+
+
+def held_generators(module: str) -> dict[str, bytes]:
+    """The states of generators that the modules of a module's package hold, by name."""
+    package, kinds = module.partition(".")[0], (np.random.Generator, np.random.RandomState)
+    modules = [m for name, m in list(sys.modules.items()) if name.partition(".")[0] == package]
+    return {
+        f"{one.__name__}.{name}": pickle.dumps(value)
+        for one in modules
+        for name, value in list(vars(one).items())
+        if isinstance(value, (*kinds, random.Random))
+    }
 
 
 def global_states() -> dict[str, Any]:

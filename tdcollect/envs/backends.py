@@ -252,13 +252,8 @@ class VectorBackend(Backend):
         singly = wrappers_do and (resets_singly or self._mode == AutoresetMode.DISABLED)
         # In SAME_STEP it begins episodes by itself, without options.
         asks = singly and self._mode != AutoresetMode.SAME_STEP
-        self.can = Can(
-            pause=False,
-            reset_singly=singly,
-            seed_singly=singly,
-            each_seed=resets_singly,
-            each_options=asks,
-        )
+        self.can = Can(pause=False, reset_singly=singly, seed_singly=singly, each_options=asks)
+        self.can = self.can._replace(each_seed=resets_singly)
         if self._mode == AutoresetMode.NEXT_STEP and not resets_singly:
             raise ValueError(
                 f"{env} resets itself one step late (AutoresetMode.NEXT_STEP) and cannot reset "

@@ -598,9 +598,7 @@ class Stepper:
             for slot in slots:  # few, mostly: an index of a list takes longer
                 flag[slot] = False
         self.recall(slots)
-        starts = self._seeds.of(slots)
-        if seeds is not None:
-            starts = dict(zip(slots, seeds, strict=True))
+        starts = self._seeds.of(slots) if seeds is None else dict(zip(slots, seeds, strict=True))
         failed = self._reset_backend(starts, options, out.raw) if slots else None
         while failed is not None and self.max_restarts is not None:
             again = sorted(failed.causes)

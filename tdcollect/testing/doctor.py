@@ -22,7 +22,7 @@ from tdcollect.envs.make import alike, make_env
 from tdcollect.envs.process.pool import usable_cores
 from tdcollect.envs.process.worker import spec_of
 from tdcollect.envs.wrapper import GymnasiumEnv
-from tdcollect.randomness import GlobalRandomness, global_states_kept
+from tdcollect.randomness import GlobalRandomness, global_states_kept, held_generators
 from tdcollect.seeding import slot_seed
 from tdcollect.testing import checks, rules
 from tdcollect.testing.checks import Failed, Passed, Skipped, Warned
@@ -130,9 +130,12 @@ def _global_random(exam: Examination) -> str:
     called: dict[str, list[str]] = {}
     watch = GlobalRandomness()
 
-    def note(call: str) -> None:
-        nonlocal watch
-        moved = watch.moved()
+    held: dict[str, bytes] = {}
+
+    def note(call: str, env: Any) -> None:
+        nonlocal watch, held
+        before, held = held, held_generators(type(env.unwrapped).__module__)
+        moved = watch.moved() + [n for n, state in held.items() if before.get(n, state) != state]
         for name in moved:
             calls = called.setdefault(GLOBAL.get(name, name), [])
             if call not in calls:
@@ -141,10 +144,10 @@ def _global_random(exam: Examination) -> str:
             watch = GlobalRandomness()
 
     with global_states_kept(), closing(exam.make()) as env:
-        note("construction")
+        note("construction", env)
         steps = 0
         for row in exam.rows(env, exam.seed):
-            note("reset" if row.is_reset else "step")
+            note("reset" if row.is_reset else "step", env)
             steps += not row.is_reset
             if steps == _WATCHED_STEPS:
                 break

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tdcollect.randomness import NotReproducibleError as NotReproducibleError
     from tdcollect.seeding import env_seed as env_seed
     from tdcollect.seeding import policy_seed as policy_seed
+    from tdcollect.seeding import slot_seed as slot_seed
     from tdcollect.states import load_checkpoint as load_checkpoint
     from tdcollect.states import save_checkpoint as save_checkpoint
     from tdcollect.suites.suite import Suite as Suite

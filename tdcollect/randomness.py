@@ -7,10 +7,13 @@ swapped in while the env of its episode runs, so that its draws depend on its se
 from __future__ import annotations
 
 import ctypes
+import pickle
 import random
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -26,14 +29,82 @@ _MT19937_BYTES = 2500  # 624 words and a position
 _LOOKS = 5
 
 
+def _of_vmas() -> list[Any] | None:
+    module = sys.modules.get("vmas.simulator.environment.environment")
+    return None if module is None else module.Environment.vmas_random_state
+
+
+LIBRARIES: dict[str, Callable[[], list[Any] | None]] = {"vmas": _of_vmas}
+"""Libraries that hold generators for all envs of a process: functions that return the list that
+holds their states, each of which the library puts another in the place of; None before its import.
+Others can be added."""
+
+
+def library_states() -> dict[str, list[Any]]:
+    """The states of :data:`LIBRARIES` that are imported, by name."""
+    holders = {name: find() for name, find in LIBRARIES.items()}
+    return {name: list(held) for name, held in holders.items() if held is not None}
+
+
+def set_library_states(states: Mapping[str, Sequence[Any]]) -> None:
+    """Set the states to what :func:`library_states` gave."""
+    for name, find in LIBRARIES.items():
+        held = find()
+        if held is not None and name in states:
+            held[:] = states[name]
+
+
+class OwnLibraryStates:
+    """States of :data:`LIBRARIES` that belong to one env, and are there while it is called.
+
+    Its neighbours in the process, made or seeded, then leave it alone.
+    """
+
+    def __init__(self) -> None:
+        self._states = library_states()
+
+    def give_to(self, env: Any) -> None:
+        """Have the methods of an env that take a library's states take these from here on."""
+        kind = type(env)
+        for name in dir(kind):
+            wrapped = hasattr(getattr(kind, name), "__wrapped__") and not name.startswith("__")
+            if kind.__module__.partition(".")[0] in LIBRARIES and wrapped:
+                vars(env).setdefault(name, partial(self._call, getattr(env, name)))
+
+    def _call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        outside = library_states()
+        set_library_states(self._states)
+        try:
+            return method(*args, **kwargs)
+        finally:
+            self._states = library_states()
+            set_library_states(outside)
+
+
+def held_generators(module: str) -> dict[str, bytes]:
+    """The states of generators that the modules of a module's package hold, by name."""
+    package, kinds = module.partition(".")[0], (np.random.Generator, np.random.RandomState)
+    modules = [m for name, m in list(sys.modules.items()) if name.partition(".")[0] == package]
+    return {
+        f"{one.__name__}.{name}": pickle.dumps(value)
+        for one in modules
+        for name, value in list(vars(one).items())
+        if isinstance(value, (*kinds, random.Random))
+    }
+
+
 def global_states() -> dict[str, Any]:
-    """The states, by ``"torch"``, ``"cuda"`` (one per device, none where CUDA is not in use)..."""
+    """The states, by ``"torch"``, ``"cuda"`` (one per device, none where CUDA is not in use)...
+
+    Those of :data:`LIBRARIES` are among them.
+    """
     in_use = torch.cuda.is_available() and torch.cuda.is_initialized()
     return {
         "torch": torch.get_rng_state(),
         "cuda": [state.cpu() for state in torch.cuda.get_rng_state_all()] if in_use else [],
         "numpy": np.random.get_state(),  # noqa: NPY002  envs may draw from it
         "python": random.getstate(),
+        **library_states(),
     }
 
 
@@ -45,6 +116,7 @@ def set_global_states(states: Mapping[str, Any]) -> None:
             torch.cuda.set_rng_state(state.cpu(), device)
     np.random.set_state(states["numpy"])  # noqa: NPY002
     random.setstate(states["python"])
+    set_library_states(states)
 
 
 @contextmanager
@@ -155,6 +227,7 @@ class GlobalStream:
         # NumPy keeps every second normal number for the next call, beside the generator.
         self._spare: float | None = None
         self._python = random.Random(of_python).getstate()
+        self._libraries: Mapping[str, Sequence[Any]] = {}  # seeded by their envs alone
 
     def __enter__(self) -> GlobalStream:
         for generator, own in zip(self._generators, self._torch, strict=True):
@@ -164,9 +237,11 @@ class GlobalStream:
             _keep_spare(self._spare)
         self._before = _numpy_bytes(self._numpy)
         random.setstate(self._python)
+        set_library_states(self._libraries)
         return self
 
     def __exit__(self, *exception: Any) -> None:
+        self._libraries = library_states()
         for generator, own in zip(self._generators, self._torch, strict=True):
             own.set_state(generator.get_state())
         if self._spare is not None or _numpy_bytes(self._numpy) != self._before:
@@ -185,6 +260,7 @@ class Outside:
         self._numpy: Any = mtrand.get_bit_generator()
         self._spare = _spare()
         self._python = random.getstate()
+        self._libraries = library_states()
         return self
 
     def __exit__(self, *exception: Any) -> None:
@@ -194,6 +270,7 @@ class Outside:
         if self._spare is not None:
             _keep_spare(self._spare)
         random.setstate(self._python)
+        set_library_states(self._libraries)
 
 
 def torch_generators(device: torch.device | None) -> list[torch.Generator]:

@@ -18,16 +18,16 @@ def slot_seeds(seed: int | Sequence[int], slots: Sequence[int]) -> list[int]:
     """One seed for each of ``slots``.
 
     Args:
-        seed: an int, which gives slot i the seed ``seed + i`` as gymnasium's vector envs do; or one
-            int per slot.
+        seed: an int, the root, which gives each its :func:`slot_seed`; or one int per slot.
         slots: the slots to seed, by index.
 
     Raises:
         TypeError: if a seed is not an int.
         ValueError: if a seed is negative, or there are more or fewer seeds than slots.
     """
-    if isinstance(seed, Integral) and not isinstance(seed, bool):
-        seeds = [int(seed) + slot for slot in slots]
+    is_root = isinstance(seed, Integral) and not isinstance(seed, bool)
+    if is_root:
+        seeds = [int(seed)]  # type: ignore[arg-type]
     elif isinstance(seed, (Sequence, np.ndarray)) and not isinstance(seed, (str, bytes)):
         if len(seed) != len(slots):
             raise ValueError(
@@ -41,7 +41,16 @@ def slot_seeds(seed: int | Sequence[int], slots: Sequence[int]) -> list[int]:
         raise TypeError(f"expected a seed that is an int or one int per slot, got {seed!r}")
     if any(s < 0 for s in seeds):
         raise ValueError(f"expected seeds that are not negative, got {seed}")
-    return seeds
+    return [slot_seed(seeds[0], slot) for slot in slots] if is_root else seeds
+
+
+def slot_seed(root: int, slot: int) -> int:
+    """Seed of the first episode of slot ``slot`` of an env or a collector with the seed ``root``.
+
+    Slot 0 has the root itself, as a single env has. Slot i > 0 has the first 31 bits of
+    ``SeedSequence(root, spawn_key=(i, 6))``: no other root gives it, and no test episode has it.
+    """
+    return _bits(root, slot, 6) if slot else int(root)
 
 
 def restart_seed(seed: int) -> int:
@@ -49,7 +58,7 @@ def restart_seed(seed: int) -> int:
 
     The first 31 bits of ``SeedSequence(seed, spawn_key=(2,))``, so that every env library takes it.
     """
-    return int(np.random.SeedSequence(seed, spawn_key=(2,)).generate_state(1, np.uint32)[0] >> 1)
+    return _bits(seed, 2)
 
 
 def env_seed(root: int, episode: int) -> int:
@@ -58,8 +67,7 @@ def env_seed(root: int, episode: int) -> int:
     The first 31 bits of ``SeedSequence(root, spawn_key=(episode, 0))``, so that every env library
     takes it.
     """
-    sequence = np.random.SeedSequence(root, spawn_key=(episode, 0))
-    return int(sequence.generate_state(1, np.uint32)[0] >> 1)
+    return _bits(root, episode, 0)
 
 
 def batch_seed(root: int, batch: int) -> int:
@@ -67,8 +75,7 @@ def batch_seed(root: int, batch: int) -> int:
 
     The first 31 bits of ``SeedSequence(root, spawn_key=(batch, 5))``.
     """
-    sequence = np.random.SeedSequence(root, spawn_key=(batch, 5))
-    return int(sequence.generate_state(1, np.uint32)[0] >> 1)
+    return _bits(root, batch, 5)
 
 
 def policy_seed(root: int, episode: int) -> int:
@@ -85,7 +92,7 @@ def report_seed(root: int) -> int:
 
     The first 31 bits of ``SeedSequence(root, spawn_key=(4,))``.
     """
-    return int(np.random.SeedSequence(root, spawn_key=(4,)).generate_state(1, np.uint32)[0] >> 1)
+    return _bits(root, 4)
 
 
 def global_seeds(seed: int) -> tuple[int, int, int]:
@@ -97,6 +104,11 @@ def global_seeds(seed: int) -> tuple[int, int, int]:
     words = np.random.SeedSequence(seed, spawn_key=(3,)).generate_state(3, np.uint32)
     of_torch, of_numpy, of_python = map(int, words)
     return of_torch, of_numpy, of_python
+
+
+def _bits(root: int, *key: int) -> int:
+    """The first 31 bits of ``SeedSequence(root, spawn_key=key)``."""
+    return int(np.random.SeedSequence(root, spawn_key=key).generate_state(1, np.uint32)[0] >> 1)
 
 
 class WaitingSeeds:

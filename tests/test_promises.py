@@ -90,7 +90,7 @@ def test_rows_are_those_of_a_plain_gymnasium_loop() -> None:
     (batch,) = list(collector)
     for slot in range(2):
         env = gym.make(CARTPOLE)
-        observation, _ = env.reset(seed=5 + slot)
+        observation, _ = env.reset(seed=tdcollect.slot_seed(5, slot))
         for row in batch[slot]:
             assert torch.equal(row["observation"], torch.from_numpy(observation))
             action = int(row["action"].argmax())

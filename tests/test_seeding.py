@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tdcollect import env_seed, policy_seed
+from tdcollect import env_seed, policy_seed, slot_seed
 from tdcollect.seeding import EVALUATION_PROTOCOL, slot_seeds
 
 roots = st.integers(0, 2**63)
@@ -47,10 +47,18 @@ def test_roots_differ_and_seeds_are_such_as_libraries_take(root: int, other: int
     assert type(env_seed(root, i)) is type(policy_seed(root, i)) is int
 
 
-@given(st.integers(0, 2**31), st.integers(1, 8))
-def test_an_int_gives_slot_i_the_seed_plus_i(seed: int, n: int) -> None:
-    assert slot_seeds(seed, range(n)) == [seed + i for i in range(n)]
-    assert slot_seeds(np.int64(seed), [1, n + 3]) == [seed + 1, seed + n + 3]
+def test_an_int_gives_slot_0_itself_and_the_others_seeds_that_do_not_change() -> None:
+    for root, slot in ((0, 1), (7, 3), (2**64 + 1, 100)):
+        assert slot_seed(root, slot) == int(spawned(root, slot, 6).generate_state(1)[0]) // 2
+        assert slot_seeds(root, [0, slot]) == [root, slot_seed(root, slot)]
+    assert slot_seeds(np.int64(0), range(4)) == [0, 117767107, 1774837835, 1672253589]
+
+
+def test_slots_of_roots_in_a_row_and_test_episodes_share_no_seed() -> None:
+    roots = range(50)
+    slots = [slot_seed(root, slot) for root in roots for slot in range(64)]
+    tested = [env_seed(root, episode) for root in roots for episode in range(64)]
+    assert len({*slots, *tested}) == len(slots) + len(tested)
 
 
 def test_one_seed_a_slot_is_taken_as_it_is() -> None:

@@ -97,6 +97,11 @@ def wrapped_env(env: Any) -> Any:
     return getattr(env, "_env", env)
 
 
+def held_env(env: EnvBase) -> Any:
+    """The env that a wrapper holds, without a question to workers; None where it holds none."""
+    return vars(env).get("_env")
+
+
 def resets_with_seed(env: EnvBase) -> bool:
     """Tell whether an env's ``reset(seed=...)`` starts the episode of a seed.
 

@@ -42,6 +42,7 @@ from tdcollect.collect.step_dict import (
 from tdcollect.collect.transforms import StepTransform
 from tdcollect.envs.adopted import ParallelEnv as OurParallelEnv
 from tdcollect.envs.adopted import adopt, reset_arguments
+from tdcollect.envs.beside import HonouredStarts
 from tdcollect.envs.slots import Can, SlotError, Stepper
 from tdcollect.envs.spaces import StepBuffers, nested
 from tdcollect.envs.traits import NotKnown, all_transforms_of, base_of, transforms_of
@@ -315,9 +316,11 @@ class TorchRLEnv(InnerEnv):
         self._flags = [(key, spec.shape) for key, spec in env.full_done_spec.items(True, True)]
         self._step, self._reset = env_step_of(env), env_reset_of(env)
         self._arguments = arguments_of_resets(env)
+        self._starts = HonouredStarts(env)
 
     def step(self, given: StepDict, slots: list[int] | None, buffers: None) -> Stepped:
-        return self._completed(self._step(self._packed(given))), None
+        with self._starts:
+            return self._completed(self._step(self._packed(given))), None
 
     def _packed(self, entries: StepDict) -> TensorDict:
         env = self._env
@@ -332,7 +335,8 @@ class TorchRLEnv(InnerEnv):
 
     def reset(self, marks: StepDict, slots: list[int], seeds: Seeds, options: Options) -> StepDict:
         arguments = {**self._arguments, **reset_arguments(self._env, seeds, options)}
-        return self._completed(self._reset(self._packed(marks), **arguments))
+        with self._starts:  # transforms may step in resets
+            return self._completed(self._reset(self._packed(marks), **arguments))
 
 
 class RewardShape(StepTransform):
@@ -652,17 +656,19 @@ class _WholeEnv(InnerEnv):
         self.slots = base if isinstance(base, GymnasiumEnv) else None
         self.step_bytes = _bytes_of(env)
         self.home = with_index(env.device) if env.device else _CPU
-        self._env, self._exact = env, exact
+        self._env, self._exact, self._starts = env, exact, HonouredStarts(env)
 
     def step(self, given: StepDict, slots: list[int] | None, buffers: None) -> Stepped:
         packed = nested(given.items(), self._env.batch_size, self._env.device)
-        with self.slots.exact_rewards() if self._exact and self.slots else nullcontext():
+        exact = self.slots.exact_rewards() if self._exact and self.slots else nullcontext()
+        with exact, self._starts:
             return flat(self._env.step(packed).get(keys.NEXT)), None
 
     def reset(self, marks: StepDict, slots: list[int], seeds: Seeds, options: Options) -> StepDict:
         given = nested(marks.items(), self._env.batch_size, self._env.device)
         arguments = reset_arguments(base_of(self._env), seeds, options)
-        return flat(self._env.reset(given, select_reset_only=True, **arguments))
+        with self._starts:
+            return flat(self._env.reset(given, select_reset_only=True, **arguments))
 
 
 def _bytes_of(env: EnvBase) -> int:

@@ -25,6 +25,7 @@ from tdcollect._upstream.collectors import (
     normalize_env_functions,
     service_backend,
 )
+from tdcollect._upstream.torchrl import held_env
 from tdcollect.cleanup import close_may_fail
 from tdcollect.collect.arguments import (
     check_arguments,
@@ -46,12 +47,13 @@ from tdcollect.collect.run import Explanation, Runner, short
 from tdcollect.collect.statistics import Monitor, StatsAttribute, slots_of, with_progress
 from tdcollect.collect.torchrl_loop import changed
 from tdcollect.display import one_line
-from tdcollect.envs.adopted import take_over
+from tdcollect.envs.adopted import lost_ends, take_over
 from tdcollect.envs.process.values import GiveOptions, ResetOptions
 from tdcollect.envs.traits import base_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.keys import IS_INIT, as_path
 from tdcollect.progress import check_tqdm
+from tdcollect.randomness import OwnLibraryStates
 from tdcollect.threads import collecting
 
 if TYPE_CHECKING:
@@ -243,6 +245,9 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
         check_made(env)
         self._made_env = not isinstance(create_env_fn, EnvBase)
         take_over(env)
+        OwnLibraryStates().give_to(held_env(base_of(env)))
+        if lost := lost_ends(base_of(env)):
+            warnings.warn(f"{short(base_of(env))}: {lost}", stacklevel=2)
         give_options(base_of(env), self.reset_options)
         return env
 
@@ -435,7 +440,7 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
                 warning, unless they come by arrival.
             episodes: how many whole episodes over all slots.
             reset: start afresh in every slot before collecting frames.
-            seed: of the first reset: slot i is seeded with ``seed + i``. Implies ``reset``.
+            seed: of the first reset, as :meth:`set_seed` has it. Implies ``reset``.
             options: gymnasium's options, for the first reset; by episodes, for each. Implies
                 ``reset``.
             random: take actions from the action spec; the policy is not called, and its other
@@ -486,17 +491,18 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seed the envs and restart them.
 
-        The next row collected of slot i is a reset with seed ``seed + i``, for the envs that
-        :func:`tdcollect.make_env` makes and for TorchRL's gym wrappers. (TorchRL's own collector
-        goes on from the unseeded reset of its construction.) Other envs are seeded as their own
-        ``set_seed`` does and then reset. Trajectories in flight are dropped; ids go on.
+        The next row collected of slot i is a reset with :func:`tdcollect.slot_seed` of ``seed`` and
+        i, for the envs that :func:`tdcollect.make_env` makes; with ``seed + i`` for TorchRL's gym
+        wrappers. (TorchRL's own collector goes on from the unseeded reset of its construction.)
+        Other envs are seeded as their own ``set_seed`` does and then reset. Trajectories in flight
+        are dropped; ids go on.
 
         Before anything is collected, transforms such as ``VecNormV2`` also begin again with the
         state that they had when the collector was made: the unseeded reset of its construction
         does not count. Later, and in the processes of a ``ParallelEnv``, their statistics go on.
 
         Args:
-            seed: the seed of slot 0.
+            seed: the root seed, which is that of slot 0.
             static_seed: return the seed as it is.
 
         Returns:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torchrl.collectors import Collector as TorchRLCollector
-from torchrl.envs import EnvBase
+from torchrl.envs import EnvBase, GymWrapper
 from torchrl.envs.utils import exploration_type, set_exploration_type
 from torchrl.modules import RandomPolicy
 
@@ -45,7 +45,8 @@ from tdcollect.collect.torchrl_loop import changed, torchrl_rollout, warn_of_los
 from tdcollect.collect.transforms import Norm
 from tdcollect.collect.turns import Acting, Arrivals, Frames, Lower, NewIds
 from tdcollect.display import html_table, one_line
-from tdcollect.envs.adopted import early_seeds, reset_arguments
+from tdcollect.envs.adopted import early_seeds, lost_ends, reset_arguments
+from tdcollect.envs.beside import HonouredStarts
 from tdcollect.envs.spaces import nested
 from tdcollect.envs.traits import (
     all_transforms_of,
@@ -540,9 +541,10 @@ class Runner:
         if not (collector.compiled_policy or collector.cudagraphed_policy or self.stacked_lazily):
             lower = partial(self.lower, checked=True, policy=self._parent.wrapped_policy)
         try:
-            return torchrl_rollout(
-                collector, log, lower, has_acted, pre_collect_hook=None, **settings
-            )
+            with HonouredStarts(collector.env):
+                return torchrl_rollout(
+                    collector, log, lower, has_acted, pre_collect_hook=None, **settings
+                )
         finally:
             self.note_places()
 
@@ -665,14 +667,14 @@ _IGNORES_MASKS = (
 
 def _parts_of(env: EnvBase, plan: Plan) -> list[Part]:
     """The parts of an env, with its transforms."""
-    name, stepped = short(base_of(env)), plan.env
+    base = base_of(env)
+    name, stepped = short(base), plan.env
     if stepped is None:
         cost = "3 to 5 times the time of a step on arrays"
         refused = [Part("env", name, f"{_AS_TORCHRL}: {why}", cost) for why in plan.reasons]
-        return refused + [
-            Part("transform", short(each), _AS_TORCHRL) for each in transforms_of(env)
-        ]
-    parts = [Part("env", name, stepped.inner.how, stepped.inner.cost)]
+        transforms = [Part("transform", short(each), _AS_TORCHRL) for each in transforms_of(env)]
+        return refused + _notes_on(base) + transforms
+    parts = [Part("env", name, stepped.inner.how, stepped.inner.cost), *_notes_on(base)]
     if stepped.can.asynchronous:
         wait_num = f"wait_num={stepped.can.wait_num}"
         parts.append(Part("slots", wait_num, "go on when they are ready"))
@@ -683,6 +685,18 @@ def _parts_of(env: EnvBase, plan: Plan) -> list[Part]:
     elif stepped.home.type != "cpu" and stepped.base is None:
         parts.append(Part("resets", "where flags say so", f"one wait per step for {stepped.home}"))
     return parts + [Part("transform", t.label, t.how, t.cost) for t in stepped.parts]
+
+
+def _notes_on(base: EnvBase) -> list[Part]:
+    """What the user of an env without its transforms should know."""
+    notes = []
+    if lost := lost_ends(base):
+        notes.append(Part("episodes", "their ends", lost))
+    one_seed = isinstance(base, GymWrapper) and bool(base.batch_size)
+    if one_seed or (isinstance(base, GymnasiumEnv) and not base.can.each_seed):
+        how = "for all slots: roots in a row may share some of them"
+        notes.append(Part("seeds", "one int", how))
+    return notes
 
 
 def short(thing: Any) -> str:

@@ -78,7 +78,7 @@ class WorkerFacts(NamedTuple):
     slots: int
     """N of its env."""
     seeds_in_a_row: bool
-    """Slot i of its env is seeded with ``seed + i``."""
+    """The slots of its env can go on from those of other workers, under one root seed."""
     has_options: bool = False
     """Its resets have options by slot, counted over all workers."""
 
@@ -116,7 +116,7 @@ def seeds_of(seed: int, worker: int, replacement: int = 0) -> list[int]:
 
     That of the env is for a replacement, 1 being the first: it repeats no episode of the lost one.
     """
-    key = (worker, replacement) if replacement else (worker,)
+    key = (worker, replacement, 7) if replacement else (worker,)
     *generators, env = np.random.SeedSequence(seed, spawn_key=key).generate_state(4)
     return [*map(int, generators), int(env >> 1)]
 
@@ -128,18 +128,25 @@ def seeded(
     worker: int,
     replacement: int = 0,
     static_seed: bool = False,
+    first_slot: int = 0,
 ) -> int:
     """Seed the global generators of a worker's process and its env, and restart.
 
-    ``root`` is the seed of the whole collection, ``env_seed`` that of the first slot; None is for a
-    replacement. Returns the seed for the next env, as TorchRL computes it.
+    ``root`` is the seed of the whole collection, ``env_seed`` that of the env, whose slots are
+    numbered from ``first_slot``; None is for a replacement. Returns the seed for the next env, as
+    TorchRL computes it.
     """
     torchs, numpys, pythons, envs = seeds_of(root, worker, replacement)
     torch.manual_seed(torchs)
     np.random.seed(numpys)  # noqa: NPY002  envs may draw from it
     random.seed(pythons)
-    first = envs if env_seed is None else env_seed
-    return collector.set_seed(first, static_seed=static_seed)
+    seed = envs if env_seed is None else env_seed
+    base = base_of(collector.env)
+    if isinstance(base, GymnasiumEnv):
+        base.first_slot = first_slot
+    else:
+        seed += first_slot
+    return collector.set_seed(seed, static_seed=static_seed)
 
 
 def set_version(collector: Any, version: int) -> None:
@@ -396,11 +403,11 @@ class Asking(BaseCollector):
     def _seed_workers(self, seed: int, static_seed: bool) -> Any:
         """Seed all workers; return the seed for the next env, as TorchRL computes it.
 
-        The slots of all workers count on from ``seed``, as those of one env do, where envs can.
+        The slots of all workers are numbered on, as those of one env, where envs can.
         """
         if all(one.seeds_in_a_row for one in self._facts or ()):
-            firsts = accumulate(self._slots[:-1], initial=seed)
-            given = {w: (first, seed, w, 0, static_seed) for w, first in enumerate(firsts)}
+            firsts = accumulate(self._slots[:-1], initial=0)
+            given = {w: (seed, seed, w, 0, static_seed, first) for w, first in enumerate(firsts)}
             self._ask(seeded, given)
             return seed if static_seed else chain(seed, len(given) + 1)[-1]
         following = seed

@@ -209,11 +209,11 @@ class MultiCollector(asking.Asking, upstream.MultiCollector, metaclass=_BySync):
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seed all workers and restart them.
 
-        The next row that slot i of worker w collects is a reset with seed ``seed + w N + i``, N
-        slots per worker, for the envs that :func:`tdcollect.make_env` makes. (TorchRL's class
-        resets once more, and the seeded episodes are gone.) Envs of TorchRL's are seeded by its
-        chain. The global generators of torch, NumPy and Python in worker w start from
-        ``(seed, w)``.
+        The next row that slot i of worker w collects is a reset with :func:`tdcollect.slot_seed` of
+        ``seed`` and w N + i, N slots per worker, for the envs that :func:`tdcollect.make_env`
+        makes. (TorchRL's class resets once more, and the seeded episodes are gone.) Envs of
+        TorchRL's are seeded by its chain. The global generators of torch, NumPy and Python in
+        worker w start from ``(seed, w)``.
 
         Args:
             seed: of slot 0 of worker 0.

@@ -324,8 +324,8 @@ class RayCollector(asking.Asking, TorchRLRayCollector):
     def set_seed(self, seed: int, static_seed: bool = False) -> Any:
         """Seed all workers and restart their envs.
 
-        Slot i of worker w starts from seed ``seed + wN + i`` with its next row; torch's, NumPy's
-        and Python's generators in the workers are seeded too. Batches that are begun are dropped.
+        Slot i of worker w starts from ``slot_seed(seed, w N + i)`` with its next row; the workers'
+        torch, NumPy and Python are seeded too. Batches that are begun are dropped.
 
         Args:
             seed: the seed of worker 0's slot 0.

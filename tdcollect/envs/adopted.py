@@ -24,6 +24,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 import torchrl.envs
+from gymnasium.vector import AutoresetMode
 from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Composite
 from torchrl.envs import EnvBase, GymWrapper, TransformedEnv, default_info_dict_reader
@@ -43,7 +44,6 @@ from tdcollect.envs.slots import Can, Stepper
 from tdcollect.envs.traits import NotKnown, base_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.randomness import global_states
-from tdcollect.seeding import slot_seeds
 from tdcollect.states import equal
 
 
@@ -485,21 +485,55 @@ class _GymMeta(upstream.GymEnvMeta):
         return super().__call__(*args, **kwargs)
 
 
+class _Library:
+    """A library of envs, whose ``make`` takes ``frames`` in place of TorchRL's; None for those."""
+
+    def __init__(self, library: Any, frames: Mapping[str, Any] | None):
+        self._library, self._frames = library, frames
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._library, name)
+
+    def make(self, env_name: str, **kwargs: Any) -> Any:
+        if self._frames is not None:
+            kwargs.pop("frameskip", None)
+            kwargs.update(self._frames)
+        try:
+            return self._library.make(env_name, **kwargs)
+        except TypeError as error:
+            if "frameskip" in kwargs and "takes no arguments" in str(error):
+                # In the words by which TorchRL knows that it must repeat actions itself.
+                raise TypeError(f"unexpected keyword argument 'frameskip': {error}") from error
+            raise
+
+
 class GymEnv(torchrl.envs.GymEnv, metaclass=_GymMeta):
     """TorchRL's ``GymEnv``.
 
-    It is TorchRL's class in all but three points:
+    It is TorchRL's class in all but four points:
 
     - ``num_workers=n`` gives a :class:`tdcollect.envs.ParallelEnv`;
     - ``num_envs=n`` gives a :class:`tdcollect.envs.GymnasiumEnv` on worker processes, with true
-      final observations and without rows that join two episodes. Slot i is seeded with
-      ``seed + i``, as the vector env in TorchRL's is;
+      final observations and without rows that join two episodes. Its slots are seeded as those
+      of :func:`tdcollect.make_env`;
+    - without ``frame_skip``, an Atari env repeats actions as its id says, where TorchRL's plays
+      each frame;
     - infos may be Python numbers.
 
     Args:
         env_name: a gymnasium id.
         **kwargs: those of TorchRL's ``GymEnv``, and of ``gymnasium.make``.
     """
+
+    def __init__(self, env_name: str, **kwargs: Any):
+        if "frame_skip" not in kwargs:
+            self.__dict__["_frames"] = {n: kwargs[n] for n in ("frameskip",) if n in kwargs}
+        super().__init__(env_name, **kwargs)
+
+    @property
+    def lib(self) -> Any:
+        """The library that makes the env."""
+        return _Library(super().lib, vars(self).get("_frames"))
 
     def set_info_dict_reader(
         self, info_dict_reader: BaseInfoDictReader | None = None, ignore_private: bool = True
@@ -545,7 +579,7 @@ def early_seeds(env: EnvBase, seed: int, static: bool = False) -> list[int] | No
     unless it is given the seed again. None for envs that seed their next reset.
     """
     if isinstance(env, GymWrapper):  # a vector env counts on from the seed
-        return slot_seeds(seed, range(env.batch_size.numel()))
+        return list(range(seed, seed + env.batch_size.numel()))
     if isinstance(env, ParallelEnv) and env.inner is not None:
         return chain(seed, env.num_workers, static)
     if isinstance(env, SerialEnv):
@@ -553,6 +587,17 @@ def early_seeds(env: EnvBase, seed: int, static: bool = False) -> list[int] | No
         if members and all(isinstance(member, GymWrapper) for member in members):
             return chain(seed, len(members), static)
     return None
+
+
+def lost_ends(env: EnvBase) -> str:
+    """What TorchRL loses of a vector env's episodes, and the remedy; empty if nothing."""
+    inside = upstream.wrapped_env(env) if isinstance(env, GymWrapper) else None
+    if getattr(inside, "autoreset_mode", None) != AutoresetMode.NEXT_STEP:
+        return ""
+    return (
+        "final observations are zeros, and a row joins each episode to the next, as TorchRL takes "
+        "AutoresetMode.NEXT_STEP for SAME_STEP; import GymEnv from tdcollect.envs, or use make_env"
+    )
 
 
 def reset_arguments(

@@ -260,6 +260,7 @@ class VectorBackend(Backend):
         # In SAME_STEP it begins episodes by itself, without options.
         asks = singly and self._mode != AutoresetMode.SAME_STEP
         self.can = Can(pause=False, reset_singly=singly, seed_singly=singly, each_options=asks)
+        self.can = self.can._replace(each_seed=resets_singly)
         if self._mode == AutoresetMode.NEXT_STEP and not resets_singly:
             raise ValueError(
                 f"{env} resets itself one step late (AutoresetMode.NEXT_STEP) and cannot reset "
@@ -308,7 +309,18 @@ class VectorBackend(Backend):
             given["reset_mask"] = mask = np.zeros(self.num_envs, bool)
             mask[slots] = True
         seeded = any(seed is not None for seed in starts.values())
-        observation, info = self.env.reset(seed=seeds if seeded else None, options=given or None)
+        try:
+            observation, info = self.env.reset(
+                seed=seeds if seeded else None, options=given or None
+            )
+        except Exception as error:
+            if self.can.each_seed or not (seeded and isinstance(seeds, list)):
+                raise
+            raise ValueError(
+                f"expected one int, the seed of all slots, or ints in a row for {self.env}, got "
+                f"{seeds}, which it does not take ({type(error).__name__}: {error}); pass an id or "
+                "a function that makes one env, with num_envs, for seeds of each slot"
+            ) from error
         self._has_begun = True
         if not isinstance(info, Mapping):
             raise TypeError(
@@ -433,6 +445,8 @@ def for_each_slot(verb: str, slots: Iterable[int], call: Callable[[int], None]) 
 
 def _autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
     mode = env.metadata.get("autoreset_mode")
+    if env.metadata is env.unwrapped.metadata:  # which all envs of a class may share
+        mode = getattr(env.unwrapped, "autoreset_mode", mode)
     if mode is None:
         raise ValueError(
             f"{env} does not say how it resets: expected metadata['autoreset_mode'] to be a "

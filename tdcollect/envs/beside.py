@@ -20,14 +20,22 @@ import torch
 from gymnasium.envs.registration import EnvSpec
 from tensordict import TensorDict
 from torchrl.data import Composite, NonTensor
-from torchrl.envs import EnvBase, EnvCreator, GymWrapper, TransformedEnv
+from torchrl.envs import EnvBase, EnvCreator, GymWrapper, SerialEnv, TransformedEnv
 from torchrl.envs import transforms as T
 
 from tdcollect import keys
 from tdcollect._upstream import torchrl as upstream
 from tdcollect.envs.process.values import Begun, InfoEntry, Options, limits
 from tdcollect.envs.spaces import SpaceCodec, check_names, compose, key_of, observation_name
-from tdcollect.envs.traits import TRAITS, NotKnown, base_of, runs_once, traits_of, transforms_of
+from tdcollect.envs.traits import (
+    TRAITS,
+    NotKnown,
+    base_of,
+    innermost,
+    runs_once,
+    traits_of,
+    transforms_of,
+)
 from tdcollect.keys import as_path
 from tdcollect.randomness import global_states, global_states_kept, set_global_states
 
@@ -289,6 +297,7 @@ class SlotEnv(gym.Wrapper[Any, Any, Any, Any]):
         # To take the slot's own states costs time, which is for those that may draw.
         self._drawing: Any = self._own_states if plan.draws else nullcontext
         self._prepare(plan)
+        self._starts = HonouredStarts(self._inner)
 
     def _prepare(self, plan: SlotPlan) -> None:
         raise NotImplementedError
@@ -383,7 +392,7 @@ class _DirectSlot(SlotEnv):
             if self._end is not None:
                 self._lives = self._present_lives()
         else:
-            with self._own_states():
+            with self._own_states(), self._starts:
                 begun = self._inner.reset(**_without_none(seed=seed, options=options))
             observation, info = self._recorder.latest
             if self._end is not None:
@@ -400,6 +409,55 @@ def repeated(env: GymWrapper) -> gym.Env[Any, Any]:
     """The gymnasium env in a TorchRL env, which repeats each action as that does."""
     inside, times = upstream.wrapped_env(env), env.wrapper_frame_skip
     return inside if times == 1 else _Repeated(inside, times)
+
+
+class HonouredStarts:
+    """Inside of it, TorchRL's gym wrappers add the ``start`` of their action spaces.
+
+    By themselves they hand 0 to the env for the first action of ``Discrete(3, start=1)``.
+    """
+
+    def __init__(self, env: EnvBase):
+        base = innermost(env)
+        members = upstream.serial_envs(base) or () if isinstance(base, SerialEnv) else (base,)
+        wrappers = [one for one in map(innermost, members) if isinstance(one, GymWrapper)]
+        pairs = [(one, upstream.wrapped_env(one)) for one in wrappers]
+        self._pairs = [
+            (one, env) for one, env in pairs if _has_start(getattr(env, "action_space", None))
+        ]
+
+    def __enter__(self) -> None:
+        for wrapper, env in self._pairs:
+            upstream.set_wrapped_env(wrapper, _AddsStart(env))
+
+    def __exit__(self, *exception: Any) -> None:
+        for wrapper, env in self._pairs:
+            upstream.set_wrapped_env(wrapper, env)
+
+
+class _AddsStart:
+    """An env whose actions count from 0."""
+
+    def __init__(self, env: Any):
+        self._env = env
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)
+
+    def step(self, action: Any) -> Any:
+        return self._env.step(_with_start(self._env.action_space, action))
+
+
+def _has_start(space: Any) -> bool:
+    if isinstance(space, gym.spaces.Dict):
+        return any(map(_has_start, space.values()))
+    return bool(np.any(getattr(space, "start", 0)))
+
+
+def _with_start(space: Any, action: Any) -> Any:
+    if isinstance(space, gym.spaces.Dict):
+        return {name: _with_start(space[name], value) for name, value in action.items()}
+    return action + space.start if hasattr(space, "start") else action
 
 
 class _Repeated(gym.Wrapper[Any, Any, Any, Any]):
@@ -458,7 +516,7 @@ class _TensorDictSlot(SlotEnv):
         given = self._present
         for path, array in zip(self._codec.paths, arrays, strict=True):
             given[key_of(path)] = torch.from_numpy(array[0, ...])
-        with self._drawing():
+        with self._drawing(), self._starts:
             given = self._inner.step(given)
         following = given[keys.NEXT]
         self._present = self._inner.step_mdp(given)
@@ -470,7 +528,7 @@ class _TensorDictSlot(SlotEnv):
         begin = None
         if self._present is not None:
             begin = TensorDict({keys.RESET: torch.ones(1, dtype=torch.bool)})
-        with self._drawing():
+        with self._drawing(), self._starts:
             self._present = self._inner.reset(begin, **_without_none(seed=seed, options=options))
         self._present.pop(keys.RESET, None)
         return self._read(self._present)

@@ -80,7 +80,8 @@ def make_env(
         env_kwargs: passed to ``gymnasium.make``, to the callable or to ``envpool.make_gymnasium``.
             With PettingZoo's ids, also ``group_map``, ``use_mask``, ``return_state`` and
             ``done_on_any``, as TorchRL's ``PettingZooEnv`` takes them.
-        seed: for the first reset: an int, which gives slot i ``seed + i``, or one int per slot.
+        seed: for the first reset: an int, which gives slot i ``slot_seed(seed, i)``, or one int per
+            slot.
         device: of the entries. None leaves them on the CPU and the TensorDicts without a device, as
             ``GymEnv`` does.
         categorical_action_encoding: encode discrete spaces as integers rather than one-hot. None
@@ -172,21 +173,22 @@ def make_env(
                 made, bookkeeping, name=_name(env), check_finite=check_finite, max_restarts=restarts
             )
             stepper.makes = env, settings
-            if seeds is not None:
-                stepper.set_seeds(seeds)
         return stepper
 
     stepper = slots_with(kwargs, seeds)
     batched = num_envs is not None or isinstance(env, VectorEnv)
     is_made = isinstance(env, (gym.Env, VectorEnv))
     with ended_on_error(stepper.close):
-        return GymnasiumEnv(
+        made = GymnasiumEnv(
             stepper,
             batched=batched,
             device=device,
             env_kwargs=kwargs,
             remake=None if is_made else slots_with,
         )
+        if seed is not None:
+            stepper.set_seeds(made.seeds_of(seed, range(slots)))
+        return made
 
 
 def _check_backend(env: Any, backend: str | None) -> str:

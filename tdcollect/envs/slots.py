@@ -40,6 +40,7 @@ class Can(NamedTuple):
     step_ended: bool = False  # else a step after an episode's end would lose its action
     reset_singly: bool = True  # else a slot alone starts anew only after its episode has ended
     seed_singly: bool = True  # some slots can be reset with seeds while others go on
+    each_seed: bool = True  # each slot has a generator; else one draws for all of them
     rebuild: bool = False  # the env of a single slot can be built anew
     resume: bool = False  # the envs can be saved and brought back
     each_options: bool = True  # resets take options of each slot
@@ -569,7 +570,7 @@ class Stepper:
         self.recall(slots)
         starts = self._seeds.of(slots)
         if seeds is not None:
-            starts = dict(zip(slots, seeds, strict=True))
+            starts.update(zip(slots, seeds, strict=True))
         failed = self._reset_backend(starts, options, out.raw) if slots else None
         while failed is not None and self.max_restarts is not None:
             again = sorted(failed.causes)

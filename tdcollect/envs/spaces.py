@@ -118,7 +118,7 @@ class Leaf(abc.ABC):
 
 
 class BoxLeaf(Leaf):
-    """``Box`` and ``MultiBinary``: the values themselves."""
+    """``Box``: the values themselves."""
 
     def __init__(self, space: spaces.Box | spaces.MultiBinary, spec: TensorSpec):
         assert space.shape is not None
@@ -141,6 +141,23 @@ class BoxLeaf(Leaf):
         # A copy: an env may keep or change the array that it is given.
         value = np.array(entry, dtype=self.space_dtype if self._recast else None)
         return value.reshape(*lead, *self.space_shape)
+
+
+class _BinaryLeaf(BoxLeaf):
+    """``MultiBinary``: 0 and 1."""
+
+    def __init__(self, space: spaces.MultiBinary, spec: TensorSpec):
+        super().__init__(space, spec)
+        self.exact = None  # the dtype holds other numbers, too
+
+    def takes(self, value: Array) -> bool:
+        return super().takes(value) and bool(((value == 0) | (value == 1)).all())
+
+    def _misfit(self, value: Array) -> str:
+        odd = np.argwhere((value != 0) & (value != 1))
+        if not len(odd):
+            return super()._misfit(value)
+        return f"{value.dtype} {value[tuple(odd[0])]} at {odd[0].tolist()}"
 
 
 class _CategoricalLeaf(Leaf):
@@ -299,7 +316,7 @@ def _leaf_of(space: spaces.Space[Any], where: str, categorical: bool) -> Leaf:
     if isinstance(space, Flags):
         return BoxLeaf(space, Categorical(2, shape=torch.Size(space.shape), dtype=torch.bool))
     if isinstance(space, spaces.MultiBinary):
-        return BoxLeaf(space, Binary(space.shape[-1], shape=space.shape, dtype=torch.int8))
+        return _BinaryLeaf(space, Binary(space.shape[-1], shape=space.shape, dtype=torch.int8))
     if type(space).__module__.partition(".")[0] == "gym":
         raise TypeError(
             f"{where} is a {type(space).__name__} of the package gym, which gymnasium does not "

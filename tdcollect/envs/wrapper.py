@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from numbers import Integral
 from typing import Any
 
 import gymnasium as gym
@@ -25,7 +26,7 @@ from tdcollect.envs.process.pool import WorkerLost
 from tdcollect.envs.process.values import Array, is_number
 from tdcollect.envs.slots import Can, Stepper
 from tdcollect.envs.spaces import Chunk, StepBuffers, compose, drawable, key_of, nested
-from tdcollect.seeding import slot_seeds
+from tdcollect.seeding import slot_seed, slot_seeds
 
 
 class SharedMask(torch.Tensor):
@@ -71,7 +72,10 @@ class GymnasiumEnv(EnvBase):
     Attributes:
         masks: the legal actions now, ``[*batch, choices]``, those of agents ``[*batch, agents,
             choices]``, by action key.
+        first_slot: the number of its first slot, of those of all workers that share a root seed.
     """
+
+    first_slot = 0
 
     def __init__(
         self,
@@ -356,12 +360,12 @@ class GymnasiumEnv(EnvBase):
     ) -> TensorDictBase:
         """Reset the slots that ``"_reset"`` marks, ``[N, 1]`` or ``[N]``, or all.
 
-        ``seed`` is an int, which seeds slot i with ``seed + i``, or one int per slot that is reset;
-        a ValueError if the backend cannot honour it. ``options`` are gymnasium's.
+        ``seed`` is an int, which seeds slot i with ``slot_seed(seed, i)``, or one int per slot that
+        is reset; a ValueError if the backend cannot honour it. ``options`` are gymnasium's.
         """
         slots = self._slots(tensordict, keys.RESET)
         targets = range(self.num_envs) if slots is None else slots
-        seeds = None if seed is None else slot_seeds(seed, targets)
+        seeds = None if seed is None else self.seeds_of(seed, targets)
         (buffers,) = self.allocate(1)
         self.stepper.reset(slots, buffers, seeds, options)
         return self._pack(buffers).exclude(*self.reward_keys)
@@ -396,9 +400,20 @@ class GymnasiumEnv(EnvBase):
         return actions
 
     def _set_seed(self, seed: int | None) -> None:
-        """Seed slot i with ``seed + i`` at its next reset."""
+        """Seed slot i with ``slot_seed(seed, i)`` at its next reset."""
         if seed is not None:
-            self.stepper.set_seeds(slot_seeds(seed, range(self.num_envs)))
+            self.stepper.set_seeds(self.seeds_of(seed, range(self.num_envs)))
+
+    def seeds_of(self, seed: int | Sequence[int], slots: Sequence[int]) -> list[int]:
+        """One seed for each of ``slots``, from a root or from one int per slot.
+
+        A vector env with one generator counts on from one int, as it may for its slots.
+        """
+        seeds = slot_seeds(seed, [self.first_slot + slot for slot in slots])
+        if self.can.each_seed or not isinstance(seed, Integral):
+            return seeds
+        first = slot_seed(int(seed), self.first_slot)
+        return [first + slot for slot in slots]
 
     def rebuild(self, **env_kwargs: Any) -> None:
         """Make the envs of all slots anew, and close the old ones.

@@ -372,7 +372,8 @@ class TorchCountingEnv(EnvBase):
             self._keep_seeds(seed, torch.ones_like(self.terminated))
 
     def _keep_seeds(self, seed: int | Sequence[int], mask: torch.Tensor) -> None:
-        seeds = slot_seeds(seed, self.slot[mask].tolist())
+        slots = self.slot[mask].tolist()
+        seeds = [seed + s for s in slots] if isinstance(seed, int) else slot_seeds(seed, slots)
         self.seeded[mask] = torch.tensor([first_episode(s) for s in seeds], device=self.device)
 
     def _reset(

@@ -24,7 +24,8 @@ from tdcollect.envs.process.pool import usable_cores
 from tdcollect.envs.process.worker import spec_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.processes.child import children_hash_by, hash_seed
-from tdcollect.randomness import GlobalRandomness, global_states_kept
+from tdcollect.randomness import GlobalRandomness, global_states_kept, held_generators
+from tdcollect.seeding import slot_seed
 from tdcollect.testing import checks, rules
 from tdcollect.testing.checks import Failed, Passed, Skipped, Warned
 from tdcollect.testing.examination import COMPARED_STEPS, GLOBAL, OWN_RANDOM, Examination, Leak
@@ -131,9 +132,12 @@ def _global_random(exam: Examination) -> str:
     called: dict[str, list[str]] = {}
     watch = GlobalRandomness()
 
-    def note(call: str) -> None:
-        nonlocal watch
-        moved = watch.moved()
+    held: dict[str, bytes] = {}
+
+    def note(call: str, env: Any) -> None:
+        nonlocal watch, held
+        before, held = held, held_generators(type(env.unwrapped).__module__)
+        moved = watch.moved() + [n for n, state in held.items() if before.get(n, state) != state]
         for name in moved:
             calls = called.setdefault(GLOBAL.get(name, name), [])
             if call not in calls:
@@ -142,10 +146,10 @@ def _global_random(exam: Examination) -> str:
             watch = GlobalRandomness()
 
     with global_states_kept(), closing(exam.make()) as env:
-        note("construction")
+        note("construction", env)
         steps = 0
         for row in exam.rows(env, exam.seed):
-            note("reset" if row.is_reset else "step")
+            note("reset" if row.is_reset else "step", env)
             steps += not row.is_reset
             if steps == _WATCHED_STEPS:
                 break
@@ -559,7 +563,7 @@ def _compare_with_plain_loop(exam: Examination, env: GymnasiumEnv, steps: int) -
         actions = [backend.action.read_slots(env.read_actions(batch[:, t])) for t in range(steps)]
         for slot in range(2):
             with exam.another() as plain:
-                observation = plain.reset(seed=exam.seed + slot)[0]
+                observation = plain.reset(seed=slot_seed(exam.seed, slot))[0]
                 for t in range(steps):
                     # Before the step: an env may write into its last observation.
                     backend.observation.write_slot(observation, roots, 0)

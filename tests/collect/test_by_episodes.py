@@ -29,7 +29,7 @@ from torchrl.envs import (
     VecNormV2,
 )
 
-from tdcollect import Collector, make_env, split_trajectories
+from tdcollect import Collector, make_env, slot_seed, split_trajectories
 from tdcollect.testing import (
     CountingRules,
     StatelessCountingPolicy,
@@ -38,6 +38,7 @@ from tdcollect.testing import (
     counting_env,
     make_counting_envs,
 )
+from tdcollect.testing.counting import first_episode
 
 from . import policies
 from .envs import ENVS
@@ -60,11 +61,8 @@ def episodes_of(batch: TensorDictBase) -> list[TensorDictBase]:
 
 
 def schedule(rules: CountingRules, slots: int, episodes: int) -> list[tuple[int, int, int]]:
-    """(slot, episode, length), where the slot that is free first takes the next one.
-
-    Seeded with i, slot i shows its first episode as number i.
-    """
-    free = [(0, slot, slot) for slot in range(slots)]
+    """(slot, episode, length) from root 0, where the slot that is free first takes the next one."""
+    free = [(0, slot, first_episode(slot_seed(0, slot))) for slot in range(slots)]
     found = []
     for _ in range(episodes):
         time, slot, number = heapq.heappop(free)
@@ -117,7 +115,7 @@ def test_no_slot_idles_while_an_episode_is_to_start(
 @pytest.mark.behaviour(4)
 @pytest.mark.parametrize(
     ("slots", "lengths", "steps"),
-    [(5, [4], [4, 4, 0, 0, 0]), (2, [2, 9], [2, 2])],  # seeded with 1, slot 1 is at its second
+    [(5, [4], [4, 4, 0, 0, 0]), (2, [2, 9], [2, 2])],  # the seed of slot 1 is odd
 )
 def test_two_episodes_step_two_slots_and_one_that_has_none_waits(
     slots: int, lengths: list[int], steps: list[int]

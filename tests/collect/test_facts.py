@@ -107,6 +107,20 @@ def test_2_a_mode_declared_in_metadata_is_read() -> None:
     assert rewards == [1] * 8
 
 
+def test_2_the_mode_of_an_env_is_before_the_metadata_that_its_class_shares() -> None:
+    modes = AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP
+    one, other = (Declaring(vector(AutoresetMode.SAME_STEP)) for _ in modes)
+    one.metadata = other.metadata
+    for env, env.autoreset_mode in zip((one, other), modes, strict=True):  # type: ignore[attr-defined]
+        env.metadata["autoreset_mode"] = env.autoreset_mode
+    make_env(one)
+    with pytest.raises(ValueError, match="NEXT_STEP"):
+        make_env(other)
+    one.metadata["autoreset_mode"] = AutoresetMode.SAME_STEP
+    with pytest.raises(ValueError, match="NEXT_STEP"):
+        make_env(other)
+
+
 def test_2_torchrl_refuses_next_step_and_does_not_read_metadata() -> None:
     with pytest.raises(RuntimeError, match="must be one of SAME_STEP or DISABLED"):
         GymWrapper(vector(AutoresetMode.NEXT_STEP))

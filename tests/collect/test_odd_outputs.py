@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,14 +11,15 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, TensorDictBase, tensorclass
 from tensordict.nn import TensorDictModule
 from torch import nn
+from torchrl.collectors import Collector as ParentCollector
 from torchrl.data import ListStorage, ReplayBuffer
-from torchrl.modules import OneHotCategorical, ProbabilisticActor
+from torchrl.modules import OneHotCategorical, ProbabilisticActor, RandomPolicy
 
 from tdcollect import Collector, Hooks, evaluate, make_env
 
 from . import mocks
 from .envs import ENVS
-from .oracle import UPSTREAM, batches, check_same
+from .oracle import UPSTREAM, assert_same, batches, check_same
 
 pytestmark = pytest.mark.filterwarnings(UPSTREAM, "ignore:.*use_buffers=False to keep them")
 
@@ -192,3 +194,28 @@ def test_vmas_with_unlike_agents() -> None:
         yield from batches(2)(collector)
 
     check_same(made, mocks.Keyless, script, lambda: {"frames_per_batch": 10})
+
+
+def test_neighbours_leave_a_vmas_env_in_a_collector_alone() -> None:
+    """VMAS has one random state for all envs of a process, which each that is made sets anew."""
+    pytest.importorskip("vmas")
+    from torchrl.envs import VmasEnv
+
+    make = partial(VmasEnv, "navigation", n_agents=2, max_steps=5)
+
+    def collected(between: Callable[[], Any], kind: Any = Collector) -> list[TensorDictBase]:
+        torch.manual_seed(0)
+        env = make(num_envs=2, seed=0)
+        policy = RandomPolicy(env.full_action_spec)
+        stream = iter(kind(env, policy, frames_per_batch=20, total_frames=60))
+        found = [next(stream).clone()]
+        between()
+        return [*found, *(batch.clone() for batch in stream)]
+
+    def tests() -> None:
+        evaluate(partial(make, num_envs=1), None, episodes=1, seed=0, max_episode_steps=5)
+
+    alone = collected(lambda: None, ParentCollector)
+    for between in (lambda: make(num_envs=2, seed=7), tests):
+        for one, other in zip(collected(between), alone, strict=True):
+            assert_same(one, other)

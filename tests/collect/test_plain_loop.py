@@ -10,6 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from tensordict import TensorDict
 from torch import distributions as D
@@ -17,7 +18,7 @@ from torchrl.collectors import Collector as ParentCollector
 from torchrl.envs import EnvBase, GymEnv, GymWrapper, SerialEnv, TransformedEnv
 from torchrl.modules import TanhNormal
 
-from tdcollect import Collector
+from tdcollect import Collector, EvaluationCollector, make_env, slot_seed
 
 from . import policies, transforms
 from .envs import BACKENDS, ENVS, cartpole_envpool, make_toy
@@ -66,7 +67,7 @@ def plain_loop(task: Task, policy: Any, batched: bool = True) -> dict[Any, torch
     envs = SyncVectorEnv([task.make] * slots, autoreset_mode=AutoresetMode.DISABLED)
     network = policy.module[0]
     rows: dict[Any, list[Any]] = {}
-    observation, _ = envs.reset(seed=SEED)
+    observation, _ = envs.reset(seed=[slot_seed(SEED, slot) for slot in range(slots)])
     for _ in range(STEPS):
         with torch.no_grad():
             td = network(TensorDict({"observation": torch.from_numpy(observation)[rows_seen]}))
@@ -141,11 +142,6 @@ def first_observation(collector: Any) -> torch.Tensor:
     return next(iter(collector))["observation"][..., 0, :]
 
 
-def seeded_resets(env_id: str, slots: int) -> torch.Tensor:
-    rows = [gym.make(env_id).reset(seed=SEED + slot)[0] for slot in range(slots)]
-    return torch.from_numpy(np.stack(rows))
-
-
 SEEDED: dict[str, tuple[Callable[[], EnvBase], int]] = {
     "ours": (ENVS["cartpole"], 3),
     "ours-unbatched": (ENVS["cartpole-unbatched"], 1),
@@ -163,10 +159,13 @@ SEEDED: dict[str, tuple[Callable[[], EnvBase], int]] = {
 
 @pytest.mark.behaviour(8)
 @on_arrays("env", SEEDED, parent=["ours", "gym-env-transformed"])
-def test_seeds_restart_slot_i_with_seed_plus_i(env: str) -> None:
-    """TorchRL's collector goes on from the unseeded reset."""
+def test_seeds_restart_each_slot_with_its_seed(env: str) -> None:
+    """TorchRL's collector goes on from the unseeded reset. Its GymWrapper counts on from a seed."""
     make, slots = SEEDED[env]
-    expected = seeded_resets("CartPole-v1", slots)
+    counts_on = env == "gym-wrapper-vector"
+    seeds = [SEED + i if counts_on else slot_seed(SEED, i) for i in range(slots)]
+    rows = [gym.make("CartPole-v1").reset(seed=seed)[0] for seed in seeds]
+    expected = torch.from_numpy(np.stack(rows))
     for kind, same in ((Collector, True), (ParentCollector, False)):
         collector = kind(make(), frames_per_batch=10 * slots)
         collector.set_seed(SEED)
@@ -180,6 +179,33 @@ def test_seeds_restart_slot_i_with_seed_plus_i(env: str) -> None:
         starts = batch["observation"].reshape(-1, 4)
         for slot in range(slots):
             assert torch.equal(starts[ids == ids.unique()[slot]][0], expected[slot])
+
+
+def test_a_vector_env_with_one_generator_gets_the_root() -> None:
+    vector = CartPoleVectorEnv(3)
+    vector.metadata = {"autoreset_mode": AutoresetMode.DISABLED}  # it is stepped once
+    env = make_env(vector)
+    with pytest.raises(ValueError, match=r"ints in a row for CartPole.*got \[4, 9, 2\]"):
+        env.reset(seed=[4, 9, 2])
+    collector = Collector(env, frames_per_batch=3)
+    assert "roots in a row may share" in str(collector.explain())
+    for env.first_slot in (0, 3):  # of the env in a second worker
+        collector.set_seed(SEED)
+        expected, _ = CartPoleVectorEnv(3).reset(seed=slot_seed(SEED, env.first_slot))
+        assert torch.equal(first_observation(collector), torch.from_numpy(expected))
+    assert "roots" not in str(Collector(ENVS["cartpole-disabled"](), frames_per_batch=3).explain())
+
+
+def test_training_meets_no_other_root_and_no_test_episode() -> None:
+    """Of roots in a row; slot 0 of each begins with the root itself, as a single env does."""
+    starts = []
+    for root in range(3):
+        collector = Collector(make_env("CartPole-v1", 8), frames_per_batch=8)
+        collector.set_seed(root)
+        starts += first_observation(collector).tolist()
+        for episode in EvaluationCollector("CartPole-v1", None, episodes=8, seed=root):
+            starts.append(episode.data["observation"][0].tolist())
+    assert len({*map(tuple, starts)}) == 3 * 16
 
 
 RESTARTED: dict[str, Callable[[], EnvBase]] = {

@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from tensordict import TensorDictBase
 from torchrl.envs import EnvBase, GymEnv, StepCounter, TransformedEnv
 
-from tdcollect import Collector, EvaluationCollector, evaluate, make_env
+from tdcollect import Collector, EvaluationCollector, evaluate, make_env, slot_seed
 from tdcollect.testing import check_env, diagnose
 
 from .oracle import UPSTREAM
@@ -104,7 +104,7 @@ def plain_loop(slot: int, seed: int) -> Iterator[Any]:
     """The observations of a slot in a loop over one gymnasium env."""
     env = Levels()
     for episode in count():
-        first = seed + slot if episode == 0 else None
+        first = slot_seed(seed, slot) if episode == 0 else None
         observation, _ = env.reset(seed=first, options=level(slot, episode))
         done = False
         while not done:

@@ -22,7 +22,7 @@ from torchrl.envs import EnvBase, RewardSum, StepCounter, TransformedEnv
 from torchrl.testing import mocking_classes as mocks
 
 import tdcollect
-from tdcollect import Collector, make_env
+from tdcollect import Collector, make_env, slot_seed
 from tdcollect.collect.statistics import Collection, Ends, Tally
 from tdcollect.keys import entry_path
 
@@ -62,7 +62,7 @@ def plain_loop(seed: int, slots: int, steps: int) -> list[tuple[int, Episode]]:
     ended = []
     for slot in range(slots):
         env = gym.make("CartPole-v1")
-        observation, _ = env.reset(seed=seed + slot)
+        observation, _ = env.reset(seed=slot_seed(seed, slot))
         total, length = 0.0, 0
         for step in range(steps):
             observation, reward, terminated, truncated, _ = env.step(int(observation[0] > 0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -17,7 +18,7 @@ from torchrl.data import Binary, Composite
 from torchrl.modules import EGreedyModule
 from torchrl.testing.mocking_classes import NestedCountingEnv
 
-from tdcollect import Collector
+from tdcollect import Collector, evaluate
 from tdcollect.envs import ParallelEnv
 from tdcollect.envs.adopted import chain
 from tdcollect.keys import FLAGS
@@ -276,3 +277,63 @@ def exploring(env: Any) -> Any:
 def test_agents_keep_their_batch_size_from_batch_to_batch(summed: bool) -> None:
     total = [("data", "reward")], [("data", "total")]
     check_same(lambda: under(agents(), E.RewardSum(*total)) if summed else agents(), exploring)
+
+
+# -------------------------------------------------------------------------- the start of a space
+
+
+class Paying(gym.Env):
+    """A step pays the action that the env receives."""
+
+    observation_space = gym.spaces.Box(-1, 1, (1,))
+    action_space = gym.spaces.Discrete(3, start=5)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        return np.zeros(1, np.float32), np.sum(list(np.atleast_1d(action))), True, False, {}
+
+
+class PayingPairs(Paying):
+    action_space = gym.spaces.MultiDiscrete([3, 2], start=[2, 3])
+
+
+def paying() -> Any:
+    return under(E.GymWrapper(Paying()), E.NoopResetEnv(1), E.FrameSkipTransform(1))
+
+
+STARTING: dict[str, Callable[[], Any]] = {
+    "adopted": lambda: E.GymWrapper(Paying()),
+    "pairs": lambda: E.GymWrapper(PayingPairs()),
+    "loop": lambda: E.GymWrapper(Paying()),
+    "own-step": lambda: E.GymWrapper(Paying()).set_info_dict_reader(),
+    "serial": lambda: E.SerialEnv(2, paying),
+    "parallel": lambda: ParallelEnv(2, partial(paying)),
+}
+
+
+@pytest.mark.usefixtures("quick_children")
+@pytest.mark.parametrize("name", STARTING)
+def test_the_start_of_an_action_space_is_honoured_in_training_and_tests(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TorchRL hands its env the action 0 for the first one."""
+    monkeypatch.setattr("tdcollect.collect.arrays.RUN_ON_ARRAYS", name != "loop")
+    first = TensorDictModule(
+        lambda seen: (
+            torch.eye(5 if name == "pairs" else 3, dtype=torch.int64)[0]
+            .add(torch.eye(5, dtype=torch.int64)[3] if name == "pairs" else 0)
+            .expand(*seen.shape[:-1], -1)
+        ),
+        ["observation"],
+        ["action"],
+    )
+    env = STARTING[name]()
+    collector = Collector(env, first, frames_per_batch=4, total_frames=8)
+    assert {5.0} == {*torch.cat([*collector])["next", "reward"].flatten().tolist()}
+    result = evaluate(STARTING[name], first, episodes=2, seed=0)
+    assert [one.episode_return for one in result.episodes] == [5, 5]
+    theirs = E.GymWrapper(Paying())
+    taken = theirs.step(theirs.reset().set("action", torch.tensor([1, 0, 0])))
+    assert taken["next", "reward"].item() == 0

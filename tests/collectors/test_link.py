@@ -35,7 +35,7 @@ def test_calls_reach_each_worker_until_one_is_lost() -> None:
     assert [facts.slots for facts in links.call(facts_of, everyone)] == [2, 2]
     collectors[1].next()
     links.first_batch()
-    links.call(seeded, {0: (3, 3, 0), 1: (5, 3, 1)})
+    links.call(seeded, {0: (3, 3, 0), 1: (3, 3, 1, 0, False, 2)})
     assert not collectors[0]._begun.is_set()
     links.call(LinkedCollector.begin, {0: ()})
     firsts = [next(iter(collectors[0])), collectors[1].next()]

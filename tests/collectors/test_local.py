@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -29,6 +29,7 @@ from tdcollect.collectors import (
 )
 from tdcollect.collectors.asking import seeds_of
 from tdcollect.envs.adopted import chain
+from tdcollect.seeding import slot_seeds
 
 from ..collect.mocks import ENVS
 from ..collect.oracle import UPSTREAM
@@ -50,12 +51,12 @@ def pair() -> Iterator[MultiSyncCollector]:
 # ------------------------------------------------------------------------------------------ seeds
 
 
-def first_observations(seeds: range) -> torch.Tensor:
+def first_observations(seeds: Iterable[int]) -> torch.Tensor:
     env = gym.make("CartPole-v1")
     return torch.stack([torch.from_numpy(env.reset(seed=seed)[0]) for seed in seeds])
 
 
-def test_slots_count_on_from_the_seed_and_a_policy_that_draws_repeats(
+def test_slots_go_on_over_workers_and_a_policy_that_draws_repeats(
     pair: MultiSyncCollector,
 ) -> None:
     assert pair.set_seed(5, static_seed=True) == 5
@@ -64,7 +65,7 @@ def test_slots_count_on_from_the_seed_and_a_policy_that_draws_repeats(
         assert pair.set_seed(seed) == chain(seed, 3)[-1]
         runs.append(torch.stack(batches(pair, 3)))
     first = runs[0][OBSERVATION][0, :, :, 0].flatten(0, 1)
-    assert torch.equal(first, first_observations(range(3, 7)))
+    assert torch.equal(first, first_observations(slot_seeds(3, range(4))))
     assert_same(runs[0], runs[1], ids=False)
     assert not torch.equal(runs[0]["action"], runs[2]["action"])
     same = runs[0]["action"][:, 0] == runs[0]["action"][:, 1]
@@ -92,7 +93,7 @@ def test_envs_of_torchrl_keep_its_chain_of_seeds() -> None:
     with ending(MultiSyncCollector([env] * 2, noisy(), frames_per_batch=8)) as collector:
         assert collector.set_seed(7) == chain(7, 3)[-1]
         (batch,) = batches(collector, 1)
-        expected = [first_observations(range(seed, seed + 1))[0] for seed in chain(7, 2)]
+        expected = [first_observations([seed])[0] for seed in chain(7, 2)]
         assert torch.equal(batch[OBSERVATION][:, 0], torch.stack(expected))
 
 
@@ -148,7 +149,7 @@ def test_async_rows_carry_their_version() -> None:
         assert seen[0] == 0
         assert 0 < seen[-1] <= 6
         collector.set_seed(2)
-        seeds = first_observations(range(2, 4))
+        seeds = first_observations(slot_seeds(2, range(2)))
         assert torch.equal(next(stream)[OBSERVATION][:, 0], seeds)
         assert "AsyncCollector(1 worker, slots=[2]" in repr(collector)
 

@@ -121,7 +121,7 @@ def test_seeds_of_generators(seed: int, worker: int) -> None:
 
 
 def test_generators_are_seeded() -> None:
-    env = SimpleNamespace(set_seed=lambda seed, static_seed: seed)
+    env = SimpleNamespace(set_seed=lambda seed, static_seed: seed, env=None)
 
     def drawn() -> tuple[Any, ...]:
         numpys = np.random.random()  # noqa: NPY002

@@ -25,7 +25,7 @@ from torchrl.envs.libs.pettingzoo import PettingZooWrapper
 from torchrl.envs.utils import MarlGroupMapType
 from torchrl.modules import MaskedCategorical, TanhNormal
 
-from tdcollect import Collector, EvaluationCollector, make_env
+from tdcollect import Collector, EvaluationCollector, make_env, slot_seed
 from tdcollect.envs import Agents, SlotError
 from tests.collect.oracle import UPSTREAM, assert_same
 from tests.zoo.agents import BAD, GOOD, Walk
@@ -160,7 +160,7 @@ def test_an_id_gives_the_episodes_of_its_seeds(backend: str) -> None:
     env.close()
     plain = simple_spread_v3.parallel_env(max_cycles=4, N=2, continuous_actions=True)
     for slot in range(2):
-        seen = plain.reset(seed=5 + slot)[0]
+        seen = plain.reset(seed=slot_seed(5, slot))[0]
         for step in range(6):
             row = taken[slot, step]
             assert row["agent", "observation"].tolist() == [seen[a].tolist() for a in plain.agents]

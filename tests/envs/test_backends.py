@@ -16,7 +16,7 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.collectors import Collector as TorchRLCollector
 from torchrl.envs import check_env_specs, step_mdp
 
-from tdcollect import GymnasiumEnv, make_env
+from tdcollect import GymnasiumEnv, make_env, slot_seed
 from tdcollect.envs.process.backend import ProcessBackend
 from tdcollect.envs.slots import Stepper
 from tdcollect.testing import CountingEnv, CountingRules, check_counting_batch
@@ -280,7 +280,7 @@ def test_specs_hold_and_set_seed_decides_the_next_reset(env: GymnasiumEnv) -> No
         runs.append(play(env, actions))
     assert torch.equal(runs[0]["observation"], runs[1]["observation"])
     assert not torch.equal(runs[0]["observation"], runs[2]["observation"])
-    by_reset = play(env, actions, [3, 4, 5])
+    by_reset = play(env, actions, [slot_seed(3, slot) for slot in range(N)])
     assert torch.equal(runs[0]["observation"], by_reset["observation"])
 
 
@@ -292,7 +292,7 @@ def test_torchrls_collector_yields_what_a_plain_loop_sees(kind: str) -> None:
     )
     batch = torch.cat([part.reshape(env.num_envs, -1) for part in collector], 1).cpu()
     collector.shutdown()
-    seeds = [SEEDS[0] + slot for slot in range(env.num_envs)]
+    seeds = [slot_seed(SEEDS[0], slot) for slot in range(env.num_envs)]
     make = OnePool if kind in ENVPOOL_KINDS else lambda seed: cartpole()
     plain = plain_loop([make(seed) for seed in seeds], batch["action"].numpy(), seeds)
     assert plain.terminated.sum() > 2 * env.num_envs

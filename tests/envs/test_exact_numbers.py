@@ -117,6 +117,7 @@ MISFITS: dict[str, tuple[spaces.Space[Any], Any, Any, str]] = {
         "uint64 9223372036854775808 at [1]",
     ),
     "MultiBinary": (spaces.MultiBinary(2), [1, 0], [0, 256], "int64 256 at [1]"),
+    "bits": (spaces.MultiBinary(2), [1, 0], np.int8([0, 2]), "int8 2 at [1]"),
     "scalar": (spaces.Box(0, 255, (), np.uint8), 1, 256, "int64 256 at []"),
     "fraction": (spaces.Box(0, 9, (), np.uint8), 2, 0.5, "float64"),
 }

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 import torchrl.envs
@@ -30,6 +31,7 @@ from torchrl.testing.mocking_classes import CountingEnv
 import tdcollect
 from tdcollect.envs import GymEnv, GymnasiumEnv, ParallelEnv
 from tdcollect.envs.traits import base_of
+from tdcollect.seeding import slot_seed
 
 from ..collect.oracle import assert_same
 from ..forkserver import forkserver
@@ -398,7 +400,7 @@ def test_num_envs_gives_true_final_observations(kwargs: dict[str, Any], count: i
     rollout = env.rollout(25, break_when_any_done=False)
     for slot, rows in enumerate(rollout.unbind(0)):
         one = torchrl.envs.GymEnv(name, **kwargs)
-        row = one.reset(seed=3 + slot)
+        row = one.reset(seed=slot_seed(3, slot))
         for expected in rows.unbind(0):
             row = one.step(row.set("action", expected["action"]))
             assert_same(row["next"].clear_device_(), expected["next"].clear_device_())
@@ -418,6 +420,68 @@ def test_num_workers_gives_a_parallel_env_that_has_started_and_closes() -> None:
     assert not env.is_closed
     env.close()
     assert env.is_closed
+
+
+class Plain(gym.Env):
+    """Without a constructor; each step pays the frames that an action is repeated for."""
+
+    observation_space = gym.spaces.Box(-1, 1, (1,))
+    action_space = gym.spaces.Discrete(2)
+    frames = 1.0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        return np.zeros(1, np.float32), self.frames, False, False, {}
+
+
+class Frames(Plain):
+    def __init__(self, frameskip: int = 1) -> None:
+        self.frames = float(frameskip)
+
+
+gym.register("tdcollect-tests/Plain-v0", Plain)
+gym.register("tdcollect-tests/Frames-v0", Frames, kwargs={"frameskip": 4})
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "ours", "theirs"),
+    [
+        ("Frames", {}, 4, 1),
+        ("Frames", {"frameskip": 3}, 3, 1),
+        ("Frames", {"frame_skip": 1}, 1, 1),
+        ("Frames", {"frame_skip": 2}, 2, 2),
+        ("Plain", {}, 1, None),
+        ("Plain", {"frame_skip": 2}, 2, None),
+    ],
+)
+def test_an_id_says_how_often_an_action_is_repeated_unless_frame_skip_does(
+    name: str, kwargs: dict[str, Any], ours: float, theirs: float | None
+) -> None:
+    """TorchRL's plays each frame, and takes no env without a constructor."""
+    name = f"tdcollect-tests/{name}-v0"
+    env = GymEnv(name, **kwargs)
+    assert env.rollout(1)["next", "reward"].item() == ours
+    assert next(iter(tdcollect.Collector(env, frames_per_batch=1)))["next", "reward"].item() == ours
+    if theirs is None:
+        with pytest.raises(TypeError, match="takes no arguments"):
+            torchrl.envs.GymEnv(name, **kwargs)
+    else:
+        assert torchrl.envs.GymEnv(name, **kwargs).rollout(1)["next", "reward"].item() == theirs
+
+
+def test_torchrls_env_of_several_slots_is_warned_of() -> None:
+    env = torchrl.envs.GymEnv("CartPole-v1", num_envs=2)
+    with pytest.warns(UserWarning, match="final observations are zeros.*from tdcollect.envs"):
+        collector = tdcollect.Collector(env, frames_per_batch=2, total_frames=2)
+    assert "final observations are zeros" in str(collector.explain())
+    collector.shutdown()
+    ours = tdcollect.Collector(
+        GymEnv("CartPole-v1", num_envs=2), frames_per_batch=2, total_frames=2
+    )
+    assert "final" not in str(ours.explain())
+    ours.shutdown()
 
 
 gym.register("tdcollect-tests/Lives-v0", torchrl_envs.Lives)

@@ -23,6 +23,7 @@ from torchrl.envs import (
 )
 
 from tdcollect import make_env
+from tdcollect.seeding import slot_seeds
 
 from ..collect.oracle import assert_same
 
@@ -250,32 +251,32 @@ def starts(*seeds: int) -> torch.Tensor:
     )
 
 
-def test_reset_gives_slot_i_the_seed_plus_i_or_its_own() -> None:
-    env = make_env("CartPole-v1", 3)
-    assert torch.equal(env.reset(seed=5)["observation"], starts(5, 6, 7))
+def test_reset_gives_slot_i_a_seed_of_the_root_or_its_own() -> None:
+    env, under_5 = make_env("CartPole-v1", 3), starts(*slot_seeds(5, range(3)))
+    assert torch.equal(env.reset(seed=5)["observation"], under_5)
     assert torch.equal(env.reset(seed=[9, 1, 5])["observation"], starts(9, 1, 5))
     td = env.reset().set("_reset", torch.tensor([[False], [True], [True]]))
-    assert torch.equal(env.reset(td, seed=5)["observation"][1:], starts(6, 7))
+    assert torch.equal(env.reset(td, seed=5)["observation"][1:], under_5[1:])
     through = TransformedEnv(env, StepCounter())
-    assert torch.equal(through.reset(seed=5)["observation"], starts(5, 6, 7))
+    assert torch.equal(through.reset(seed=5)["observation"], under_5)
 
 
 def test_the_seeds_of_make_env_and_of_set_seed_wait_for_the_reset_of_their_slot() -> None:
     env = make_env("CartPole-v1", 2, seed=[8, 3])
     assert torch.equal(env.reset()["observation"], starts(8, 3))
-    env = make_env("CartPole-v1", 3, seed=5)
+    env, under_5 = make_env("CartPole-v1", 3, seed=5), starts(*slot_seeds(5, range(3)))
     td = env.reset()
-    assert torch.equal(td["observation"], starts(5, 6, 7))
+    assert torch.equal(td["observation"], under_5)
     assert env.set_seed(5) == GymEnv("CartPole-v1").set_seed(5)
     td = env.reset(td.set("_reset", torch.tensor([[False], [True], [False]])))
-    assert torch.equal(td["observation"][1], starts(6)[0])
+    assert torch.equal(td["observation"][1], under_5[1])
     td = env.reset()
-    assert torch.equal(td["observation"][[0, 2]], starts(5, 7))
-    assert not torch.equal(td["observation"][1], starts(6)[0])
+    assert torch.equal(td["observation"][[0, 2]], under_5[[0, 2]])
+    assert not torch.equal(td["observation"][1], under_5[1])
     # A seed given to reset replaces one that waits.
     assert env.set_seed(5, static_seed=True) == 5
-    assert torch.equal(env.reset(seed=8)["observation"], starts(8, 9, 10))
-    assert not torch.equal(env.reset()["observation"], starts(5, 6, 7))
+    assert torch.equal(env.reset(seed=8)["observation"], starts(*slot_seeds(8, range(3))))
+    assert not torch.equal(env.reset()["observation"], under_5)
 
 
 def test_seeds_that_cannot_be_honoured_are_refused() -> None:

@@ -6,20 +6,27 @@ import copy
 import random
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
 from torch import nn
-from torchrl.envs import ExplorationType, TransformedEnv, exploration_type, set_exploration_type
+from torchrl.envs import (
+    ExplorationType,
+    GymWrapper,
+    TransformedEnv,
+    exploration_type,
+    set_exploration_type,
+)
 from torchrl.envs import transforms as T
 from torchrl.modules import LSTMModule
 
 from tdcollect import make_env
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
 from tdcollect.evaluation.ledger import ledger_digest
+from tdcollect.randomness import LIBRARIES
 
 from .envs import Failing, Walk, Watched
 from .ledger import RANDOM, digest, records
@@ -85,6 +92,26 @@ def test_nothing_outside_changes_however_the_loop_ends(make: Any, ending: str) -
                 if count == 2 and ending == "raised":
                     raise ArithmeticError
         assert outside(policy) == before
+
+
+class FromLibrary(Walk):
+    """Draws its starts from a generator that a library holds for all envs, and seeds it."""
+
+    held: ClassVar[list[Any]] = [0]
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        observation, info = super().reset(seed=seed, options=options)
+        self.held[0] = (self.held[0] if seed is None else seed) * 5 % 1009
+        return observation + self.held[0], info
+
+
+def test_generators_that_libraries_hold_are_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    makes: list[Any] = [FromLibrary, lambda: GymWrapper(FromLibrary())]
+    expected = [digest(make, categorical(), 4) for make in makes]
+    monkeypatch.setitem(LIBRARIES, "mine", lambda: FromLibrary.held)
+    FromLibrary.held[0] = 3
+    assert [digest(make, categorical(), 4, num_envs=2) for make in makes] == expected
+    assert FromLibrary.held == [3]
 
 
 def test_draws_of_the_user_between_episodes_change_nothing_and_go_on() -> None:

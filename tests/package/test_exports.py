@@ -28,7 +28,7 @@ EXPORTED = exported(
 tdcollect:
     Collector EvaluationCollector EvaluationResult Evaluator GymnasiumEnv Hooks LocalWorkers
     LogStatistics NotReproducibleError RayWorkers Render Suite SyncDataCollector compare
-    env_seed evaluate load_checkpoint make_env merge policy_seed race save_checkpoint
+    env_seed evaluate load_checkpoint make_env merge policy_seed race save_checkpoint slot_seed
     split_trajectories verify
 
 tdcollect.collect:

@@ -189,6 +189,17 @@ class SeedsNumpy(Sound):
             np.random.seed(seed)  # noqa: NPY002
 
 
+HELD = np.random.RandomState(0)
+
+
+class SeedsHeld(Sound):
+    """Repeatable, but it seeds a generator that its module holds for all envs."""
+
+    def begin(self, seed: int | None) -> None:
+        if seed is not None:
+            HELD.seed(seed)
+
+
 class SeedsAndDraws(SeedsNumpy):
     """Seeds NumPy's global generator, from which all envs draw."""
 

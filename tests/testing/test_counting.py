@@ -23,7 +23,7 @@ from tensordict import TensorDictBase
 from torchrl.collectors import Collector as TorchRLCollector
 from torchrl.envs import EnvBase, InitTracker, SerialEnv, TransformedEnv, check_env_specs
 
-from tdcollect import Collector, keys
+from tdcollect import Collector, keys, slot_seed
 from tdcollect.envs.slots import SlotError
 from tdcollect.testing import (
     CountingEnv,
@@ -35,7 +35,7 @@ from tdcollect.testing import (
     counting_env,
     make_counting_envs,
 )
-from tdcollect.testing.counting import HIDDEN
+from tdcollect.testing.counting import HIDDEN, first_episode
 
 VECTOR_ENVS = [(backend, mode) for backend in ("sync", "async") for mode in AutoresetMode]
 BACKENDS = [("serial", None), ("torch", None), *VECTOR_ENVS]
@@ -271,7 +271,9 @@ def test_rollout_of_the_env_and_seeds_of_its_collector(
     first = next(run)
     second = next(run)
     collector.shutdown()
-    assert first[keys.OBSERVATION][:, 0].tolist() == [[0, 100, 0], [0, 101, 1], [0, 102, 2]]
+    seeds = [100 + i if backend == "torch" else slot_seed(100, i) for i in range(3)]
+    starts = [[0, first_episode(seed), slot] for slot, seed in enumerate(seeds)]
+    assert first[keys.OBSERVATION][:, 0].tolist() == starts
     check_counting_batch(first, RULES)
     check_counting_batch(second, RULES, previous=first)
 
@@ -358,11 +360,12 @@ def with_swapped_slots(batch: TensorDictBase) -> TensorDictBase:
     return batch
 
 
+SECOND = first_episode(slot_seed(0, 1))
 FAULTS: list[tuple[Change, str]] = [
     (
         put(NEXT_OBSERVATION, (1, 3), lambda b: b[OBSERVATION][1, 4]),
         "the final observation of an episode is the true one: slot 1, step 3, entry "
-        "('next', 'observation'): expected [4, 1, 1], got [0, 2, 1]",
+        f"('next', 'observation'): expected [4, {SECOND}, 1], got [0, {SECOND + 1}, 1]",
     ),
     (
         put(NEXT_OBSERVATION, (ALL, [3, 7]), 0),

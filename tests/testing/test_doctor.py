@@ -58,6 +58,7 @@ TOLD = [
     (envs.DrawsFromPython, "failed", RANDOM, "Python's random: the runs agree once"),
     (envs.DrawsFromTorch, "failed", RANDOM, "torch: the runs agree once that global"),
     (envs.SeedsNumpy, "failed", {"global-random"}, "drawn from or seeded: np.random at reset"),
+    (envs.SeedsHeld, "failed", {"global-random"}, "drawn from or seeded: tests.testing.envs.HELD"),
     (envs.Leaks, "failed", {"leaks"}, "seeded reset leaves these unlike: Leaks.wind (0 and"),
     (envs.LeaksInside, "failed", {"leaks"}, "state that the first observation does not show"),
     (envs.LeaksALittle, "failed", {"leaks"}, "a difference of the size of rounding"),

@@ -22,6 +22,7 @@ from tdcollect.collect.arrays import SteppedEnv
 from tdcollect.collect.step_dict import StepDict, flat
 from tdcollect.display import one_line
 from tdcollect.envs.backends import for_each_slot
+from tdcollect.envs.beside import HonouredStarts
 from tdcollect.envs.make import alike, make_env
 from tdcollect.envs.process.values import options_of
 from tdcollect.envs.slots import Can, SlotError, failures
@@ -349,6 +350,7 @@ class SlotEnvs(SteppedEnv):
         self.home = env.device or self.home
         self._seeds_in_reset = resets_with_seed(innermost(env))
         self._streams: dict[int, GlobalStream] = {}  # of the episodes, by slot
+        self._starts = [HonouredStarts(env) for env in self.envs]
         self._latest: list[StepDict] = [StepDict() for _ in self.envs]
         self._following: list[StepDict | None] = [None] * len(self.envs)
 
@@ -388,6 +390,7 @@ class SlotEnvs(SteppedEnv):
             with suppress(Exception):  # of an env that has failed
                 self.envs[slot].close()
             self.envs[slot] = self._make()
+            self._starts[slot] = HonouredStarts(self.envs[slot])
             if self.prepare is not None:
                 self.prepare(self.envs[slot])
         self.transformed = self.envs[0]
@@ -417,7 +420,7 @@ class SlotEnvs(SteppedEnv):
         env = self.envs[slot]
         self._streams[slot] = GlobalStream(seed, self.device)
         how = {} if options is None else {"options": options}
-        with self._streams[slot]:
+        with self._streams[slot], self._starts[slot]:
             if self._seeds_in_reset:
                 given = env.reset(seed=seed, **how)
             else:
@@ -428,7 +431,7 @@ class SlotEnvs(SteppedEnv):
 
     def step_slot(self, slot: int, given: TensorDictBase) -> StepDict:
         """Step one slot, within :meth:`outside`; the row of the following step."""
-        with self._streams[slot]:
+        with self._streams[slot], self._starts[slot]:
             stepped = self.envs[slot].step(given).get(keys.NEXT)
         row = self._following[slot] = self._row(stepped)
         self._latest[slot] = StepDict({**self._latest[slot], **row})

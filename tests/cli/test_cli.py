@@ -516,6 +516,41 @@ def test_replay_of_a_directory_that_names_no_policy_takes_it_from_the_command(ty
 # The program
 
 
+TALKS = """
+import ctypes, gymnasium, os
+print("of the module")
+
+class Talks(gymnasium.Wrapper):
+    def __init__(self):
+        super().__init__(gymnasium.make("CartPole-v1"))
+        ctypes.CDLL(None).printf(b"of C code"), os.write(1, b"of a descriptor")
+
+    def step(self, action):
+        print("of a step")
+        return super().step(action)
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "evaluate talks.py:Talks --policy random --episodes 2",
+        "evaluate talks.py:Talks --policy random --episodes 2 --workers 2",
+        "doctor talks.py:Talks --skip speed",
+    ],
+)
+def test_json_has_stdout_for_itself(here, capfd, command: str) -> None:
+    (here / "talks.py").write_text(TALKS)
+    try:
+        main([*command.split(), "--json"])
+    finally:
+        sys.modules.pop("talks", None)
+    out, err = capfd.readouterr()
+    assert json.loads(out)
+    for said in ("of the module", "of C code", "of a descriptor", "of a step"):
+        assert said in err
+
+
 def test_help_comes_at_once() -> None:
     """torch, which takes seconds, is not imported for it; the package is the program."""
     code = (

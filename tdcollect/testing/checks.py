@@ -359,8 +359,7 @@ class GymnasiumPlayer(Player[Env]):
 
     def rows(self, env: Env, seed: int | None, action_seed: int | None = None) -> Iterator[Row]:
         """Yield the rows of one episode, first its reset; ``action_seed`` draws other actions."""
-        actions = deepcopy(env.action_space)
-        actions.seed(self.seed if action_seed is None else action_seed)
+        actions = seeded(env.action_space, self.seed if action_seed is None else action_seed)
         given: Any = env.reset(seed=seed)
         _check_tuple(given, "(observation, info)", "reset")
         observation = given[0]
@@ -396,6 +395,13 @@ class GymnasiumPlayer(Player[Env]):
 
     def close_env(self, env: Env) -> None:
         env.close()
+
+
+def seeded(space: gym.Space[Any], seed: int) -> gym.Space[Any]:
+    """Return a copy of a space that draws from a seed, also where the env has replaced ``seed``."""
+    drawn_from = deepcopy(space)
+    type(drawn_from).seed(drawn_from, seed)
+    return drawn_from
 
 
 def gymnasium_row(given: tuple[Any, ...]) -> Row:

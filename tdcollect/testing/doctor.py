@@ -17,7 +17,14 @@ from tdcollect import check, keys
 from tdcollect.collect import Collector
 from tdcollect.envs import differences
 from tdcollect.envs.backends import check_task_id
-from tdcollect.envs.differences import Row, first_divergence, leaves, mismatch, row_mismatch
+from tdcollect.envs.differences import (
+    Row,
+    first_divergence,
+    leaves,
+    mismatch,
+    row_mismatch,
+    short,
+)
 from tdcollect.envs.make import alike, make_env
 from tdcollect.envs.process.pool import usable_cores
 from tdcollect.envs.process.worker import spec_of
@@ -700,7 +707,14 @@ def _runs(exam: Examination) -> str:
     evidence = rules.episodes_run(exam)
     steps = exam.max_episode_steps
     cut = "" if steps == asked else f"; cut at {steps}, to bound time or memory"
-    return f"{evidence} with random actions{cut}"
+    played = f"{evidence} with random actions{cut}"
+    if not callable(replaced := exam.env.action_space.seed):
+        raise Warned(
+            f"{played}; action_space.seed is {short(replaced)}, no method any more",
+            cause="the env sets action_space.seed",
+            advice="call it: self.action_space.seed(seed)",
+        )
+    return played
 
 
 def _check_arguments(env: Any, backend: Any, max_episode_steps: int) -> None:

@@ -25,6 +25,7 @@ from tdcollect._upstream.collectors import (
     normalize_env_functions,
     service_backend,
 )
+from tdcollect.cleanup import env_exits_refused
 from tdcollect.collect.arguments import (
     check_arguments,
     check_by_arrival,
@@ -292,6 +293,12 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
         with first.moving():
             super()._make_carrier()
 
+    @extends(TorchRLCollector.shutdown)
+    def shutdown(self, *args: Any, **kwargs: Any) -> None:
+        """Close the env; see the parent's method. An env that ends the program raises."""
+        with env_exits_refused(getattr(self, "env", None)):
+            super().shutdown(*args, **kwargs)
+
     def __bool__(self) -> bool:
         return True  # Ray asks; a length, Python's second choice, is not there without an end
 
@@ -367,7 +374,8 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
     def _increment_frames(self, numel: int) -> Any:
         if self._parent.frames + numel >= self.total_frames:
             self._runner.env_state = keep_state(self)  # the env is closed now
-        return super()._increment_frames(numel)
+        with env_exits_refused(self.env):
+            return super()._increment_frames(numel)
 
     def update_policy_weights_(
         self, policy_or_weights: Any = None, *, worker_ids: Any = None, **kwargs: Any

@@ -351,8 +351,9 @@ class SlotEnvs(SteppedEnv):
         """Close the envs; a second call does nothing."""
         if not self._closed:
             self._closed = True
-            for error in failures(range(len(self.envs)), lambda i: close_env(self.envs[i])).values():
-                raise error  # once all are closed
+            failed = failures(range(len(self.envs)), lambda slot: close_env(self.envs[slot]))
+            if failed:  # once all are closed
+                raise next(iter(failed.values()))
 
     def unseed(self, seeds: Sequence[int]) -> None:
         """Seed the envs, within :meth:`outside`."""

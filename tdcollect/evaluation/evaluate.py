@@ -501,10 +501,11 @@ class Recording:
             manifest, self._ended, output_dir, self._trajectories, self._replay, errors
         )
         if directory is not None:
-            finish(directory, result, self._request, self._recheck)
-            if self.left:
+            # First, as a full disk may have room for it alone; a run that is finished has its note.
+            if self.left or not (self._was_finished or directory.has_notes):
                 part = {} if self._shard is None else {"shard": self._shard}
                 directory.note_run(self._started, len(self.left), {**about, **part})
+            finish(directory, result, self._request, self._recheck)
         return result
 
     def close(self) -> None:

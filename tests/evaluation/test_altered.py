@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import tdcollect
+from tdcollect import files as write_files
 from tdcollect.cli import main
 from tdcollect.evaluation import directory as files
 
@@ -483,6 +484,24 @@ def test_a_disk_that_is_full_at_a_line_names_the_ledger(tmp_path: Path, monkeypa
             again(tmp_path)
     assert error.value.filename == str(tmp_path / LEDGER)
     assert again(tmp_path).missing == []
+
+
+@pytest.mark.parametrize("name", ["run.json", RESULTS])
+def test_a_disk_that_is_full_at_the_end_takes_no_note_of_a_run(tmp_path: Path, name: str) -> None:
+    def full(path: Path, data: Any) -> Path:
+        with write_files.naming(path):
+            if path.name == name:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return write(path, data)
+
+    write = write_files.write_atomically
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(write_files, "write_atomically", full)
+        with pytest.raises(OSError, match=rf"{FREE}: '.*{name}'"):
+            again(tmp_path)
+    again(tmp_path)
+    (run,) = json.loads((tmp_path / "run.json").read_text())
+    assert run["episodes"] == (0 if name == "run.json" else EPISODES)
 
 
 def test_a_torn_first_line_is_no_episode(run: Path, monkeypatch) -> None:

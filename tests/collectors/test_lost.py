@@ -88,7 +88,7 @@ def test_a_death_is_noticed_while_batches_are_awaited(cls: Any) -> None:
         start = time.monotonic()
         with pytest.raises(WorkerLostError) as raised:
             next(stream)
-        assert time.monotonic() - start < 5.0
+        assert time.monotonic() - start < 30
         assert_names(raised.value, 1, pid)
         assert killer.wait() == 0
         assert collector.closed
@@ -104,8 +104,8 @@ def test_a_death_is_noticed_under_start() -> None:
         pid = kill_between_writes(collector, 0)
         start = time.monotonic()
         with pytest.raises(WorkerLostError) as raised:
-            time.sleep(20)
-        assert time.monotonic() - start < 5.0
+            time.sleep(60)
+        assert time.monotonic() - start < 30
         assert_names(raised.value, 0, pid)
         assert not {*multiprocessing.active_children()} - before
 
@@ -124,7 +124,7 @@ def test_a_death_with_the_lock_of_the_replay_buffer_leaves_nobody_waiting(
 
         def run() -> None:
             one.start()
-            time.sleep(20)
+            time.sleep(60)
 
         with pytest.raises(WorkerLostError, match=f"worker 1 .* SIGKILL; .* been ended, {why}"):
             run()

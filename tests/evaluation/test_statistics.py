@@ -91,7 +91,7 @@ def test_the_seed_decides_intervals_and_no_global_random_state() -> None:
     before = np.random.get_state()[1].tolist()  # noqa: NPY002
     started = time.process_time()
     assert summarize(ledger(RETURNS)).returns == one
-    assert time.process_time() - started < 0.3
+    assert time.process_time() - started < 3  # at the default number of resamples
     assert np.random.get_state()[1].tolist() == before  # noqa: NPY002
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
+
+CLOSING = "take the call out, as programs go on after they close an env"
 
 
 @contextmanager
@@ -18,7 +20,7 @@ def ended_on_error(end: Callable[[], object]) -> Iterator[None]:
 
 
 @contextmanager
-def exits_refused(what: str, advice: str) -> Iterator[None]:
+def exits_refused(what: str, advice: str = CLOSING) -> Iterator[None]:
     """Make an error of the end of the program, for which user code asks by ``sys.exit``."""
     try:
         yield
@@ -27,13 +29,7 @@ def exits_refused(what: str, advice: str) -> Iterator[None]:
         raise RuntimeError(told) from error
 
 
-def env_exits_refused(env: Any) -> AbstractContextManager[None]:
-    """Make an error of the end of the program by an env that is closed."""
-    what = f"close() of {type(env).__name__}"
-    return exits_refused(what, "take the call out, as programs go on after they close an env")
-
-
 def close_env(env: Any) -> None:
     """Close an env of the user's, whose ``close`` must not end the program."""
-    with env_exits_refused(env):
+    with exits_refused(f"close() of {type(env).__name__}"):
         env.close()

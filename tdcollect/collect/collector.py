@@ -25,7 +25,7 @@ from tdcollect._upstream.collectors import (
     normalize_env_functions,
     service_backend,
 )
-from tdcollect.cleanup import env_exits_refused
+from tdcollect.cleanup import exits_refused
 from tdcollect.collect.arguments import (
     check_arguments,
     check_by_arrival,
@@ -296,7 +296,7 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
     @extends(TorchRLCollector.shutdown)
     def shutdown(self, *args: Any, **kwargs: Any) -> None:
         """Close the env; see the parent's method. An env that ends the program raises."""
-        with env_exits_refused(getattr(self, "env", None)):
+        with exits_refused("close() of the env"):
             super().shutdown(*args, **kwargs)
 
     def __bool__(self) -> bool:
@@ -374,7 +374,7 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
     def _increment_frames(self, numel: int) -> Any:
         if self._parent.frames + numel >= self.total_frames:
             self._runner.env_state = keep_state(self)  # the env is closed now
-        with env_exits_refused(self.env):
+        with exits_refused("close() of the env"):
             return super()._increment_frames(numel)
 
     def update_policy_weights_(

@@ -57,14 +57,12 @@ class _BySync(MultiCollectorMeta):
 
 def _advice_at_start(proc: Any) -> str:
     """Return what to do about a process that ended as it started."""
-    if proc.exitcode == 1 and type(proc).__name__ != "ForkProcess":  # others import the program
-        with suppress(OSError, TypeError):  # a notebook has no file, and nothing to import
-            program = compile(inspect.getsource(sys.modules["__main__"]), "", "exec")
-            if "__name__" not in program.co_names:
-                return (
-                    'put what makes it under `if __name__ == "__main__":`, as each worker imports '
-                    "the program first"
-                )
+    imports = proc.exitcode == 1 and type(proc).__name__ != "ForkProcess"
+    with suppress(OSError, TypeError):  # a notebook has no file, and nothing to import
+        program = compile(inspect.getsource(sys.modules["__main__"]), "", "exec")
+        if imports and "__name__" not in program.co_names:
+            guard = 'put what makes it under `if __name__ == "__main__":`'
+            return f"{guard}, as each worker imports the program first"
     return "mend what ended it, which its own output tells"
 
 

@@ -27,7 +27,6 @@ SAME_ACROSS = ("protocol", *_SLOTS, "returns", "policy.class", "policy.digest", 
 OF_ENV = ("env", "max_episode_steps")  # what may differ across envs
 TRANSFORMS = "env.transforms"  # those of one policy may normalise its observations, say
 RETURN, SUCCESS = "return", "success"  # what a policy may be better in
-MOST_DEVIATIONS = 1e150  # in a difference; their square is a float
 
 T = TypeVar("T")
 
@@ -270,8 +269,7 @@ class Difference:
         factor, correction = sample_size_terms(power, self.confidence)
         if self.difference.std is None or len(self.values) <= correction:
             return None
-        root = math.sqrt(factor / (len(self.values) - correction))
-        return statistics.representable(self.difference.std * root)
+        return self.difference.std * math.sqrt(factor / (len(self.values) - correction))
 
 
 @dataclass(frozen=True)
@@ -538,11 +536,9 @@ def sample_size_terms(power: float, confidence: float) -> tuple[float, float]:
 def sample_size(std: float, difference: float, terms: tuple[float, float]) -> int:
     """Return the number that shows a difference of values with a deviation, from these terms."""
     factor, correction = terms
-    if not (ratio := std / abs(difference)) < MOST_DEVIATIONS:
-        raise ValueError(
-            f"expected a difference above {std / MOST_DEVIATIONS:g}, as the standard deviation is "
-            f"{std:g}, got {difference:g}: no number of samples shows it"
-        )
+    if (ratio := std / abs(difference)) > 1e150:  # its square is no float
+        least = f"expected a difference above {std / 1e150:g}, as the standard deviation is {std:g}"
+        raise ValueError(f"{least}, got {difference:g}: no number of samples shows it")
     return math.ceil(factor * ratio**2 + correction)
 
 

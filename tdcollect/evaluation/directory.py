@@ -251,11 +251,6 @@ class Directory:
         found = {name: ledger.sha256(self.path / file) for name, file in ledger.DIGESTED.items()}
         return {**found, ledger.TRAJECTORIES: kept} if kept else found
 
-    @property
-    def has_notes(self) -> bool:
-        """True if a run has left its note."""
-        return (self.path / ledger.RUN).exists()
-
     def note_run(self, started: float, ran: int, how: Mapping[str, Any]) -> None:
         """Append the times of this run to the one file that holds times."""
         seconds = round(time.time() - started, 3)
@@ -271,7 +266,7 @@ class Directory:
         """
         from tdcollect.randomness import NotReproducibleError  # which needs torch; reading does not
 
-        if not (self._journal.tell() or self.has_notes):
+        if not self._journal.tell() and not (self.path / ledger.RUN).exists():
             self._sweep(data=True)
             files.remove(self.path / ledger.SHARD)
             for name in (ledger.EPISODES, ledger.MANIFEST):

@@ -22,7 +22,7 @@ from tdcollect.evaluation.directory import Directory, check_directory, check_rep
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
 from tdcollect.evaluation.episodes.data import Finished
 from tdcollect.evaluation.imports import exits_refused
-from tdcollect.evaluation.ledger import MIXED, REPEATED, Batches, Episode, Shard, repeatability
+from tdcollect.evaluation.ledger import MIXED, REPEATED, RUN, Batches, Episode, Shard, repeatability
 from tdcollect.evaluation.manifest import describe
 from tdcollect.evaluation.replay import Replay, replayer
 from tdcollect.evaluation.request import Request
@@ -502,7 +502,7 @@ class Recording:
         )
         if directory is not None:
             # First, as a full disk may have room for it alone; a run that is finished has its note.
-            if self.left or not (self._was_finished or directory.has_notes):
+            if self.left or not (self._was_finished or (directory.path / RUN).exists()):
                 part = {} if self._shard is None else {"shard": self._shard}
                 directory.note_run(self._started, len(self.left), {**about, **part})
             finish(directory, result, self._request, self._recheck)

@@ -202,7 +202,7 @@ def _wants_env(factory: Callable[..., Any]) -> bool:
 @contextmanager
 def closed_on_error(env: Any) -> Iterator[Any]:
     """Close an env if an error ends the block."""
-    with ended_on_error(lambda: is_unstarted(env) or close_env(env)):
+    with ended_on_error(lambda: None if is_unstarted(env) else close_env(env)):
         yield env
 
 

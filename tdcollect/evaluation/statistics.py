@@ -42,11 +42,6 @@ def in_units(values: Values) -> tuple[Values, float]:
     return values / unit, unit
 
 
-def representable(value: float) -> float | None:
-    """Return a statistic; None if it is beyond the largest float."""
-    return value if math.isfinite(value) else None
-
-
 def resampled_means(values: Values, cut: int, resamples: int, rng: np.random.Generator) -> Values:
     """Return the means of bootstrap resamples of ``values [E]``, each without its extremes.
 
@@ -711,13 +706,13 @@ def describe(
         return Quantity(count, not_finite)
     scaled, unit = in_units(values)
     squares = (scaled - exact_mean(scaled)) ** 2
-    std = representable(unit * math.sqrt(math.fsum(squares) / (count - 1))) if count > 1 else None
+    std = unit * math.sqrt(math.fsum(squares) / (count - 1)) if count > 1 else math.inf
     middle = np.sort(values)[count // 4 : count - count // 4]
     return Quantity(
         count=count,
         mean=exact_mean(values),
-        std=std,
-        standard_error=None if std is None else std / math.sqrt(count),
+        std=std if std < math.inf else None,
+        standard_error=std / math.sqrt(count) if std < math.inf else None,
         median=unit * float(np.median(scaled)),
         interquartile_mean=exact_mean(middle),
         min=float(values.min()),
@@ -776,8 +771,7 @@ def adjusted_mean(
         confidence: of the interval.
 
     Returns:
-        None for fewer than 20 values, for ones that are not finite, if all are equal, and for an
-        interval beyond the largest float.
+        None for fewer than 20 values, for ones that are not finite, and if all are equal.
     """
     (values, unit), (all_control, control_unit) = in_units(values), in_units(all_control)
     control, count, total = control / control_unit, len(values), len(all_control)
@@ -802,10 +796,8 @@ def adjusted_mean(
     quantile = stats.t.ppf(0.5 + confidence / 2, degrees_of_freedom(parts, freedoms))
     reach = float(quantile) * math.sqrt(variance)
     mean = exact_mean(values) + float(line.slope) * ahead
-    low, high = unit * (mean - reach), unit * (mean + reach)
-    if not math.isfinite(high - low):
-        return None
-    return Adjusted(unit * mean, Interval(low, high), total, float(line.rvalue))
+    interval = Interval(unit * (mean - reach), unit * (mean + reach))
+    return Adjusted(unit * mean, interval, total, float(line.rvalue))
 
 
 def _succeeded(episode: Episode) -> bool | None:

@@ -17,14 +17,7 @@ from tdcollect import check, keys
 from tdcollect.collect import Collector
 from tdcollect.envs import differences
 from tdcollect.envs.backends import check_task_id
-from tdcollect.envs.differences import (
-    Row,
-    first_divergence,
-    leaves,
-    mismatch,
-    row_mismatch,
-    short,
-)
+from tdcollect.envs.differences import Row, first_divergence, leaves, mismatch, row_mismatch
 from tdcollect.envs.make import alike, make_env
 from tdcollect.envs.process.pool import usable_cores
 from tdcollect.envs.process.worker import spec_of
@@ -710,7 +703,7 @@ def _runs(exam: Examination) -> str:
     played = f"{evidence} with random actions{cut}"
     if not callable(replaced := exam.env.action_space.seed):
         raise Warned(
-            f"{played}; action_space.seed is {short(replaced)}, no method any more",
+            f"{played}; action_space.seed is {replaced!r}, no method any more",
             cause="the env sets action_space.seed",
             advice="call it: self.action_space.seed(seed)",
         )

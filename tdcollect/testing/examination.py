@@ -9,7 +9,6 @@ from contextlib import closing
 from copy import deepcopy
 from functools import cached_property, partial
 from itertools import count, islice
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -339,7 +338,7 @@ def unlike_attributes(first: Any, second: Any) -> list[str]:
 
 def _unlike(path: str, first: Any, second: Any, inside: bool = True) -> Iterator[str]:
     # An attribute that one of them has not set yet may stand in its class.
-    for name in vars(first) | vars(second):
+    for name in getattr(first, "__dict__", {}) | getattr(second, "__dict__", {}):
         mine, its = getattr(first, name, None), getattr(second, name, None)
         if _is_plain(mine) and _is_plain(its):
             found = differences.mismatch(f"{path}.{name}", _settled(mine), _settled(its))
@@ -347,7 +346,7 @@ def _unlike(path: str, first: Any, second: Any, inside: bool = True) -> Iterator
                 values = f" ({shown(found.first)} and {shown(found.second)})"
                 drawn = isinstance(mine, np.random.Generator)
                 yield f"{found.entry}{'' if drawn else values}"
-        elif inside and _has_parts(mine) and _has_parts(its):
+        elif inside and not isinstance(mine, gym.Env) and type(mine) is type(its):
             yield from _unlike(f"{path}.{name}", mine, its, inside=False)
 
 
@@ -356,12 +355,6 @@ def _layers(env: Any) -> Iterator[Any]:
         yield env
         env = env.env
     yield env
-
-
-def _has_parts(value: Any) -> bool:
-    """Return whether a value has attributes of its own, and is no env."""
-    no_parts = (gym.Env, type, ModuleType)
-    return hasattr(value, "__dict__") and not isinstance(value, no_parts)
 
 
 def _is_plain(value: Any) -> bool:

@@ -337,6 +337,8 @@ def test_what_others_left_is_no_problem_but_for_times_that_are_none(run: Path) -
     (run / "run.json").write_text("{}")
     with pytest.raises(ValueError, match=r"run\.json to hold a JSON list, .* remove the file"):
         again(run)
+    (run / "run.json").unlink()
+    again(run)
     assert tdcollect.verify(run).passed
 
 

@@ -9,9 +9,10 @@ from numbers import Integral, Real
 from typing import Any
 
 
-def is_count(value: Any, least: int = 0) -> bool:
-    """Tell whether a value is an int of at least ``least``."""
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
+def is_count(value: Any, least: int = 0, below: float = math.inf) -> bool:
+    """Return whether a value is an int of at least ``least``, and below a bound."""
+    is_int = isinstance(value, Integral) and not isinstance(value, bool)
+    return is_int and least <= int(value) < below
 
 
 def is_number(value: Any) -> bool:

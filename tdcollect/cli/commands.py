@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import sys
 from collections.abc import Mapping
-from contextlib import redirect_stdout, suppress
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -304,7 +303,7 @@ def replay(directory: Path, index: int | None, trust: bool, as_json: bool, **typ
     video, film = typed.pop("video"), typed.pop("film")
     if (index is None) == (film is None) or (film is not None and video is not None):
         raise click.UsageError("expected INDEX, with --video FILE or without; or --film EPISODES")
-    with redirect_stdout(sys.stderr):
+    with terminal.others_on_stderr():
         import tdcollect
         from tdcollect.evaluation.tails import indices_of
 
@@ -467,7 +466,7 @@ def doctor(env: str, as_json: bool, **settings: Any) -> int:
     ENV is a gymnasium id, an EnvPool id, or MODULE:CALLABLE or FILE.py:CALLABLE of a function that
     makes an env. The exit status is 1 if a check fails.
     """
-    with redirect_stdout(sys.stderr):
+    with terminal.others_on_stderr():
         from tdcollect.evaluation.imports import is_named, load_named
         from tdcollect.testing import diagnose
 
@@ -532,7 +531,7 @@ def minari(
         raise click.UsageError("--env-kwargs and --wrapper go with --env ENV")
     from tdcollect.evaluation.request import Request
 
-    with redirect_stdout(sys.stderr):
+    with terminal.others_on_stderr():
         result = comparing.finished(directory)
         request = Request(env or "", "random", wrappers=wrappers or [], directory=os.getcwd())
         made = None if env is None else request.made_env()
@@ -554,7 +553,7 @@ def bench(env: str, num_envs: int, seconds: float, as_json: bool) -> int:
     ENV is a gymnasium id. One pipeline is of make_env, the other of TorchRL's GymEnv with
     transforms; their batches are compared, too. The exit status is 1 if any bits differ.
     """
-    with redirect_stdout(sys.stderr):
+    with terminal.others_on_stderr():
         from tdcollect.testing import speed
 
         found = speed.bench(env, num_envs, seconds)
@@ -693,7 +692,7 @@ def validate(file: Path, quiet: bool, as_json: bool, **chosen: Any) -> int:
     FILE is the TOML file of the suite. This makes each env and each policy, has the doctor look at
     the envs, and runs a step of each evaluation. The exit status is 1 if there is a problem.
     """
-    with redirect_stdout(sys.stderr):
+    with terminal.others_on_stderr():
         found = _suite_of(file, {}).validate(**chosen, progress=not quiet)
     tell(as_json, found, **found.to_dict(), passed=found.passed)
     return 0 if found.passed else 1

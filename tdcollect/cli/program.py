@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import json
 import math
@@ -9,7 +10,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,14 +82,27 @@ def resumable(output_dir: Path | None) -> Iterator[None]:
 
 
 @contextmanager
+def others_on_stderr() -> Iterator[None]:
+    """Keep stdout for the result: env and policy print to stderr, also in C code and in workers."""
+    with ExitStack() as stack:
+        with suppress(OSError):  # one of them is closed
+            stack.callback(os.close, stdout := os.dup(1))
+            stack.callback(os.dup2, stdout, 1)
+            os.dup2(2, 1)
+            stack.callback(ctypes.pythonapi.fflush, None)
+        stack.enter_context(redirect_stdout(sys.stderr))
+        yield
+
+
+@contextmanager
 def running(output_dir: Path | None, given: dict[str, Any]) -> Iterator[Any]:
-    """Give the workers that were asked for; what the user's own code prints goes to stderr."""
+    """Give the workers that were asked for; :func:`others_on_stderr`."""
     workers, count, address = (given.pop(n) for n in ("workers", "ray_workers", "ray_address"))
     if count is not None and workers is not None:
         raise click.UsageError("--workers and --ray-workers exclude each other; give one of them")
     if address is not None and count is None:
         raise click.UsageError("--ray-address goes with --ray-workers N")
-    with redirect_stdout(sys.stderr), resumable(output_dir), ExitStack() as stack:
+    with others_on_stderr(), resumable(output_dir), ExitStack() as stack:
         if count is not None:
             import tdcollect
 

@@ -12,15 +12,16 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import click
+import numpy as np
 
 from tdcollect.cli.program import print_json, say
 from tdcollect.display import number_text, visible
 from tdcollect.evaluation import ledger, race
 from tdcollect.evaluation.ledger import Files
+from tdcollect.evaluation.statistics import exact_mean
 from tdcollect.files import LOCK, check_output
 from tdcollect.progress import SECONDS_BETWEEN_LINES, seconds_text
 from tdcollect.suites.results import error_beside, read_folder
@@ -107,7 +108,9 @@ class Watched:
         found = {"kind": "suite", "of": suite["episodes"] * len(roots), "ended": not left}
         count, failed = len(every), len(every) - len(roots)
         found["evaluations"] = {"ended": count - left, "could_not_run": failed, "of": count}
-        of_task = {t: {p: fmean(runs) for p, runs in of.items()} for t, of in means.items()}
+        of_task = {
+            t: {p: exact_mean(np.array(runs)) for p, runs in of.items()} for t, of in means.items()
+        }
         return found | {"mean_returns": of_task}
 
     def _pace(self, found: Mapping[str, Any]) -> dict[str, float]:
@@ -130,7 +133,7 @@ def _stat(file: Path) -> os.stat_result | None:
 
 def _mean(files: Files) -> float | None:
     returns = [e.episode_return for e in files.episodes if e.episode_return is not None]
-    return fmean(returns) if returns else None
+    return exact_mean(np.array(returns)) if returns else None
 
 
 def _writers(roots: Iterable[Path]) -> list[dict[str, int]] | None:

@@ -26,7 +26,7 @@ from tdcollect._upstream.collectors import (
     service_backend,
 )
 from tdcollect._upstream.torchrl import held_env
-from tdcollect.cleanup import close_may_fail
+from tdcollect.cleanup import close_may_fail, exits_refused
 from tdcollect.collect.arguments import (
     check_arguments,
     check_by_arrival,
@@ -299,6 +299,12 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
             super()._make_carrier()
         self._runner.note_places()
 
+    @extends(TorchRLCollector.shutdown)
+    def shutdown(self, *args: Any, **kwargs: Any) -> None:
+        """Close the env; see the parent's method. An env that ends the program raises."""
+        with exits_refused("close() of the env"):
+            super().shutdown(*args, **kwargs)
+
     def __bool__(self) -> bool:
         return True  # Ray asks; a length, Python's second choice, is not there without an end
 
@@ -376,7 +382,7 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
         if completed:
             self._runner.env_state = keep_state(self)  # the env is closed now
             self._runner.explained = self._runner.explain()
-        with close_may_fail():
+        with exits_refused("close() of the env"), close_may_fail():
             super()._increment_frames(numel)
         return completed
 

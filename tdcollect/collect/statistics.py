@@ -208,7 +208,7 @@ class Moments:
         if not other.count:
             return
         away, total = other.mean - self.mean, self.count + other.count
-        self.squares += other.squares + away**2 * self.count * other.count / total
+        self.squares += other.squares + away * away * self.count * other.count / total
         self.mean += away * other.count / total
         self.count = total
         self.low = min(self.low, other.low)

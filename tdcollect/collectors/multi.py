@@ -5,9 +5,11 @@ from __future__ import annotations
 import atexit
 import inspect
 import signal
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from multiprocessing import util
 from operator import methodcaller
@@ -51,6 +53,17 @@ class _BySync(MultiCollectorMeta):
                 "learners, sync=False for off-policy ones"
             )
         return (MultiSyncCollector if sync else MultiAsyncCollector)(*args, **kwargs)
+
+
+def _advice_at_start(proc: Any) -> str:
+    """Return what to do about a process that ended as it started."""
+    imports = proc.exitcode == 1 and type(proc).__name__ != "ForkProcess"
+    with suppress(OSError, TypeError):  # a notebook has no file, and nothing to import
+        program = compile(inspect.getsource(sys.modules["__main__"]), "", "exec")
+        if imports and "__name__" not in program.co_names:
+            guard = 'put what makes it under `if __name__ == "__main__":`'
+            return f"{guard}, as each worker imports the program first"
+    return "mend what ended it, which its own output tells"
 
 
 class MultiCollector(asking.Asking, upstream.MultiCollector, metaclass=_BySync):
@@ -135,7 +148,8 @@ class MultiCollector(asking.Asking, upstream.MultiCollector, metaclass=_BySync):
         for worker, proc in enumerate(vars(self).get("_procs", ())):
             if proc.exitcode not in (None, 0, -signal.SIGTERM):
                 how = f"{ending(proc.exitcode)} as it started"
-                raise asking.WorkerLostError(self._lost_worker(worker, proc.pid, how, 0)) from error
+                lost = self._lost_worker(worker, proc.pid, how, 0)
+                raise asking.WorkerLostError(lost, _advice_at_start(proc)) from error
 
     # ----------------------------------------------------------------------------- lost workers
 

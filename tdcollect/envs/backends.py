@@ -31,7 +31,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
 from tdcollect._upstream.others import flat_pool
-from tdcollect.cleanup import ended_on_error
+from tdcollect.cleanup import close_env, ended_on_error
 from tdcollect.envs.process import values
 from tdcollect.envs.process.values import (
     Array,
@@ -434,7 +434,7 @@ class VectorBackend(Backend):
         return list(self.env.render() or [])
 
     def close(self) -> None:
-        self.env.close()
+        close_env(self.env)
 
 
 def for_each_slot(verb: str, slots: Iterable[int], call: Callable[[int], None]) -> None:

@@ -20,6 +20,7 @@ from tdcollect import keys
 from tdcollect.evaluation.curve import Best, Folder, Kind, Point, check_report, point_of
 from tdcollect.evaluation.evaluate import Recording, run
 from tdcollect.evaluation.result import EvaluationResult
+from tdcollect.evaluation.statistics import exact_mean
 from tdcollect.evaluation.workers.dispatcher import Evaluation
 from tdcollect.evaluation.workers.local import LocalWorkers, Workers
 from tdcollect.evaluation.workers.worker import POLICY, on_cpu, template, unpickled
@@ -86,8 +87,7 @@ def metrics_of(
     prefix: str,
 ) -> dict[str, Any]:
     # Means of returns that are not finite are what arithmetic makes of them.
-    with np.errstate(invalid="ignore"):
-        mean = point.mean if point.mean is not None or not len(returns) else float(returns.mean())
+    mean = point.mean if point.mean is not None or not len(returns) else exact_mean(returns)
     found = {
         "reward": mean,
         "reward_std": _std(returns),

@@ -540,8 +540,7 @@ def episodes_needed(
     check_difference(difference)
     if not (math.isfinite(std) and std >= 0):
         raise ValueError(f"expected a finite standard deviation, not negative, got {std}")
-    factor, correction = sample_size_terms(power, confidence)
-    return math.ceil(factor * (std / difference) ** 2 + correction)
+    return sample_size(std, difference, sample_size_terms(power, confidence))
 
 
 def check_difference(difference: float) -> None:
@@ -556,6 +555,15 @@ def sample_size_terms(power: float, confidence: float) -> tuple[float, float]:
     stats = extra_module("scipy.stats", "the number of episodes needed")
     z_test, z_power = stats.norm.ppf([0.5 + confidence / 2, power]).tolist()
     return (z_test + z_power) ** 2, z_test**2 / 2
+
+
+def sample_size(std: float, difference: float, terms: tuple[float, float]) -> int:
+    """Return the number that shows a difference of values with a deviation, from these terms."""
+    factor, correction = terms
+    if (ratio := std / abs(difference)) > 1e150:  # its square is no float
+        least = f"expected a difference above {std / 1e150:g}, as the standard deviation is {std:g}"
+        raise ValueError(f"{least}, got {difference:g}: no number of samples shows it")
+    return math.ceil(factor * ratio**2 + correction)
 
 
 class _Part(NamedTuple):
@@ -592,7 +600,7 @@ def _difference(
     both = [(a, b) for a, b in pairs if a.completed and b.completed]
     returns_a = np.array([a.episode_return for a, _ in both], np.float64)
     returns_b = np.array([b.episode_return for _, b in both], np.float64)
-    values = returns_b - returns_a
+    values = statistics.minus(returns_b, returns_a)
     finite = bool(np.isfinite(values).all())
     rngs = [statistics.generator(*seed, stream) for stream in range(3)]
     usable = len(both) > 0 and finite

@@ -31,6 +31,7 @@ from tdcollect.evaluation.ledger import (
     FRESH_ENVS,
     MIXED,
     REPEATED,
+    RUN,
     Batches,
     Episode,
     Shard,
@@ -638,10 +639,11 @@ class Recording:
             self.witness,
         )
         if directory is not None:
-            finish(directory, result, self._request, self.recheck)
-            if self.left:
+            # First, as a full disk may have room for it alone; a run that is finished has its note.
+            if self.left or not (self._was_finished or (directory.path / RUN).exists()):
                 part = {} if self._shard is None else {"shard": self._shard}
                 directory.note_run(self._started, len(self.left), {**about, **part})
+            finish(directory, result, self._request, self.recheck)
         return result
 
     def close(self) -> None:

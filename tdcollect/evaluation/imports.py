@@ -7,14 +7,14 @@ import importlib.util
 import re
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tdcollect.cleanup import ended_on_error
+from tdcollect import cleanup
 
 
 def is_named(text: str) -> bool:
@@ -101,16 +101,10 @@ def called(item: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     return name, dict(kwargs)
 
 
-@contextmanager
-def exits_refused() -> Iterator[None]:
+def exits_refused() -> AbstractContextManager[None]:
     """Make an error of the end of the program, which a script that is no module may ask for."""
-    try:
-        yield
-    except SystemExit as error:
-        raise RuntimeError(
-            f"the code that was named ended the program by sys.exit({error.code!r}); nothing was "
-            "done. Put what a script runs under `if __name__ == '__main__':`"
-        ) from error
+    advice = "put what a script runs under `if __name__ == '__main__':`"
+    return cleanup.exits_refused("the code that was named", advice)
 
 
 def _module(name: str, directory: Path | None) -> ModuleType:
@@ -167,7 +161,7 @@ def _module_of_file(path: Path) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
-    with ended_on_error(lambda: sys.modules.pop(path.stem)):
+    with cleanup.ended_on_error(lambda: sys.modules.pop(path.stem)):
         spec.loader.exec_module(module)
     return module
 

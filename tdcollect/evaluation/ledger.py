@@ -216,18 +216,19 @@ def _are_counts(*names: str) -> Accepts:
         lambda value: (
             isinstance(value, dict)
             and value.keys() == {*names}
-            and all(map(is_count, value.values()))
+            and all(map(_COUNT[0], value.values()))
         )
     )
 
 
-_COUNT = (is_count, "an int, and not negative")
+_SEED = (is_count, "an int, and not negative")
+_COUNT = (partial(is_count, below=2**63), "an int from 0 to below 2**63")
 _BOOL = (_a(bool), "true or false")
 _NONE = (lambda value: value is None, "null in an episode that did not complete")
 _ALWAYS = {
     "index": _COUNT,
-    "env_seed": _COUNT,
-    "policy_seed": _COUNT,
+    "env_seed": _SEED,
+    "policy_seed": _SEED,
     "status": (
         lambda value: value in (COMPLETED, FAILED, LOST),
         f"{COMPLETED!r}, {FAILED!r} or {LOST!r}",
@@ -236,7 +237,7 @@ _ALWAYS = {
 }
 _MEASURED = {
     "episode_return": (_a(float), "a float"),
-    "length": (partial(is_count, least=1), "a positive int"),
+    "length": (partial(is_count, least=1, below=2**63), "a positive int below 2**63"),
     "terminated": _BOOL,
     "truncated": _BOOL,
     "success": (_a(bool | None), "true, false or null"),

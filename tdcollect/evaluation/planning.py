@@ -254,7 +254,7 @@ def _by_deviation(
     factor, correction = comparison.sample_size_terms(aim.power, aim.confidence)
     above = std * math.sqrt(freedom / float(stats.chi2.ppf(1 - ASSURANCE, freedom)))
     number, cautious = (
-        math.ceil(factor * (spread / aim.difference) ** 2 + correction / samples)
+        comparison.sample_size(spread, aim.difference, (factor, correction / samples))
         for spread in (std, above)
     )
     return Need(thing, number, cautious, std)

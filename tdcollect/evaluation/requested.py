@@ -20,7 +20,7 @@ from torchrl.envs import transforms as T
 
 from tdcollect import policies
 from tdcollect._upstream.torchrl import VecNormSums, VecNormV2Statistics
-from tdcollect.cleanup import ended_on_error
+from tdcollect.cleanup import close_env, ended_on_error
 from tdcollect.display import one_line
 from tdcollect.envs.make import alike, make_env
 from tdcollect.envs.traits import all_transforms_of, flat_transforms, innermost, of_kind, runs_once
@@ -202,7 +202,7 @@ def _wants_env(factory: Callable[..., Any]) -> bool:
 @contextmanager
 def closed_on_error(env: Any) -> Iterator[Any]:
     """Close an env if an error ends the block."""
-    with ended_on_error(lambda: is_unstarted(env) or env.close()):
+    with ended_on_error(lambda: None if is_unstarted(env) else close_env(env)):
         yield env
 
 
@@ -230,7 +230,7 @@ def one_slot(
         yield env.finished(made) if isinstance(env, RequestedEnv) else made
     finally:
         if not made.is_closed:
-            made.close()
+            close_env(made)
 
 
 def _load(policy: Any, file: Path) -> None:

@@ -21,7 +21,7 @@ from tdcollect.evaluation.directory import check_data, read_trajectory, write_tr
 from tdcollect.evaluation.episodes.steps import first_difference
 from tdcollect.evaluation.ledger import Episode, trajectory_name, trajectory_path
 from tdcollect.evaluation.npz import dump
-from tdcollect.evaluation.statistics import Summary, in_order, metrics_of, summarize
+from tdcollect.evaluation.statistics import Summary, exact_mean, in_order, metrics_of, summarize
 from tdcollect.evaluation.step_files import read_steps, read_witness
 from tdcollect.files import check_no_links, write_atomically
 from tdcollect.packages import extra_module
@@ -379,7 +379,7 @@ class EvaluationResult:
         returns = self.returns
         lost = sum(episode.lost for episode in self.episodes)
         failed = f"{len(self.episodes) - len(returns) - lost} failed"
-        mean = f"{returns.mean():.6g}" if len(returns) else "none"
+        mean = f"{exact_mean(returns):.6g}" if len(returns) else "none"
         counts = [f"{len(self.episodes)} episodes", failed, *[f"{lost} lost"] * bool(lost)]
         more = (f"mean return {mean}", f"digest {self.digest[:16]}")
         return one_line(self, self.manifest["env"]["id"], *counts, *more)

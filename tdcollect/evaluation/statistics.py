@@ -32,6 +32,16 @@ def generator(seed: int, *stream: int) -> np.random.Generator:
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=stream))
 
 
+def in_units(values: Values) -> tuple[Values, float]:
+    """Return values ``[E]`` in units of a power of two near the largest finite one, and the unit.
+
+    Sums and squares of them stay in range, and have the bits of those of the values themselves.
+    """
+    largest = np.abs(values[np.isfinite(values)]).max(initial=0.0)
+    unit = 2.0 ** (math.frexp(largest)[1] - 1)
+    return values / unit, unit
+
+
 def resampled_means(values: Values, cut: int, resamples: int, rng: np.random.Generator) -> Values:
     """Return the means of bootstrap resamples of ``values [E]``, each without its extremes.
 
@@ -109,7 +119,7 @@ def sign_flip_p_value(values: Values, resamples: int, rng: np.random.Generator) 
     with the sample itself counted among them (Phipson and Smyth, *Permutation P-values Should
     Never Be Zero*, 2010).
     """
-    count = len(values)
+    (values, _), count = in_units(values), len(values)
     if count == 1 or not values.any():
         return 1.0  # flips give the same mean, up to its sign
     exact = flips_are_exact(count, resamples)
@@ -176,7 +186,7 @@ def mean_interval(
     None for fewer than two values; of no width if all are equal.
     """
 
-    def resampled() -> tuple[Values, Any]:
+    def resampled(values: Values) -> tuple[Values, Any]:
         special = extra_module("scipy.special", "a bootstrap interval")
         means = resampled_means(values, 0, resamples, rng)
         mean = values.mean()
@@ -201,7 +211,7 @@ def interquartile_mean_interval(
     """
     ends = [(1 - confidence) / 2, (1 + confidence) / 2]
     cut = len(values) // 4
-    return _interval(values, lambda: (resampled_means(values, cut, resamples, rng), ends))
+    return _interval(values, lambda scaled: (resampled_means(scaled, cut, resamples, rng), ends))
 
 
 def interquartile_mean(values: Values, axis: int = -1) -> Any:
@@ -227,18 +237,25 @@ def degrees_of_freedom(parts: Values, freedoms: Values) -> float:
 def exact_mean(values: Values) -> float:
     """Return the mean from the exactly rounded sum, the same in any order and on any machine.
 
-    It lies between the extremes even if the division rounds, so equal values are their mean.
+    It lies between the extremes even if the division rounds, so equal values are their mean. NaN
+    or infinite if the sum of the values is.
     """
-    mean = math.fsum(values) / len(values)
+    scaled, unit = in_units(values)
+    if not np.isfinite(values).all():
+        return sum(values.tolist())
+    mean = unit * (math.fsum(scaled) / len(values))
     return float(min(max(mean, values.min()), values.max()))
 
 
-def _interval(values: Values, resampled: Callable[[], tuple[Values, Any]]) -> Interval | None:
-    """Return the interval between quantiles of means; of no width if all values are equal."""
+def _interval(values: Values, resampled: Callable[[Values], tuple[Values, Any]]) -> Interval | None:
+    """Return the interval between quantiles of means, of the values in units, or of no width."""
     if len(values) < 2:
         return None
-    low, high = values[:2] if (values == values[0]).all() else np.quantile(*resampled())
-    return Interval(float(low), float(high))
+    if (values == values[0]).all():
+        return Interval(float(values[0]), float(values[0]))
+    scaled, unit = in_units(values)
+    ends = [unit * end for end in np.quantile(*resampled(scaled)).tolist()]
+    return Interval(*np.clip(ends, values.min(), values.max()).tolist())
 
 
 def _acceleration(values: Values) -> float:
@@ -317,7 +334,8 @@ class Quantity:
         count: the number of values.
         not_finite: the number of values that are NaN or infinite.
         mean: arithmetic mean, from the exactly rounded sum.
-        std: standard deviation, with ``count - 1`` in the denominator; None for one value.
+        std: standard deviation, with ``count - 1`` in the denominator; None for one value, and if
+            it is beyond the largest float.
         standard_error: ``std / sqrt(count)``.
         median: the middle value, or the mean of the two middle ones.
         interquartile_mean: the mean without a quarter of the values, rounded down, at each end.
@@ -648,11 +666,18 @@ def metric_difference(
     """Return the difference of a metric, of pairs of a baseline's value and another's."""
     both = [pair for pair in pairs if None not in pair]
     baseline, own = np.array(both, np.float64).reshape(-1, 2).T
-    found = describe(own - baseline, confidence, resamples, rngs[:2])
+    values = minus(own, baseline)
+    found = describe(values, confidence, resamples, rngs[:2])
     if found.mean is None:
         return MetricDifference(None, None, found, None)
-    p_value = sign_flip_p_value(own - baseline, resamples, rngs[2])
+    p_value = sign_flip_p_value(values, resamples, rngs[2])
     return MetricDifference(exact_mean(own), exact_mean(baseline), found, p_value)
+
+
+def minus(values: Values, baseline: Values) -> Values:
+    """Return differences: NaN or infinite where the values are, and beyond the largest float."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        return values - baseline
 
 
 def in_order(episodes: Sequence[Episode]) -> list[Episode]:
@@ -679,15 +704,16 @@ def describe(
     not_finite = int(np.count_nonzero(~np.isfinite(values)))
     if not count or not_finite:
         return Quantity(count, not_finite)
-    mean = exact_mean(values)
-    std = math.sqrt(math.fsum((values - mean) ** 2) / (count - 1)) if count > 1 else None
+    scaled, unit = in_units(values)
+    squares = (scaled - exact_mean(scaled)) ** 2
+    std = unit * math.sqrt(math.fsum(squares) / (count - 1)) if count > 1 else math.inf
     middle = np.sort(values)[count // 4 : count - count // 4]
     return Quantity(
         count=count,
-        mean=mean,
-        std=std,
-        standard_error=None if std is None else std / math.sqrt(count),
-        median=float(np.median(values)),
+        mean=exact_mean(values),
+        std=std if std < math.inf else None,
+        standard_error=std / math.sqrt(count) if std < math.inf else None,
+        median=unit * float(np.median(scaled)),
         interquartile_mean=exact_mean(middle),
         min=float(values.min()),
         max=float(values.max()),
@@ -747,7 +773,8 @@ def adjusted_mean(
     Returns:
         None for fewer than 20 values, for ones that are not finite, and if all are equal.
     """
-    count, total = len(values), len(all_control)
+    (values, unit), (all_control, control_unit) = in_units(values), in_units(all_control)
+    control, count, total = control / control_unit, len(values), len(all_control)
     finite = np.isfinite(values).all() and np.isfinite(all_control).all()
     if count < FEW or total <= count or not finite:
         return None
@@ -769,7 +796,8 @@ def adjusted_mean(
     quantile = stats.t.ppf(0.5 + confidence / 2, degrees_of_freedom(parts, freedoms))
     reach = float(quantile) * math.sqrt(variance)
     mean = exact_mean(values) + float(line.slope) * ahead
-    return Adjusted(mean, Interval(mean - reach, mean + reach), total, float(line.rvalue))
+    interval = Interval(unit * (mean - reach), unit * (mean + reach))
+    return Adjusted(unit * mean, interval, total, float(line.rvalue))
 
 
 def _succeeded(episode: Episode) -> bool | None:

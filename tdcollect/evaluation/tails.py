@@ -12,7 +12,7 @@ import numpy as np
 
 from tdcollect import check, display
 from tdcollect.evaluation.ledger import FAILED, Episode
-from tdcollect.evaluation.statistics import FEW, Interval, Values, ends, in_order
+from tdcollect.evaluation.statistics import FEW, Interval, Values, ends, in_order, in_units
 from tdcollect.packages import extra_module
 
 QUANTILES = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
@@ -211,13 +211,13 @@ def worst_mean(returns: Values, share: float) -> float:
     Where ``share`` of E is no whole number, the last return counts in part: Acerbi and Tasche, On
     the Coherence of Expected Shortfall, Journal of Banking & Finance 26, 2002.
     """
-    ordered = np.sort(returns)
-    part = share * len(returns)
+    scaled, unit = in_units(returns)
+    ordered, part = np.sort(scaled), share * len(returns)
     if part <= 1:
-        return float(ordered[0])
+        return unit * float(ordered[0])
     whole = math.floor(part)
     last = ordered[min(whole, len(ordered) - 1)]
-    return float((math.fsum(ordered[:whole]) + (part - whole) * last) / part)
+    return unit * float((math.fsum(ordered[:whole]) + (part - whole) * last) / part)
 
 
 def _failures(

@@ -20,6 +20,7 @@ from tdcollect.evaluation.imports import exits_refused
 from tdcollect.evaluation.ledger import TRAJECTORIES, Shard, is_finished, read_directory
 from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.evaluation.settings import EvaluationSettings
+from tdcollect.evaluation.statistics import exact_mean
 from tdcollect.evaluation.workers.dispatcher import Evaluation
 from tdcollect.evaluation.workers.local import Workers, as_workers
 from tdcollect.evaluation.workers.worker import Job
@@ -154,7 +155,7 @@ def _told(ended: EvaluationResult | Exception) -> str:
         return f"{type(ended).__name__}: {text}"
     lost = sum(episode.lost for episode in ended.episodes)
     failed = len(ended.episodes) - len(ended.returns) - lost
-    mean = number_text(float(ended.returns.mean())) if len(ended.returns) else "none"
+    mean = number_text(exact_mean(ended.returns)) if len(ended.returns) else "none"
     counts = [(failed, "failed"), (lost, "were lost")]
     told = [f"{count_text(count, 'episode')} {how}" for count, how in counts if count]
     return ", ".join([f"mean return {mean}", *told])

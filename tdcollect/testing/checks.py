@@ -20,6 +20,7 @@ from tensordict import TensorDictBase
 from torchrl.envs import EnvBase
 
 from tdcollect import keys
+from tdcollect.cleanup import close_env
 from tdcollect.display import html_table, one_line, visible
 from tdcollect.envs.differences import Row
 from tdcollect.envs.process.worker import old_api
@@ -269,11 +270,11 @@ def _outcome(one: Check, player: Player[Any]) -> Outcome:
         return Passed(result) if isinstance(result, str) else result
     except Outcome as outcome:
         return outcome
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return _raised(error)
 
 
-def _raised(error: Exception) -> Failed:
+def _raised(error: BaseException) -> Failed:
     """Return the failure of a check in which the env raised: the error and its place."""
     frames = traceback.extract_tb(error.__traceback__)
     at = f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}, in {frames[-1].name}"
@@ -359,8 +360,7 @@ class GymnasiumPlayer(Player[Env]):
 
     def rows(self, env: Env, seed: int | None, action_seed: int | None = None) -> Iterator[Row]:
         """Yield the rows of one episode, first its reset; ``action_seed`` draws other actions."""
-        actions = deepcopy(env.action_space)
-        actions.seed(self.seed if action_seed is None else action_seed)
+        actions = seeded(env.action_space, self.seed if action_seed is None else action_seed)
         given: Any = env.reset(seed=seed)
         _check_tuple(given, "(observation, info)", "reset")
         observation = given[0]
@@ -395,7 +395,14 @@ class GymnasiumPlayer(Player[Env]):
         return ended
 
     def close_env(self, env: Env) -> None:
-        env.close()
+        close_env(env)
+
+
+def seeded(space: gym.Space[Any], seed: int) -> gym.Space[Any]:
+    """Return a copy of a space that draws from a seed, also where the env has replaced ``seed``."""
+    drawn_from = deepcopy(space)
+    type(drawn_from).seed(drawn_from, seed)
+    return drawn_from
 
 
 def gymnasium_row(given: tuple[Any, ...]) -> Row:
@@ -466,7 +473,7 @@ class TorchRLPlayer(Player[EnvBase]):
 
     def close_env(self, env: EnvBase) -> None:
         if not env.is_closed:
-            env.close()
+            close_env(env)
 
 
 def ended_slots(env: EnvBase, step: Row | TensorDictBase) -> torch.Tensor:

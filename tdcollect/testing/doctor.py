@@ -695,7 +695,7 @@ def diagnose(
             with warnings.catch_warnings(action="ignore"), torch.no_grad():
                 findings = checks.run_checks(chosen.values(), exam, skip)
         finally:
-            with close_may_fail():  # the findings stand
+            with close_may_fail(exits=True):  # the findings stand
                 exam.close()
     name = env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
     return checks.Report(name, findings)
@@ -709,7 +709,14 @@ def _runs(exam: Examination) -> str:
     evidence = rules.episodes_run(exam)
     steps = exam.max_episode_steps
     cut = "" if steps == asked else f"; cut at {steps}, to bound time or memory"
-    return f"{evidence} with random actions{cut}"
+    played = f"{evidence} with random actions{cut}"
+    if not callable(replaced := exam.env.action_space.seed):
+        raise Warned(
+            f"{played}; action_space.seed is {replaced!r}, no method any more",
+            cause="the env sets action_space.seed",
+            advice="call it: self.action_space.seed(seed)",
+        )
+    return played
 
 
 def _check_arguments(env: Any, backend: Any, max_episode_steps: int) -> None:

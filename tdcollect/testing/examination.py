@@ -25,7 +25,7 @@ from tdcollect.envs.process.values import Begun, Options, slot_of
 from tdcollect.envs.process.worker import make_by_id, old_api
 from tdcollect.envs.spaces import SpaceCodec
 from tdcollect.randomness import global_states_kept
-from tdcollect.testing.checks import Env, Failed, GymnasiumPlayer, Skipped, gymnasium_row
+from tdcollect.testing.checks import Env, Failed, GymnasiumPlayer, Skipped, gymnasium_row, seeded
 
 PLAY_SECONDS = 2.0  # for one episode; slower envs are played for fewer steps
 PLAY_BYTES = 32 * 2**20  # for one episode's observations; larger ones mean fewer steps
@@ -310,8 +310,7 @@ class Examination(GymnasiumPlayer):
 
     def _difference(self, env: Env, other: Env, ended: bool, steps: int) -> str | None:
         """Return the first difference of two envs in one state, played with the same actions."""
-        actions = deepcopy(env.action_space)
-        actions.seed(self.seed)
+        actions = seeded(env.action_space, self.seed)
         for step in range(steps):
             action = None if ended else actions.sample()
             one, two = (
@@ -328,22 +327,27 @@ class Examination(GymnasiumPlayer):
 def unlike_attributes(first: Any, second: Any) -> list[str]:
     """Return the plain attributes in which two envs, or their wrappers, differ, with both values.
 
-    Numbers, strings, arrays, random generators, and lists, tuples and dicts of these are compared.
-    Other attributes (a simulator, say) are left out.
+    Numbers, strings, arrays, random generators, and lists, tuples and dicts of these are compared,
+    also those in an attribute, such as running statistics. Others (a simulator, say) are left out,
+    and gymnasium's own checks, which note what they have checked.
     """
-    unlike = []
-    for one, other in zip(_layers(first), _layers(second), strict=True):
-        # An attribute that one of them has not set yet may stand in its class.
-        for name in vars(one) | vars(other):
-            mine, its = getattr(one, name, None), getattr(other, name, None)
-            if not (_is_plain(mine) and _is_plain(its)):
-                continue
-            found = differences.mismatch(name, _settled(mine), _settled(its))
+    layers = zip(_layers(first), _layers(second), strict=True)
+    pairs = [pair for pair in layers if not isinstance(pair[0], gym.wrappers.PassiveEnvChecker)]
+    return [text for one, other in pairs for text in _unlike(type(one).__name__, one, other)]
+
+
+def _unlike(path: str, first: Any, second: Any, inside: bool = True) -> Iterator[str]:
+    # An attribute that one of them has not set yet may stand in its class.
+    for name in getattr(first, "__dict__", {}) | getattr(second, "__dict__", {}):
+        mine, its = getattr(first, name, None), getattr(second, name, None)
+        if _is_plain(mine) and _is_plain(its):
+            found = differences.mismatch(f"{path}.{name}", _settled(mine), _settled(its))
             if found is not None:
                 values = f" ({shown(found.first)} and {shown(found.second)})"
                 drawn = isinstance(mine, np.random.Generator)
-                unlike.append(f"{type(one).__name__}.{found.entry}{'' if drawn else values}")
-    return unlike
+                yield f"{found.entry}{'' if drawn else values}"
+        elif inside and not isinstance(mine, gym.Env) and type(mine) is type(its):
+            yield from _unlike(f"{path}.{name}", mine, its, inside=False)
 
 
 def _layers(env: Any) -> Iterator[Any]:

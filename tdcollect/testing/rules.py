@@ -25,7 +25,7 @@ from tdcollect.envs.make import alike, make_env
 from tdcollect.envs.process.worker import make_by_id
 from tdcollect.keys import Key, beside, under_next
 from tdcollect.testing import checks
-from tdcollect.testing.checks import Failed, GymnasiumPlayer, Skipped, TorchRLPlayer, rule
+from tdcollect.testing.checks import Failed, GymnasiumPlayer, Skipped, TorchRLPlayer, rule, seeded
 
 GYMNASIUM, TORCHRL = "gymnasium", "torchrl"  # the two groups of rules
 
@@ -266,8 +266,7 @@ def no_aliasing(player: GymnasiumPlayer) -> str:
 @rule(GYMNASIUM, "a step leaves its action as it was")
 def action_kept(player: GymnasiumPlayer) -> str:
     env = player.env
-    actions = deepcopy(env.action_space)
-    actions.seed(player.seed)
+    actions = seeded(env.action_space, player.seed)
     observation, _ = env.reset(seed=player.seed)
     for step in range(min(player.max_episode_steps, 20)):
         action = actions.sample() if player.policy is None else player.policy(observation)

@@ -516,6 +516,41 @@ def test_replay_of_a_directory_that_names_no_policy_takes_it_from_the_command(ty
 # The program
 
 
+TALKS = """
+import ctypes, gymnasium, os
+print("of the module")
+
+class Talks(gymnasium.Wrapper):
+    def __init__(self):
+        super().__init__(gymnasium.make("CartPole-v1"))
+        ctypes.CDLL(None).printf(b"of C code"), os.write(1, b"of a descriptor")
+
+    def step(self, action):
+        print("of a step")
+        return super().step(action)
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "evaluate talks.py:Talks --policy random --episodes 2",
+        "evaluate talks.py:Talks --policy random --episodes 2 --workers 2",
+        "doctor talks.py:Talks --skip speed",
+    ],
+)
+def test_json_has_stdout_for_itself(here, capfd, command: str) -> None:
+    (here / "talks.py").write_text(TALKS)
+    try:
+        main([*command.split(), "--json"])
+    finally:
+        sys.modules.pop("talks", None)
+    out, err = capfd.readouterr()
+    assert json.loads(out)
+    for said in ("of the module", "of C code", "of a descriptor", "of a step"):
+        assert said in err
+
+
 def test_help_comes_at_once() -> None:
     """torch, which takes seconds, is not imported for it; the package is the program."""
     code = (
@@ -596,7 +631,7 @@ def test_a_script_that_ends_the_program_is_told(typed, here) -> None:
     (here / "script_that_exits.py").write_text("import sys\nsys.exit(0)\n")
     status, _, err = typed("evaluate CartPole-v1 --policy script_that_exits.py:make")
     assert status == 1
-    assert "ended the program by sys.exit(0); nothing was done" in err
+    assert "ended the program by sys.exit(0); put what a script runs under" in err
     assert err.endswith("(script_that_exits.py:2)\n")
 
 

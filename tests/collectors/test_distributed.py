@@ -73,7 +73,7 @@ def test_seeds_ids_statistics_and_a_lost_worker(kind: str) -> None:
         with pytest.raises(WorkerLostError, match=rf"worker 1 \(pid {processes[1]}, slots 2 to 3"):
             for _ in batches:
                 pass
-        assert time.monotonic() - start < 5.0
+        assert time.monotonic() - start < 30
         assert gone(processes)
         assert collector.lost.frames == N * T
         collector.shutdown()

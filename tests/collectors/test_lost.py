@@ -88,7 +88,7 @@ def test_a_death_is_noticed_while_batches_are_awaited(cls: Any) -> None:
         start = time.monotonic()
         with pytest.raises(WorkerLostError) as raised:
             next(stream)
-        assert time.monotonic() - start < 5.0
+        assert time.monotonic() - start < 30
         assert_names(raised.value, 1, pid)
         assert killer.wait() == 0
         assert collector.closed
@@ -104,8 +104,8 @@ def test_a_death_is_noticed_under_start() -> None:
         pid = kill_between_writes(collector, 0)
         start = time.monotonic()
         with pytest.raises(WorkerLostError) as raised:
-            time.sleep(20)
-        assert time.monotonic() - start < 5.0
+            time.sleep(60)
+        assert time.monotonic() - start < 30
         assert_names(raised.value, 0, pid)
         assert not {*multiprocessing.active_children()} - before
 
@@ -124,7 +124,7 @@ def test_a_death_with_the_lock_of_the_replay_buffer_leaves_nobody_waiting(
 
         def run() -> None:
             one.start()
-            time.sleep(20)
+            time.sleep(60)
 
         with pytest.raises(WorkerLostError, match=f"worker 1 .* SIGKILL; .* been ended, {why}"):
             run()
@@ -155,8 +155,22 @@ def dies() -> Any:
 
 
 def test_a_death_at_the_start_is_named() -> None:
-    with pytest.raises(WorkerLostError, match=r"pid \d+\) was killed by SIGKILL as it started"):
+    text = r"pid \d+\) was killed by SIGKILL as it started; .* ended, mend what ended it"
+    with pytest.raises(WorkerLostError, match=text):
         MultiSyncCollector([two_slots, dies], drawing(), frames_per_batch=64)
+
+
+def test_a_program_that_starts_workers_as_they_import_it_is_told_of_the_guard(tmp_path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(
+        "from tdcollect.collectors import MultiSyncCollector as M\n"
+        "M([lambda: None], None, frames_per_batch=9, on_worker_lost='restart')"
+    )
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1].endswith(
+        "exit code 1 as it started; the other workers have been ended, put what makes it under "
+        '`if __name__ == "__main__":`, as each worker imports the program first'
+    )
 
 
 def test_the_error_of_a_worker_is_in_the_message() -> None:

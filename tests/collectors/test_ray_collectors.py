@@ -156,7 +156,7 @@ def test_a_lost_worker_ends_the_collection(collector: Any) -> None:
     start = time.monotonic()
     with pytest.raises(WorkerLostError, match=rf"worker 0 \(pid {processes[0]} on .*slots 0 to 1"):
         collector.update_policy_weights_()
-    assert time.monotonic() - start < 3.0
+    assert time.monotonic() - start < 20
     assert gone(processes)
     collector.shutdown()
     assert repr(collector) == "RayCollector(shut down)"

@@ -21,11 +21,23 @@ from torchrl.collectors import Collector as TorchRLCollector
 from torchrl.envs import EnvBase, GymWrapper, RewardSum, SerialEnv, StepCounter, TransformedEnv
 from torchrl.modules import OneHotCategorical, ProbabilisticActor
 
-from tdcollect import Collector, EvaluationCollector, Hooks, make_env, split_trajectories
+from tdcollect import (
+    Collector,
+    EvaluationCollector,
+    Hooks,
+    evaluate,
+    make_env,
+    split_trajectories,
+)
 from tdcollect.envs.slots import RestartsExhausted, SlotError
 from tdcollect.envs.spaces import Bookkeeping
 from tdcollect.seeding import restart_seed
-from tdcollect.testing import StatelessCountingPolicy, check_counting_batch
+from tdcollect.testing import (
+    StatelessCountingPolicy,
+    check_counting_batch,
+    check_env,
+    diagnose,
+)
 
 from ..testing.faulty_envs import IN_STEP, IN_WORKERS, RULES, faulty_env
 from ..zoo.process_envs import Odd
@@ -390,3 +402,52 @@ def test_slots_of_torchrls_envs_are_in_their_first_episode() -> None:
     collector = Collector(env, None, frames_per_batch=20)
     with pytest.raises(SlotError, match=r"slot 0, episode 0, step 1: .*slot 1, episode 0, step 1"):
         collector.rollout()
+
+
+class Leaves(gym.Wrapper[Any, Any, Any, Any]):
+    """Ends the program where it should close."""
+
+    left = False
+
+    def __init__(self) -> None:
+        super().__init__(gym.make("CartPole-v1"))
+
+    def close(self) -> None:
+        if not self.left:  # else it is deleted
+            self.left = True
+            raise SystemExit(0)
+
+
+class LeavesTogether(gym.vector.SyncVectorEnv):
+    close = Leaves.close
+    left = False
+
+
+def collected_and_closed(env: EnvBase) -> None:
+    for _ in Collector(env, None, frames_per_batch=8, total_frames=16):
+        pass
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda: collected_and_closed(make_env(Leaves)),
+        lambda: collected_and_closed(make_env(Leaves, 2, backend="process")),
+        lambda: collected_and_closed(make_env(LeavesTogether([partial(gym.make, "CartPole-v1")]))),
+        lambda: collected_and_closed(GymWrapper(Leaves())),
+        lambda: evaluate(Leaves, None, 2, progress=False),
+        lambda: evaluate(Leaves, None, 2, progress=False, workers=1),
+        lambda: evaluate(lambda: GymWrapper(Leaves()), None, 2, progress=False),
+    ],
+)
+def test_an_env_that_ends_the_program_as_it_closes_is_an_error(run: Callable[[], None]) -> None:
+    with pytest.raises(
+        RuntimeError, match=r"close\(\) of .* ended .* sys.exit\(0\); take the call"
+    ):
+        run()
+
+
+def test_checks_tell_of_an_env_that_ends_the_program() -> None:
+    assert "close() of Leaves ended" in check_env(Leaves).failures[0].evidence
+    with pytest.warns(UserWarning, match=r"closing the env raised .*close\(\) of Leaves"):
+        assert diagnose(Leaves, skip=["speed"])["runs"].evidence.startswith("SystemExit: 0 (")

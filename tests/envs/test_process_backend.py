@@ -355,7 +355,7 @@ def test_an_env_that_hangs_is_ended_after_the_timeout(make: Any) -> None:
 
 
 def test_many_slow_calls_are_no_hang(make: Any) -> None:
-    backend = make([partial(Slow, 0.1)] * 4, num_workers=1, timeout=0.25)  # 0.4 s a step of all
+    backend = make([partial(Slow, 0.3)] * 4, num_workers=1, timeout=1.0)  # 1.2 s a step of all
     assert second_step(backend).reward.tolist() == [2, 2, 2, 2]
 
 

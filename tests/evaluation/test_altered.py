@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import tdcollect
+from tdcollect import files as write_files
 from tdcollect.cli import main
 from tdcollect.evaluation import directory as files
 from tdcollect.evaluation.npz import read_arrays
@@ -78,11 +79,12 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "foreign index": ({"index": 9}, "the manifest asks for no episode 9"),
     "status": ({"status": "won"}, "expected status to be 'completed', 'failed' or 'lost', got"),
     "return": ({"return": "9"}, "expected return to be a float, got '9'"),
-    "length": ({"length": 0}, "expected length to be a positive int, got 0"),
+    "length": ({"length": 0}, r"expected length to be a positive int below 2\*\*63, got 0"),
+    "long": ({"length": 10**400}, r"expected length to be a positive int below 2\*\*63, got 1000"),
     "flag": ({"terminated": 1}, "expected terminated to be true or false, got 1"),
     "success": ({"success": "yes"}, "expected success to be true, false or null, got 'yes'"),
     "digest": ({"digest": "ab"}, "expected digest to be a SHA-256 in hexadecimal, got 'ab'"),
-    "restarts": ({"restarts": -1}, "expected restarts to be an int, and not negative, got -1"),
+    "restarts": ({"restarts": -1}, r"expected restarts to be an int from 0 to below 2\*\*63, got"),
     "more": ({"note": 1}, "expected the record of an episode, with the keys index, env_seed"),
     "failed": ({"status": "failed"}, "expected return to be null in an episode that did not"),
 }
@@ -344,6 +346,8 @@ def test_what_others_left_is_no_problem_but_for_times_that_are_none(run: Path) -
     (run / "run.json").write_text("{}")
     with pytest.raises(ValueError, match=r"run\.json to hold a JSON list, .* remove the file"):
         again(run)
+    (run / "run.json").unlink()
+    again(run)
     assert tdcollect.verify(run).passed
 
 
@@ -488,6 +492,24 @@ def test_a_disk_that_is_full_at_a_line_names_the_ledger(tmp_path: Path, monkeypa
             again(tmp_path)
     assert error.value.filename == str(tmp_path / LEDGER)
     assert again(tmp_path).missing == []
+
+
+@pytest.mark.parametrize("name", ["run.json", RESULTS])
+def test_a_disk_that_is_full_at_the_end_takes_no_note_of_a_run(tmp_path: Path, name: str) -> None:
+    def full(path: Path, data: Any) -> Path:
+        with write_files.naming(path):
+            if path.name == name:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return write(path, data)
+
+    write = write_files.write_atomically
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(write_files, "write_atomically", full)
+        with pytest.raises(OSError, match=rf"{FREE}: '.*{name}'"):
+            again(tmp_path)
+    again(tmp_path)
+    (run,) = json.loads((tmp_path / "run.json").read_text())
+    assert run["episodes"] == (0 if name == "run.json" else EPISODES)
 
 
 def test_a_torn_first_line_is_no_episode(run: Path, monkeypatch) -> None:

@@ -191,6 +191,31 @@ def test_a_cluster_without_machines_ends_the_evaluation_and_it_goes_on(tmp_path:
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
 
 
+def on_a_ray_that_dies() -> None:
+    """Evaluate on a Ray of its own, whose raylet dies before an actor has its place."""
+    begin = ray_workers._Actors.begin
+
+    def begins(*given: Any) -> Any:
+        begun = begin(*given)
+        ray._private.worker._global_node.kill_raylet()
+        return begun
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ray_workers._Actors, "begin", begins)
+        patch.setattr(ray_workers, "_ALONE", 5.0)
+        warnings.simplefilter("ignore")
+        with pytest.raises(RuntimeError, match="got none for 5 s"), RayWorkers(1) as workers:
+            slow(workers=workers)
+    print(ray.is_initialized())
+
+
+@pytest.mark.slow
+def test_a_raylet_that_dies_early_ends_the_evaluation(monkeypatch: Any) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    done = forkserver.run(on_a_ray_that_dies)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "False"), done.stderr
+
+
 # ------------------------------------------------------------------------------------ start and end
 
 

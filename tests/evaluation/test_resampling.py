@@ -82,9 +82,9 @@ def test_resamples_by_blocks_depend_on_the_generator_alone(monkeypatch: Any) -> 
 @pytest.mark.parametrize("interval_of", [mean_interval, interquartile_mean_interval])
 def test_intervals_of_200000_values_take_less_than_3_seconds(interval_of: Any) -> None:
     values = np.random.default_rng(0).exponential(size=200_000)
-    start = time.perf_counter()
+    start = time.process_time()
     found = interval_of(values, 0.95, 1000, np.random.default_rng(0))
-    assert time.perf_counter() - start < 3  # it took minutes
+    assert time.process_time() - start < 3  # it took minutes
     if interval_of is mean_interval:  # and at this size, Student's t interval is near
         low, high = stats.t.interval(0.95, len(values), values.mean(), stats.sem(values))
         assert (found.low, found.high) == pytest.approx((low, high), abs=0.1 * (high - low))
@@ -105,8 +105,8 @@ def test_p_values_of_few_values_are_those_of_all_flips(unit: float) -> None:
 
 def test_the_p_value_of_many_values_is_near_that_of_the_t_test_and_takes_linear_time() -> None:
     values = np.random.default_rng(2).normal(0.006, 1, 50_000)
-    start = time.perf_counter()
+    start = time.process_time()
     found = sign_flip_p_value(values, 1000, np.random.default_rng(0))
-    assert time.perf_counter() - start < 3
+    assert time.process_time() - start < 3
     assert found == pytest.approx(stats.ttest_1samp(values, 0).pvalue, abs=0.05)
     assert found != sign_flip_p_value(values, 1000, np.random.default_rng(1))

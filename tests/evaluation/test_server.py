@@ -293,7 +293,7 @@ def test_a_server_that_does_not_answer_is_told_before_an_env_is_made(name: str) 
         began = time.monotonic()
         with pytest.raises(ConnectionError, match=f"within 0.2 seconds, got {said}.*policy_server"):
             tdcollect.evaluate(lambda: 1 / 0, from_server(port, timeout=0.2), progress=False)  # type: ignore[arg-type,return-value]
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 25  # 30 by default
     with pytest.raises(ConnectionError, match="ConnectionRefusedError"):
         tdcollect.evaluate(lambda: 1 / 0, from_server(port), progress=False)  # type: ignore[arg-type,return-value]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import multiprocessing
 import random
 import sys
@@ -249,7 +250,10 @@ class LeaksInside(Leaks):
     """The same, in state that no attribute shows."""
 
     class Simulator:
-        wind = 0.0
+        __slots__ = ("wind",)
+
+        def __init__(self) -> None:
+            self.wind = 0.0
 
     def __init__(self) -> None:
         self.simulator = self.Simulator()
@@ -265,6 +269,17 @@ class LeaksInside(Leaks):
 
 class LeaksALittle(LeaksInside):
     more = 1e-6
+
+
+class ReplacesSeed(Sound):
+    """Takes the method of its action space for an attribute."""
+
+    def __init__(self) -> None:
+        self.action_space = copy.copy(Sound.action_space)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.action_space.seed = seed
+        return super().reset(seed=seed, options=options)
 
 
 class SharesState(Sound):

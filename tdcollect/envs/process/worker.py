@@ -24,6 +24,7 @@ import cloudpickle
 import gymnasium as gym
 import numpy as np
 
+from tdcollect.cleanup import close_env
 from tdcollect.envs.process import values
 from tdcollect.envs.process.agents import Agents, agents_of, is_agents_id
 from tdcollect.envs.process.values import (
@@ -112,7 +113,7 @@ class EnvSlots:
             self.begin(slot)
             old = self.envs[slot - self.first]
             with contextlib.suppress(Exception):  # closing it may fail as it did
-                old.close()
+                close_env(old)
             env = self.factories[slot - self.first]()
             if env is old:
                 raise RuntimeError(
@@ -125,7 +126,7 @@ class EnvSlots:
 
     def _check_new(self, slot: int, env: Any) -> None:
         if isinstance(env, gym.vector.VectorEnv):
-            env.close()
+            close_env(env)
             raise TypeError(
                 "expected a callable that makes a single gymnasium.Env, got one that makes the "
                 f"vector env {env}; call it and pass the vector env itself"
@@ -191,7 +192,7 @@ class EnvSlots:
         for slot, env in enumerate(self.envs, self.first):
             self.begin(slot)
             try:
-                env.close()
+                close_env(env)
             except Exception as error:
                 errors.append(error)
         if errors:

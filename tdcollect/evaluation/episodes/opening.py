@@ -17,7 +17,7 @@ from torchrl.envs import transforms as T
 
 from tdcollect import keys
 from tdcollect._upstream.torchrl import carried_entries, resets_with_seed, wrapped_env
-from tdcollect.cleanup import close_may_fail
+from tdcollect.cleanup import close_env, close_may_fail
 from tdcollect.collect.arrays import SteppedEnv
 from tdcollect.collect.step_dict import StepDict, flat
 from tdcollect.display import one_line
@@ -66,7 +66,7 @@ class Opened(NamedTuple):
             self.slots.close()
         elif not self.env.is_closed:
             with close_may_fail():
-                self.env.close()
+                close_env(self.env)
 
 
 Finish = Callable[[EnvBase], EnvBase]
@@ -118,7 +118,7 @@ def open_env(
                 return _open_made(made, episodes, finish, ours=True)
         if hasattr(made, "close"):  # made only to see its type
             with close_may_fail():
-                made.close()
+                close_env(made)
     if singly or (requested is not None and not requested.treats_rows_alone()):
         if settings.backend not in (None, "serial"):
             raise ValueError(
@@ -152,7 +152,7 @@ def _open_made(env: EnvBase, episodes: int, finish: Finish, ours: bool) -> Opene
         with closed_on_error(make()) as first:
             opened = _slots(first, make, min(base.num_workers, episodes), finish)
         if ours and not is_unstarted(env):
-            env.close()
+            close_env(env)
         return opened
     if _runs_alone(env):
         return Opened(env, SlotEnvs([finish(env)]), made=False)
@@ -217,7 +217,7 @@ def _slots(first: EnvBase, make: Callable[[], EnvBase], count: int, finish: Fini
         return Opened(envs[0], SlotEnvs(envs, another))
     except BaseException:
         for env in envs[1:]:
-            env.close()  # the caller closes the first one
+            close_env(env)  # the caller closes the first one
         raise
 
 
@@ -374,9 +374,14 @@ class SlotEnvs(SteppedEnv):
         """Close the envs; a second call does nothing."""
         if not self._closed:
             self._closed = True
-            for env in self.envs:
+
+            def close(slot: int) -> None:
                 with close_may_fail():
-                    env.close()
+                    close_env(self.envs[slot])
+
+            failed = failures(range(len(self.envs)), close)
+            if failed:  # once all are closed
+                raise next(iter(failed.values()))
 
     def unseed(self, seeds: Sequence[int]) -> None:
         """Seed the envs, within :meth:`outside`."""
@@ -388,7 +393,7 @@ class SlotEnvs(SteppedEnv):
         assert self._make is not None
         for slot in slots:
             with suppress(Exception):  # of an env that has failed
-                self.envs[slot].close()
+                close_env(self.envs[slot])
             self.envs[slot] = self._make()
             self._starts[slot] = HonouredStarts(self.envs[slot])
             if self.prepare is not None:

@@ -180,7 +180,7 @@ class _Actors:
         )(Host)
         self._by_rank: dict[int, Any] = {}
         self._placed: dict[int, Any] = {}  # answers of those that have been asked for a sign
-        self._had_place = False
+        self._had_room = False
         self._look_at, self._say_at, self._alone_since = 0.0, math.inf, 0.0
         self._lives = 0
         self._stored: tuple[bytes, Any] = b"", None
@@ -232,14 +232,12 @@ class _Actors:
         if not self._placed or now < self._look_at or not self.connected:
             return
         self._look_at = now + 1.0
-        placed, waiting = ray.wait(
-            [*self._placed.values()], num_returns=len(self._placed), timeout=0
-        )
-        self._had_place |= bool(placed)
+        _, waiting = ray.wait([*self._placed.values()], num_returns=len(self._placed), timeout=0)
         each = ray_cluster.in_words(self.needs)
-        if not waiting or ray_cluster.room(self.needs) >= 1:
+        if ray_cluster.room(self.needs) >= 1:  # else those that have a place are lost, told or not
+            self._had_room, self._alone_since = True, now
+        elif self._had_room and now > self._alone_since + _ALONE:
             self._alone_since = now
-        elif self._had_place and now > self._alone_since + _ALONE:
             raise RuntimeError(
                 f"expected a machine of the Ray cluster that can take a worker of {each}, got none "
                 f"for {_ALONE:g} s: those that ran workers have gone. Once there are others, the "

@@ -598,7 +598,8 @@ class Stepper:
             for slot in slots:  # few, mostly: an index of a list takes longer
                 flag[slot] = False
         self.recall(slots)
-        starts = self._seeds.of(slots) if seeds is None else dict(zip(slots, seeds, strict=True))
+        chosen = self._seeds.of(slots).values() if seeds is None else seeds
+        starts: dict[int, int | None] = dict(zip(slots, chosen, strict=True))
         failed = self._reset_backend(starts, options, out.raw) if slots else None
         while failed is not None and self.max_restarts is not None:
             again = sorted(failed.causes)

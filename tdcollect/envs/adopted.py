@@ -527,13 +527,13 @@ class GymEnv(torchrl.envs.GymEnv, metaclass=_GymMeta):
 
     def __init__(self, env_name: str, **kwargs: Any):
         if "frame_skip" not in kwargs:
-            self.__dict__["_frames"] = {n: kwargs[n] for n in ("frameskip",) if n in kwargs}
+            self.__dict__["own_frames"] = {n: kwargs[n] for n in ("frameskip",) if n in kwargs}
         super().__init__(env_name, **kwargs)
 
     @property
     def lib(self) -> Any:
         """The library that makes the env."""
-        return _Library(super().lib, vars(self).get("_frames"))
+        return _Library(super().lib, vars(self).get("own_frames"))
 
     def set_info_dict_reader(
         self, info_dict_reader: BaseInfoDictReader | None = None, ignore_private: bool = True

@@ -337,11 +337,11 @@ def test_an_action_of_another_shape_and_a_missing_one_are_refused() -> None:
 
 def test_a_vector_env_is_closed_once_it_was_taken(log: list[str]) -> None:
     vector = SyncVectorEnv([lambda: Plain(log)], autoreset_mode=AutoresetMode.DISABLED)
-    mode = vector.metadata.pop("autoreset_mode")
+    mode, vector.autoreset_mode = vector.metadata.pop("autoreset_mode"), None
     with pytest.raises(ValueError, match="does not say how it resets"):
         make_env(vector)
     assert log == ["made"]
-    vector.metadata["autoreset_mode"] = mode
+    vector.autoreset_mode = mode
     with pytest.raises(KeyError):
         make_env(vector, info_keys=["length"])
     assert log == ["made", "closed"]

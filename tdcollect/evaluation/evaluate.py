@@ -49,7 +49,7 @@ from tdcollect.evaluation.settings import (
     takes_settings,
 )
 from tdcollect.evaluation.workers.dispatcher import Dispatcher, Evaluation
-from tdcollect.evaluation.workers.local import Workers, as_workers
+from tdcollect.evaluation.workers.local import Found, Workers, as_workers
 from tdcollect.evaluation.workers.worker import Job
 from tdcollect.progress import line_above, progress_bar, warn
 from tdcollect.randomness import NotReproducibleError
@@ -310,9 +310,10 @@ def _on_workers(every: Sequence[Evaluation], dispatcher: Dispatcher) -> Iterator
                     dispatcher.tell(one, one.recording.fresh_envs)
                     rounds[one] = one.recording.rounds()
                     dispatcher.begin(one, [])
-                else:
+                elif isinstance(what, Finished):
                     one.recording.add(what)
-                yield one, what
+                if not isinstance(what, Found):
+                    yield one, what
                 what = None  # else its data would stay in memory beside the next one's
                 for other in dict.fromkeys([*waiting, one]):
                     if not dispatcher.left(other):

@@ -82,8 +82,9 @@ class Evaluation:
         return f"{self.pickled.key}, {self.number}"
 
 
-Event = tuple[Evaluation, Finished | Exception | None]
-"""An evaluation and what came of it: an episode, its failure, or None once it has a manifest."""
+Event = tuple[Evaluation, "Finished | Exception | local.Found | None"]
+"""An evaluation and what came of it: an episode, its failure, or None once it has a manifest; or
+what was found out by running an episode again, after which there may be nothing left to run."""
 
 
 class Dispatcher:
@@ -281,6 +282,7 @@ class Dispatcher:
             elif isinstance(answer, local.Found):
                 work.recording.note(answer.entries)
                 self.tell(work, answer.entries.get(ledger.FRESH_ENVS))
+                yield work, answer
             elif isinstance(answer, local.State):
                 self._states.append(answer.state)
             elif isinstance(answer, local.Raised):
@@ -299,6 +301,7 @@ class Dispatcher:
             if own and seat and finished.again and seat.proves == record.index:
                 seat.proves = None
                 work.recording.prove(finished, worker.name)
+                yield work, local.Found({})
                 return
             if own and record.completed and finished.nth == 1 and not finished.again:
                 work.can_try.add(worker.rank)

@@ -244,8 +244,7 @@ def _is_number(text: str) -> bool:
 as_json = flag("--json", "as_json", help="Print one JSON object.")
 POLICY = (
     "MODULE:FACTORY or FILE.py:FACTORY, called with an env if it has a parameter without default; "
-    "or 'random'; 'sb3' for a model file of Stable-Baselines3; 'lerobot' for a model of LeRobot; "
-    "or the url of a policy server. "
+    "or 'random'; 'sb3' for a model file of Stable-Baselines3; 'lerobot' for a model of LeRobot. "
     "For groups of agents GROUP=POLICY, one for each; after a NAME with commas between."
 )
 

@@ -26,8 +26,8 @@ class Request:
         env: a gymnasium id, or ``module:callable`` of a function that makes a ``gymnasium.Env``
             or any ``EnvBase``.
         policy: ``module:factory``, ``"random"``, ``"sb3"`` for a model file of
-            Stable-Baselines3, ``"lerobot"`` for a model of LeRobot, or the url of a policy server;
-            or one for each group of agents, ``"red=FILE.py:f,blue=random"``.
+            Stable-Baselines3, or ``"lerobot"`` for a model of LeRobot; or one for each group of
+            agents, ``"red=FILE.py:f,blue=random"``.
         checkpoint: a file with the policy's ``state_dict``, or the model file; of LeRobot the
             folder ``pretrained_model``, or the model's id on the Hub; of groups likewise.
         vecnormalize: a file of Stable-Baselines3's ``VecNormalize``, for its observations.

@@ -49,10 +49,6 @@ def make(request: Request, look: bool) -> tuple[str | Callable[..., Any], Any]:
         if request.checkpoint is not None:
             raise ValueError("random actions have no checkpoint; leave it out")
         return env, None
-    if policies.is_url(request.policy):
-        if request.checkpoint is not None:
-            raise ValueError("a server has its weights itself; leave the checkpoint out")
-        return env, policies.from_server(request.policy)
     if request.policy == SB3:
         return env, placed(_sb3(request, env), request.device)
     if request.policy == LEROBOT:

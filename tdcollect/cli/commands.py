@@ -459,7 +459,7 @@ def verify(directories: tuple[Path, ...], as_json: bool) -> int:
     help="Steps that an episode is played at most.",
 )
 @options.shown("--seed", type=int, default=0, help="First seed to try.")
-@click.option("--skip", multiple=True, metavar="NAME", help="A check to skip, such as speed.")
+@click.option("--skip", multiple=True, metavar="NAME", help="A check to skip, such as batches.")
 @options.as_json
 def doctor(env: str, as_json: bool, **settings: Any) -> int:
     """Tell whether an env is fit for collecting and testing.
@@ -541,25 +541,6 @@ def minari(
     path = Path(found.spec.data_path)
     text = f"{dataset_id}: {count_text(episodes, 'episode')}, {count_text(steps, 'step')}\n{path}"
     tell(as_json, text, dataset_id=dataset_id, path=path, episodes=episodes, steps=steps)
-
-
-@program.command()
-@click.argument("env", default="CartPole-v1")
-@options.shown("--num-envs", type=click.IntRange(min=1), default=8, help="Number of slots.")
-@options.shown("--seconds", type=float, default=60.0, help="About how long this takes.")
-@options.as_json
-def bench(env: str, num_envs: int, seconds: float, as_json: bool) -> int:
-    """Time collecting here, beside TorchRL's collector.
-
-    ENV is a gymnasium id. One pipeline is of make_env, the other of TorchRL's GymEnv with
-    transforms; their batches are compared, too. The exit status is 1 if any bits differ.
-    """
-    with redirect_stdout(sys.stderr):
-        from tdcollect.testing import speed
-
-        found = speed.bench(env, num_envs, seconds)
-    tell(as_json, speed.bench_text(found), **found)
-    return int(any(row["differs"] for row in found["pipelines"]))
 
 
 @program.command()

@@ -18,7 +18,8 @@ from tensordict import TensorDictBase
 from torchrl.envs import EnvBase, RewardSum, StepCounter, TransformedEnv
 
 from tdcollect import Collector, make_env, split_trajectories
-from tdcollect.testing import (
+
+from ..counting import (
     CountingRules,
     StatelessCountingPolicy,
     TorchCountingEnv,
@@ -26,7 +27,6 @@ from tdcollect.testing import (
     counting_env,
     make_counting_envs,
 )
-
 from . import policies
 from .envs import ENVS
 from .loops import array_loop, on_arrays

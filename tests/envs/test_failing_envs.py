@@ -25,8 +25,11 @@ from tdcollect import Collector, EvaluationCollector, Hooks, make_env, split_tra
 from tdcollect.envs.slots import EpisodeCounters, RestartsExhausted, SlotError
 from tdcollect.envs.spaces import Bookkeeping
 from tdcollect.seeding import restart_seed
-from tdcollect.testing import StatelessCountingPolicy, check_counting_batch
 
+from ..counting import (
+    StatelessCountingPolicy,
+    check_counting_batch,
+)
 from ..testing.faulty_envs import IN_STEP, IN_WORKERS, RULES, faulty_env
 from ..zoo.process_envs import Odd
 

@@ -19,15 +19,15 @@ from torchrl.envs import GymEnv, SerialEnv
 
 import tdcollect
 from tdcollect import keys
-from tdcollect.testing import (
+from tdcollect.testing import check_env
+
+from ..counting import (
     CountingEnv,
     CountingRules,
     StatelessCountingPolicy,
     TorchCountingEnv,
-    check_env,
     make_counting_envs,
 )
-
 from . import envs
 
 RUN = "episodes run: reset gives two values, step gives five"

@@ -25,7 +25,9 @@ from torchrl.envs import EnvBase, InitTracker, SerialEnv, TransformedEnv, check_
 
 from tdcollect import Collector, keys
 from tdcollect.envs.slots import SlotError
-from tdcollect.testing import (
+
+from ..counting import (
+    HIDDEN,
     CountingEnv,
     CountingPolicy,
     CountingRules,
@@ -35,7 +37,6 @@ from tdcollect.testing import (
     counting_env,
     make_counting_envs,
 )
-from tdcollect.testing.counting import HIDDEN
 
 VECTOR_ENVS = [(backend, mode) for backend in ("sync", "async") for mode in AutoresetMode]
 BACKENDS = [("serial", None), ("torch", None), *VECTOR_ENVS]
@@ -137,23 +138,6 @@ def test_the_envs_are_sound_to_their_libraries_and_pickle() -> None:
         check_env_specs(
             TorchCountingEnv(size, wrong_action="record", categorical_action_encoding=categorical)
         )
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: CountingRules(0), "expected lengths of at least one step, got 0"),
-        (lambda: CountingRules([]), "expected lengths of at least one step"),
-        (lambda: CountingRules(ends="never"), "expected ends to be 'terminated', 'truncated'"),
-        (lambda: CountingRules(num_actions=1), "expected at least 2 actions"),
-        (lambda: CountingEnv(wrong_action="ignore"), "'raise' or 'record', got 'ignore'"),  # type: ignore[arg-type]
-        (lambda: counting_env(2, backend="ray"), "'serial', 'sync' or 'async', got 'ray'"),
-        (lambda: counting_env(backend="sync"), "expected num_envs to be a number"),
-    ],
-)
-def test_bad_arguments_are_refused(make: Callable[[], Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make()
 
 
 def test_a_hidden_state_that_is_not_reset_shows_in_the_env() -> None:

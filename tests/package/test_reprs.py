@@ -20,6 +20,7 @@ from tdcollect.evaluation import Episode
 from tdcollect.evaluation.planning import plan
 from tdcollect.evaluation.race import Looks, Plan
 from tdcollect.evaluation.sequential import Rule
+from tdcollect.policies import from_function
 from tdcollect.suites.results import CellResult
 from tdcollect.suites.run import Validation
 
@@ -43,7 +44,7 @@ def result(name: str, shift: float = 0.0) -> tdcollect.EvaluationResult:
 
 def ended_evaluator() -> tdcollect.Evaluator:
     """An evaluator whose process has gone again."""
-    evaluator = tdcollect.Evaluator("CartPole-v1", None)
+    evaluator = tdcollect.Evaluator("CartPole-v1", from_function(len))
     evaluator.shutdown()
     return evaluator
 

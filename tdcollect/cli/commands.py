@@ -121,7 +121,7 @@ def _request(env: str, policy: str, given: dict[str, Any], **own: Any) -> Reques
     from tdcollect.evaluation.request import Request
 
     named = {name: given[name] for name in ("env_kwargs", "backend", "device")} | own
-    for name in ("checkpoint", "vecnormalize", "wrappers", "transforms", "env_state"):
+    for name in ("checkpoint", "vecnormalize"):
         if (value := given.pop(name, None)) is not None:
             named[name] = value
     return Request(env, policy, **named, directory=os.getcwd())
@@ -213,12 +213,11 @@ def race(
     with running(output_dir, given) as crew:
         import tdcollect
 
-        parts = {name: given.pop(name) for name in ("wrappers", "transforms", "env_state")}
         requests = {
             name: _request(
                 env,
                 policy,
-                given | parts,
+                given,
                 checkpoint=checkpoints.get(name),
                 vecnormalize=vecnormalizes.get(name),
             )
@@ -288,7 +287,6 @@ def merge(
 @click.option(
     "--env-kwargs", metavar="JSON", type=options.json_object, help="Arguments of the env."
 )
-@options.env_parts
 @click.option("--backend", help=options.BACKEND)
 @click.option("--device", help="Device that the policy runs on.")
 @options.flag(
@@ -383,23 +381,24 @@ def _wanted(directory: Path, asked: str, typed: Mapping[str, Any], trust: bool) 
 
 def _ways(directory: Path, asked: str, request: Request, typed: Mapping[str, Any]) -> str:
     """Return the message with what the directory names, and how to go on."""
-    from tdcollect.evaluation.request import option_of, typed_options
+    from tdcollect.evaluation.request import MAKE_ENV, typed_options
 
     named = {name: value for name, value in asdict(request).items() if value}
     lines = "\n".join(
-        f"  {option_of(name):<13} {visible(str(one))}"
+        f"  {name.replace('_', '-'):<13} {visible(str(one))}"
         for name, value in named.items()
         for one in (value if isinstance(value, list) else [value])
     )
     command = request.command(asked, directory, os.getcwd())
     trusting = ["tdcollect", "replay", os.fspath(directory), *asked.split(), "--trust"]
     trusting += typed_options(typed)
+    own = f", with {MAKE_ENV} that makes such an env" if MAKE_ENV in command else ""
     return (
         "tdcollect: replay runs what you name, and what a directory names only with --trust, as it "
         f"may be any code. Nothing was run. {visible(str(directory))} names\n\n{lines}\n\n"
         "Is the directory your own, or do you trust who wrote it?\n\n"
         f"  {visible(shlex.join(trusting))}\n\n"
-        "Otherwise name all that is to be run; as the directory has it:\n\n"
+        f"Otherwise name all that is to be run{own}; as the directory has it:\n\n"
         f"  {visible(command)}"
     )
 
@@ -507,7 +506,6 @@ def lerobot(evaluations: tuple[str, ...], output: Path, as_json: bool) -> None:
 @click.option("--dataset-id", required=True, metavar="ID", help="Such as cartpole/lean-v0.")
 @click.option("--env", help="ENV of evaluate. By default the id, if it had no arguments.")
 @options.env_kwargs
-@options.wrappers
 @click.option("--author", multiple=True, help="Repeatable, as is the next.")
 @click.option("--author-email", multiple=True)
 @click.option("--code-permalink", help="Link to the code that made the data.")
@@ -519,7 +517,6 @@ def minari(
     dataset_id: str,
     env: str | None,
     env_kwargs: dict[str, Any],
-    wrappers: list[Any] | None,
     as_json: bool,
     **how: Any,
 ) -> None:
@@ -528,13 +525,13 @@ def minari(
     It goes where Minari has its data sets: $MINARI_DATASETS_PATH, or ~/.minari/datasets. Nothing
     that DIR names is run but gymnasium.make for a registered id, without arguments.
     """
-    if env is None and (env_kwargs or wrappers):
-        raise click.UsageError("--env-kwargs and --wrapper go with --env ENV")
+    if env is None and env_kwargs:
+        raise click.UsageError("--env-kwargs goes with --env ENV")
     from tdcollect.evaluation.request import Request
 
     with redirect_stdout(sys.stderr):
         result = comparing.finished(directory)
-        request = Request(env or "", "random", wrappers=wrappers or [], directory=os.getcwd())
+        request = Request(env or "", "random", directory=os.getcwd())
         made = None if env is None else request.made_env()
         found = result.to_minari(dataset_id, made, env_kwargs=env_kwargs or None, **how)
     episodes, steps = int(found.total_episodes), int(found.total_steps)

@@ -76,9 +76,9 @@ def test_the_env_of_a_file_on_a_page_fits_its_command(
     page = (ROOT / "docs" / "evaluating.md").read_text()
     (block,) = (b for b in blocks_of("docs/evaluating.md") if "torch.save(tr" in b)
     exec(block, {"torch": torch, "tdcollect": tdcollect})
-    (of_file,) = (b for b in blocks_of("docs/evaluating.md") if b.startswith("# norm_env.py"))
-    Path("norm_env.py").write_text(of_file)
-    (typed,) = re.findall(r"^tdcollect (evaluate norm_env.py:.*)$", page, re.M)
+    (of_file,) = (b for b in blocks_of("docs/evaluating.md") if b.startswith("# envs.py"))
+    Path("envs.py").write_text(of_file)
+    (typed,) = re.findall(r"^tdcollect (evaluate envs.py:.*)$", page, re.M)
     assert main([*shlex.split(typed), "--episodes", "2", "--quiet"]) == 0
 
 

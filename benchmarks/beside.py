@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 import workers_report
+from bench import Effort, spread
 from tensordict.nn import TensorDictModule
 from torchrl.modules import MLP, OneHotCategorical, ProbabilisticActor, ValueOperator
 from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
 import tdcollect
-from tdcollect.testing.speed import Effort, spread
 
 ENV, SLOTS, FRAMES, EPOCHS = "CartPole-v1", 8, 256, 4
 EVERY, BATCHES, EPISODES = 10, 30, 100

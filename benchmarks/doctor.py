@@ -41,9 +41,7 @@ def main() -> None:
         found = {one["env"]: one for one in map(json.loads, lines)}
     for name in envs:
         if name not in found:
-            found[name] = diagnose(
-                name, max_episode_steps=arguments.max_episode_steps, skip=["speed"]
-            ).to_dict()
+            found[name] = diagnose(name, max_episode_steps=arguments.max_episode_steps).to_dict()
             line = json.dumps(found[name], default=str)
             if arguments.results:
                 with arguments.results.open("a") as file:
@@ -59,11 +57,7 @@ def main() -> None:
 def tables(found: list[dict[str, Any]], steps: int) -> str:
     """Markdown: the table of findings, notes, and envs that cannot be made."""
     made = [one for one in found if one["findings"][0]["status"] == "passed"]
-    names = [
-        finding["name"]
-        for finding in made[0]["findings"]
-        if finding["name"] not in ("runs", "speed")
-    ]
+    names = [finding["name"] for finding in made[0]["findings"] if finding["name"] != "runs"]
     versions = ", ".join(f"{package} {version(package)}" for package in _PACKAGES)
     lines = [
         f"Python {platform.python_version()}, {versions}; episodes of up to {steps} steps.",

@@ -15,6 +15,7 @@ from typing import Any
 
 import gymnasium as gym
 import torch
+from bench import QUICK, Effort, spread
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from others import copy_linears
 from tensordict.nn import TensorDictModule
@@ -25,7 +26,6 @@ from torchrl.envs.utils import ExplorationType
 from torchrl.modules import OneHotCategorical, ProbabilisticActor
 
 import tdcollect
-from tdcollect.testing.speed import QUICK, Effort, spread
 
 ENV, SLOTS, EPISODES = "CartPole-v1", 16, 100
 TARGETS = {

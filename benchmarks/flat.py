@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 import workloads
+from bench import QUICK, Effort, alternate, spread
 
 import tdcollect
-from tdcollect.testing.speed import QUICK, Effort, alternate, spread
 
 NUM_ENVS = 8
 

@@ -11,6 +11,7 @@ from itertools import product
 from typing import Any
 
 import torch
+from bench import Effort, Program, ratios, spread
 from gpu_pipelines import CARTPOLE, CHEETAH, PONG, SERIAL, VECTOR, Pipeline
 from gpu_setting import (
     CORES,
@@ -28,7 +29,6 @@ from torchrl.collectors import Collector as TorchRLCollector
 from torchrl.envs import EnvBase
 
 import tdcollect
-from tdcollect.testing.speed import Effort, Program, ratios, spread
 
 OURS, THEIRS, EAGER, WORKERS = "tdcollect", "TorchRL", "tdcollect, eager", "tdcollect, workers"
 TARGET, GRAPH_TARGET = 2.0, 1.5

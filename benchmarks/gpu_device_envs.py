@@ -7,13 +7,13 @@ from typing import Any
 
 import networks
 import torch
+from bench import Program, ratios, spread
 from gpu_setting import Plan, Row, Setting, collecting, first_line, in_turns, median, need
 from torch import Tensor, nn
 from torch_cartpole import STEPS, TorchCartPole, physics
 from torchrl.collectors import Collector as TorchRLCollector
 
 import tdcollect
-from tdcollect.testing.speed import Program, ratios, spread
 
 OURS, THEIRS, BARE = "tdcollect", "TorchRL", "bare loop"
 TARGET = 0.9

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from bench import Effort, Program
 from gpu_pipelines import CARTPOLE, CHEETAH, PONG, Pipeline, burning
 from gpu_setting import CORES, Plan, Row, Setting, closing, collecting, in_turns, median, need
 from slots_alone import slots_alone
@@ -17,7 +18,6 @@ import tdcollect
 from tdcollect import keys
 from tdcollect.collect.policy import Policy
 from tdcollect.collect.step_dict import StepDict
-from tdcollect.testing.speed import Effort, Program
 
 ENV, UP, POLICY, DOWN, LOOP, WHOLE = "env", "up", "policy", "down", "loop", "whole"
 BOTH, HALF = "policy, up and down", "policy for half of the slots"

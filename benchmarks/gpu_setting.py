@@ -10,8 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-
-from tdcollect.testing.speed import QUICK, Effort, Program, alternate, spread
+from bench import QUICK, Effort, Program, alternate, spread
 
 CORES = len(os.sched_getaffinity(0))
 

@@ -7,12 +7,12 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from bench import Program
 from burn import Burn, rounds_of
 from gpu_setting import CORES, LeftOut, Plan, Row, Setting, in_turns, median, need
 from slots_alone import slots_alone
 
 import tdcollect
-from tdcollect.testing.speed import Program
 
 SERIAL, POOL = "serial", "EnvPool"
 TARGET, TARGET_WORKERS = 0.8, 8

@@ -9,12 +9,12 @@ import hand_written
 import numpy as np
 import torch
 import workloads
+from bench import Effort, Program, alternate, spread
 from gymnasium.vector import AutoresetMode, VectorEnv
 from tensordict.nn import TensorDictModule
 from torchrl.envs import GymWrapper
 
 import tdcollect
-from tdcollect.testing.speed import Effort, Program, alternate, spread
 
 SLOTS = (1, 8, 64)
 

@@ -22,12 +22,12 @@ from typing import Any
 
 import torch
 import workloads
+from bench import Effort, alternate, ratios, spread
 from machine import machine, versions
 from networks import cheetah_net, continuous_actor, discrete_actor, mlp
 from tables import table, with_spread
 
 import tdcollect
-from tdcollect.testing.speed import Effort, alternate, ratios, spread
 
 CELLS = {
     "CartPole-v1, N=8": (8, partial(mlp, 4, 2), discrete_actor),

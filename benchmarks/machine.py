@@ -7,7 +7,7 @@ import os
 import platform
 from typing import Any
 
-from tdcollect.testing.speed import processor
+from bench import processor
 
 PACKAGES = (
     "tdcollect",

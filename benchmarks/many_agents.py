@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from bench import QUICK, Effort, Program, collecting, spread
 from mpe2 import simple_spread_v3
 from tables import table, with_spread
 from tensordict.nn import NormalParamExtractor, TensorDictModule
@@ -25,7 +26,6 @@ from torchrl.envs.libs.pettingzoo import PettingZooWrapper
 from torchrl.modules import MultiAgentMLP, ProbabilisticActor, TanhNormal
 
 import tdcollect
-from tdcollect.testing.speed import QUICK, Effort, Program, collecting, spread
 
 SLOTS, ENVS, AGENTS = 8, 32, 3
 SPREAD = {"N": AGENTS, "max_cycles": 25}

@@ -21,12 +21,12 @@ import gymnasium as gym
 import numpy as np
 import torch
 import workers_report
+from bench import QUICK, Effort, spread
 from tensordict.nn import TensorDictModule
 from torch import nn
 from torchrl.modules import OneHotCategorical, ProbabilisticActor
 
 import tdcollect
-from tdcollect.testing.speed import QUICK, Effort, spread
 
 
 class Taking(gym.Env[Any, Any]):

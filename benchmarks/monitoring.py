@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 import workloads
+from bench import QUICK, Effort, Program, alternate, ratios, spread
 
 import tdcollect
-from tdcollect.testing.speed import QUICK, Effort, Program, alternate, ratios, spread
 
 TARGET = 1.02
 

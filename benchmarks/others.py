@@ -10,10 +10,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
+from bench import Program
 from torch import nn
 from torch.distributions import Categorical, Independent, Normal
-
-from tdcollect.testing.speed import Program
 
 
 def stable_baselines3(env_id: str, num_envs: int, net: nn.Module, steps: int) -> Program | None:

@@ -32,13 +32,13 @@ import pixel_floor
 import short_pipelines
 import torch
 import torchrl_scripts as scripts
+from bench import QUICK, Effort, Program, alternate, ratios, spread
 from machine import machine, versions
 from tensordict import TensorDictBase
 from torchrl.collectors import Collector as TorchRLCollector
 from torchrl.envs import EnvBase
 
 import tdcollect
-from tdcollect.testing.speed import QUICK, Effort, Program, alternate, ratios, spread
 
 TORCHRL = "TorchRL"
 LEVELS = {1: "collector's import", 2: "envs' imports, too"}

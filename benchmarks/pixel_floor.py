@@ -10,12 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from bench import Program
 from torch import nn
 from torch.nn import functional
 from torchrl.modules import MLP
 from torchrl_scripts.modules import atari_cnn
-
-from tdcollect.testing.speed import Program
 
 PONG, ACTIONS = "ALE/Pong-v5", 6
 SLOTS = {"dqn_atari": 1, "impala": 1, "ppo_atari_serial": 4, "ppo_atari": 8, "a2c_atari": 8}

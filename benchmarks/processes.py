@@ -19,13 +19,13 @@ from typing import Any
 import torch
 import workers_report
 import workloads
+from bench import QUICK, Effort, Program, alternate, ratios, spread
 from burn import Burn, rounds_of
 from torchrl import collectors as theirs
 from torchrl.envs import EnvBase, GymEnv, ParallelEnv, SerialEnv
 
 import tdcollect
 from tdcollect import collectors as ours
-from tdcollect.testing.speed import QUICK, Effort, Program, alternate, ratios, spread
 
 PROCESSES = 2
 TARGET = 3.0

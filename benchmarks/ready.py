@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import workers_report
+from bench import QUICK, Effort, Program, alternate, spread
 from many_workers import policy
 from napping import Napping
 from others import tianshou_async
@@ -25,7 +26,6 @@ from tensordict import TensorDictBase
 from torchrl.envs import AsyncEnvPool, GymWrapper
 
 import tdcollect
-from tdcollect.testing.speed import QUICK, Effort, Program, alternate, spread
 
 MakeEnv = Callable[[], Napping]
 

@@ -25,6 +25,7 @@ import pipelines
 import report
 import torch
 import workloads
+from bench import QUICK, Effort, alternate, ratios, spread
 from beside import beside
 from evaluating import evaluating
 from hot_loop import hot_loop
@@ -39,8 +40,6 @@ from suites import suites
 from variants import variants
 from workers import workers
 from workloads import CELLS, OURS
-
-from tdcollect.testing.speed import QUICK, Effort, alternate, ratios, spread
 
 PEAK_TARGET = 1.25
 HERE = Path(__file__).parent

@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+from bench import Program
+
 from tdcollect.collect.policy import Policy
 from tdcollect.envs.slots import Stepper
-from tdcollect.testing.speed import Program
 
 NETWORK, SAMPLING = "network", "sampling and log-prob"
 STEPS, RESETS, LOOP = "env steps", "env resets", "the loop"

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import hand_written
 import torch
 import workloads
+from bench import Effort, Program, alternate, ratios, spread
 from torchrl.envs import (
     CatFrames,
     Compose,
@@ -26,7 +27,6 @@ from torchrl.envs import (
 from torchrl_scripts import Envs, Pipeline, Size
 
 import tdcollect
-from tdcollect.testing.speed import Effort, Program, alternate, ratios, spread
 
 CARTPOLE, CHEETAH = "CartPole-v1", "HalfCheetah-v5"
 OBSERVATION = ["observation"]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-
-from tdcollect.testing.speed import Program
+from bench import Program
 
 
 def slots_alone(env: Any, steps: int) -> Program:

@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 import workers_report
+from bench import QUICK, Effort, spread
 from many_workers import Make, policy
 
 import tdcollect
-from tdcollect.testing.speed import QUICK, Effort, spread
 
 WORKERS = 4
 MILLISECONDS = (1, 1, 2, 2, 4, 8)  # per step, by task

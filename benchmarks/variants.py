@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import workloads
+from bench import QUICK, Effort, Program, alternate, ratios, spread
 from gymnasium.vector import AutoresetMode
 from hand_written import vector_env
 from tensordict import TensorDictBase
@@ -18,7 +19,6 @@ from torchrl.modules import OneHotCategorical, ValueOperator
 
 import tdcollect
 from tdcollect.collect import arrays
-from tdcollect.testing.speed import QUICK, Effort, Program, alternate, ratios, spread
 
 CARTPOLE, CHEETAH = "CartPole-v1", "HalfCheetah-v5"
 

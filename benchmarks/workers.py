@@ -11,12 +11,12 @@ import gymnasium as gym
 import numpy as np
 import torch
 import workloads
+from bench import QUICK, Effort, Program, alternate, ratios, spread
 from burn import Burn, rounds_of
 from gymnasium.vector import AsyncVectorEnv
 from slots_alone import slots_alone
 
 import tdcollect
-from tdcollect.testing.speed import QUICK, Effort, Program, alternate, ratios, spread
 
 SERIAL, ASYNC = "serial", "AsyncVectorEnv"
 CHEETAH = "HalfCheetah-v5"

@@ -16,6 +16,7 @@ import hand_written
 import numpy as np
 import others
 import torch
+from bench import Program, collecting
 from gymnasium.vector import AutoresetMode
 from networks import cheetah_net, continuous_actor, discrete_actor, mlp, pong_net
 from torch import nn
@@ -36,7 +37,6 @@ from torchrl.envs import (
 from torchrl.modules import OneHotCategorical
 
 import tdcollect
-from tdcollect.testing.speed import Program, collecting
 
 OURS = "tdcollect"
 HAND = "hand-written"

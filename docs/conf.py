@@ -72,7 +72,6 @@ nitpick_ignore = [
         "evaluation.race.Looks",
         "evaluation.settings.EpisodeOptions",
         "evaluation.workers.local.Workers",
-        "testing.counting.Number",
     )
 ]
 

@@ -47,18 +47,13 @@ def int_up_to(most: int, note: str, **values: Any) -> None:
     )
 
 
-def _is_time(value: Any) -> bool:
-    return is_number(value) and 0 < value < math.inf
-
-
-def seconds(**values: Any) -> None:
-    """Raise ValueError for what is no positive, finite number."""
-    _each(values, _is_time, "seconds above 0")
-
-
 def seconds_or_none(**values: Any) -> None:
     """Raise ValueError for what is neither a positive, finite number nor None."""
-    _each(values, lambda value: value is None or _is_time(value), "seconds above 0, or None")
+    _each(
+        values,
+        lambda value: value is None or (is_number(value) and 0 < value < math.inf),
+        "seconds above 0, or None",
+    )
 
 
 def share(**values: Any) -> None:

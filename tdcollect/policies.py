@@ -1,4 +1,4 @@
-"""Policies that know nothing of TensorDicts: functions, agents with a memory, servers."""
+"""Policies that know nothing of TensorDicts: functions, and agents with a memory."""
 
 from __future__ import annotations
 
@@ -8,14 +8,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from inspect import getclosurevars, isfunction, ismethod
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tdcollect import check
 from tdcollect.display import one_line
 from tdcollect.packages import extra_module
-
-if TYPE_CHECKING:
-    from tdcollect.served import Server
 
 
 class SpacePolicy:
@@ -24,13 +21,11 @@ class SpacePolicy:
     Attributes:
         source: the function that acts, or that makes an agent, or an agent to copy.
         batched: True if it takes all observations of a batch at once, False for one at a time.
-        kind: ``"function"``, ``"agent"`` or ``"server"``, for the manifest.
-        said: a server's words about itself; None for a policy that acts here.
+        kind: ``"function"`` or ``"agent"``, for the manifest.
     """
 
     source: Any = None
     kind = "function"
-    said: Mapping[str, str | None] | None = None
 
     def __init__(self, source: Callable[..., Any], batched: bool = False, key: bool = False):
         wanted = "a function of an observation, or with key=True of one and a key of JAX"
@@ -49,7 +44,7 @@ class SpacePolicy:
             self.begin(0)
 
     def begin(self, seed: int) -> Any:
-        """Return the function that acts in an episode of this policy seed, or a session."""
+        """Return the function that acts in an episode of this policy seed."""
         if not self._key:
             return self.source
         jax = extra_module("jax", "from_function(f, key=True)")
@@ -101,35 +96,12 @@ class AgentPolicy(SpacePolicy):
         return agent if self.together else getattr(agent, self.method)
 
 
-class ServerPolicy(SpacePolicy):
-    """A policy on a server; :func:`from_server` makes it."""
-
-    kind = "server"
-
-    def __init__(self, server: Server):
-        self.server, self.batched = server, False
-
-    def check(self) -> None:
-        """Ask the server what it serves."""
-        self.server.check()
-        self.said = self.server.said
-
-    def begin(self, seed: int) -> Any:
-        """Return the session of an episode, of which the server hears as it begins."""
-        from tdcollect.served import Session
-
-        return Session(self.server, short_seed(seed))
-
-    def __repr__(self) -> str:
-        return one_line(self, self.server.url)
-
-
 ACTING = ("select_action", "act", "get_action")
 """The methods of one observation that agents of other libraries have."""
 
 
 def recognized(policy: Any) -> Any:
-    """Return a policy as an evaluation runs it: agents, their classes and urls are found out.
+    """Return a policy as an evaluation runs it: agents and their classes are found out.
 
     Raises:
         TypeError: for an agent that can be read in several ways, or a class whose objects need
@@ -137,8 +109,6 @@ def recognized(policy: Any) -> Any:
     """
     if isinstance(policy, Mapping):
         return {group: recognized(one) for group, one in policy.items()}
-    if isinstance(policy, str) and is_url(policy):
-        return from_server(policy)
     is_class = isinstance(policy, type) and not hasattr(policy, "forward")
     if isinstance(policy, SpacePolicy) or (callable(policy) and not is_class):
         return policy
@@ -165,11 +135,6 @@ def recognized(policy: Any) -> Any:
         f"expected a policy that can be read in one way, got {what}, with {' and '.join(acts)}(); "
         f"pass {' or '.join(lines)}"
     )
-
-
-def is_url(text: str) -> bool:
-    """Tell whether a text is the url of a policy server."""
-    return text.startswith(("http://", "https://"))
 
 
 def short_seed(seed: int) -> int:
@@ -285,29 +250,3 @@ def from_agent(
         >>> result = tdcollect.evaluate("CartPole-v1", policy, episodes=10)
     """
     return AgentPolicy(make, act, reset, together)
-
-
-def from_server(url: str | int, *, timeout: float = 30.0, largest: int = 2**26) -> ServerPolicy:
-    """Return a policy on a server as a policy for :func:`tdcollect.evaluate`.
-
-    The server gets observations and gives actions, over HTTP; ``examples/policy_server.py`` is one.
-    Each running episode has a session of its own there, which begins with the first 31 bits of the
-    episode's policy seed. A request without an answer is sent once more, under the same number.
-    Episodes whose sessions the server has lost start again, up to ``max_restarts`` times.
-
-    Args:
-        url: the server's, or its port on this machine.
-        timeout: the seconds that an answer may take.
-        largest: the most bytes of a message, either way.
-
-    Raises:
-        ValueError: for a url of another form; as an evaluation begins or goes on, for answers that
-            are no actions.
-        ConnectionError: as an evaluation begins or goes on, if the server does not answer.
-
-    Examples:
-        >>> result = tdcollect.evaluate("CartPole-v1", from_server(8000), episodes=10)
-    """
-    from tdcollect.served import Server
-
-    return ServerPolicy(Server(url, timeout, largest))

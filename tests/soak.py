@@ -24,8 +24,12 @@ import torch
 
 from tdcollect import Collector
 from tdcollect.envs import GymnasiumEnv
-from tdcollect.testing import CountingRules, StatelessCountingPolicy, check_counting_batch
 
+from .counting import (
+    CountingRules,
+    StatelessCountingPolicy,
+    check_counting_batch,
+)
 from .testing.faulty_envs import IN_STEP, Faulty, env_of
 
 RULES = CountingRules(lengths=(3, 40, 17, 90, 8))

@@ -32,8 +32,12 @@ from torchrl.modules import OneHotCategorical, ProbabilisticActor
 
 import tdcollect
 from tdcollect import cli, trajectories
-from tdcollect.testing import CountingEnv, CountingRules, check_env
+from tdcollect.testing import check_env
 
+from .counting import (
+    CountingEnv,
+    CountingRules,
+)
 from .evaluation.ledgers import contents
 from .zoo.reports import small_reports
 

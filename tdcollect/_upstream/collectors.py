@@ -1,11 +1,10 @@
-"""Private names of TorchRL's collectors: in this process, with workers, on Ray, distributed."""
+"""Private names of TorchRL's collectors: in this process, with workers, on Ray."""
 
 from __future__ import annotations
 
 import inspect
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from datetime import timedelta
 from multiprocessing.sharedctypes import SynchronizedBase
 from multiprocessing.synchronize import Lock, RLock
 from typing import Any
@@ -108,33 +107,6 @@ class RayState(View):
     """True if a learner on Ray sends weights to the workers itself."""
     connected = Alias[bool]("_weight_sync_initialized")
     """Set, no update of weights connects the schemes first, and no iteration warns of it."""
-
-
-class DistributedState(View):
-    frames_per_worker = Alias[int]("_frames_per_batch_corrected")
-    schemes = Alias[dict[str, Any] | None]("_weight_sync_schemes", None)
-    shut_down = Alias[bool]("_shutdown", False)
-    received = Alias[Any]("_tensordict_out")
-    """The memory that batches are received into: ``[W, ...]``, or W of them."""
-
-    def wait_at_most(self, seconds: float) -> None:
-        """Wait so long for an answer of a worker of ``DistributedCollector``, in place of 10 s."""
-        self._of._store.set_timeout(timedelta(seconds=seconds))
-
-    def separate(self) -> None:
-        """Give each worker memory of its own.
-
-        That of ``DistributedSyncCollector`` is one batch, expanded: all workers write to it.
-        """
-        memory = self._of._tensordict_out.clone()
-        self._of._single_tds = memory.unbind(0)
-        self._of._tensordict_out = memory.lock_()
-
-    def ask_for_batch(self, worker: int, trackers: list[Any]) -> None:
-        """Let a worker go on, as the loop of ``DistributedCollector(sync=False)`` does."""
-        self._of._store.set(f"NODE_{worker + 1}_in", b"continue")
-        memory = self._of._tensordict_out[worker]
-        trackers[worker] = memory.irecv(src=worker + 1, return_premature=True)
 
 
 def new_ids_of(trajectory_ids: Any) -> Callable[[int], np.ndarray[Any, Any]]:

@@ -120,7 +120,7 @@ def _request(env: str, policy: str, given: dict[str, Any], **own: Any) -> Reques
     from tdcollect.evaluation.request import Request
 
     named = {name: given[name] for name in ("env_kwargs", "backend", "device")} | own
-    for name in ("checkpoint", "vecnormalize", "wrappers", "transforms", "env_state"):
+    for name in ("checkpoint", "vecnormalize"):
         if (value := given.pop(name, None)) is not None:
             named[name] = value
     return Request(env, policy, **named, directory=os.getcwd())
@@ -212,12 +212,11 @@ def race(
     with running(output_dir, given) as crew:
         import tdcollect
 
-        parts = {name: given.pop(name) for name in ("wrappers", "transforms", "env_state")}
         requests = {
             name: _request(
                 env,
                 policy,
-                given | parts,
+                given,
                 checkpoint=checkpoints.get(name),
                 vecnormalize=vecnormalizes.get(name),
             )
@@ -287,7 +286,6 @@ def merge(
 @click.option(
     "--env-kwargs", metavar="JSON", type=options.json_object, help="Arguments of the env."
 )
-@options.env_parts
 @click.option("--backend", help=options.BACKEND)
 @click.option("--device", help="Device that the policy runs on.")
 @options.flag(
@@ -382,23 +380,24 @@ def _wanted(directory: Path, asked: str, typed: Mapping[str, Any], trust: bool) 
 
 def _ways(directory: Path, asked: str, request: Request, typed: Mapping[str, Any]) -> str:
     """Return the message with what the directory names, and how to go on."""
-    from tdcollect.evaluation.request import option_of, typed_options
+    from tdcollect.evaluation.request import MAKE_ENV, typed_options
 
     named = {name: value for name, value in asdict(request).items() if value}
     lines = "\n".join(
-        f"  {option_of(name):<13} {visible(str(one))}"
+        f"  {name.replace('_', '-'):<13} {visible(str(one))}"
         for name, value in named.items()
         for one in (value if isinstance(value, list) else [value])
     )
     command = request.command(asked, directory, os.getcwd())
     trusting = ["tdcollect", "replay", os.fspath(directory), *asked.split(), "--trust"]
     trusting += typed_options(typed)
+    own = f", with {MAKE_ENV} that makes such an env" if MAKE_ENV in command else ""
     return (
         "tdcollect: replay runs what you name, and what a directory names only with --trust, as it "
         f"may be any code. Nothing was run. {visible(str(directory))} names\n\n{lines}\n\n"
         "Is the directory your own, or do you trust who wrote it?\n\n"
         f"  {visible(shlex.join(trusting))}\n\n"
-        "Otherwise name all that is to be run; as the directory has it:\n\n"
+        f"Otherwise name all that is to be run{own}; as the directory has it:\n\n"
         f"  {visible(command)}"
     )
 
@@ -458,7 +457,7 @@ def verify(directories: tuple[Path, ...], as_json: bool) -> int:
     help="Steps that an episode is played at most.",
 )
 @options.shown("--seed", type=int, default=0, help="First seed to try.")
-@click.option("--skip", multiple=True, metavar="NAME", help="A check to skip, such as speed.")
+@click.option("--skip", multiple=True, metavar="NAME", help="A check to skip, such as batches.")
 @options.as_json
 def doctor(env: str, as_json: bool, **settings: Any) -> int:
     """Tell whether an env is fit for collecting and testing.
@@ -506,7 +505,6 @@ def lerobot(evaluations: tuple[str, ...], output: Path, as_json: bool) -> None:
 @click.option("--dataset-id", required=True, metavar="ID", help="Such as cartpole/lean-v0.")
 @click.option("--env", help="ENV of evaluate. By default the id, if it had no arguments.")
 @options.env_kwargs
-@options.wrappers
 @click.option("--author", multiple=True, help="Repeatable, as is the next.")
 @click.option("--author-email", multiple=True)
 @click.option("--code-permalink", help="Link to the code that made the data.")
@@ -518,7 +516,6 @@ def minari(
     dataset_id: str,
     env: str | None,
     env_kwargs: dict[str, Any],
-    wrappers: list[Any] | None,
     as_json: bool,
     **how: Any,
 ) -> None:
@@ -527,38 +524,19 @@ def minari(
     It goes where Minari has its data sets: $MINARI_DATASETS_PATH, or ~/.minari/datasets. Nothing
     that DIR names is run but gymnasium.make for a registered id, without arguments.
     """
-    if env is None and (env_kwargs or wrappers):
-        raise click.UsageError("--env-kwargs and --wrapper go with --env ENV")
+    if env is None and env_kwargs:
+        raise click.UsageError("--env-kwargs goes with --env ENV")
     from tdcollect.evaluation.request import Request
 
     with terminal.others_on_stderr():
         result = comparing.finished(directory)
-        request = Request(env or "", "random", wrappers=wrappers or [], directory=os.getcwd())
+        request = Request(env or "", "random", directory=os.getcwd())
         made = None if env is None else request.made_env()
         found = result.to_minari(dataset_id, made, env_kwargs=env_kwargs or None, **how)
     episodes, steps = int(found.total_episodes), int(found.total_steps)
     path = Path(found.spec.data_path)
     text = f"{dataset_id}: {count_text(episodes, 'episode')}, {count_text(steps, 'step')}\n{path}"
     tell(as_json, text, dataset_id=dataset_id, path=path, episodes=episodes, steps=steps)
-
-
-@program.command()
-@click.argument("env", default="CartPole-v1")
-@options.shown("--num-envs", type=click.IntRange(min=1), default=8, help="Number of slots.")
-@options.shown("--seconds", type=float, default=60.0, help="About how long this takes.")
-@options.as_json
-def bench(env: str, num_envs: int, seconds: float, as_json: bool) -> int:
-    """Time collecting here, beside TorchRL's collector.
-
-    ENV is a gymnasium id. One pipeline is of make_env, the other of TorchRL's GymEnv with
-    transforms; their batches are compared, too. The exit status is 1 if any bits differ.
-    """
-    with terminal.others_on_stderr():
-        from tdcollect.testing import speed
-
-        found = speed.bench(env, num_envs, seconds)
-    tell(as_json, speed.bench_text(found), **found)
-    return int(any(row["differs"] for row in found["pipelines"]))
 
 
 @program.command()

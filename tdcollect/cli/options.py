@@ -30,11 +30,6 @@ def json_object(text: str) -> dict[str, Any]:
     return value
 
 
-def calls(context: Any, parameter: Any, texts: tuple[str, ...]) -> list[Any] | None:
-    """Return names, and JSON objects with a name; None if there are none."""
-    return [json_object(text) if text.startswith("{") else text for text in texts] or None
-
-
 def int_list(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
@@ -102,19 +97,6 @@ def together(*options: Any) -> Any:
     return lambda command: reduce(lambda made, option: option(made), reversed(options), command)
 
 
-WRAPPER = (
-    "MODULE:CALLABLE or FILE.py:CALLABLE, called with the gymnasium env; or JSON, "
-    '\'{"call": "MODULE:CALLABLE", "kwargs": {...}}\'. Repeatable, innermost first.'
-)
-TRANSFORM = "Likewise, of a TorchRL transform, such as torchrl.envs:RewardSum. Repeatable."
-ENV_STATE = "File with the state_dict of the env, for the statistics of its transforms."
-_repeated = partial(click.option, metavar="NAME", multiple=True)
-wrappers = _repeated("--wrapper", "wrappers", callback=calls, help=WRAPPER)
-env_parts = together(
-    wrappers,
-    _repeated("--transform", "transforms", callback=calls, help=TRANSFORM),
-    click.option("--env-state", metavar="FILE", help=ENV_STATE),
-)
 FILM = "Film these episodes: worst:3, failed, or indices such as 1,5. The films go to films/ in "
 film = partial(click.option, "--film", metavar="EPISODES")
 crew = together(
@@ -137,7 +119,6 @@ crew = together(
 BACKEND = "Backend of make_env: serial, process, envpool."
 episode = together(
     env_kwargs,
-    env_parts,
     click.option("--backend", help=BACKEND),
     shown("--exploration-type", type=click.Choice(EXPLORATION), default="deterministic"),
     click.option(
@@ -203,9 +184,10 @@ recheck = flag(
 )
 
 
+_named = partial(click.option, metavar="NAME", multiple=True, callback=some)
 selection = together(
-    _repeated("--task", "tasks", callback=some, help="A task, or a pattern of names."),
-    _repeated("--policy", "policies", callback=some, help="A policy, or a pattern of names."),
+    _named("--task", "tasks", help="A task, or a pattern of names."),
+    _named("--policy", "policies", help="A policy, or a pattern of names."),
 )
 size = together(
     click.option(
@@ -244,8 +226,7 @@ def _is_number(text: str) -> bool:
 as_json = flag("--json", "as_json", help="Print one JSON object.")
 POLICY = (
     "MODULE:FACTORY or FILE.py:FACTORY, called with an env if it has a parameter without default; "
-    "or 'random'; 'sb3' for a model file of Stable-Baselines3; 'lerobot' for a model of LeRobot; "
-    "or the url of a policy server. "
+    "or 'random'; 'sb3' for a model file of Stable-Baselines3; 'lerobot' for a model of LeRobot. "
     "For groups of agents GROUP=POLICY, one for each; after a NAME with commas between."
 )
 

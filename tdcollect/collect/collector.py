@@ -635,14 +635,11 @@ def needs_state(policy: Any) -> bool:
     ) or any(as_path(key)[-1] == IS_INIT for key in getattr(policy, "in_keys", None) or ())
 
 
-_WITH_OPTIONS = ("process", "ray", "distributed", "submitit")
-
-
 def refuse_elsewhere(options: dict[str, Any], backend: str) -> None:
     """Take options of this process alone out; raise ValueError for any but their defaults."""
     for name, default in (Collector.__init__.__kwdefaults__ or {}).items():
         value = options.pop(name, default)
-        if name == "reset_options" and value is not None and backend in _WITH_OPTIONS:
+        if name == "reset_options" and value is not None and backend in ("process", "ray"):
             options[name] = value  # which it hands on to its workers
         elif value is not default and value != default:
             raise ValueError(

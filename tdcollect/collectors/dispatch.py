@@ -63,8 +63,9 @@ def collector_of_workers(
             f"expected launcher='submitit' for backend='submitit', got {kwargs['launcher']!r}; "
             "choose backend='distributed'"
         )
-    # Nothing of ours is around TorchRL's collector on RPC, which torch no longer develops.
-    cls = getattr(import_module(pool if backend == "rpc" else "tdcollect.collectors"), name)
+    # On torch.distributed and its RPC, TorchRL's collectors are the user's: ours are in workers.
+    ours = backend in ("process", "ray")
+    cls = getattr(import_module("tdcollect.collectors" if ours else pool), name)
     return cls(*args, sync=bool(sync), **kwargs)
 
 

@@ -132,8 +132,6 @@ def weights_digest(policy: Any) -> str | None:
     """
     state = policy.state_dict() if isinstance(policy, nn.Module) else {}
     if isinstance(policy, SpacePolicy):
-        if policy.said is not None:
-            return policy.said["digest"]
         parts = parts_of(policy.source).items()
         state = {name: part.state_dict() for name, part in parts if isinstance(part, nn.Module)}
     if not state:
@@ -220,8 +218,7 @@ def _policy(policy: Any) -> dict[str, Any]:
 def _named(policy: Any) -> dict[str, Any]:
     """Return the entry of a policy's class, of its kind on the env's spaces, and of its groups.
 
-    Of agents, it names the method unless that is ``select_action``. Of a server, it is what the
-    server says of itself.
+    Of agents, it names the method unless that is ``select_action``.
     """
     if isinstance(policy, GroupPolicies):
         groups = {name: _policy(part) for name, part in sorted(policy.policies.items())}
@@ -229,8 +226,6 @@ def _named(policy: Any) -> dict[str, Any]:
         return {"class": ", ".join(short), "groups": groups}
     if not isinstance(policy, SpacePolicy):
         return {"class": _class(policy)}
-    if policy.said is not None:
-        return {"class": policy.said["name"], "kind": policy.kind, **policy.said}
     method = policy.method if isinstance(policy, AgentPolicy) else ACTING[0]
     named = {} if method == ACTING[0] else {"method": method}
     return {"class": _class(policy.source), "kind": policy.kind, **named}

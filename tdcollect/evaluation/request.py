@@ -16,6 +16,7 @@ from tdcollect.evaluation.imports import by_group, called, each_group, has_modul
 from tdcollect.files import write_json
 
 REQUEST = "request.json"
+MAKE_ENV = "FILE.py:make_env"  # in commands, where no option names what is around the env
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,8 @@ class Request:
         env: a gymnasium id, or ``module:callable`` of a function that makes a ``gymnasium.Env``
             or any ``EnvBase``.
         policy: ``module:factory``, ``"random"``, ``"sb3"`` for a model file of
-            Stable-Baselines3, ``"lerobot"`` for a model of LeRobot, or the url of a policy server;
-            or one for each group of agents, ``"red=FILE.py:f,blue=random"``.
+            Stable-Baselines3, or ``"lerobot"`` for a model of LeRobot; or one for each group of
+            agents, ``"red=FILE.py:f,blue=random"``.
         checkpoint: a file with the policy's ``state_dict``, or the model file; of LeRobot the
             folder ``pretrained_model``, or the model's id on the Hub; of groups likewise.
         vecnormalize: a file of Stable-Baselines3's ``VecNormalize``, for its observations.
@@ -130,16 +131,19 @@ class Request:
     ) -> str:
         """Return the shell command that runs an episode again, as it is typed in ``start``.
 
-        What is asked for is the index of the episode, or ``--film`` with several.
+        What is asked for is the index of the episode, or ``--film`` with several. No option names
+        wrappers, transforms and their statistics: a function of the user's makes such an env.
         """
         seen = self.with_paths(lambda path: _relative(os.path.join(self.directory, path), start))
         typed = ["tdcollect", "replay", _relative(directory, start), *asked.split()]
-        entries = {**vars(seen), "env_kwargs": seen.env_kwargs or None, "directory": None}
-        typed += typed_options(entries)
+        around = bool(self.wrappers or self.transforms or self.env_state)
+        env = MAKE_ENV if around else seen.env
+        entries = {**vars(seen), "env": env, "env_kwargs": seen.env_kwargs or None}
+        none = dict.fromkeys(("wrappers", "transforms", "env_state", "directory"))
+        typed += typed_options(entries | none)
         command = shlex.join(typed)
         beside = _relative(self.directory, start)
-        names = [self.env, *(by_group(self.policy) or {"": self.policy}).values()]
-        names += [called(item)[0] for item in (*self.wrappers, *self.transforms)]
+        names = [env, *(by_group(self.policy) or {"": self.policy}).values()]
         if beside != "." and any(has_module(name, Path(self.directory)) for name in names):
             command = f"PYTHONPATH={shlex.quote(beside)} {command}"  # where evaluate found it
         return command
@@ -158,19 +162,13 @@ class Request:
         )
 
 
-def option_of(name: str) -> str:
-    """Return the option of the command line that gives an entry of a request."""
-    return {"wrappers": "wrapper", "transforms": "transform"}.get(name, name.replace("_", "-"))
-
-
 def typed_options(given: Mapping[str, Any]) -> list[str]:
     """Return the words that give entries of a request, but for those that are None."""
     typed = []
     for name, value in given.items():
-        values = value if isinstance(value, (list, tuple)) else [value]
-        for one in values if value is not None else ():
-            text = one if isinstance(one, str) else json.dumps(one, sort_keys=True)
-            typed += [f"--{option_of(name)}", text]
+        if value is not None:
+            text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+            typed += [f"--{name.replace('_', '-')}", text]
     return typed
 
 

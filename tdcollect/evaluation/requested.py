@@ -49,10 +49,6 @@ def make(request: Request, look: bool) -> tuple[str | Callable[..., Any], Any]:
         if request.checkpoint is not None:
             raise ValueError("random actions have no checkpoint; leave it out")
         return env, None
-    if policies.is_url(request.policy):
-        if request.checkpoint is not None:
-            raise ValueError("a server has its weights itself; leave the checkpoint out")
-        return env, policies.from_server(request.policy)
     if request.policy == SB3:
         return env, placed(_sb3(request, env), request.device)
     if request.policy == LEROBOT:
@@ -110,7 +106,7 @@ def env_of(request: Request, look: bool) -> str | Callable[..., Any]:
         if state is not None and not transforms:
             raise ValueError(
                 f"expected transforms for {file}, as {env} has none; name those that the file "
-                "is of: --transform NAME"
+                "is of in transforms"
             )
         requested.check_state()
     return requested
@@ -322,7 +318,7 @@ def _check_statistics(transform: T.Transform, file: str) -> None:
     if missing := [key for key, shape in found.items() if shape is None]:
         raise ValueError(
             f"the transform {name} has no statistics of {missing} yet; pass the file that "
-            "torch.save(env.state_dict(), file) wrote (--env-state FILE)"
+            "torch.save(env.state_dict(), file) wrote (env_state)"
         )
     parent = transform.parent
     leaves = {
@@ -451,7 +447,7 @@ class RequestedEnv:
                 if not isinstance(env, TransformedEnv):
                     raise ValueError(
                         f"expected an env with transforms for {self.file}, got {self.name} without "
-                        "any; name those that the file is of (--transform NAME)"
+                        "any; name those that the file is of in transforms"
                     )
                 _load_state(env.transform, self.state, self.file)
         for transform in all_transforms_of(env):

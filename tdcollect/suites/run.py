@@ -247,7 +247,7 @@ def _problems_of_env(cell: Cell) -> Iterator[str]:
 def _diagnosed(env: Any, kwargs: dict[str, Any]) -> list[str]:
     from tdcollect.testing import diagnose
 
-    report = diagnose(env, env_kwargs=kwargs, max_episode_steps=_MOST_STEPS, skip=("speed",))
+    report = diagnose(env, env_kwargs=kwargs, max_episode_steps=_MOST_STEPS)
     return [
         f"the doctor finds {finding.name}: {' '.join(finding.evidence.split())}"
         for finding in report.failures

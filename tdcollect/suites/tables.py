@@ -18,7 +18,6 @@ from tdcollect import check
 from tdcollect.display import count_text, number_text, one_line
 from tdcollect.evaluation.imports import by_group, called, is_named
 from tdcollect.files import distinct_names, folder_name
-from tdcollect.policies import is_url
 
 HUMAN, RANDOM, SB3 = "human-normalized", "random", "sb3"
 
@@ -120,7 +119,7 @@ class Policy:
 
     Attributes:
         name: names its folder, and it in reports.
-        factory: ``module:factory``, ``"random"``, ``"sb3"``, or the url of a policy server.
+        factory: ``module:factory``, ``"random"`` or ``"sb3"``.
         checkpoints: files with its weights.
         env_state: files with the statistics of the env's transforms.
         vecnormalize: files of Stable-Baselines3's ``VecNormalize``.
@@ -287,11 +286,11 @@ def _pattern(given: Any, what: str) -> str:
 def _factory(given: Any, what: str) -> str:
     factory = _pattern(given, what)
     names = [*(by_group(factory) or {"": factory}).values()]
-    known = [one in (RANDOM, SB3) or is_url(one) for one in names]
+    known = [one in (RANDOM, SB3) for one in names]
     if not all(k or is_named(_FIELDS.sub("x", one)) for k, one in zip(known, names, strict=True)):
         raise ValueError(
-            f"expected the {what} to be module:callable, path/to/file.py:callable, {RANDOM!r}, "
-            f"{SB3!r} or the url of a policy server, got {factory!r}"
+            f"expected the {what} to be module:callable, path/to/file.py:callable, {RANDOM!r} "
+            f"or {SB3!r}, got {factory!r}"
         )
     return factory
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import warnings
 from collections.abc import Callable, Collection, Mapping
-from contextlib import ExitStack, closing
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,6 @@ from tdcollect.envs import differences
 from tdcollect.envs.backends import check_task_id
 from tdcollect.envs.differences import Row, first_divergence, leaves, mismatch, row_mismatch
 from tdcollect.envs.make import alike, make_env
-from tdcollect.envs.process.pool import usable_cores
 from tdcollect.envs.process.worker import spec_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.processes.child import children_hash_by, hash_seed
@@ -29,7 +28,6 @@ from tdcollect.seeding import slot_seed
 from tdcollect.testing import checks, rules
 from tdcollect.testing.checks import Failed, Passed, Skipped, Warned
 from tdcollect.testing.examination import COMPARED_STEPS, GLOBAL, OWN_RANDOM, Examination, Leak
-from tdcollect.testing.speed import Effort, alternate, collecting
 
 GROUP = "doctor"
 _rule = partial(checks.rule, GROUP)
@@ -440,13 +438,6 @@ def _kind(value: Any) -> str:
     return type(value).__name__
 
 
-_MEASURED_SECONDS = 0.25
-_ROUNDS = 2
-_SIZES = (1, 8, 32)
-_SLOW_STEP = 0.005
-_WORTH = 1.1  # the gain in speed that makes workers, or more envs, worth it
-
-
 @_rule(
     "resumes",
     "an interrupted run can be brought back: make_env(resumable=...)",
@@ -473,20 +464,16 @@ def _resumes(exam: Examination) -> str | Passed:
     )
 
 
-def _made(exam: Examination, backend: str, num_envs: int, workers: int) -> GymnasiumEnv:
+def _made(exam: Examination, backend: str) -> GymnasiumEnv:
     with children_hash_by("2" if hash_seed() == "1" else "1"):
         return make_env(
             exam.given,
-            num_envs,
+            2,
             backend=backend,
             env_kwargs=exam.kwargs,
             seed=exam.seed,
-            num_workers=workers if backend == "process" else None,
+            num_workers=2 if backend == "process" else None,
         )
-
-
-def _backends(exam: Examination) -> tuple[str, ...]:
-    return ("envpool",) if exam.pooled else ("serial", "process")
 
 
 @_rule("batches", "batches hold what a plain loop gives, final observations too")
@@ -500,9 +487,9 @@ def _batches(exam: Examination) -> str:
     if exam.leak is not None:
         raise Skipped("episodes depend on those before (see leaks)")
     seen = []
-    for backend in _backends(exam):
+    for backend in ("envpool",) if exam.pooled else ("serial", "process"):
         try:
-            env = _made(exam, backend, 2, 2)
+            env = _made(exam, backend)
         except Exception as error:
             if backend != "process":
                 raise
@@ -514,7 +501,7 @@ def _batches(exam: Examination) -> str:
         ends, found = _compare_with_plain_loop(exam, env, steps)
         if found:
             evidence = f"backend={backend!r} and a plain loop: {found}"
-            again = _compare_with_plain_loop(exam, _made(exam, backend, 2, 2), steps)[1]
+            again = _compare_with_plain_loop(exam, _made(exam, backend), steps)[1]
             exam.check_unchanged()
             if again != found:
                 raise exam.by_chance(evidence)
@@ -591,65 +578,6 @@ def _compare_with_plain_loop(exam: Examination, env: GymnasiumEnv, steps: int) -
         collector.shutdown()
 
 
-@_rule("speed", "steps and resets are timed, and the fastest setting is named")
-def _speed(exam: Examination) -> Passed:
-    if exam.without_form:
-        raise Skipped("make_env does not take it (see batches)")
-    workers = max(2, usable_cores())
-    step, reset = exam.step_seconds, exam.reset_seconds
-    settings = [
-        (backend, num_envs)
-        for backend in _backends(exam)
-        for num_envs in _SIZES
-        if num_envs == 1 or step < _SLOW_STEP or num_envs == _SIZES[1]
-        if backend != "process" or num_envs > 1
-    ]
-    rates = _rates(exam, settings, workers)
-    best = max(rates.values())
-    # The first setting that is nearly as fast: fewer envs, no workers.
-    backend, num_envs = next(s for s in settings if rates.get(s, 0) * _WORTH >= best)
-    figures = ", ".join(
-        f"{name} {n}: {float(f'{rate:.2g}'):,.0f}" for (name, n), rate in rates.items()
-    )
-    process = f", num_workers={min(workers, num_envs)}" if backend == "process" else ""
-    return Passed(
-        f"{step * 1e6:.3g} us per step, {reset * 1e6:.3g} us per reset. Frames per second with "
-        f"random actions, by backend and num_envs: {figures}",
-        advice=f"make_env(..., num_envs={num_envs}, backend={backend!r}{process}) where envs take "
-        "most of the time; a large policy wants more envs",
-        data={
-            "step_us": step * 1e6,
-            "reset_us": reset * 1e6,
-            "frames_per_second": [
-                {"backend": name, "num_envs": n, "frames_per_second": rate}
-                for (name, n), rate in rates.items()
-            ],
-            "recommended": {"backend": backend, "num_envs": num_envs},
-        },
-    )
-
-
-def _rates(
-    exam: Examination, settings: list[tuple[str, int]], workers: int
-) -> dict[tuple[str, int], float]:
-    """Return frames per second in each setting, the best of a few interleaved rounds."""
-    programs = {}
-    step = max(exam.step_seconds, 1e-6)
-    with ExitStack() as stack:
-        for backend, num_envs in settings:
-            rows = max(1, min(256, int(_MEASURED_SECONDS / 4 / step / num_envs)))
-            try:
-                env = _made(exam, backend, num_envs, min(workers, num_envs))
-            except Exception:
-                if backend != "process":
-                    raise
-                continue  # the check of batches reports the error
-            programs[backend, num_envs] = program = collecting(Collector, env, None, rows)
-            stack.callback(program.close)
-        times = alternate(programs, Effort(rounds=_ROUNDS, seconds=_MEASURED_SECONDS))
-    return {setting: 1 / min(seconds) for setting, seconds in times.items()}
-
-
 def diagnose(
     env: str | Callable[[], gym.Env[Any, Any]],
     *,
@@ -671,8 +599,7 @@ def diagnose(
         max_episode_steps: the most steps that an episode is played for.
         seed: the first of the seeds that are tried.
         env_kwargs: passed to ``gymnasium.make``, to the callable or to EnvPool.
-        skip: names of checks to leave out: ``"speed"``, which takes some seconds, or faults that
-            are known and intended.
+        skip: names of checks to leave out, whose faults are known and intended.
 
     Returns:
         A report with one finding per check; print it, or call ``raise_if_failed()``.

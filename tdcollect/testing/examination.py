@@ -67,7 +67,7 @@ class Examination(GymnasiumPlayer):
     """An env that the doctor checks, new copies of it, and the runs that its checks compare.
 
     Attributes:
-        step_seconds, reset_seconds: set by :meth:`time`, which may lower ``max_episode_steps``.
+        step_seconds: set by :meth:`time`, which may lower ``max_episode_steps``.
         lifetime: the number of steps after which a used env is last compared with a new one.
         changed: the difference of a new env and the first ones; None if none was seen.
         unsteady: a difference of two runs that does not recur; None if none was seen.
@@ -97,7 +97,7 @@ class Examination(GymnasiumPlayer):
             make = partial(make_by_id, given, disable_env_checker=True, **kwargs)
         super().__init__(None, make, None, max_episode_steps, seed)  # type: ignore[arg-type]
         self.is_closed = True  # until it is made
-        self.step_seconds = self.reset_seconds = 0.0
+        self.step_seconds = 0.0
         self.lifetime = 2 * max_episode_steps
         self.changed: Divergence | None = None
         self.unsteady: Divergence | None = None
@@ -156,27 +156,21 @@ class Examination(GymnasiumPlayer):
         return next(map(steps_of_time_limit, limits), None)
 
     def time(self) -> None:
-        """Time steps and resets in two episodes; lower ``max_episode_steps`` if they are slow."""
-        resets: list[float] = []
+        """Time steps in two episodes; lower ``max_episode_steps`` if they are slow."""
         steps: list[float] = []
         for seed in self.seeds[:2]:
             began = now = time.perf_counter()
             for row in self.rows(self.env, seed):
-                taken = time.perf_counter() - now
-                (resets if row.is_reset else steps).append(taken)
-                now = time.perf_counter()
+                before, now = now, time.perf_counter()
                 if row.is_reset:
                     parts = differences.leaves("", row[keys.OBSERVATION])
                     size = sum(np.asarray(leaf).nbytes for _, leaf in parts)
                     self._lower(PLAY_BYTES // max(size, 1))
-                elif now - began > PLAY_SECONDS:
+                    continue
+                steps.append(now - before)
+                if now - began > PLAY_SECONDS:
                     self._lower(len(steps))
                     break
-        for seed in self.seeds:
-            began = time.perf_counter()
-            self.env.reset(seed=seed)
-            resets.append(time.perf_counter() - began)
-        self.reset_seconds = float(np.median(resets))
         self.step_seconds = float(np.median(steps)) if steps else 0.0
 
     def _lower(self, most: int) -> None:

@@ -107,8 +107,7 @@ def record(kind: Any, name: str, level: int) -> tuple[list[Any], list[str]]:
 
 def test_a_script_that_sets_the_collectors_seed_has_other_batches_as_written() -> None:
     import pipelines
-
-    from tdcollect.testing.speed import QUICK
+    from bench import QUICK
 
     script = scripts.SCRIPTS["discrete_sac"]
     case = pipelines.Case(script.name, functools.partial(script.make, size=SIZE), script.sets_seed)

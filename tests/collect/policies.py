@@ -41,8 +41,10 @@ from torchrl.modules import (
 )
 from torchrl.modules.tensordict_module import SafeProbabilisticModule
 
-from tdcollect.testing import CountingRules, StatelessCountingPolicy
-
+from ..counting import (
+    CountingRules,
+    StatelessCountingPolicy,
+)
 from .envs import ENVS
 
 NUMBERS = (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8)

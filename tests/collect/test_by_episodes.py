@@ -30,16 +30,16 @@ from torchrl.envs import (
 )
 
 from tdcollect import Collector, make_env, slot_seed, split_trajectories
-from tdcollect.testing import (
+
+from ..counting import (
     CountingRules,
     StatelessCountingPolicy,
     TorchCountingEnv,
     check_counting_batch,
     counting_env,
+    first_episode,
     make_counting_envs,
 )
-from tdcollect.testing.counting import first_episode
-
 from . import policies
 from .envs import ENVS
 from .loops import array_loop, on_arrays

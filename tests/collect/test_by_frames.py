@@ -17,14 +17,14 @@ from torchrl.envs import EnvBase, ExplorationType
 
 from tdcollect import Collector, make_env
 from tdcollect.envs.slots import SlotError
-from tdcollect.testing import (
+
+from ..counting import (
     CountingEnv,
     CountingRules,
     StatelessCountingPolicy,
     check_counting_batch,
     counting_env,
 )
-
 from . import policies, transforms
 from .envs import ENVS, Toy, box
 from .loops import array_loop, on_arrays

@@ -11,15 +11,15 @@ import torch
 from torchrl.envs import StepCounter, TransformedEnv
 
 from tdcollect import Collector, make_env
-from tdcollect.testing import (
+from tdcollect.trajectories import TrajectoryIndex, flatten_time, lengths, returns
+
+from ..counting import (
     CountingEnv,
     CountingRules,
     StatelessCountingPolicy,
     check_counting_batch,
     counting_env,
 )
-from tdcollect.trajectories import TrajectoryIndex, flatten_time, lengths, returns
-
 from . import policies
 from .envs import ENVS
 from .oracle import UPSTREAM

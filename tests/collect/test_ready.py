@@ -25,9 +25,12 @@ from torchrl.modules import LSTMModule
 
 from tdcollect import Collector, Hooks
 from tdcollect.collect.turns import _where
-from tdcollect.testing import check_counting_batch
-from tdcollect.testing.counting import CountingEnv, CountingRules
 
+from ..counting import (
+    CountingEnv,
+    CountingRules,
+    check_counting_batch,
+)
 from ..evaluation.policies import deterministic, recurrent
 from ..workers.test_process_exit import gone
 from ..zoo.uneven import Gated, Naps, Pace, ready_env

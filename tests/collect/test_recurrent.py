@@ -15,9 +15,13 @@ from torchrl.data import Unbounded
 from torchrl.envs import SerialEnv, TensorDictPrimer, TransformedEnv
 
 import tdcollect
-from tdcollect.testing import CountingPolicy, CountingRules, counting_env
-from tdcollect.testing.counting import HIDDEN
 
+from ..counting import (
+    HIDDEN,
+    CountingPolicy,
+    CountingRules,
+    counting_env,
+)
 from . import policies
 from .envs import ENVS
 from .oracle import UPSTREAM, assert_same, batches, run

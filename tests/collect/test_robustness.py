@@ -18,8 +18,12 @@ from torchrl.envs import GymEnv, RewardSum, TransformedEnv
 
 from tdcollect import Collector, evaluate, make_env
 from tdcollect.envs.slots import SlotError
-from tdcollect.testing import StatelessCountingPolicy, check_counting_batch, counting_env
 
+from ..counting import (
+    StatelessCountingPolicy,
+    check_counting_batch,
+    counting_env,
+)
 from .policies import tiring
 
 # -------------------------------------------------------------------------------------- exceptions

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import socket
 from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 import torchrl.collectors as upstream
 from tensordict.nn import TensorDictModule
 from torchrl import service_backend
+from torchrl.collectors import distributed
 from torchrl.data import LazyTensorStorage, ReplayBuffer
 from torchrl.envs import GymEnv
 
@@ -22,6 +24,7 @@ from tdcollect import Collector, make_env
 from tdcollect.collectors import (
     AsyncBatchedCollector,
     AsyncCollector,
+    DistributedCollector,
     MultiAsyncCollector,
     MultiCollector,
     MultiSyncCollector,
@@ -346,3 +349,27 @@ def test_signatures_show_the_arguments_by_name() -> None:
             assert ("on_worker_lost" in shown) == lost
             if name.startswith("Multi"):
                 assert ("sync" in shown) == (name == "MultiCollector")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["distributed", "rpc"])
+def test_on_torch_distributed_they_are_torchrls_collectors_with_ours_in_each_worker(
+    backend: str,
+) -> None:
+    with socket.create_server(("localhost", 0)) as free:
+        port = free.getsockname()[1]
+    collector: Any = Collector(
+        [two_slots] * 2,
+        noisy(),
+        frames_per_batch=40,
+        total_frames=80,
+        backend=backend,
+        backend_options={"launcher": "mp", "tcp_port": port},
+        sync=True,
+    )
+    known = {"distributed": DistributedCollector, "rpc": distributed.RPCCollector}
+    assert type(collector) is known[backend]
+    assert DistributedCollector is distributed.DistributedCollector
+    assert collector.collector_class is Collector
+    assert [batch.numel() for batch in collector] == [40] * 2
+    collector.shutdown()

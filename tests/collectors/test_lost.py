@@ -302,7 +302,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_processes_and_programs_that_forget_to_shut_down_end() -> None:
-    """They would wait for their workers for ever: a node of DistributedCollector did."""
+    """They would wait for their workers for ever."""
     ran = subprocess.run(
         [sys.executable, "-c", FORGETFUL], capture_output=True, text=True, timeout=60, check=False
     )

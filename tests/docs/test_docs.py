@@ -68,15 +68,18 @@ def run_blocks(page: str, blocks: list[str]) -> dict[str, Any]:
     return space
 
 
-def test_statistics_that_are_saved_on_a_page_fit_its_command(
+def test_the_env_of_a_file_on_a_page_fits_its_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(ROOT)  # where examples/ is
-    page = (ROOT / "docs" / "evaluating.md").read_text().replace("norm.pt", f"{tmp_path}/norm.pt")
-    (block,) = (b for b in re.findall(r"```python\n(.*?)```", page, re.S) if "torch.save(tr" in b)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    page = (ROOT / "docs" / "evaluating.md").read_text()
+    (block,) = (b for b in blocks_of("docs/evaluating.md") if "torch.save(tr" in b)
     exec(block, {"torch": torch, "tdcollect": tdcollect})
-    (typed,) = re.findall(r"^tdcollect (evaluate [^`]*--env-state[^`]*)```", page, re.M)
-    assert main([*shlex.split(typed.replace("\\\n", "")), "--episodes", "2", "--quiet"]) == 0
+    (of_file,) = (b for b in blocks_of("docs/evaluating.md") if b.startswith("# envs.py"))
+    Path("envs.py").write_text(of_file)
+    (typed,) = re.findall(r"^tdcollect (evaluate envs.py:.*)$", page, re.M)
+    assert main([*shlex.split(typed), "--episodes", "2", "--quiet"]) == 0
 
 
 @pytest.mark.usefixtures("quick_children")

@@ -19,8 +19,12 @@ from torchrl.envs import check_env_specs, step_mdp
 from tdcollect import GymnasiumEnv, make_env, slot_seed
 from tdcollect.envs.process.backend import ProcessBackend
 from tdcollect.envs.slots import Stepper
-from tdcollect.testing import CountingEnv, CountingRules, check_counting_batch
 
+from ..counting import (
+    CountingEnv,
+    CountingRules,
+    check_counting_batch,
+)
 from ..forkserver import forkserver
 
 N = 3

@@ -32,13 +32,12 @@ from tdcollect import (
 from tdcollect.envs.slots import RestartsExhausted, SlotError
 from tdcollect.envs.spaces import Bookkeeping
 from tdcollect.seeding import restart_seed
-from tdcollect.testing import (
+from tdcollect.testing import check_env, diagnose
+
+from ..counting import (
     StatelessCountingPolicy,
     check_counting_batch,
-    check_env,
-    diagnose,
 )
-
 from ..testing.faulty_envs import IN_STEP, IN_WORKERS, RULES, faulty_env
 from ..zoo.process_envs import Odd
 

@@ -213,5 +213,5 @@ def test_the_command_writes_it_and_replaces_it_on_request(typed: Any, here: Path
     assert "replace it with overwrite=True (--overwrite)" in typed(export)[2]
     status, out, _ = typed(f"{export} --overwrite")
     assert (status, out.splitlines()[0]) == (0, f"short-v0: 2 episodes, {told['steps']} steps")
-    status, _, err = typed("export minari one --dataset-id other-v0 --wrapper @:falling")
-    assert (status, "--env-kwargs and --wrapper go with --env ENV" in err) == (2, True)
+    status, _, err = typed('export minari one --dataset-id other-v0 --env-kwargs {"a":1}')
+    assert (status, "--env-kwargs goes with --env ENV" in err) == (2, True)

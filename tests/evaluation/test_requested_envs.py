@@ -329,27 +329,33 @@ def test_a_file_that_does_not_fit_is_refused_before_an_env_is_made(ask, monkeypa
 
 
 def test_replay_runs_them_again(ask, here: Path, capsys, monkeypatch) -> None:
-    """With --trust, and by the command that names all; nothing of the directory runs before."""
-    file = ask().policy.partition(":")[0]
-    saved(trained(norm()))
-    windy = json.dumps({"call": f"./{file}:Windy", "kwargs": {"strength": 0.2}})
-    typed = ["evaluate", "CartPole-v1", "--policy", f"{file}:lean", "--episodes", "2"]
-    typed += ["--wrapper", windy, "--transform", f"{file}:norm", "--env-state", "norm.pt"]
-    assert main([*typed, "--output-dir", "run", "--quiet"]) == 0
+    """With --trust, and by a file that makes them; nothing of the directory runs before."""
+    windy: Any = {"call": "@:Windy", "kwargs": {"strength": 0.2}}
+    asked = ask(transforms=["@:norm"], env_state=saved(trained(norm())))
+    file = asked.policy.partition(":")[0]
+    windy["call"] = f"{file}:Windy"
+    asked = replace(asked, wrappers=[windy])
+    run(asked, 2, output_dir="run", request=asked)
+    (here / "envs.py").write_text(
+        "from tdcollect.evaluation import Request\n"
+        f"made = Request('CartPole-v1', 'random', wrappers=[{windy}], transforms=['{file}:norm'],\n"
+        f"    env_state='norm.pt', directory={str(here)!r}).made_env()\n"
+    )
+    words = ["evaluate", "envs.py:made", "--policy", asked.policy, "--episodes", "2", "--quiet"]
+    assert main([*words, "--output-dir", "typed"]) == 0
+    of = [tdcollect.EvaluationResult.load(name).digest for name in ("run", "typed")]
+    assert of[0] == of[1]
     monkeypatch.chdir(here.parent)
     forget(here / file)
     folder = f"{here.name}/run"
     assert main(["replay", folder, "1"]) == 1
     shown = capsys.readouterr().err
     assert Path(file).stem not in sys.modules
-    assert re.search(
-        r"^  wrapper +{'call': '\S+:Windy', 'kwargs': {'strength': 0.2}}$", shown, re.M
-    )
-    assert re.search(rf"^  transform +{file}:norm$", shown, re.M)
-    assert re.search(r"^  env-state +norm.pt$", shown, re.M)
-    ways = re.findall(r"^  (tdcollect replay .*)$", shown, re.M)
-    assert len(ways) == 2
-    for way in ways:
+    assert f"  wrappers      {windy}\n  transforms    {file}:norm\n  env-state     norm.pt" in shown
+    assert "to be run, with FILE.py:make_env that makes such an env; as the directory" in shown
+    trusting, named = re.findall(r"^  (tdcollect replay .*)$", shown, re.M)
+    assert " --env FILE.py:make_env " in named
+    for way in (trusting, named.replace("FILE.py:make_env", f"{here.name}/envs.py:made")):
         assert main(shlex.split(way)[1:]) == 0
         assert "the same to the bit" in capsys.readouterr().out
         forget(here / file)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 from torchrl import envs
@@ -35,7 +39,7 @@ TESTED = {  # what the rows of the first table begin with, and a test of each
     "a function of a batch": "evaluation/test_policies.py::test_a_batched_function_gives_the_same",
     "an object that remembers": "evaluation/test_policies.py::test_agents_remember_their_own",
     "agents around one large": "evaluation/test_policies.py::test_agents_that_act_together_do_so",
-    "a policy on a server": "evaluation/test_server.py::test_",
+    "a policy on a server": "evaluation/test_tried.py::test_the_agent_of_a_server",
     "a model of Stable-Baselines3": "evaluation/test_sb3.py::test_",
     "an agent of a CleanRL script": "evaluation/test_tried.py::test_from_a_model_to_a_report",
     "a model of LeRobot": "robots/test_lerobot.py::test_episodes_are_those_of_lerobots_rollout",
@@ -141,3 +145,55 @@ def test_from_a_model_to_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for block, folder in zip(paths(), ("sb3", "cleanrl"), strict=False):
         exec(block.replace(" 100,", " 2,"), {"agent": Agent()})
         assert Path(f"runs/{folder}/report.html").is_file()
+
+
+class Lean:
+    """Leans at random, and remembers: what plays behind a server, and the same agent here."""
+
+    def reset(self, seed: int) -> None:
+        self.generator, self.steps = np.random.default_rng(seed), 0
+
+    def act(self, observation: Any) -> int:
+        self.steps += 1
+        return int(observation[2] + self.generator.normal(scale=0.1 / self.steps) > 0)
+
+
+class Handler(BaseHTTPRequestHandler):
+    agents: ClassVar[dict[str, Lean]] = {}  # by episode
+
+    def do_POST(self) -> None:
+        sent = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if sent["episode"] not in self.agents:
+            self.agents[sent["episode"]] = Lean()
+            self.agents[sent["episode"]].reset(sent["seed"])
+        action = self.agents[sent["episode"]].act(np.float32(sent["observation"]))
+        lost = self.path == "/lost"
+        self.send_response(500 if lost else 200)
+        self.end_headers()
+        self.wfile.write(b"no model" if lost else json.dumps({"action": action}).encode())
+
+    def log_message(self, *of: Any) -> None:
+        """Print no line for each request."""
+
+
+def test_the_agent_of_a_server_plays_the_episodes_that_the_servers_agent_plays_here() -> None:
+    (code,) = re.findall(r"^```py\n(import http.client\n.*?)^```", PAGE, re.S | re.M)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            of_page, failing = {}, {}
+            code = code.replace("8000", str(server.server_port))
+            exec(code, of_page)
+            exec(code.replace('"/"', '"/lost"'), failing)
+            remote = of_page["Remote"]
+            assert played(remote, 1) == played(remote, 3) == played(Lean, 2)
+            with pytest.raises(ConnectionError, match="action of the server, got 500: b'no model'"):
+                played(failing["Remote"], 1)
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def played(policy: Any, slots: int) -> str:
+    return tdcollect.evaluate("CartPole-v1", policy, 4, num_envs=slots, progress=False).digest

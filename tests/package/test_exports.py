@@ -50,8 +50,7 @@ tdcollect.evaluation.sb3:
     EvalCallback SB3Policy load_policy
 
 tdcollect.testing:
-    CountingEnv CountingPolicy CountingRules Divergence Finding Report StatelessCountingPolicy
-    TorchCountingEnv check_counting_batch check_env counting_env diagnose make_counting_envs
+    Divergence Finding Report check_env diagnose
 
 tdcollect.suites:
     Aggregates Policy Score Suite SuiteResults Task aggregate export

@@ -20,6 +20,7 @@ from tdcollect.evaluation import Episode
 from tdcollect.evaluation.planning import plan
 from tdcollect.evaluation.race import Looks, Plan
 from tdcollect.evaluation.sequential import Rule
+from tdcollect.policies import from_function
 from tdcollect.suites.results import CellResult
 from tdcollect.suites.run import Validation
 
@@ -43,7 +44,7 @@ def result(name: str, shift: float = 0.0) -> tdcollect.EvaluationResult:
 
 def ended_evaluator() -> tdcollect.Evaluator:
     """An evaluator whose process has gone again."""
-    evaluator = tdcollect.Evaluator("CartPole-v1", testing.CountingPolicy())
+    evaluator = tdcollect.Evaluator("CartPole-v1", from_function(len))
     evaluator.shutdown()
     return evaluator
 
@@ -105,8 +106,6 @@ def shown() -> dict[str, Any]:
         *(problem, evaluation.Verification(path, 3, 0, (problem,) * 9)),
         *(testing.Report(HOSTILE, tuple(findings)), findings[0], envs.EnvAction()),
         testing.Divergence(0, 1, 2, "observation", np.zeros(99), np.ones(99), 1.0),
-        *(testing.CountingEnv(), testing.CountingPolicy(), testing.StatelessCountingPolicy()),
-        *(testing.CountingRules(), testing.TorchCountingEnv([2])),
         *(envs.GymEnv("CartPole-v1"), envs.ParallelEnv(2, partial(envs.GymEnv, "CartPole-v1"))),
         envs.Agents(Walk()),
         *suite_objects(),

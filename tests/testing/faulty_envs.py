@@ -17,7 +17,11 @@ from tdcollect.envs.backends import SerialBackend
 from tdcollect.envs.process.backend import ProcessBackend
 from tdcollect.envs.slots import Stepper
 from tdcollect.envs.spaces import Bookkeeping
-from tdcollect.testing import CountingEnv, CountingRules
+
+from ..counting import (
+    CountingEnv,
+    CountingRules,
+)
 
 RULES = CountingRules(lengths=(5, 8, 6))
 IN_STEP = ("raise", "shape", "dtype", "nan", "infinite reward", "four")

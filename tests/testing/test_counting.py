@@ -7,7 +7,6 @@ hidden state that is lost, carried over or swapped raises in the env.
 
 from __future__ import annotations
 
-import pickle
 import re
 from collections.abc import Callable
 from functools import partial
@@ -17,15 +16,16 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium.utils.env_checker import check_env as gymnasium_check_env
 from gymnasium.vector import AutoresetMode
 from tensordict import TensorDictBase
 from torchrl.collectors import Collector as TorchRLCollector
-from torchrl.envs import EnvBase, InitTracker, SerialEnv, TransformedEnv, check_env_specs
+from torchrl.envs import EnvBase, InitTracker, SerialEnv, TransformedEnv
 
 from tdcollect import Collector, keys, slot_seed
 from tdcollect.envs.slots import SlotError
-from tdcollect.testing import (
+
+from ..counting import (
+    HIDDEN,
     CountingEnv,
     CountingPolicy,
     CountingRules,
@@ -33,9 +33,8 @@ from tdcollect.testing import (
     TorchCountingEnv,
     check_counting_batch,
     counting_env,
-    make_counting_envs,
+    first_episode,
 )
-from tdcollect.testing.counting import HIDDEN, first_episode
 
 VECTOR_ENVS = [(backend, mode) for backend in ("sync", "async") for mode in AutoresetMode]
 BACKENDS = [("serial", None), ("torch", None), *VECTOR_ENVS]
@@ -66,25 +65,6 @@ def test_observation_is_step_episode_slot() -> None:
         [3, 0, 2, 20_003, True, False],
     ]
     assert play(env, 3)[-1] == [3, 1, 2, 20_103, False, True]
-
-
-@pytest.mark.parametrize(
-    ("lengths", "slot", "expected", "ends", "terminates"),
-    [
-        (2, 0, [2, 2, 2, 2], "terminated", [1, 1, 1, 1]),
-        # A slot enters the sequence at its own number.
-        ((1, 2, 3), 1, [2, 3, 1, 2], "truncated", [0, 0, 0, 0]),
-        (lambda episode: episode + 1, 5, [1, 2, 3, 4], "alternate", [1, 0, 1, 0]),
-    ],
-)
-def test_lengths_and_ends(
-    lengths: Any, slot: int, expected: list[int], ends: str, terminates: list[int]
-) -> None:
-    rules, episodes = CountingRules(lengths, ends), torch.arange(4)
-    assert [rules.length(slot, episode) for episode in range(4)] == expected
-    assert rules.length_of(torch.full((4,), slot), episodes).tolist() == expected
-    assert [rules.terminates(episode) for episode in range(4)] == terminates
-    assert rules.terminates(episodes).tolist() == terminates
 
 
 def test_seed_is_the_first_episode_and_later_ones_follow() -> None:
@@ -129,33 +109,6 @@ def test_slots_of_the_torch_env_are_reset_and_stepped_singly() -> None:
     assert following.tolist() == [[2, 10, 0], [0, 12, 1], [1, 12, 2]]
 
 
-def test_the_envs_are_sound_to_their_libraries_and_pickle() -> None:
-    envs = [factory() for factory in pickle.loads(pickle.dumps(make_counting_envs(3, RULES)))]
-    assert [env.slot for env in envs] == [0, 1, 2]
-    gymnasium_check_env(CountingEnv(wrong_action="record"), skip_render_check=True)
-    for size, categorical in (([], True), ([2, 3], False)):
-        check_env_specs(
-            TorchCountingEnv(size, wrong_action="record", categorical_action_encoding=categorical)
-        )
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: CountingRules(0), "expected lengths of at least one step, got 0"),
-        (lambda: CountingRules([]), "expected lengths of at least one step"),
-        (lambda: CountingRules(ends="never"), "expected ends to be 'terminated', 'truncated'"),
-        (lambda: CountingRules(num_actions=1), "expected at least 2 actions"),
-        (lambda: CountingEnv(wrong_action="ignore"), "'raise' or 'record', got 'ignore'"),  # type: ignore[arg-type]
-        (lambda: counting_env(2, backend="ray"), "'serial', 'sync' or 'async', got 'ray'"),
-        (lambda: counting_env(backend="sync"), "expected num_envs to be a number"),
-    ],
-)
-def test_bad_arguments_are_refused(make: Callable[[], Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
 def test_a_hidden_state_that_is_not_reset_shows_in_the_env() -> None:
     class Forgetful(CountingPolicy):
         """Takes no notice of where episodes start."""
@@ -173,15 +126,6 @@ def test_a_hidden_state_that_is_not_reset_shows_in_the_env() -> None:
     with pytest.raises(SlotError, match="slot 0, episode 1, step 0: expected 0, got 4") as caught:
         env.rollout(10, Forgetful(rules), break_when_any_done=False)
     assert isinstance(caught.value.causes[0], AssertionError)
-
-
-def test_env_counts_wrong_actions_as_info() -> None:
-    env = counting_env(2, wrong_action="record", info_keys=["wrong_actions"])
-    rollout = env.rollout(20, break_when_any_done=False)
-    with pytest.raises(AssertionError, match="an action is the one that the state asks for: slot"):
-        check_counting_batch(rollout)
-    check_counting_batch(rollout, predicted=False)
-    assert (rollout[keys.NEXT, "wrong_actions"][:, -1] > 5).all()
 
 
 # --- backends and collectors -----------------------------------------------------------------

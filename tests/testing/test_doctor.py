@@ -22,7 +22,7 @@ from tdcollect.testing.doctor import GROUP
 from . import envs
 
 ENVS = Path(__file__).with_name("envs.py")
-SLOW = ("batches", "speed")  # they start processes, and measure
+SLOW = ("batches",)  # which starts processes
 
 
 def quickly(env: Any, **kwargs: Any) -> Report:
@@ -119,7 +119,7 @@ ONCE = [
     (envs.SharesState, "neighbours", ["resumes", "batches"], "state that envs share"),
     (envs.OtherDtype, "space", ["batches"], "expected float32, got float64"),
     (envs.GivesNaN, "numbers", ["space", "batches"], "observation[1] is nan"),
-    (envs.WithText, "batches", ["speed"], "mission'] is a Text space, which has no fixed-size"),
+    (envs.WithText, "batches", [], "mission'] is a Text space, which has no fixed-size"),
     (envs.RaisesWhenMade, "runs", ALL, "RuntimeError: no licence (envs.py, line"),
     (envs.RaisesInStep, "runs", ALL, "ZeroDivisionError: a step too far (envs.py, line"),
     (envs.FourValues, "runs", ALL, "step gave 4 values, expected (observation, reward, terminated"),
@@ -136,7 +136,7 @@ def test_a_fault_is_told_once(
 ) -> None:
     monkeypatch.setattr(envs.AllAge, "life_of_all", [0])
     monkeypatch.setattr(envs.DrawsSeldom, "left", 400)
-    report = quickly(env, skip=() if "speed" in unasked else ["speed"])
+    report = quickly(env, skip=())
     check(report, {name})
     assert told in f"{report[name].evidence} {report[name].cause}"
     for other in unasked:
@@ -173,26 +173,9 @@ def test_batches_are_those_of_a_plain_loop_on_each_backend() -> None:
         assert "the order of a set of strings" in report["batches"].cause
 
 
-def test_speed_recommends_what_it_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tdcollect.testing.doctor._MEASURED_SECONDS", 0.02)
-    monkeypatch.setattr("tdcollect.testing.doctor._SIZES", (1, 8))
-    others = set(select(GROUP)) - {"speed"}
-    finding = diagnose("CartPole-v1", max_episode_steps=50, skip=others)["speed"]
-    assert finding.status == "passed"
-    figures = finding.data["frames_per_second"]
-    measured = [(figure["backend"], figure["num_envs"]) for figure in figures]
-    assert measured == [("serial", 1), ("serial", 8), ("process", 8)]
-    best = max(figure["frames_per_second"] for figure in figures)
-    chosen = finding.data["recommended"]
-    (rate,) = [f["frames_per_second"] for f in figures if chosen.items() <= f.items()]
-    assert rate * 1.1 >= best
-    assert f"num_envs={chosen['num_envs']}, backend={chosen['backend']!r}" in finding.advice
-    assert finding.data["step_us"] > 0
-
-
 def test_envpool() -> None:
     pytest.importorskip("envpool")
-    report = diagnose("CartPole-v1", backend="envpool", max_episode_steps=100, skip=["speed"])
+    report = diagnose("CartPole-v1", backend="envpool", max_episode_steps=100)
     check(report)
     assert "new pools for seeded resets" in report["leaks"].evidence
     assert "envpool: 200 rows" in report["batches"].evidence
@@ -219,7 +202,7 @@ def test_bad_arguments() -> None:
 
 
 def command(*arguments: str) -> int:
-    short = ("--max-episode-steps", "60", "--skip", "batches", "--skip", "speed")
+    short = ("--max-episode-steps", "60", "--skip", "batches")
     return main(["doctor", *arguments, *short])
 
 
@@ -228,7 +211,7 @@ def test_command_prints_the_table_or_json_and_exits_by_it(
 ) -> None:
     assert command("CartPole-v1", "--env-kwargs", '{"max_episode_steps": 9}') == 0
     printed = capsys.readouterr().out
-    assert printed.startswith("CartPole-v1: passed (13 passed, 2 skipped)\n\n  passed  ")
+    assert printed.startswith("CartPole-v1: passed (13 passed, 1 skipped)\n\n  passed  ")
     assert "a time limit of 9 steps" in " ".join(printed.split())
     assert command(f"{ENVS}:Leaks", "--seed", "3", "--json") == 1
     told = json.loads(capsys.readouterr().out)

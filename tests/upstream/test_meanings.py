@@ -30,7 +30,7 @@ from torchrl.modules import SafeModule
 from torchrl.weight_update import SharedMemWeightSyncScheme
 
 from tdcollect._upstream import others, torchrl
-from tdcollect._upstream.collectors import CollectorState, DistributedState, RayState, WorkersState
+from tdcollect._upstream.collectors import CollectorState, RayState, WorkersState
 
 from ..zoo.torchrl_envs import Lives, atari_like
 
@@ -82,31 +82,7 @@ def test_lives_are_those_of_the_env_inside_however_often_that_is_made_anew(
 def test_states_before_the_constructor_has_set_them() -> None:
     assert RayState(SimpleNamespace()).actors is None
     assert not RayState(SimpleNamespace()).learner_sends
-    assert not DistributedState(SimpleNamespace()).shut_down
-    assert DistributedState(SimpleNamespace()).schemes is None
     assert CollectorState(SimpleNamespace()).stateful_policy is None
-
-
-def test_each_distributed_worker_has_memory_of_its_own_and_is_asked_by_the_store() -> None:
-    told: dict[str, bytes] = {}
-    limits: list[Any] = []
-    store = SimpleNamespace(set=told.__setitem__, set_timeout=limits.append)
-    memory = TensorDict({"a": torch.zeros(3)}, [3]).expand(2, 3)
-    of = SimpleNamespace(_tensordict_out=memory, _store=store)
-    state = DistributedState(of)
-    state.separate()
-    of._single_tds[0]["a"].fill_(1)
-    assert state.received["a"].tolist() == [[1, 1, 1], [0, 0, 0]]
-    of._tensordict_out = [
-        None,
-        SimpleNamespace(irecv=lambda src, return_premature: (src, return_premature)),
-    ]
-    trackers: list[Any] = [None, None]
-    state.ask_for_batch(1, trackers)
-    state.wait_at_most(60)
-    assert told == {"NODE_2_in": b"continue"}
-    assert trackers == [None, (2, True)]
-    assert [limit.total_seconds() for limit in limits] == [60]
 
 
 def test_spaces_have_no_dtype_that_torch_lacks() -> None:

@@ -18,10 +18,7 @@ from torchrl import _utils
 from torchrl import envs as E
 from torchrl.collectors import _multi_async, _multi_base, _multi_sync, _runner
 from torchrl.collectors.distributed import (
-    DistributedCollector,
-    DistributedSyncCollector,
     RayCollector,
-    generic,
 )
 from torchrl.collectors.utils import _TrajectoryPool
 from torchrl.envs import batched_envs
@@ -43,10 +40,6 @@ MORE: dict[Any, str] = {
     _TrajectoryPool: "_traj_id lock",
     RayCollector: "_collection_thread _external_weight_sender _frames_per_batch_corrected "
     "_remote_collectors _stop_event _sync _weight_sync_initialized",
-    DistributedCollector: "_frames_per_batch_corrected _store _tensordict_out "
-    "_weight_sync_schemes jobs",
-    DistributedSyncCollector: "_frames_per_batch_corrected _single_tds _tensordict_out "
-    "_weight_sync_schemes jobs",
     gym.wrappers.TimeLimit: "_elapsed_steps _max_episode_steps",
     gym.wrappers.OrderEnforcing: "_has_reset",
 }
@@ -72,7 +65,6 @@ ELSEWHERE = {
     "_reset_key": "of single transforms of TorchRL",
     "_validated": "of single transforms of TorchRL",
     "_torchrl_native_autoreset": "of single envs of TorchRL",
-    "_shutdown": "set by distributed collectors; below",
 }
 
 
@@ -150,32 +142,6 @@ TEXTS: list[tuple[Any, list[str]]] = [
             "meth = self._sync_iterator",
             "meth = self._async_iterator",
             "target=self._run_collection_loop",
-        ],
-    ),
-    (
-        DistributedCollector,
-        [
-            "self._tensordict_out = self._tensordict_out.unbind(0)",
-            "data, total_frames = self._next_sync(total_frames)",
-            "data, total_frames, ready_worker_idx = self._next_async(",
-            'self._store.set(f"NODE_{rank}_in", b"continue")',
-            "].irecv(src=rank, return_premature=True)",
-            'if getattr(self, "_shutdown", False):',
-            "yield from self._iterator_dist()",
-            "self._make_container()",
-            "traj_ids[i] += traj_ids[i - 1].max()",
-            "self._store, self._store_port = _create_tcpstore_with_retry(",
-            'status = self._store.get(f"NODE_{rank}_out")',
-        ],
-    ),
-    (generic, ["data = collector.next()"]),
-    (
-        DistributedSyncCollector,
-        [  # if one of them is gone, so may be the fault that ours puts right
-            "self._tensordict_out = _data.expand((self.num_workers, *_data.shape))",
-            "self._single_tds = self._tensordict_out.unbind(0)",
-            "self._single_tds[i].irecv(src=rank, return_premature=True)",
-            "traj_ids[i] += traj_ids[i - 1].max()",
         ],
     ),
 ]

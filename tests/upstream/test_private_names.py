@@ -204,7 +204,7 @@ def test_upstream_calls_the_methods_that_are_defined_anew_as_these_take_it() -> 
             check_called(parent, name)
             check_takes(getattr(ours, name), vars(parent)[name])
             count += 1
-    assert count > 30
+    assert count > 20
 
 
 def check_called(parent: type, name: str) -> None:
@@ -242,7 +242,7 @@ CHILD = {"Child": Names(inherited=frozenset({"_theirs", "_step"}), own=frozenset
         ("class Child:\n    def _step(self): pass\ndef f(child): child._mine", "_mine"),
         # and what is allowed
         ("from tdcollect._upstream.torchrl import has_hooks", ""),
-        ("from tdcollect.testing.counting import _MOST", ""),
+        ("from tdcollect.collect.run import _MOST", ""),
         ("def f(_, __): return _.__dict__['forward']", ""),
         ("present._replace(a=1)", ""),
         ("class Child:\n    def f(self, other): return self._mine, other._mine", ""),

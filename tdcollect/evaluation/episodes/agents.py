@@ -30,15 +30,14 @@ from tdcollect.evaluation.episodes.policy import (
 from tdcollect.keys import Key
 from tdcollect.policies import AgentPolicy, SpacePolicy, parameters_of, parts_of
 from tdcollect.randomness import GlobalStream, NotReproducibleError, Outside
-from tdcollect.served import Session
 
 _AS_AGENT = "Put what it must remember into an agent: tdcollect.policies.from_agent(make)"
 
 _UNSEEDED = (
     "draws random numbers that no seed reaches, such as those of its own np.random.default_rng(). "
-    "Draw from np.random, torch or random themselves; or from a generator that an agent, here or "
-    "on a server, makes of its seed at an episode's start: def reset(self, seed): "
-    "self.generator = np.random.default_rng(seed)"
+    "Draw from np.random, torch or random themselves; or from a generator that an agent makes of "
+    "its seed at an episode's start: def reset(self, seed): self.generator = "
+    "np.random.default_rng(seed)"
 )
 _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 
@@ -189,23 +188,12 @@ class Actors:
 
     def __init__(self, policy: SpacePolicy, on: Any, slots: int, batched: bool):
         self._policy, self._on, self._batched = policy, on, batched
-        self._slots, self._acting = slots, dict[int, Actor | Session]()
+        self._slots, self._acting = slots, dict[int, Actor]()
         self.streams: Sequence[Any] = ()
 
     def start(self, slot: int, seed: int) -> None:
         """Give the episode that starts in a slot an actor of its own."""
-        if slot in self._acting:
-            self._acting.pop(slot).end()
-        self._acting[slot] = self._actor(seed)
-
-    def _actor(self, seed: int) -> Actor | Session:
-        session = self._policy.kind == "server"  # which draws elsewhere
-        return self._policy.begin(seed) if session else Actor(self._policy, seed)
-
-    def end(self, tell: bool = True) -> None:
-        """Let go of what acts in the slots, and tell a server so, unless it may be silent."""
-        while self._acting:
-            self._acting.popitem()[1].end(tell)
+        self._acting[slot] = Actor(self._policy, seed)
 
     def __call__(self, rows: StepDict, active: Sequence[int]) -> None:
         """Act in the slots ``active``, and add the actions to the rows."""
@@ -219,9 +207,7 @@ class Actors:
             rows[key][[*active]] = value
 
     def _actions(self, observations: Sequence[Any], active: Sequence[int]) -> Sequence[Any]:
-        for slot in active:
-            self._acting[slot].see(observations[slot])
-        return [self._acting[slot].act() for slot in active]
+        return [self._acting[slot].act(observations[slot]) for slot in active]
 
     def _observations(self, rows: StepDict) -> Sequence[Any]:
         given = self._on.observed(rows)
@@ -235,7 +221,8 @@ class Actors:
         observation = self._observations(rows)[0]
         keeps = self._policy.kind == "function"
         before = state_of(self._policy.source) if keeps else None
-        first, again = (self._on.encoded_singly([self._acted(observation)]) for _ in range(2))
+        actors = (Actor(self._policy, 0) for _ in range(2))
+        first, again = (self._on.encoded_singly([one.act(observation)]) for one in actors)
         check_same(
             first,
             again,
@@ -243,25 +230,16 @@ class Actors:
             f"start: it keeps something from one episode to the next, or {_UNSEEDED}. {_AS_AGENT}",
         )
         if given := _generators(self._policy.source):
-            actor: Any = self._actor(0)
+            actor = Actor(self._policy, 0)
             of = self._policy.source if keeps else getattr(actor.agent, "__self__", None)
             begun = _generators(of)
-            actor.see(observation)
-            actor.act()
+            actor.act(observation)
             ended = _generators(of)
             if any(state == begun.get(name) != ended.get(name) for name, state in given.items()):
                 raise NotReproducibleError(f"the policy {_UNSEEDED}")
         if before is not None:
             check_kept(before, state_of(self._policy.source), _AS_AGENT)
         return first, []
-
-    def _acted(self, observation: Any) -> Any:
-        actor = self._actor(0)
-        try:
-            actor.see(observation)
-            return actor.act()
-        finally:
-            actor.end()
 
     def check(self) -> None:
         """Draws are the policy's own: there is nothing to check."""
@@ -288,17 +266,10 @@ class Actor:
         with Outside(), self._stream, _called("no argument, to begin an episode; or with its seed"):
             self._act = self.agent = policy.begin(seed)
 
-    def see(self, observation: Any) -> None:
-        """Take an observation; a server begins to choose an action for it meanwhile."""
-        self._seen = observation
-
-    def act(self) -> Any:
-        """Return the action at the observation."""
+    def act(self, observation: Any) -> Any:
+        """Return the action at an observation."""
         with Outside(), self._stream, _called(self._how):
-            return self._act(self._seen)
-
-    def end(self, tell: bool = True) -> None:
-        """End the episode: there is nothing to end here."""
+            return self._act(observation)
 
 
 def actors_of(policy: SpacePolicy, on: Any, slots: int, batched: bool, size: int) -> Actors:
@@ -321,7 +292,7 @@ class Together(Actors):
 
     def _actions(self, observations: Sequence[Any], active: Sequence[int]) -> Sequence[Any]:
         found: dict[int, Any] = {}
-        self._spares = self._spares or [self._actor(place) for place in range(self._size)]
+        self._spares = self._spares or [Actor(self._policy, place) for place in range(self._size)]
         for first in range(0, self._slots, self._size):
             slots = [slot for slot in active if first <= slot < first + self._size]
             actors, given = [*self._spares], [observations[active[0]]] * self._size
@@ -351,7 +322,7 @@ class Together(Actors):
 
         def acted(place: int, beside: Any) -> StepDict:
             given = [one if at == place else beside for at in range(size)]
-            actors = [self._actor(0 if at == place else 1 + at) for at in range(size)]
+            actors = [Actor(self._policy, 0 if at == place else 1 + at) for at in range(size)]
             return self._on.encoded_singly([self._acted_by(actors, given)[place]])
 
         first = acted(0, one)

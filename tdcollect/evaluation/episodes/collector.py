@@ -27,7 +27,7 @@ from tdcollect.collect.policy import RandomActions
 from tdcollect.collect.step_dict import StepDict, placement
 from tdcollect.display import one_line
 from tdcollect.envs.make import refuse_slot
-from tdcollect.envs.slots import SlotError, Stepper
+from tdcollect.envs.slots import Stepper
 from tdcollect.envs.traits import base_of, transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes import agents
@@ -67,7 +67,6 @@ from tdcollect.evaluation.settings import (
 from tdcollect.keys import Key
 from tdcollect.policies import SpacePolicy
 from tdcollect.randomness import GlobalRandomness, NotReproducibleError, check_alone
-from tdcollect.served import SessionLost
 from tdcollect.threads import evaluating, turn, with_threads
 
 
@@ -478,7 +477,6 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         max_restarts = self.settings.restarts if self.batches is None else None
         failures: list[tuple[Finished, int]] = []
         remembered: list[Key] | None = None
-        acting: dict[int, int] = {}  # the latest run of each slot
 
         def act(rows: StepDict, active: list[int]) -> list[Key]:
             nonlocal remembered
@@ -497,26 +495,13 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
                             stacklevel=2,
                         )
                 inference(rows, active)
-            except SessionLost as lost:
-                if remembered is None:
-                    raise
-                again(active, lost)
             except _UNFIT as error:
                 self._explain(rows, error)
                 raise
             feed.stepped()
             return remembered
 
-        def again(active: list[int], lost: SessionLost) -> None:
-            """Have all running episodes start again, as a server has lost one of them."""
-            tries = {acting[s]: assembly.restarts.get(acting[s], 0) + 1 for s in active}
-            if env.can.asynchronous or max(tries.values()) > self.settings.max_restarts:
-                raise lost
-            assembly.restarts.update(tries)
-            raise SlotError("step", {}) from lost
-
         def start(slot: int, start: Start) -> None:
-            acting[slot] = start.traj_id
             trial.started(slot, start)
             inference.start(slot, self.episode_seeds(start.index)[1])
             metrics.begin(start.traj_id)
@@ -591,21 +576,19 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             return [one for one in taken if one is not None]
 
         next_batch()
-        with ended_on_error(partial(inference.end, tell=False)):
-            while True:
-                for block in loop:
-                    try:
-                        inference.check()
-                        actions.check_block(block)
-                    except _UNFIT as error:
-                        self._explain(block.entries, error)
-                        raise
-                    yield settled(assembly.feed(block))
-                more = bool(failures)
-                yield settled(())
-                if not (more or next_batch() or feed.goes_on()):
-                    break
-        inference.end()
+        while True:
+            for block in loop:
+                try:
+                    inference.check()
+                    actions.check_block(block)
+                except _UNFIT as error:
+                    self._explain(block.entries, error)
+                    raise
+                yield settled(assembly.feed(block))
+            more = bool(failures)
+            yield settled(())
+            if not (more or next_batch() or feed.goes_on()):
+                return
 
     def _explain(self, entries: Mapping[Key, torch.Tensor], error: Exception) -> None:
         """Say more of a policy's error, or raise one that does."""

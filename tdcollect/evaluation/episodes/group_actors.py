@@ -14,7 +14,7 @@ from torchrl.envs import EnvBase
 from tdcollect.collect.arrays import SteppedEnv
 from tdcollect.collect.step_dict import StepDict
 from tdcollect.evaluation.episodes.actions import LegalActions
-from tdcollect.evaluation.episodes.agents import Actors, BatchedFunction, actors_of, shown
+from tdcollect.evaluation.episodes.agents import BatchedFunction, actors_of, shown
 from tdcollect.evaluation.episodes.data import SUCCESS
 from tdcollect.evaluation.episodes.groups import Group, GroupPolicies, checked_groups, is_absolute
 from tdcollect.evaluation.episodes.policy import Inference, stream
@@ -179,12 +179,6 @@ class GroupActors:
         """Raise if a draw had parameters that its distribution refuses."""
         for part in self._parts:
             part.actor.check()
-
-    def end(self, tell: bool = True) -> None:
-        """Let go of the functions, agents and sessions that act."""
-        for part in self._parts:
-            if isinstance(part.actor, Actors):
-                part.actor.end(tell)
 
 
 class _Part(NamedTuple):

@@ -468,9 +468,6 @@ class Inference:
         """Give the episode that starts in a slot a random stream of its own."""
         self.streams[slot] = stream(seed)
 
-    def end(self, tell: bool = True) -> None:
-        """There is nothing to let go of."""
-
     def __call__(self, rows: StepDict, active: Sequence[int]) -> None:
         """Run the policy and add its outputs to the rows; only the slots ``active`` matter."""
         streams = self.streams

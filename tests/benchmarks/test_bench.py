@@ -1,14 +1,18 @@
-"""``tdcollect bench``: both collectors in turns, and a difference of their batches is found."""
+"""benchmarks/bench.py: both collectors in turns, and a difference of their batches is found."""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torchrl.collectors import Collector as TorchRLCollector
 
-from tdcollect.testing import speed
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+import bench as speed
 
 
 def test_two_pipelines_are_timed_in_turns_and_their_batches_are_equal() -> None:

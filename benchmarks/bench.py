@@ -1,10 +1,18 @@
-"""Speed: programs timed in turns; pipelines under this package's collector and under TorchRL's."""
+"""Your own figure: both collectors on your env, in turns; and how the benchmarks time programs.
+
+    python benchmarks/bench.py                                # a minute, on CartPole-v1
+    python benchmarks/bench.py HalfCheetah-v5 --num-envs 16
+
+Prints the ratios of two pipelines, and whether the batches are the same bits, which is the status.
+"""
 
 from __future__ import annotations
 
+import argparse
 import gc
 import os
 import platform
+import sys
 import time
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import ExitStack
@@ -277,3 +285,18 @@ def bench_text(found: Mapping[str, Any]) -> str:
         f"{found['load_after']:.1f} after\n{packages}\n\n"
         + text_table(rows, ["pipeline", OURS, THEIRS, "TorchRL's time over ours", "batches"])
     )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("env", nargs="?", default="CartPole-v1", help="a gymnasium id")
+    parser.add_argument("--num-envs", type=int, default=8, help="number of slots")
+    parser.add_argument("--seconds", type=float, default=60.0, help="about how long this takes")
+    arguments = parser.parse_args()
+    found = bench(arguments.env, arguments.num_envs, arguments.seconds)
+    print(bench_text(found))
+    return int(any(row["differs"] for row in found["pipelines"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

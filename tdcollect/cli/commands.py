@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping
-from contextlib import redirect_stdout, suppress
+from contextlib import redirect_stdout
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -402,26 +402,6 @@ def _ways(directory: Path, asked: str, request: Request, typed: Mapping[str, Any
         "Otherwise name all that is to be run; as the directory has it:\n\n"
         f"  {visible(command)}"
     )
-
-
-@program.command()
-@click.argument("directory", type=options.FOLDER, metavar="DIR")
-@click.option(
-    "--interval",
-    type=click.FloatRange(min=0.1),
-    help="Seconds between two looks.  [default: 2 in a terminal, 30 elsewhere]",
-)
-@options.flag("--json", "as_json", help="Print one JSON object per look, a line each.")
-def watch(directory: Path, interval: float | None, as_json: bool) -> None:
-    """Follow an evaluation, a race or a suite that runs, until it has ended or you press Ctrl-C.
-
-    DIR is its --output-dir, which need not be there yet. Its files are only read, and the run does
-    not wait for it. A run that was killed is followed on, as it may be resumed.
-    """
-    from tdcollect.cli.watching import follow
-
-    with suppress(KeyboardInterrupt):
-        follow(directory, interval, as_json)
 
 
 @program.command()

@@ -90,7 +90,7 @@ def evaluate(
     with running(output_dir, given) as crew:
         import tdcollect
         from tdcollect.evaluation.directory import check_directory
-        from tdcollect.evaluation.tails import indices_of
+        from tdcollect.evaluation.ledger import indices_of
 
         if output_dir is not None:
             check_directory(output_dir)  # before an env is made for the policy
@@ -306,7 +306,7 @@ def replay(directory: Path, index: int | None, trust: bool, as_json: bool, **typ
         raise click.UsageError("expected INDEX, with --video FILE or without; or --film EPISODES")
     with redirect_stdout(sys.stderr):
         import tdcollect
-        from tdcollect.evaluation.tails import indices_of
+        from tdcollect.evaluation.ledger import indices_of
 
         # Refuse a wrong directory or episode before anything is made.
         found = tdcollect.EvaluationResult.load(directory)

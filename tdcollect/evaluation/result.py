@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from tdcollect.evaluation.comparison import Comparison
     from tdcollect.evaluation.episodes.data import Finished
     from tdcollect.evaluation.replay import Replay, Replayed
-    from tdcollect.evaluation.tails import Tails
 
 # Entries of a manifest that may change an episode. The first differs if it is filmed.
 _MATTERS = (
@@ -188,12 +187,6 @@ class EvaluationResult:
         """Statistics of the ledger; see :func:`tdcollect.evaluation.summarize`."""
         return summarize(self.episodes, **settings)
 
-    def tails(self, **settings: Any) -> Tails:
-        """The bad end of the ledger; see :func:`tdcollect.evaluation.tails.tails`."""
-        from tdcollect.evaluation.tails import tails
-
-        return tails(self.episodes, **settings)
-
     def record(self, index: int) -> Episode:
         """Return the record of an episode.
 
@@ -288,9 +281,7 @@ class EvaluationResult:
             KeyError, RuntimeError: as :meth:`replay`.
             ValueError: for anything else to film, or for a result without a directory.
         """
-        from tdcollect.evaluation.tails import indices_of
-
-        indices = indices_of(which, self.episodes)
+        indices = ledger.indices_of(which, self.episodes)
         if self.directory is None:
             raise ValueError(
                 "expected a result with a directory, which the films go to, got one without: "

@@ -326,46 +326,6 @@ class EvaluationResult:
         why = "; ".join(f"{where} was {a!r} and is {b!r}" for where, a, b in changed)
         return differs + f"What has changed: {why or 'something that the manifest does not hold'}"
 
-    def to_minari(
-        self,
-        dataset_id: str,
-        env: str | Callable[..., Any] | EnvBase | None = None,
-        *,
-        env_kwargs: dict[str, Any] | None = None,
-        overwrite: bool = False,
-        **about: Any,
-    ) -> Any:
-        """Write the kept data of a gymnasium env as a data set of Minari.
-
-        It has the completed episodes by index, in the env's own spaces: T + 1 observations, the
-        actions, rewards (float32) and flags of T steps, infos that the env was made to store, seeds
-        and reset options. It has the env's spec with the time limit of the evaluation, so that
-        ``recover_environment()`` makes the env, and the manifest as ``tdcollect_manifest``; each
-        episode has its record as ``tdcollect_record``. What else the policy wrote is left out.
-
-        Args:
-            dataset_id: as Minari has it, such as ``"cartpole/lean-v0"``. ``MINARI_DATASETS_PATH``
-                is the folder of data sets, as for Minari itself.
-            env: as :func:`tdcollect.evaluate` took it, for its spaces. None for an id that is
-                registered with gymnasium and had no ``env_kwargs``.
-            env_kwargs: as :func:`tdcollect.evaluate` took them.
-            overwrite: replace a data set of this id.
-            about: ``author``, ``author_email`` (one, or several), ``code_permalink``,
-                ``algorithm_name``, ``description``, as Minari has them.
-
-        Returns:
-            The ``minari.MinariDataset``.
-
-        Raises:
-            KeyError: if the data were not kept.
-            TypeError, ValueError: for an id that is taken, an env that is not the one of the
-                manifest, or no gymnasium env, and for transforms.
-            ModuleNotFoundError: without Minari, with the command that installs it.
-        """
-        from tdcollect.evaluation.minari import write_dataset
-
-        return write_dataset(self, dataset_id, env, env_kwargs, overwrite, about)
-
     def __repr__(self) -> str:
         returns = self.returns
         lost = sum(episode.lost for episode in self.episodes)

@@ -84,7 +84,8 @@ def test_statistics_that_are_saved_on_a_page_fit_its_command(
     "page", [pytest.param(p, marks=[pytest.mark.slow] if p in SLOW else []) for p in PAGES]
 )
 def test_snippets_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, needed in (("hydra", "hydra"), ("stable-baselines3", "stable_baselines3")):
+    needs = {"hydra": "hydra", "stable-baselines3": "stable_baselines3", "evaluating": "minari"}
+    for name, needed in needs.items():
         if name in page:
             pytest.importorskip(needed)
     monkeypatch.chdir(tmp_path)

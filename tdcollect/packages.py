@@ -24,9 +24,7 @@ _DECIDING = (
     *("gym-aloha", "gym-pusht", "lerobot", "metaworld"),
 )
 # Of the others, evaluate.
-_EXTRAS = {"h5py": "minari", "imageio_ffmpeg": "video"} | {
-    n: n for n in ("envpool", "minari", "ray")
-}
+_EXTRAS = {"imageio_ffmpeg": "video", "envpool": "envpool", "ray": "ray"}
 _PACKAGES = ("jax", "lerobot", "pandas", "pettingzoo", "stable_baselines3")  # of no extra
 
 

@@ -6,7 +6,6 @@ import json
 import os
 import shlex
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,6 @@ from tdcollect.cli import options
 from tdcollect.cli import program as terminal
 from tdcollect.cli.program import Program, print_json, program, running, say, tell
 from tdcollect.display import count_text, visible
-from tdcollect.files import write_json
 
 if TYPE_CHECKING:
     from tdcollect.evaluation.request import Request
@@ -89,7 +87,7 @@ def evaluate(
     with running(output_dir, given) as crew:
         import tdcollect
         from tdcollect.evaluation.directory import check_directory
-        from tdcollect.evaluation.tails import indices_of
+        from tdcollect.evaluation.ledger import indices_of
 
         if output_dir is not None:
             check_directory(output_dir)  # before an env is made for the policy
@@ -303,7 +301,7 @@ def replay(directory: Path, index: int | None, trust: bool, as_json: bool, **typ
         raise click.UsageError("expected INDEX, with --video FILE or without; or --film EPISODES")
     with terminal.others_on_stderr():
         import tdcollect
-        from tdcollect.evaluation.tails import indices_of
+        from tdcollect.evaluation.ledger import indices_of
 
         # Refuse a wrong directory or episode before anything is made.
         found = tdcollect.EvaluationResult.load(directory)
@@ -403,26 +401,6 @@ def _ways(directory: Path, asked: str, request: Request, typed: Mapping[str, Any
 
 
 @program.command()
-@click.argument("directory", type=options.FOLDER, metavar="DIR")
-@click.option(
-    "--interval",
-    type=click.FloatRange(min=0.1),
-    help="Seconds between two looks.  [default: 2 in a terminal, 30 elsewhere]",
-)
-@options.flag("--json", "as_json", help="Print one JSON object per look, a line each.")
-def watch(directory: Path, interval: float | None, as_json: bool) -> None:
-    """Follow an evaluation, a race or a suite that runs, until it has ended or you press Ctrl-C.
-
-    DIR is its --output-dir, which need not be there yet. Its files are only read, and the run does
-    not wait for it. A run that was killed is followed on, as it may be resumed.
-    """
-    from tdcollect.cli.watching import follow
-
-    with suppress(KeyboardInterrupt):
-        follow(directory, interval, as_json)
-
-
-@program.command()
 @click.argument("directories", nargs=-1, required=True, type=options.FOLDER, metavar="DIR...")
 @options.as_json
 def verify(directories: tuple[Path, ...], as_json: bool) -> int:
@@ -473,70 +451,6 @@ def doctor(env: str, as_json: bool, **settings: Any) -> int:
         found = diagnose(made, **settings)
     tell(as_json, found, **found.to_dict())
     return found.exit_code
-
-
-@program.group(cls=Program)
-def export() -> None:
-    """Evaluations for other tools: lerobot, minari."""
-
-
-@export.command()
-@click.argument("evaluations", nargs=-1, required=True, metavar="[GROUP=]DIR...")
-@options.shown("--output", type=options.FOLDER, default="eval_info.json", help="The file.")
-@options.as_json
-def lerobot(evaluations: tuple[str, ...], output: Path, as_json: bool) -> None:
-    """Write finished evaluations as LeRobot's eval_info.json, one for each task.
-
-    A group is that of LeRobot's tasks, by default the env's id: pusht=DIR. The evaluations of a
-    group are its tasks 0, 1, ... in their order.
-    """
-    from tdcollect.evaluation.lerobot import eval_info
-
-    results: dict[str, list[Any]] = {}
-    for group, _, folder in (one.rpartition("=") for one in evaluations):
-        found = comparing.finished(Path(folder))
-        results.setdefault(group or found.manifest["env"]["id"], []).append(found)
-    told = eval_info(results)
-    tell(as_json, output, path=write_json(output, told), **told["overall"])
-
-
-@export.command()
-@click.argument("directory", type=options.FOLDER, metavar="DIR")
-@click.option("--dataset-id", required=True, metavar="ID", help="Such as cartpole/lean-v0.")
-@click.option("--env", help="ENV of evaluate. By default the id, if it had no arguments.")
-@options.env_kwargs
-@click.option("--author", multiple=True, help="Repeatable, as is the next.")
-@click.option("--author-email", multiple=True)
-@click.option("--code-permalink", help="Link to the code that made the data.")
-@click.option("--description", help="In place of the one that says how the data were made.")
-@options.flag("--overwrite", help="Replace a data set of this id.")
-@options.as_json
-def minari(
-    directory: Path,
-    dataset_id: str,
-    env: str | None,
-    env_kwargs: dict[str, Any],
-    as_json: bool,
-    **how: Any,
-) -> None:
-    """Write kept data of a gymnasium env as a data set of Minari.
-
-    It goes where Minari has its data sets: $MINARI_DATASETS_PATH, or ~/.minari/datasets. Nothing
-    that DIR names is run but gymnasium.make for a registered id, without arguments.
-    """
-    if env is None and env_kwargs:
-        raise click.UsageError("--env-kwargs goes with --env ENV")
-    from tdcollect.evaluation.request import Request
-
-    with terminal.others_on_stderr():
-        result = comparing.finished(directory)
-        request = Request(env or "", "random", directory=os.getcwd())
-        made = None if env is None else request.made_env()
-        found = result.to_minari(dataset_id, made, env_kwargs=env_kwargs or None, **how)
-    episodes, steps = int(found.total_episodes), int(found.total_steps)
-    path = Path(found.spec.data_path)
-    text = f"{dataset_id}: {count_text(episodes, 'episode')}, {count_text(steps, 'step')}\n{path}"
-    tell(as_json, text, dataset_id=dataset_id, path=path, episodes=episodes, steps=steps)
 
 
 @program.command()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,6 @@ from tdcollect.display import count_text, number_text, visible
 if TYPE_CHECKING:
     from tdcollect.evaluation.comparison import Difference
     from tdcollect.evaluation.result import EvaluationResult
-    from tdcollect.evaluation.tails import Tails
 
 QUANTITIES = ("return", "success")
 
@@ -208,47 +206,20 @@ def curves(runs: tuple[Path, ...], output_dir: Path | None, as_json: bool, **ask
 
 @program.command()
 @click.argument("directory", type=options.FOLDER, metavar="DIR")
-@options.flag("--tails", help="Show what the mean hides: quantiles, failures, worst episodes.")
-@click.option("--below", type=float, help="Count a return below this as a failure, in --tails.")
-@options.shown("--worst", type=click.IntRange(min=0), default=5, help="Worst episodes, in --tails.")
 @options.shown("--confidence", type=float, default=0.95, help="Of every interval.")
 @options.as_json
-def summary(
-    directory: Path, tails: bool, below: float | None, worst: int, confidence: float, as_json: bool
-) -> None:
-    """Print the statistics of an evaluation again, or those of its bad end.
+def summary(directory: Path, confidence: float, as_json: bool) -> None:
+    """Print the statistics of an evaluation again.
 
     Nothing is run. The evaluation may be unfinished.
     """
-    if below is not None and not tails:
-        raise click.UsageError("--below goes with --tails")
     import tdcollect
 
     result = tdcollect.EvaluationResult.load(directory)
     found = result.summary(confidence=confidence)
     fields: dict[str, Any] = {"missing": result.missing, **found.to_dict()}
-    text = str(found)
-    if tails:
-        told = result.tails(below=below, worst=worst, confidence=confidence)
-        text = "\n".join([str(told), *_worst_lines(directory, result, told)])
-        fields["tails"] = told.to_dict()
     head = visible(f"{result.manifest['env']['id']}, {result.manifest['policy']['class']}")
-    tell(as_json, f"{head}\n\n{text}\n\nledger {result.digest}", ledger=result.digest, **fields)
+    tell(as_json, f"{head}\n\n{found}\n\nledger {result.digest}", ledger=result.digest, **fields)
     if result.missing:
         count = count_text(len(result.missing), "episode")
         say(f"tdcollect: {directory} is unfinished: it lacks {count}", err=True)
-
-
-def _worst_lines(directory: Path, result: EvaluationResult, found: Tails) -> Iterator[str]:
-    """Yield the worst episodes, each with what runs it again."""
-    from tdcollect.evaluation.request import Request
-    from tdcollect.pages.evaluation import again_of
-
-    request = Request.read(directory)
-    again = again_of(request, result.manifest, directory, Path.cwd(), "this directory")
-    for place, episode in enumerate(found.worst):
-        if not place:
-            yield f"\nWorst episodes. {again.how}\n"
-        outcome = f"return {number_text(episode.episode_return)}, {episode.length} steps"
-        yield f"episode {episode.index}: {outcome if episode.completed else episode.status}"
-        yield f"  {visible(again.of_row(str(episode.index)))}"

@@ -189,9 +189,9 @@ def tell(as_json: bool, text: object, **fields: Any) -> None:
         say(text)
 
 
-def print_json(indent: int | None = 1, /, **fields: Any) -> None:
-    """Print one JSON object; in one line if ``indent`` is None."""
-    text = json.dumps(_finite(fields), indent=indent, default=str, allow_nan=False)
+def print_json(**fields: Any) -> None:
+    """Print one JSON object."""
+    text = json.dumps(_finite(fields), indent=1, default=str, allow_nan=False)
     # json escapes all other control characters, and no reader of it takes `\x7f`.
     say(text.replace("\x7f", "\\u007f"))
 

@@ -21,4 +21,4 @@ if TYPE_CHECKING:
     from tdcollect.evaluation.statistics import summarize as summarize
     from tdcollect.evaluation.verification import Verification as Verification
 
-__getattr__, __dir__, __all__ = lazy(__name__, modules="lerobot planning round_robin sb3 tails")
+__getattr__, __dir__, __all__ = lazy(__name__, modules="lerobot planning sb3")

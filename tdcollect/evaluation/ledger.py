@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -155,6 +156,40 @@ def ledger_digest(episodes: Iterable[Episode]) -> str:
     for episode in sorted(episodes, key=lambda episode: episode.index):
         digest.update(episode.to_json().encode() + b"\n")
     return digest.hexdigest()
+
+
+_CHOICE = re.compile("worst:([1-9][0-9]{0,8})|failed|[0-9]{1,18}(,[0-9]{1,18})*")
+
+
+def indices_of(which: str, episodes: Sequence[Episode] = ()) -> list[int]:
+    """Return the indices of the episodes that a text names, the worst first.
+
+    Args:
+        which: ``"worst:3"`` for the lowest returns of the episodes that completed; ``"failed"`` for
+            those whose env raised, or said that they were no success; or indices, ``"1,5"``.
+        episodes: the records. Indices are returned whether there is such a record or not.
+
+    Raises:
+        ValueError: for another text.
+    """
+    if (choice := _CHOICE.fullmatch(which)) is None:
+        raise ValueError(
+            f"expected episodes as worst:3, failed, or indices such as 1,5, got {which!r}"
+        )
+    if which == "failed":
+        named = [e for e in episodes if e.status == FAILED or e.success is False]
+        return [e.index for e in sorted(named, key=_badness)]
+    if choice[1]:
+        completed = sorted((e for e in episodes if e.completed), key=_badness)
+        return [e.index for e in completed[: int(choice[1])]]
+    return sorted({int(index) for index in which.split(",")})
+
+
+def _badness(episode: Episode) -> tuple[bool, float, int]:
+    """Return a key for sorting: no return is the worst, then NaN, then the lowest ones."""
+    value = episode.episode_return
+    number = -math.inf if value is None or math.isnan(value) else value
+    return value is not None, number, episode.index
 
 
 _MORE = (GROUPS, METRICS, PLACE)  # keys that records of some evaluations have, and attributes

@@ -1,4 +1,4 @@
-"""Policies of LeRobot as policies to evaluate, and evaluations as LeRobot's ``eval_info.json``."""
+"""Policies of LeRobot as policies to evaluate."""
 
 from __future__ import annotations
 
@@ -6,17 +6,12 @@ import copy
 from collections.abc import Mapping, Sequence
 from functools import partial, update_wrapper
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from tdcollect.evaluation.directory import read_runs
-from tdcollect.evaluation.ledger import film_path
 from tdcollect.packages import extra_module
 from tdcollect.policies import AgentPolicy, from_agent
-
-if TYPE_CHECKING:
-    from tdcollect.evaluation.result import EvaluationResult
 
 
 def load_policy(
@@ -93,68 +88,3 @@ def _batch_of_one(observation: Any) -> Any:
     if isinstance(observation, Mapping):
         return {name: _batch_of_one(part) for name, part in observation.items()}
     return np.asarray(observation)[None]
-
-
-def max_reward(data: Any) -> float:
-    """Return the largest reward of an episode, a metric that LeRobot's reports have.
-
-    Examples:
-        >>> result = tdcollect.evaluate(env, policy, 50, metrics={"max_reward": max_reward})
-    """
-    return float(data["next", "reward"].max())
-
-
-def eval_info(results: Mapping[str, Sequence[EvaluationResult]]) -> dict[str, Any]:
-    """Return evaluations as LeRobot 0.6 writes them: ``per_task``, ``per_group``, ``overall``.
-
-    An episode that did not complete is no success; its rewards are NaN, which averages leave out.
-    What was not recorded is an empty list, with NaN as its average: success that the env does not
-    report, and largest rewards without the metric ``max_reward``.
-
-    Args:
-        results: the evaluations of each group of tasks, by its name.
-    """
-    lists = isinstance(results, Mapping) and [isinstance(r, Sequence) for r in results.values()]
-    if not lists or not all((*lists, *results.values())):
-        raise ValueError(f"expected evaluations by group, {{'pusht': [result]}}, got {results!r}")
-    each = [(group, at, one) for group, many in results.items() for at, one in enumerate(many)]
-    tasks = [{"task_group": g, "task_id": at, "metrics": _metrics(one)} for g, at, one in each]
-    groups = {name: _averages([one for g, _, one in each if g == name]) for name in results}
-    overall = _averages([one for *_, one in each])
-    runs = [run for *_, one in each if one.directory for run in read_runs(one.directory)]
-    seconds = sum(run["seconds"] for run in runs) or np.nan
-    overall |= {"eval_s": seconds, "eval_ep_s": seconds / overall["n_episodes"]}
-    return {"per_task": tasks, "per_group": groups, "overall": overall}
-
-
-def _metrics(result: EvaluationResult) -> dict[str, list[Any]]:
-    """Return what is known of each episode."""
-    episodes, folder = result.episodes, result.directory
-    films = [film_path(folder, episode.index) for episode in episodes] if folder else []
-    said = [episode.success for episode in episodes]
-    largest = np.array([(e.metrics or {}).get("max_reward") for e in episodes], float)
-    return {
-        "sum_rewards": np.array([e.episode_return for e in episodes], float).tolist(),
-        "max_rewards": [] if np.isnan(largest).all() else largest.tolist(),
-        "successes": [*map(bool, said)] if {True, False} & {*said} else [],
-        "video_paths": [str(film) for film in films if film.exists()],
-        "predicted_video_paths": [],
-    }
-
-
-def _averages(results: Sequence[EvaluationResult]) -> dict[str, Any]:
-    """Return the averages over the episodes of evaluations."""
-    each = [_metrics(result) for result in results]
-    found = {name: [value for one in each for value in one[name]] for name in each[0]}
-
-    def mean(name: str) -> float:
-        return float(np.mean([value for value in found[name] if not np.isnan(value)] or np.nan))
-
-    return {
-        "avg_sum_reward": mean("sum_rewards"),
-        "avg_max_reward": mean("max_rewards"),
-        "pc_success": mean("successes") * 100,
-        "n_episodes": len(found["sum_rewards"]),
-        "video_paths": found["video_paths"],
-        "predicted_video_paths": [],
-    }

@@ -13,7 +13,6 @@ from tdcollect import check, display
 from tdcollect.evaluation import comparison
 from tdcollect.evaluation.comparison import RETURN, SUCCESS, Evaluation
 from tdcollect.evaluation.statistics import Values, degrees_of_freedom, summarize
-from tdcollect.evaluation.tails import rate_bound
 from tdcollect.packages import extra_module
 
 if TYPE_CHECKING:
@@ -313,3 +312,15 @@ def power_for_success(
     won = (differing + difference) / (2 * differing)
     rejects = binom.cdf(edge, count, won) + binom.sf(count - edge - 1, count, won)
     return float((binom.pmf(count, episodes, differing) * rejects).sum())
+
+
+def rate_bound(failures: int, count: int, confidence: float) -> float:
+    """Return the one-sided upper bound of a rate, exact, of Clopper and Pearson.
+
+    The highest rate with which so few failures are not less likely than ``1 - confidence``. With
+    none of n it is ``1 - (1 - confidence)**(1 / n)``. Clopper and Pearson, The Use of Confidence or
+    Fiducial Limits Illustrated in the Case of the Binomial, Biometrika 26, 1934.
+    """
+    stats = extra_module("scipy.stats", "the bound of a failure rate")
+    test = stats.binomtest(failures, count, alternative="less")
+    return float(test.proportion_ci(confidence, method="exact").high)

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from tdcollect.evaluation.comparison import Comparison
     from tdcollect.evaluation.episodes.data import Finished
     from tdcollect.evaluation.replay import Replay, Replayed
-    from tdcollect.evaluation.tails import Tails
 
 # Entries of a manifest that may change an episode. The first differs if it is filmed.
 _MATTERS = (
@@ -188,12 +187,6 @@ class EvaluationResult:
         """Statistics of the ledger; see :func:`tdcollect.evaluation.summarize`."""
         return summarize(self.episodes, **settings)
 
-    def tails(self, **settings: Any) -> Tails:
-        """The bad end of the ledger; see :func:`tdcollect.evaluation.tails.tails`."""
-        from tdcollect.evaluation.tails import tails
-
-        return tails(self.episodes, **settings)
-
     def record(self, index: int) -> Episode:
         """Return the record of an episode.
 
@@ -288,9 +281,7 @@ class EvaluationResult:
             KeyError, RuntimeError: as :meth:`replay`.
             ValueError: for anything else to film, or for a result without a directory.
         """
-        from tdcollect.evaluation.tails import indices_of
-
-        indices = indices_of(which, self.episodes)
+        indices = ledger.indices_of(which, self.episodes)
         if self.directory is None:
             raise ValueError(
                 "expected a result with a directory, which the films go to, got one without: "
@@ -334,46 +325,6 @@ class EvaluationResult:
         changed = ledger.differences(then, now)
         why = "; ".join(f"{where} was {a!r} and is {b!r}" for where, a, b in changed)
         return differs + f"What has changed: {why or 'something that the manifest does not hold'}"
-
-    def to_minari(
-        self,
-        dataset_id: str,
-        env: str | Callable[..., Any] | EnvBase | None = None,
-        *,
-        env_kwargs: dict[str, Any] | None = None,
-        overwrite: bool = False,
-        **about: Any,
-    ) -> Any:
-        """Write the kept data of a gymnasium env as a data set of Minari.
-
-        It has the completed episodes by index, in the env's own spaces: T + 1 observations, the
-        actions, rewards (float32) and flags of T steps, infos that the env was made to store, seeds
-        and reset options. It has the env's spec with the time limit of the evaluation, so that
-        ``recover_environment()`` makes the env, and the manifest as ``tdcollect_manifest``; each
-        episode has its record as ``tdcollect_record``. What else the policy wrote is left out.
-
-        Args:
-            dataset_id: as Minari has it, such as ``"cartpole/lean-v0"``. ``MINARI_DATASETS_PATH``
-                is the folder of data sets, as for Minari itself.
-            env: as :func:`tdcollect.evaluate` took it, for its spaces. None for an id that is
-                registered with gymnasium and had no ``env_kwargs``.
-            env_kwargs: as :func:`tdcollect.evaluate` took them.
-            overwrite: replace a data set of this id.
-            about: ``author``, ``author_email`` (one, or several), ``code_permalink``,
-                ``algorithm_name``, ``description``, as Minari has them.
-
-        Returns:
-            The ``minari.MinariDataset``.
-
-        Raises:
-            KeyError: if the data were not kept.
-            TypeError, ValueError: for an id that is taken, an env that is not the one of the
-                manifest, or no gymnasium env, and for transforms.
-            ModuleNotFoundError: without Minari, with the command that installs it.
-        """
-        from tdcollect.evaluation.minari import write_dataset
-
-        return write_dataset(self, dataset_id, env, env_kwargs, overwrite, about)
 
     def __repr__(self) -> str:
         returns = self.returns

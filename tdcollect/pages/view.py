@@ -23,7 +23,6 @@ from tdcollect.evaluation.curve import Best, Point
 from tdcollect.evaluation.race import RaceResult, path_of
 from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.statistics import Summary, ends, summarize
-from tdcollect.evaluation.tails import indices_of
 from tdcollect.files import replaced, write_atomically
 from tdcollect.pages import build, evaluation
 from tdcollect.pages.build import REPORT, Cell, Column, Figure, Figures, Page, Part, Table
@@ -110,7 +109,7 @@ def view(
     root, out = Path(directory), Path(os.path.abspath(output_dir))
     if not root.is_dir():
         raise FileNotFoundError(f"expected a folder with evaluations, got {root}")
-    indices_of(episodes)
+    ledger.indices_of(episodes)
     _check(root, out, overwrite)
     with replaced(out) as new:
         found = [*_Pages(root, out, new, episodes).found()]
@@ -214,8 +213,9 @@ class _Pages:
         films, there = filmed(files.root), filmed(files.root) | with_data(files.root)
         records = {record.index: record for record in files.episodes if record.index in there}
         env = str(ledger.manifest_entry(files.manifest, "env.id"))
+        chosen = ledger.indices_of(self.which, [*records.values()])
         cells = {}
-        for index in (*indices_of(self.which, [*records.values()]), *sorted(films)[:_FILMED]):
+        for index in (*chosen, *sorted(films)[:_FILMED]):
             if index in records and index not in cells:
                 name = f"{EPISODES}/{ledger.episode_name(index)}.html"
                 cells[index] = Cell("page", name)

@@ -16,6 +16,7 @@ from tdcollect.evaluation.planning import (
     episodes_for_success,
     plan,
     power_for_success,
+    rate_bound,
     runs_needed,
 )
 
@@ -144,3 +145,17 @@ def test_a_plan_reads_like_this() -> None:
     ]
     assert repr(found) == f"Plan(the mean return, {found.needs[0].number} episodes)"
     assert json.loads(json.dumps(found.to_dict()))["needs"][0]["thing"] == "episodes"
+
+
+def test_the_bound_of_a_rate_without_failures_is_the_rule_of_three() -> None:
+    assert rate_bound(0, 100, 0.95) == pytest.approx(1 - 0.05**0.01)
+    assert rate_bound(0, 1000, 0.95) == pytest.approx(3 / 1000, rel=5e-3)
+    assert rate_bound(10, 10, 0.95) == 1
+    assert rate_bound(3, 50, 0.9) == pytest.approx(stats.beta.ppf(0.9, 4, 47))
+
+
+@pytest.mark.parametrize("rate", [0.001, 0.02, 0.3])
+def test_the_bound_is_too_low_in_at_most_one_case_of_twenty(rate: float) -> None:
+    counts = np.arange(101)
+    missed = [rate_bound(k, 100, 0.95) < rate for k in counts.tolist()]
+    assert stats.binom.pmf(counts, 100, rate)[missed].sum() <= 0.05

@@ -98,7 +98,7 @@ def shown() -> dict[str, Any]:
         *(stats, stats.latest, stats.lifetime, stats.window, statistics.Spread(1.0, 2.0, 3.0, 4.0)),
         *(summary, summary.returns, comparison, comparison.differences[0], results[0]),
         race_result(),
-        *(results[0].tails(), plan(results[:2], 5.0, names=names[:2])),
+        plan(results[:2], 5.0, names=names[:2]),
         *(results[0].episodes[0], Episode(3, 1, 2, "failed", 2)),
         *(tdcollect.EvaluationCollector("CartPole-v1", None, 5), tdcollect.LocalWorkers(2)),
         *(tdcollect.RayWorkers(2), ended_evaluator()),
@@ -136,7 +136,7 @@ def test_each_repr_of_a_public_class_is_a_short_line(shown: dict[str, Any]) -> N
 
 
 TABLES = ("Summary", "Comparison", "Explanation", "Statistics", "Report")
-TABLES += ("Aggregates", "RaceResult", "SuiteResults", "Tails")
+TABLES += ("Aggregates", "RaceResult", "SuiteResults")
 
 
 @pytest.mark.parametrize("name", TABLES)

@@ -43,7 +43,7 @@ COMMANDS = [
     "verify curve",
     "verify suite",
     "compare plain kept --fail-if-worse",
-    "summary kept --tails",
+    "summary kept",
     "plan kept --difference 5",
     "merge 0 1 --output-dir merged",
     "suite ls suite.toml --output-dir suite",

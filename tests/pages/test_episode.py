@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
+import math
 import os
 import re
 import shutil
@@ -22,8 +23,7 @@ from hypothesis import strategies as st
 import tdcollect
 from tdcollect.cli import main
 from tdcollect.evaluation.directory import write_trajectory
-from tdcollect.evaluation.ledger import LOST
-from tdcollect.evaluation.tails import indices_of
+from tdcollect.evaluation.ledger import LOST, indices_of
 from tdcollect.pages.build import content_policy
 from tdcollect.pages.episode import (
     Played,
@@ -156,6 +156,8 @@ def test_episodes_are_named_by_a_text() -> None:
     assert indices_of("worst:99", records) == sorted(done, key=returns.__getitem__)
     assert indices_of("failed", records) == [3, 8, 11]
     assert indices_of("7,1,7", records) == [1, 7]
+    records[7] = replace(records[7], episode_return=math.nan)
+    assert indices_of("worst:1", records) == [7]
     for text in ("worst", "worst:0", "1,", "-1", "1 2", "all", "", "worst:3,failed"):
         with pytest.raises(ValueError, match="expected episodes as worst:3, failed, or indices"):
             indices_of(text)

@@ -98,7 +98,7 @@ def manifest(env: gym.Env, episodes: int, root: int) -> dict:
         "max_episode_steps": None,
         "policy": {
             "class": "other_producer.policy",
-            "structure": None,
+            "code": None,
             "digest": hashlib.sha256(WEIGHTS.tobytes()).hexdigest(),
             "exploration": "deterministic",
             "mode": None,

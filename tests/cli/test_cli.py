@@ -23,6 +23,7 @@ import tdcollect
 from tdcollect.cli import _line, main
 from tdcollect.cli.commands import program
 from tdcollect.cli.program import distinct_names
+from tdcollect.evaluation.episodes.data import Finished
 from tdcollect.evaluation.evaluate import Recording
 from tdcollect.evaluation.imports import is_named
 from tdcollect.evaluation.ledger import LOST, Episode, read_directory
@@ -166,10 +167,11 @@ def test_lost_episodes_have_a_status_of_their_own(typed, monkeypatch) -> None:
     command = "evaluate CartPole-v1 --policy @:lean --episodes 4 --quiet --output-dir"
     add = Recording.add
 
-    def losing(self: Recording, record: Episode, data: Any) -> None:
+    def losing(self: Recording, ended: Finished) -> None:
+        record = ended.record
         if record.index == 2:
-            record = Episode(record.index, record.env_seed, record.policy_seed, LOST)
-        add(self, record, data)
+            ended = Finished(Episode(record.index, record.env_seed, record.policy_seed, LOST))
+        add(self, ended)
 
     with monkeypatch.context() as patch:
         patch.setattr(Recording, "add", losing)

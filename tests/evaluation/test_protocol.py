@@ -18,6 +18,7 @@ import tdcollect
 from tdcollect.cli import main
 from tdcollect.evaluation import Episode
 from tdcollect.evaluation.episodes.data import disagreements
+from tdcollect.evaluation.episodes.steps import sketch
 from tdcollect.evaluation.ledger import ledger_digest
 from tdcollect.evaluation.npz import member_name
 from tdcollect.seeding import global_seeds
@@ -73,6 +74,13 @@ def test_digests_are_those_of_the_vectors() -> None:
     assert ledger_digest(RECORDS) == VECTORS["ledger"]["digest"]
     for line in VECTORS["ledger"]["lines"]:
         check("record", json.loads(line))
+
+
+def test_sketches_are_those_of_the_vectors() -> None:
+    vector = VECTORS["sketches"]
+    for kind in (np.float64, np.float32):
+        found = sketch(np.array([vector["rows"]], kind))
+        assert found.tolist() == [vector["sketches"]]
 
 
 def test_names_are_those_of_the_vectors() -> None:

@@ -336,12 +336,12 @@ def test_a_cell_that_was_refused_keeps_no_other_from_the_report(
 ) -> None:
     add: Callable[..., None] = Recording.add
 
-    def refusing(self: Recording, record: Any, data: Any) -> None:
+    def refusing(self: Recording, ended: Any) -> None:
         directory = self.directory
         assert directory is not None
         if "walk/net/1" in str(directory.path) and (directory.path / "episodes.jsonl").read_bytes():
             raise NotReproducibleError("two digests")
-        add(self, record, data)
+        add(self, ended)
 
     monkeypatch.setattr(Recording, "add", refusing)
     out = folder / "out"

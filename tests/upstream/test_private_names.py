@@ -25,8 +25,7 @@ DOCUMENTED = {"_exit", "_current_frames", "_replace", "_asdict", "_fields", "_on
 """Names of os, of sys, of named tuples and of Stable-Baselines3's callbacks, for all to use."""
 
 STRINGS = {
-    "_exact_reward": "an entry of tdcollect's own rows",
-    **dict.fromkeys(("_type", "_format_version", "_class", "_names"), "keys of kept data's files"),
+    **dict.fromkeys(("_exact_reward", "_sent"), "entries of tdcollect's own rows"),
     **dict.fromkeys(("_low", "_high"), "ends of the names of columns"),
     "_final_info": "gymnasium's mask of final infos, an entry of a dict",
     **dict.fromkeys(("_fresh", "_returns", "_lengths"), "attributes of a hook, saved by name"),

@@ -79,7 +79,7 @@ class Job:
         parts = (modules, _registered(gym.registry), env, policy, policy_factory, others)
         job = pickle.dumps(parts)
         around = Surroundings.here()
-        # A slot alone passes the probe where two that share something do not.
+        # A slot alone passes a trial where two that share something do not.
         slots = (self.settings.num_envs, min(self._share, 2))
         decide = (around.directory, around.path, settings_of_process(), slots)
         env_key = hashlib.sha256(env + repr(decide).encode()).hexdigest()

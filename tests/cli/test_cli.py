@@ -538,7 +538,7 @@ class Talks(gymnasium.Wrapper):
     [
         "evaluate talks.py:Talks --policy random --episodes 2",
         "evaluate talks.py:Talks --policy random --episodes 2 --workers 2",
-        "doctor talks.py:Talks --skip speed",
+        "doctor talks.py:Talks",
     ],
 )
 def test_json_has_stdout_for_itself(here, capfd, command: str) -> None:

@@ -449,4 +449,4 @@ def test_an_env_that_ends_the_program_as_it_closes_is_an_error(run: Callable[[],
 def test_checks_tell_of_an_env_that_ends_the_program() -> None:
     assert "close() of Leaves ended" in check_env(Leaves).failures[0].evidence
     with pytest.warns(UserWarning, match=r"closing the env raised .*close\(\) of Leaves"):
-        assert diagnose(Leaves, skip=["speed"])["runs"].evidence.startswith("SystemExit: 0 (")
+        assert diagnose(Leaves)["runs"].evidence.startswith("SystemExit: 0 (")

@@ -16,6 +16,7 @@ from tensordict.nn import TensorDictModuleBase
 from torchrl.envs import EnvBase
 
 from tdcollect.collect.step_dict import StepDict
+from tdcollect.envs.process.values import Array
 from tdcollect.envs.spaces import key_of
 from tdcollect.envs.traits import base_of
 from tdcollect.envs.wrapper import GymnasiumEnv
@@ -97,6 +98,20 @@ class OnSpaces:
                 f"expected an action of the env's space, {self.action.space}, got "
                 f"{shown(action)}; return one that env.action_space.contains"
             ) from error
+
+
+def aligned(rows: Array) -> Array:
+    """Return a copy of rows ``[N, ...]``, each of which begins at a multiple of 64 bytes.
+
+    A matrix product rounds by where its input lies: a function must not see its slot by that.
+    """
+    rows = np.ascontiguousarray(rows)
+    apart = max(64, -(-rows[0].nbytes // 64) * 64)
+    memory = np.empty(len(rows) * apart + 64, np.uint8)
+    strides = (apart, *rows.strides[1:])
+    copy = np.ndarray(rows.shape, rows.dtype, memory, -memory.ctypes.data % 64, strides)
+    copy[:] = rows
+    return copy
 
 
 @contextmanager
@@ -211,7 +226,8 @@ class Actors:
 
     def _observations(self, rows: StepDict) -> Sequence[Any]:
         given = self._on.observed(rows)
-        return self._on.observation.read_slots(given if self._batched else [v[None] for v in given])
+        batch = [aligned(value if self._batched else value[None]) for value in given]
+        return self._on.observation.read_slots(batch)
 
     def probe(self, rows: StepDict, carried: list[Key]) -> tuple[StepDict, list[Key]]:
         """Act twice at the first observation, and refuse a policy that does not act the same.

@@ -167,7 +167,7 @@ class Dispatcher:
                     yield self._fail(work, error)
                     continue
                 self._open(self.workers.crew.get(rank) or self.workers.start(rank), work)
-            if work.begun and seat.opened is not None:
+            if work.recording is not None and work.begun and seat.opened is not None:
                 self._hand_out(self.workers.crew[rank], seat, work)
                 self._try(work)
 

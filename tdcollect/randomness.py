@@ -130,13 +130,7 @@ def global_states_kept() -> Iterator[None]:
 
 
 class NotReproducibleError(RuntimeError):
-    """The policy or the env does not give the same episode for the same seeds.
-
-    Attributes:
-        may_be_draws: True if draws of an env from the global generators may be the cause.
-    """
-
-    may_be_draws = False
+    """The policy or the env does not give the same episode for the same seeds."""
 
 
 class GlobalRandomness:

@@ -379,12 +379,13 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
 
     def _increment_frames(self, numel: int) -> Any:
         completed = self._parent.frames + numel >= self.total_frames
-        if completed:
-            self._runner.env_state = keep_state(self)  # the env is closed now
-            self._runner.explained = self._runner.explain()
+        if not completed:
+            return super()._increment_frames(numel)
+        self._runner.env_state = keep_state(self)  # the env is closed now
+        self._runner.explained = self._runner.explain()
         with exits_refused("close() of the env"), close_may_fail():
             super()._increment_frames(numel)
-        return completed
+        return True
 
     def update_policy_weights_(
         self, policy_or_weights: Any = None, *, worker_ids: Any = None, **kwargs: Any

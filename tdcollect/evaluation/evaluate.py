@@ -401,7 +401,10 @@ class Recording:
         self.again: dict[int, Finished | None] = {}
         self.cuts = False
         self.witness: Finished | None = None
-        self._place = {index: at for at, index in enumerate(indices)}
+        place: Any = indices  # of each index among those listed
+        if not isinstance(indices, range):
+            place = {index: at for at, index in enumerate(indices)}
+        self._place = place.index if isinstance(place, range) else place.__getitem__
         self._settled = 0  # so many of those listed first have ended, and others, by their places
         self._others_ended = set[int]()
         self._candidate: Finished | None = None  # for the episode that runs once more at the end
@@ -538,7 +541,7 @@ class Recording:
             self._compare(ended)
             return
         self._ended.append(record)
-        self._others_ended.add(self._place[record.index])
+        self._others_ended.add(self._place(record.index))
         while self._settled in self._others_ended:
             self._others_ended.remove(self._settled)
             self._settled += 1
@@ -556,8 +559,8 @@ class Recording:
         if kept.nth == 1 and (best is None or _length(kept.record) < _length(best.record)):
             self._candidate = kept
         before = self.witness
-        at = self._place[kept.record.index]
-        if before is None or at < self._place[before.record.index]:
+        at = self._place(kept.record.index)
+        if before is None or at < self._place(before.record.index):
             self.witness = kept
             if self.directory is not None:
                 self.directory.keep_witness(kept)
@@ -596,7 +599,7 @@ class Recording:
         if not asks or self.again or self.witness is None:
             return None
         index = self.witness.record.index
-        return index if self._place[index] <= self._settled else None
+        return index if self._place(index) <= self._settled else None
 
     def prove(self, ended: Finished, by: str) -> None:
         """Compare the witness with what another worker made of it.

@@ -176,14 +176,21 @@ def _metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
 def code_digest(function: Any) -> str | None:
     """Return the SHA-256 of the compiled code of a function, or of the methods of a class.
 
-    Comments and line numbers do not count, nor does the process that it was sent to. Of another
-    object, it is that of its class; None where the code is not Python's.
+    Numbers and texts that a function encloses, or has as arguments, belong to it. Comments and line
+    numbers do not count, nor does the process that it was sent to. Of another object, it is that of
+    its class; None where the code is not Python's.
     """
+    values: list[Any] = []
     while isinstance(function, partial):
+        values += [*function.args, *sorted(function.keywords.items())]
         function = function.func
     function = compiled_from(function)
     function = getattr(function, "__func__", function)
-    codes = [function.__code__] if isfunction(function) else []
+    codes = []
+    if isfunction(function):
+        codes = [function.__code__]
+        values += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).items()]
+        values += [cell.cell_contents for cell in function.__closure__ or ()]
     if not codes:
         for kind in (function if isinstance(function, type) else type(function)).__mro__:
             parts = [getattr(v, "__func__", getattr(v, "fget", v)) for v in vars(kind).values()]
@@ -191,6 +198,7 @@ def code_digest(function: Any) -> str | None:
     digest = hashlib.sha256()
     for code in codes:
         digest.update(_code(code))
+    digest.update(repr([value for value in values if _is_plain(value)]).encode())
     return digest.hexdigest() if codes else None
 
 

@@ -16,7 +16,7 @@ from torchrl.data import LazyTensorStorage, ReplayBuffer
 from torchrl.envs import EnvBase, GymEnv, StepCounter, TransformedEnv
 from torchrl.record.loggers import CSVLogger
 
-from tdcollect import Collector, LogStatistics, Render
+from tdcollect import Collector, LogStatistics, Render, slot_seed
 
 from .envs import cartpole
 from .oracle import UPSTREAM
@@ -194,7 +194,7 @@ def test_frames_are_kept_step_by_step() -> None:
     assert len(render.frames) == 3
     for slot in range(2):
         env = gym.make("CartPole-v1", render_mode="rgb_array")
-        env.reset(seed=slot)
+        env.reset(seed=slot_seed(0, slot))
         for step in range(3):
             env.step(int(batch["action"][slot, step].argmax()))
             assert (render.frames[step][slot] == env.render()).all()

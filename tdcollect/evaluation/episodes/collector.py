@@ -240,6 +240,8 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
     def _finish(self, env: EnvBase) -> EnvBase:
         if self._masked and isinstance(env, GymnasiumEnv):
             made_alike(env.read_masks, {})
+            if env.can.rebuild:  # no episode begins in an env that has been looked at
+                made_alike(env.rebuild_slots, {"slots": [0]})
         if draws_at_starts(self.policy) and env.batch_size:
             raise ValueError(
                 "expected a gymnasium id, or a function that makes one env, for consistent "

@@ -82,10 +82,16 @@ def joined(columns: Mapping[str, Sequence[Array]]) -> Steps:
     return from_columns(whole)
 
 
+@lru_cache(maxsize=64)
+def _dtype(kinds: tuple[Any, ...]) -> np.dtype[np.void]:
+    """The dtype of these fields; one for all episodes, as it takes more memory than a step."""
+    return np.dtype([*kinds])
+
+
 def from_columns(columns: Mapping[str, Array]) -> Steps:
     """Return steps whose fields are these arrays ``[L, ...]``."""
-    kinds = [(name, array.dtype, array.shape[1:]) for name, array in columns.items()]
-    steps = np.empty(len(next(iter(columns.values()))), kinds)
+    kinds = tuple((name, array.dtype, array.shape[1:]) for name, array in columns.items())
+    steps = np.empty(len(next(iter(columns.values()))), _dtype(kinds))
     for name, array in columns.items():
         steps[name] = array
     return steps

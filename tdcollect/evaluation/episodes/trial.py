@@ -233,6 +233,8 @@ def _fault(
     )
     if isinstance(found, Difference) and found.of_policy:
         return text + POLICY_ADVICE
+    if isinstance(found, str):  # all steps are alike
+        return f"{text}an info or a metric depends on something else, such as time"
     seeding = "reset(seed=)" if isinstance(env, GymnasiumEnv) else "its seed"
     advice = "Pass a function that makes it: episodes can then run on new envs"
     if isinstance(env, GymnasiumEnv):

@@ -222,7 +222,7 @@ def test_envs_made_here_are_closed_and_others_are_not() -> None:
     make = Watched(Walk)
     records(make, None, 5)
     # One to see what is made, one per episode, and one that the first to end runs on again.
-    assert (make.made, make.open) == (1 + 5 + 1, [])
+    assert (make.made, make.open) == (1 + 5 + 1 + 1, [])  # and one that was looked at for masks
     env = make_env(make, 2)
     records(env, None, 5)
     assert len(make.open) == 2

@@ -267,9 +267,9 @@ class Backend(abc.ABC):
     def check_seeds(self, seeds: Sequence[int]) -> None:  # noqa: B027
         """Raise ValueError if no reset of this backend could honour these seeds."""
 
-    def generators(self) -> list[bytes]:
-        """The states of the global generators in processes of its own, in short."""
-        return []
+    def generators(self) -> dict[int, bytes]:
+        """The states of the global generators in processes of its own, in short, by their pids."""
+        return {}
 
     @abc.abstractmethod
     def sample_info(self) -> Mapping[str, Any]:

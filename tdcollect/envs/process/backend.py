@@ -247,9 +247,10 @@ class ProcessBackend(Backend):
             return super().load_states(states)
         return _by_slot(self._pool.call("load_states", dict(states)))
 
-    def generators(self) -> list[bytes]:
+    def generators(self) -> dict[int, bytes]:
         living = [process for process in self._pool.processes if not process.lost]
-        return self._pool.call("generators", processes=living)
+        states = self._pool.call("generators", processes=living)
+        return {process.pid: state for process, state in zip(living, states, strict=True)}
 
     def sample_info(self) -> Mapping[str, Any]:
         return self._pool.call("sample_info", processes=self._pool.processes[:1])[0]

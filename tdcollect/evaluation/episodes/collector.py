@@ -334,7 +334,8 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
                 with self._apart() as randomness:
                     elsewhere = self._generators_elsewhere()
                     ended = next(steps, None)
-                    drawn = self._generators_elsewhere() not in (elsewhere, [])
+                    now = self._generators_elsewhere()  # those of new workers are not known yet
+                    drawn = any(now[pid] != elsewhere[pid] for pid in now.keys() & elsewhere.keys())
                     try:
                         randomness.check(f"the env {self.base.name} or the policy, at some step,")
                     except NotReproducibleError as error:
@@ -413,10 +414,10 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         """Whether episodes run on new envs; None while it is not known if they must."""
         return self._trial.fresh_envs
 
-    def _generators_elsewhere(self) -> list[bytes]:
+    def _generators_elsewhere(self) -> dict[int, bytes]:
         """The states of the global generators in processes of the env, until it has been tried."""
         if self._trial.fresh_envs is not None or not isinstance(self.base, GymnasiumEnv):
-            return []
+            return {}
         return self.base.stepper.backend.generators()
 
     def _drew_elsewhere(self) -> NotReproducibleError:

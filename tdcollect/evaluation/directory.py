@@ -52,6 +52,7 @@ class Directory:
         kept: the digests of the files with data, by name, as a finished ledger lists them.
         rechecked: True if an episode ran once more there; None if it was unfinished.
         witness: the episode that whoever goes on here runs again first; None if there is none yet.
+        was_finished: whether an evaluation or a shard was found there that had ended.
         begun: whether it may be written to, since :meth:`begin`.
 
     Raises:
@@ -80,6 +81,7 @@ class Directory:
             self._found = found = ledger.read_directory(self.path)
             self.manifest, self.episodes = found.manifest, found.episodes
             self.kept, self.rechecked = found.kept, found.rechecked
+            self.was_finished = found.last is not None
             self._check_manifest(manifest, allow_mixed)
             self._check_shard(found)
             files.check_no_links(
@@ -127,6 +129,7 @@ class Directory:
         if self._journal.tell() > size:  # a process died as it wrote a line
             self._journal.truncate(size)
             self._journal.seek(size)
+        self._begins = not size
         self.begun = True
 
     def _check_manifest(self, manifest: Mapping[str, Any], allow_mixed: bool) -> None:
@@ -296,16 +299,25 @@ class Directory:
         files.write_json(self.path / ledger.RUN, [*read_runs(self.path), run])
 
     def give_up(self, error: BaseException) -> None:
-        """Remove the files if no episode has ever ended; mark a refused evaluation as refused.
+        """Remove the files if no episode has ever counted; mark a refused evaluation as refused.
 
+        None counts before the trial of the env has ended well, if this run was the first one here.
         A refused evaluation is not taken for an unfinished one, and the directory is free again
         once env or policy are corrected.
         """
         from tdcollect.randomness import NotReproducibleError  # which needs torch; reading does not
 
+        is_refused = isinstance(error, NotReproducibleError)
         if not self.begun:
+            if self._made and {*os.listdir(self.path)} <= {ledger.MANIFEST, files.LOCK}:
+                (self.path / ledger.MANIFEST).unlink()
+                self.close()
+                with suppress(OSError):  # of what another process has put there since
+                    self.path.rmdir()
             return
-        if not self._journal.tell() and not (self.path / ledger.RUN).exists():
+        untried = self._begins and ledger.FRESH_ENVS not in self.manifest
+        counted = self._journal.tell() and not (is_refused and untried)
+        if not counted and not (self.path / ledger.RUN).exists():
             self._sweep(data=True)
             self._steps.remove()
             files.remove(self.path / ledger.SHARD)
@@ -315,7 +327,7 @@ class Directory:
             for end in ends if self._made else ends[:2]:
                 with suppress(OSError):  # of what is not ours there; of a journal on a full disk
                     end()
-        elif isinstance(error, NotReproducibleError):
+        elif is_refused:
             reason = without_process_ids(str(error))
             files.write_json(self.path / ledger.REFUSED, {"reason": reason})
 

@@ -458,6 +458,8 @@ class Recording:
 
     def note(self, entries: Mapping[str, Any]) -> None:
         """Note entries of the manifest that are known once episodes run."""
+        if self.directory is not None and not self.directory.begun:
+            return  # what is there may be of another env; later rounds tell it again
         if any(self._known.get(name) != value for name, value in entries.items()):
             if self.directory is not None:
                 self.directory.note(entries)

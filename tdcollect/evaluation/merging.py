@@ -70,12 +70,12 @@ def merge(
     for path in paths:
         try:
             parts.append(ledger.read_directory(path))
-            for problem in step_files.problems(parts[-1]):
-                raise ValueError(str(problem))
         except FileNotFoundError:  # a job never started
             absent.append(path)
     manifest = _merged_manifest(parts, allow_mixed)
     _check_complete(parts, absent)
+    for problem in (problem for part in parts for problem in step_files.problems(part)):
+        raise ValueError(str(problem))
     episodes, data = _merged_episodes(parts), _kept_data(parts)
     request = _merged_request(parts)
     witness = _merged_witness(parts, manifest)
@@ -90,9 +90,12 @@ def merge(
         for index, source in data.items():
             if index not in there:
                 directory.take_data(index, source)
+        done = there if directory.was_finished else set()
         for index, steps in _kept_steps(parts, episodes):
-            directory.take_steps(index, steps)
-        if witness is not None:
+            if index not in done:
+                directory.take_steps(index, steps)
+        before = directory.witness if directory.was_finished else None
+        if witness is not None and (before is None or before.record != witness.record):
             directory.keep_witness(witness)
         result = EvaluationResult(directory.manifest, episodes, directory.path)
         finish(directory, result, request, all(part.rechecked for part in parts))

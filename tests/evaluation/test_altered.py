@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from tdcollect.evaluation import directory as files
 from tdcollect.evaluation.npz import read_arrays
 
 from .envs import Strict, Walk
-from .ledgers import GONE, alter, change_data, contents, flip_in, pipe, unfinished
+from .ledgers import GONE, alter, change_data, contents, flip_in, manifest, pipe, unfinished
 from .policies import deterministic
 
 pytestmark = pytest.mark.usefixtures("small_reports")
@@ -442,13 +443,21 @@ def test_an_evaluation_that_is_refused_or_raises_at_once_leaves_no_directory(tmp
             assert [*tmp_path.rglob("*")] == [out] * there
 
 
+def test_a_directory_that_was_not_begun_goes_only_if_it_was_made_here(tmp_path: Path) -> None:
+    for there in (False, True):
+        (tmp_path / "run").mkdir() if there else None
+        with closing(files.Directory(tmp_path / "run", manifest())) as directory:
+            directory.give_up(ValueError())
+        assert (tmp_path / "run").exists() == there
+
+
 def test_an_evaluation_that_is_refused_late_says_so(tmp_path: Path) -> None:
     class Drawing(Walk):
         lives = 0
 
         def reset(self, **kwargs: Any) -> Any:
             Drawing.lives += 1
-            if Drawing.lives > 100:
+            if Drawing.lives > 300:  # the trial has ended well long before
                 torch.rand(1)
             return super().reset(**kwargs)
 
@@ -456,6 +465,7 @@ def test_an_evaluation_that_is_refused_late_says_so(tmp_path: Path) -> None:
     with pytest.raises(tdcollect.NotReproducibleError):
         tdcollect.evaluate(Drawing, None, 400, num_envs=2, output_dir=out, progress=False)
     assert (out / "episodes.jsonl").read_bytes()
+    assert "fresh_envs" in json.loads((out / "manifest.json").read_text())
     for reader in (load, lambda path: tdcollect.evaluate(Drawing, None, 400, output_dir=path)):
         with pytest.raises(ValueError, match=r"refused\.json: the evaluation was refused: .* drew"):
             reader(out)
@@ -469,25 +479,34 @@ def test_a_disk_that_is_full_at_the_first_data_keeps_nobody_out(tmp_path: Path) 
         file.write(b"a part")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with pytest.MonkeyPatch.context() as patch:
+    def write(path: Path, data: Any) -> None:
         patch.setattr(np.lib.format, "write_array", full)
-        told = rf"No space left on device; {FREE}: '.*00000\d\.npz'"
-        with pytest.raises(OSError, match=told):
-            again(out, keep_trajectories=True)
-    assert not out.exists()
+        write_trajectory(path, data)
+
+    write_trajectory = files.write_trajectory
+    for owner, name, value, file in [
+        (np.lib.format, "write_array", full, "witness"),  # which comes before the data
+        (files, "write_trajectory", write, r"trajectories/00000\d"),
+    ]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(owner, name, value)
+            told = rf"No space left on device; {FREE}: '.*{file}\.npz'"
+            with pytest.raises(OSError, match=told):
+                again(out, keep_trajectories=True)
+        assert not out.exists()
     again(out, keep_trajectories=True)
     assert tdcollect.verify(out).passed
 
 
 def test_a_disk_that_is_full_at_a_line_names_the_ledger(tmp_path: Path, monkeypatch) -> None:
-    def full(self: Any, *given: Any) -> None:
-        make(self, *given)
+    def full(self: Any) -> None:
+        begin(self)
         self._journal.close()
         self._journal = journal
 
-    make = files.Directory.__init__
+    begin = files.Directory.begin
     with monkeypatch.context() as patch, open("/dev/full", "wb", buffering=0) as journal:
-        patch.setattr(files.Directory, "__init__", full)
+        patch.setattr(files.Directory, "begin", full)
         with pytest.raises(OSError, match=FREE) as error:
             again(tmp_path)
     assert error.value.filename == str(tmp_path / LEDGER)

@@ -27,7 +27,7 @@ from tdcollect.collect.episodes import SlotStarts, Start
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.data import Finished
 from tdcollect.evaluation.episodes.steps import Difference, first_difference
-from tdcollect.evaluation.ledger import CUT, record_differences
+from tdcollect.evaluation.ledger import COMPLETED, CUT, record_differences
 from tdcollect.randomness import NotReproducibleError
 
 _TRIES = 3  # runs of an episode that may raise, before the env counts as untried
@@ -156,11 +156,15 @@ class Trial(SlotStarts):
             return None
         if run in self._others:
             del self._others[run]
+            self._take_as_subject(ended)  # all others may have ended before, in another process
             return ended._replace(again=True)
-        wanted = self.fresh_envs is None and self._subject is None
-        if wanted and ended.record.completed and ended.nth == 1:
-            self._subject, self._anew = ended, not self._rebuild
+        self._take_as_subject(ended)
         return ended
+
+    def _take_as_subject(self, ended: Finished) -> None:
+        wanted = self.fresh_envs is None and self._subject is None and ended.nth == 1
+        if wanted and ended.record.status in (COMPLETED, CUT):
+            self._subject, self._anew = ended, not self._rebuild
 
     def settle(self, ended: Finished) -> None:
         """Note that an episode counts: nothing was wrong with its steps."""

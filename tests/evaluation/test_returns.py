@@ -243,11 +243,11 @@ def test_batches_and_episodes_hold_float32_rewards_alone() -> None:
 
 def test_success_is_what_says_true_or_false() -> None:
     told = [True, 0, np.float32(1), np.array([True, False]), None]
-    env = Pays(*[(1.0,)] * 5, infos=[{"is_success": value} for value in told])
-    result = evaluate(lambda: env, policy(), 5, num_envs=1)
+    infos = [{"is_success": value} for value in told]
+    result = evaluate(lambda: Pays(*[(1.0,)] * 5, infos=infos), policy(), 5, num_envs=1)
     assert [record.success for record in result.episodes] == [True, False, True, False, None]
     match = r"expected the info 'success' at the end of episode 0 \(seed \d+\) to be True or False"
     for value in ("no", 2, 0.5, np.nan, {"a": True}, []):
-        env = Pays((1.0,), infos=[{"success": value}])
+        pays = partial(Pays, (1.0,), infos=[{"success": value}])
         with pytest.raises(ValueError, match=match):
-            list(EvaluationCollector(lambda env=env: env, policy(), 1, num_envs=1))
+            list(EvaluationCollector(pays, policy(), 1, num_envs=1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable
@@ -116,16 +117,21 @@ def test_the_witness_is_the_first_listed_that_completes(tmp_path: Path) -> None:
 
 
 class OfProcess:
-    """Acts otherwise in each process."""
+    """Acts otherwise in all processes but the first that acts."""
+
+    def __init__(self, first: Path):
+        self.first = first  # a file that this process makes
 
     def __call__(self, observation: Any) -> int:
-        return int(observation[0] * 10_000) % 9973 < os.getpid() * 7919 % 9973
+        with contextlib.suppress(FileExistsError), self.first.open("x") as opened:
+            opened.write(str(os.getpid()))
+        return int(self.first.read_text() == str(os.getpid()))
 
 
 @pytest.mark.usefixtures("quick_children")
-def test_another_worker_runs_the_witness() -> None:
+def test_another_worker_runs_the_witness(tmp_path: Path) -> None:
     with pytest.raises(NotReproducibleError, match=r"is another one on worker \d .*: at step"):
-        quiet(Walk, from_function(OfProcess()), 24, num_envs=2, workers=2)
+        quiet(Walk, from_function(OfProcess(tmp_path / "first")), 24, num_envs=2, workers=2)
 
 
 def test_across_envs_the_policy_must_be_one() -> None:

@@ -17,6 +17,7 @@ import torch
 from gymnasium import spaces
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
+from torch import nn
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType, exploration_type
 
@@ -90,21 +91,30 @@ def load_policy(
     if normalization and normalization.norm_obs:
         _check_normalized(normalization.observation_space, on.observation.space)
     if hasattr(policy, "lstm_actor"):
-        # Statistics have names here, so that the manifest has their digest.
-        make = partial(RecurrentAgent, policy, _frozen(normalization), **_statistics(normalization))
-        return from_agent(make)
+        # Statistics are a module here, so that the manifest has their digest.
+        statistics = Statistics(_statistics(normalization))
+        return from_agent(partial(RecurrentAgent, policy, _frozen(normalization), statistics))
     # The share of random actions that DQN's and QRDQN's ``predict`` draws; others have none.
     epsilon = float(settings.get("exploration_rate", 0.0))
     return SB3Policy(policy, env, normalization, epsilon)
 
 
+class Statistics(nn.Module):
+    """Statistics as buffers, by name."""
+
+    def __init__(self, named: Mapping[str, torch.Tensor]):
+        super().__init__()
+        self.eval()
+        for name, value in named.items():
+            self.register_buffer(name, value)
+
+
 class RecurrentAgent:
     """A model with a hidden state, in one episode."""
 
-    def __init__(
-        self, policy: Any, normalization: Normalization | None, **statistics: torch.Tensor
-    ):
-        self._policy, self._normalization, self._statistics = policy, normalization, statistics
+    def __init__(self, policy: Any, normalization: Normalization | None, statistics: Statistics):
+        self._policy, self._normalization = policy, normalization
+        self._statistics = dict(statistics.named_buffers())
 
     def reset(self) -> None:
         """Begin an episode."""
@@ -182,7 +192,7 @@ def refresh(policy: SB3Policy | AgentPolicy, model: Any) -> None:
         now["exploration_rate"] = torch.tensor(float(getattr(model, "exploration_rate", 0.0)))
     else:
         made: Any = policy.source
-        inner, own = made.args[0], made.keywords
+        inner, own = made.args[0], dict(made.args[2].named_buffers())
     inner.load_state_dict(model.policy.state_dict())
     for name, value in now.items():
         own[name].copy_(value)

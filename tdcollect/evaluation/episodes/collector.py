@@ -128,8 +128,7 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         episodes: the records of the episodes that have ended, in the order of their ending.
         episode_indices: the indices of the episodes to run.
         episode_seeds: returns the seeds of env and policy in an episode, given its index.
-        env: the env with its transforms, that of slot 0 where slots are envs of their own;
-            ``base`` is the one under them, or these slots.
+        base: the env under its transforms; the slots where these are envs of their own.
         batches: of a batched simulator, which episodes run where; None if they are numbered.
         has_streams: True if draws of the env from the global generators come from a stream of
             each episode.
@@ -256,9 +255,14 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
 
     def _use(self, opened: Opened) -> None:
         self._opened = opened
-        self.env = opened.env if opened.slots is None else opened.slots.transformed
         self.base: GymnasiumEnv | SlotEnvs = opened.slots or base_of(self.env)
         self.has_streams = opened.slots is not None
+
+    @property
+    def env(self) -> EnvBase:
+        """The env with its transforms; that of slot 0 where slots are envs of their own."""
+        slots = self._opened.slots
+        return self._opened.env if slots is None else slots.transformed
 
     def _check_fresh_envs(self) -> None:
         if self.settings.fresh_envs and not self.base.can.rebuild:

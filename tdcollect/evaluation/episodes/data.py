@@ -293,7 +293,8 @@ class Assembly:
                 for name, array in zip(names, own, strict=True):
                     held.columns.setdefault(name, []).append(array)
             held.steps += piece.stop - piece.begin
-            if held.steps + (not piece.ended) > self._bound:  # whatever steps a block has
+            endless = held.steps + (not piece.ended) > self._bound  # whatever steps a block has
+            if endless and piece.start.traj_id >= 0:  # else it runs again, and is cut
                 self._refuse_endless(piece.start.index)
             for digest, array in zip(held.hashes, arrays.values(), strict=True):
                 digest.update(np.ascontiguousarray(rows_of(piece, array)))

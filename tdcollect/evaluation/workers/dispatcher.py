@@ -63,6 +63,7 @@ class Evaluation:
     # Who has an episode to run again, and who does, to find out whether envs must be new ones.
     can_try: set[int] = field(default_factory=set)
     trier: int | None = None
+    told: bool = False  # all at it have been told what was found
     # Who ran the witness first, and the machines on which another has run it.
     witness_by: int | None = None
     proved: set[str] = field(default_factory=set)
@@ -201,8 +202,11 @@ class Dispatcher:
 
     def _try(self, work: Evaluation) -> None:
         """Have one worker find out whether envs must be new ones, unless that is known."""
-        if work.trier is None and work.can_try and not self._is_known(work):
-            work.trier = min(work.can_try)
+        known = self.workers.fresh_envs.get(work.pickled.env_key)
+        if known is not None:  # by another evaluation in the same env
+            self.tell(work, known)
+        elif work.trier is None and (able := work.can_try & self._schedule.seats_at(work).keys()):
+            work.trier = min(able)
             worker = self.workers.crew[work.trier]
             idle = not self._schedule.seats[work.trier].busy
             self._schedule.seats[work.trier].tries = True
@@ -210,13 +214,11 @@ class Dispatcher:
             if idle:
                 self._watch(worker)
 
-    def _is_known(self, work: Evaluation) -> bool:
-        return work.pickled.env_key in self.workers.fresh_envs
-
     def tell(self, work: Evaluation, fresh_envs: bool | None) -> None:
         """Tell all workers at an evaluation whether episodes run on new envs, if that is known."""
-        if fresh_envs is None or self._is_known(work):
+        if fresh_envs is None or work.told:
             return
+        work.told = True
         self.workers.fresh_envs[work.pickled.env_key] = fresh_envs
         for rank, seat in self._schedule.seats_at(work).items():
             seat.tries = False
@@ -280,7 +282,8 @@ class Dispatcher:
             elif isinstance(answer, local.Opened):
                 yield from self._take_in(worker, answer, work)
             elif isinstance(answer, local.Found):
-                work.recording.note(answer.entries)
+                if work.recording is not None:
+                    work.recording.note(answer.entries)
                 self.tell(work, answer.entries.get(ledger.FRESH_ENVS))
                 yield work, answer
             elif isinstance(answer, local.State):
@@ -300,7 +303,8 @@ class Dispatcher:
         try:
             if own and seat and finished.again and seat.proves == record.index:
                 seat.proves = None
-                work.recording.prove(finished, worker.name)
+                if work.recording is not None:
+                    work.recording.prove(finished, worker.name)
                 yield work, local.Found({})
                 return
             if own and record.completed and finished.nth == 1 and not finished.again:
@@ -495,7 +499,7 @@ class Schedule(Generic[Key]):
         Returns its seat there; None if it is at none, and none has any.
         """
         seat = self.seats.get(rank)
-        if seat is not None and (seat.held or self.queues[seat.evaluation].waits):
+        if seat is not None and (seat.busy or self.queues[seat.evaluation].waits):
             return seat
         staff = Counter(seat.evaluation for seat in self.seats.values())
         waiting = [one for one, queue in self.queues.items() if queue.waits]

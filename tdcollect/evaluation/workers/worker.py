@@ -195,11 +195,10 @@ def serve(
                     policy = jobs[key].policy
                     state = policy.state_dict() if isinstance(policy, nn.Module) else {}
                     say(local.State(on_cpu(state)))
-                elif isinstance(what, local.Told):
-                    _tell(jobs[key], what)
-                elif isinstance(what, local.Run):
+                elif isinstance(what, (local.Told, local.Run)):
                     feed.begin(message, jobs[key], say)
-                    _run(jobs[key], what, feed, say)
+                    run = what if isinstance(what, local.Run) else local.Run([], False)
+                    _run(jobs[key], run, feed, say)
             except Exception as error:
                 if _lacks_memory(error):
                     raise

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -152,7 +154,7 @@ def test_an_agent_acts_as_in_its_script(name: str) -> None:
     assert difference.mean == pytest.approx(np.mean(results[1].returns - results[0].returns))
 
 
-def test_statistics_of_normalized_observations_are_carried_and_frozen() -> None:
+def test_statistics_of_normalized_observations_are_carried_and_frozen(tmp_path: Path) -> None:
     """In ppo_continuous_action.py they are in the env, and no file has them."""
 
     def normalized(frozen: Any = None) -> gym.Env[Any, Any]:
@@ -172,19 +174,20 @@ def test_statistics_of_normalized_observations_are_carried_and_frozen() -> None:
         lambda x: act(np.clip((x - mean) / deviation, -10, 10).astype(np.float32)), batched=True
     )
     options: Any = {"inference_batch_size": 1, "progress": False}
-    result = tdcollect.evaluate(pendulum, policy, 4, **options)
+    evaluate = partial(tdcollect.evaluate, pendulum, policy, 4, output_dir=tmp_path, **options)
+    result = evaluate()
     expected = by_loop(lambda: normalized(rms), act, 4)
     assert result.returns.tolist() == pytest.approx(expected, rel=1e-6)
     # Other statistics are another policy.
-    before = result.manifest["policy"]["digest"]
+    assert evaluate().digest == result.digest
     mean = mean + 1
-    moved = tdcollect.evaluate(pendulum, policy, 4, **options)
-    assert moved.manifest["policy"]["digest"] != before
+    with pytest.raises(ValueError, match="holds an evaluation of another policy or env"):
+        evaluate()
     # An env with statistics of its own begins each episode with none: another agent's numbers.
-    fresh = [
-        tdcollect.evaluate(normalized, from_function(act, batched=True), 4, num_envs=n, **options)
-        for n in (1, 4)
-    ]
+    own, fresh = from_function(act, batched=True), []
+    for slots in (1, 4):
+        with pytest.warns(UserWarning, match="NormalizeObservation"):
+            fresh.append(tdcollect.evaluate(normalized, own, 4, num_envs=slots, **options))
     assert fresh[0].digest == fresh[1].digest != result.digest
     assert fresh[0].returns.tolist() == pytest.approx(by_loop(normalized, act, 4), rel=1e-6)
     assert fresh[0].returns.tolist() != pytest.approx(expected, rel=1e-2)

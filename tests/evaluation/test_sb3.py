@@ -6,6 +6,7 @@ import itertools
 import pickle
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -325,17 +326,18 @@ def test_a_model_of_other_spaces_or_with_a_state_is_refused() -> None:
         by_evaluate(of, pendulum, 1, False)
 
 
-def test_its_policy_or_method_in_place_of_a_model_is_told() -> None:
+def test_its_policy_or_method_in_place_of_a_model_is_told(tmp_path: Path) -> None:
     of = model("PPO", cartpole)
     for given in (of.policy, of.predict):
         with pytest.raises(TypeError, match=r"a model of .* itself, got its .*; pass the model"):
             tdcollect.evaluate(cartpole, given, 2, progress=False)
     line = from_function(lambda x: of.predict(x)[0])  # which the message names
-    first = tdcollect.evaluate(cartpole, line, 2, progress=False)
+    evaluate = partial(tdcollect.evaluate, cartpole, line, 2, output_dir=tmp_path, progress=False)
+    assert evaluate().digest == evaluate().digest
     with torch.no_grad():
-        next(of.policy.parameters()).add_(1)
-    other = tdcollect.evaluate(cartpole, line, 2, progress=False)
-    assert first.manifest["policy"]["digest"] != other.manifest["policy"]["digest"]
+        of.policy.action_net.bias[1] += 50  # which no manifest has
+    with pytest.raises(ValueError, match="holds an evaluation of another policy or env"):
+        evaluate()
     with pytest.raises(FileNotFoundError, match="a model of Stable-Baselines3, got 3, which is no"):
         load_policy(3, tdcollect.make_env(cartpole))
 

@@ -138,8 +138,9 @@ def test_an_error_is_that_of_one_process(
         raised.append(caught.value)
     for error in raised:
         assert type(error) is kind
-        assert str(error)[:40] == str(raised[0])[:40]
-        assert error is raised[0] or "worker" in str(error.__cause__)
+        # Which episode is found first to be another one, depends on who is ready first.
+        assert kind is NotReproducibleError or str(error)[:40] == str(raised[0])[:40]
+        assert error is raised[0] or "worker" in f"{error} {error.__cause__}"
     assert not seven.in_use
 
 

@@ -245,7 +245,6 @@ def test_numbers_are_drawn_on_the_cpu(name: str, cuda: torch.device) -> None:
 def test_the_manifest_names_the_gpu_and_its_settings(cuda: torch.device) -> None:
     def platform(policy: Any) -> Any:
         with EvaluationCollector(Walk, policy, 1) as collector:
-            collector.prepare()
             return describe(collector)["platform"]
 
     policy = deterministic()

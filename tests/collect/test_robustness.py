@@ -258,7 +258,7 @@ def test_old_envs_are_closed_new_ones_take_seeds_and_restarts_of_both_are_counte
     assert all(one.closed for one in old)
     env.rollout(2, break_when_any_done=False)
     env.rebuild(step=2.0)
-    env.set_seed(7)
+    env.set_seed([7, 8])
     assert env.rollout(2)["observation"][..., 0].tolist() == [[7, 9], [8, 10]]
     env.rebuild(step=np.nan)
     env.rollout(2, break_when_any_done=False)

@@ -24,9 +24,8 @@ from tdcollect.evaluation.directory import (
     finish,
     read_runs,
 )
-from tdcollect.evaluation.episodes.data import Finished
+from tdcollect.evaluation.episodes.data import POLICY_ADVICE, Finished, unlike
 from tdcollect.evaluation.episodes.steps import Steps
-from tdcollect.evaluation.episodes.trial import POLICY_ADVICE, unlike
 from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.files import write_json

@@ -15,8 +15,8 @@ import numpy as np
 
 from tdcollect import keys
 from tdcollect.evaluation.episodes import steps as kept_steps
-from tdcollect.evaluation.episodes.steps import MOST, Steps
-from tdcollect.evaluation.ledger import CUT, FAILED, Episode
+from tdcollect.evaluation.episodes.steps import MOST, Difference, Steps, first_difference
+from tdcollect.evaluation.ledger import CUT, FAILED, Episode, record_differences
 from tdcollect.keys import Key, entry_path, name_of, under_next
 
 if TYPE_CHECKING:  # what is kept is read and checked without them
@@ -526,3 +526,21 @@ def _by_step(rewards: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 def _hash(key: Key, rows: np.ndarray[Any, Any]) -> Any:
     """Return a hash that starts from an entry's name, dtype and shape."""
     return hashlib.sha256(f"{entry_path(key)} {rows.dtype.str} {rows.shape[1:]}\n".encode())
+
+
+def unlike(first: Finished, again: Finished) -> Difference | str | None:
+    """Return how an episode differs that ran again; None if it is as it was, as far as it ran."""
+    cut = CUT in (first.record.status, again.record.status)
+    if first.steps is not None and again.steps is not None:
+        found = first_difference(first.steps, again.steps, cut)
+        if found is not None:
+            return found
+    differing = [] if cut else record_differences(first.record, again.record)
+    return "; ".join(f"its {name} is {a!r} and {b!r}" for name, a, b in differing) or None
+
+
+POLICY_ADVICE = (
+    "the policy keeps something from one episode to the next, or draws random numbers that no seed "
+    "reaches. Keep what it remembers in entries of the TensorDict, or in an agent for each "
+    "episode, tdcollect.policies.from_agent(make)"
+)

@@ -25,9 +25,9 @@ import numpy as np
 from tdcollect.collect.arrays import SteppedEnv
 from tdcollect.collect.episodes import SlotStarts, Start
 from tdcollect.envs.wrapper import GymnasiumEnv
-from tdcollect.evaluation.episodes.data import Finished
-from tdcollect.evaluation.episodes.steps import Difference, first_difference
-from tdcollect.evaluation.ledger import COMPLETED, CUT, record_differences
+from tdcollect.evaluation.episodes.data import POLICY_ADVICE, Finished, unlike
+from tdcollect.evaluation.episodes.steps import Difference
+from tdcollect.evaluation.ledger import COMPLETED, CUT
 from tdcollect.randomness import NotReproducibleError
 
 _TRIES = 3  # runs of an episode that may raise, before the env counts as untried
@@ -203,27 +203,9 @@ class Trial(SlotStarts):
             )
 
 
-def unlike(first: Finished, again: Finished) -> Difference | str | None:
-    """Return how an episode differs that ran again; None if it is as it was, as far as it ran."""
-    cut = CUT in (first.record.status, again.record.status)
-    if first.steps is not None and again.steps is not None:
-        found = first_difference(first.steps, again.steps, cut)
-        if found is not None:
-            return found
-    differing = [] if cut else record_differences(first.record, again.record)
-    return "; ".join(f"its {name} is {a!r} and {b!r}" for name, a, b in differing) or None
-
-
 def name_of(env: SteppedEnv | GymnasiumEnv) -> str:
     """Return the name of an env, or of slots."""
     return str(getattr(env, "name", env))
-
-
-POLICY_ADVICE = (
-    "the policy keeps something from one episode to the next, or draws random numbers that no seed "
-    "reaches. Keep what it remembers in entries of the TensorDict, or in an agent for each "
-    "episode, tdcollect.policies.from_agent(make)"
-)
 
 
 def _fault(

@@ -68,6 +68,14 @@ def test_first_divergence_is_the_first_of_all_episodes() -> None:
     assert str(found) == "seed 0, episode 0, the reset: ('next', 'x') is there and gone"
 
 
+def test_exact_comparison_tells_signs_of_zero() -> None:
+    first, second = (run(np.array([0.0, value])) for value in (0.0, -0.0))
+    assert first_divergence(3, first, second) is None
+    found = first_divergence(3, first, second, exact=True)
+    assert found == Divergence(3, 0, 0, "x[1]", 0.0, -0.0, 0.0)
+    assert first_divergence(3, second, second, exact=True) is None
+
+
 def player() -> GymnasiumPlayer:
     return GymnasiumPlayer(None, None, None, 1, 0)
 

@@ -115,7 +115,9 @@ def test_draws_that_begin_late_are_refused() -> None:
         for _ in range(20):
             next(run)
         policy.module.draw = lambda x: x + torch.randn_like(x)
-        with pytest.raises(NotReproducibleError, match=r"drew from the global random .* of torch|runs again"):
+        with pytest.raises(
+            NotReproducibleError, match=r"drew from the global random .* of torch|runs again"
+        ):
             list(run)
 
 

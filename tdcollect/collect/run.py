@@ -633,7 +633,7 @@ class Runner:
         lazy = self.stacked_lazily
         if not lazy:
             step.shapes = nested_shapes(parent.carrier)
-        return Policy(
+        lowered = Policy(
             policy or parent.wrapped_policy,
             step,
             collector.env.batch_size,
@@ -643,6 +643,10 @@ class Runner:
             late=late,
             as_it_is="the env's entries are stacked lazily" if lazy else None,
         )
+        if policy is not None and policy is not parent.wrapped_policy:
+            # The policy that acts after random actions may read them: they are zeroed as TorchRL's.
+            lowered.reads_first.update(lowered.writes)
+        return lowered
 
     def assemble(self, entries: dict[Key, torch.Tensor], shape: tuple[int, ...]) -> TensorDictBase:
         """The entries of a batch as the TensorDict that the parent makes of them."""

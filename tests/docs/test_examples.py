@@ -40,7 +40,7 @@ def run(name: str, out: Path, **flags: int) -> Ended:
 @pytest.fixture(scope="module")
 def ppo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ended, Path]:
     out = tmp_path_factory.mktemp("ppo")
-    return run("ppo.py", out, frames=6144, episodes=5, root=3), out
+    return run("ppo.py", out, frames=5120, episodes=5, root=3), out
 
 
 def test_ppo_learns_and_prints_what_it_has_measured(ppo) -> None:
@@ -67,7 +67,7 @@ def test_ppo_draws_a_curve_of_test_episodes_and_names_the_best_checkpoint(ppo) -
     done, out = ppo
     lines = (out / "curve" / "curve.csv").read_text().splitlines()[1:]
     means = {int(line.split(",")[0]): float(line.split(",")[3]) for line in lines}
-    assert [*means] == list(range(512, 6145, 512))
+    assert [*means] == list(range(512, 5121, 512))
     best = max(means, key=lambda step: means[step])
     shown = f"Best checkpoint: {best:,} frames, mean return of test episodes {means[best]:.1f}"
     assert shown in done.stdout

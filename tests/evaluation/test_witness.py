@@ -21,7 +21,10 @@ from torchrl.envs import transforms as T
 from torchrl.modules import IndependentNormal, ProbabilisticActor, TanhNormal
 
 import tdcollect
+from tdcollect import make_env
+from tdcollect.evaluation.episodes.collector import EvaluationCollector, Feed
 from tdcollect.evaluation.episodes.steps import first_difference, sketch
+from tdcollect.evaluation.episodes.trial import Again
 from tdcollect.evaluation.step_files import Journal, read_block, read_steps, read_witness
 from tdcollect.policies import from_function
 from tdcollect.randomness import NotReproducibleError
@@ -287,3 +290,34 @@ def test_bipedal_walkers_run_on_new_envs(slots: int) -> None:
     found = quiet("BipedalWalker-v3", None, 12, **how)
     assert found.manifest["fresh_envs"] is True
     assert found.digest == quiet("BipedalWalker-v3", None, 12, **how, fresh_envs=True).digest
+
+
+class Late(Feed):
+    """Asks for episode 0 once more as all have ended, after so many slots were told of nothing."""
+
+    def __init__(self, episodes: int, refused: int):
+        super().__init__(range(episodes))
+        self.late: list[Again | None] | None = None
+        self.refused = refused
+
+    def __next__(self) -> int | Again:
+        if self.late is None:
+            return super().__next__()
+        item = self.late.pop(0) if self.late else None
+        if item is None:
+            raise StopIteration
+        return item
+
+    def goes_on(self) -> bool:
+        if self.late is not None:
+            return False
+        self.late = [*[None] * self.refused, Again(0)]
+        return True
+
+
+@pytest.mark.parametrize("refused", range(3))
+def test_an_episode_that_comes_too_late_for_the_most_used_slot_waits_for_it(refused: int) -> None:
+    with EvaluationCollector(lambda: make_env("CartPole-v1", 3), None, 12) as running:
+        ended = [*running.run(feed=Late(12, refused))]
+    assert [one.record.index for one in ended if one.again] == [0]
+    assert len(ended) == 13

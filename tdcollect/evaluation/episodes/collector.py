@@ -592,7 +592,7 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
                     self._explain(block.entries, error)
                     raise
                 yield settled(assembly.feed(block))
-            more = bool(failures)
+            more = bool(failures) or trial.has_more
             yield settled(())
             if not (more or next_batch() or feed.goes_on()):
                 return

@@ -97,6 +97,11 @@ class Trial(SlotStarts):
         """The runs under way that are not waited for to their end, by trajectory id."""
         return {**self._own, **self._others}
 
+    @property
+    def has_more(self) -> bool:
+        """Whether episodes wait for a slot: one that came too late for the slot that it needs."""
+        return bool(self._given_back)
+
     def start(self, slot: int, steps: int) -> Start | None:
         """The next episode of a slot that is free; None if it gets none now."""
         if (own := self._of_subject(slot, idle=False)) is not None:

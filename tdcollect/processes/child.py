@@ -414,6 +414,7 @@ def fork_on_request(end: int, function: Callable[..., object]) -> None:
     while True:
         message, descriptors, *_ = socket.recv_fds(requests, _MESSAGE.size, 8)
         if not message:
+            requests.close()
             return
         kind, pid = _MESSAGE.unpack(message)
         if kind == _FORK:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from intervals import holds, markdown, percent
 
-from tdcollect.suites.curves import together
+from tdcollect.lab.curves import together
 
 RUNS = (2, 3, 4, 5, 10, 20)
 Draw = Callable[[np.random.Generator, tuple[int, ...]], Any]

@@ -19,7 +19,6 @@ from tdcollect import compare
 from tdcollect.evaluation import statistics
 from tdcollect.evaluation.comparison import episodes_needed
 from tdcollect.evaluation.ledger import Episode
-from tdcollect.evaluation.planning import Aim, episodes_for_success, plan, runs_needed
 from tdcollect.evaluation.statistics import (
     Interval,
     adjusted_mean,
@@ -28,6 +27,7 @@ from tdcollect.evaluation.statistics import (
     mean_interval,
     paired_rates_interval,
 )
+from tdcollect.lab.planning import Aim, episodes_for_success, plan, runs_needed
 
 CONFIDENCE = 0.95
 RESAMPLES = 2000

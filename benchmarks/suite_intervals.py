@@ -17,7 +17,7 @@ import numpy as np
 from intervals import holds, markdown, percent
 from scipy import stats
 
-from tdcollect.suites.aggregates import (
+from tdcollect.lab.aggregates import (
     LABELS,
     METRICS,
     DrawnRuns,

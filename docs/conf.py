@@ -69,7 +69,7 @@ nitpick_ignore = [
         "evaluation.episodes.collector.Feed",
         "evaluation.episodes.actions.Verdict",
         "evaluation.comparison.Evaluation",
-        "evaluation.race.Looks",
+        "lab.race.Looks",
         "evaluation.settings.EpisodeOptions",
         "evaluation.workers.local.Workers",
     )

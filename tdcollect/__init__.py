@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from tdcollect.evaluation.evaluate import evaluate as evaluate
     from tdcollect.evaluation.evaluator import Evaluator as Evaluator
     from tdcollect.evaluation.merging import merge as merge
-    from tdcollect.evaluation.racing import race as race
     from tdcollect.evaluation.result import EvaluationResult as EvaluationResult
     from tdcollect.evaluation.verification import verify as verify
     from tdcollect.evaluation.workers.local import LocalWorkers as LocalWorkers
     from tdcollect.evaluation.workers.ray import RayWorkers as RayWorkers
-    from tdcollect.pages import view as view
+    from tdcollect.lab.pages.view import view as view
+    from tdcollect.lab.racing import race as race
+    from tdcollect.lab.suite import Suite as Suite
     from tdcollect.randomness import NotReproducibleError as NotReproducibleError
     from tdcollect.seeding import env_seed as env_seed
     from tdcollect.seeding import policy_seed as policy_seed
     from tdcollect.seeding import slot_seed as slot_seed
     from tdcollect.states import load_checkpoint as load_checkpoint
     from tdcollect.states import save_checkpoint as save_checkpoint
-    from tdcollect.suites.suite import Suite as Suite
     from tdcollect.trajectories import split_trajectories as split_trajectories
 
 __version__ = own_version()
@@ -42,7 +42,5 @@ __version__ = own_version()
 __getattr__, __dir__, __all__ = lazy(
     __name__,
     inner="view",
-    modules=(
-        "collect collectors envs evaluation keys policies seeding suites testing trajectories"
-    ),
+    modules=("collect collectors envs evaluation keys lab policies seeding testing trajectories"),
 )

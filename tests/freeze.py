@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import tdcollect  # noqa: E402  the checkout's
-from tdcollect.suites import Suite  # noqa: E402
+from tdcollect.lab import Suite  # noqa: E402
 from tests.collect import digests, oracle, policies, transforms  # noqa: E402
 from tests.collect.envs import ENVS  # noqa: E402
 from tests.collect.test_parent_behaviours import OPTIONS, PAIRS  # noqa: E402

@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "tdcollect"
 LIMITS = ROOT / "tests" / "limits.toml"
-PUBLIC = ("collect", "collectors", "envs", "evaluation", "suites", "testing", "trajectories")
+PUBLIC = ("collect", "collectors", "envs", "evaluation", "lab", "testing", "trajectories")
 
 ENTRY_POINTS = {
     "make_env": "tdcollect.make_env('CartPole-v1', 2)",

@@ -22,7 +22,7 @@ from tdcollect import files
 from tdcollect.evaluation.curve import check_folder as check_curve
 from tdcollect.evaluation.directory import check_directory
 from tdcollect.files import locked, write_atomically
-from tdcollect.suites.results import check_folder as check_suite
+from tdcollect.lab.results import check_folder as check_suite
 
 from .forkserver import forkserver, start
 

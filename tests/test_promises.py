@@ -1,6 +1,6 @@
 """The package's promises, end to end, through public names alone: any redesign must pass them.
 
-Those of the command line, and of suites, are in tests/cli and in tests/suites/test_suite_cli.py.
+Those of the command line, and of suites, are in tests/cli and in tests/lab/test_suite_cli.py.
 """
 
 from __future__ import annotations

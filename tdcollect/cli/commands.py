@@ -484,8 +484,8 @@ def view(directory: Path, output_dir: Path, serve: int | None, as_json: bool, **
     The pages are static files that need no network. They are made anew from the ledgers, which are
     read as data: nothing that DIR names is run.
     """
-    from tdcollect.pages.view import HOST, server_of
-    from tdcollect.pages.view import view as write
+    from tdcollect.lab.pages.view import HOST, server_of
+    from tdcollect.lab.pages.view import view as write
 
     index, found = write(directory, output_dir, **how)
     server = None if serve is None else server_of(output_dir, serve)
@@ -556,7 +556,7 @@ def ls(file: Path, output_dir: Path | None, as_json: bool, **chosen: Any) -> Non
     FILE is the TOML file of the suite. Nothing that it names is run.
     """
     from tdcollect.display import text_table
-    from tdcollect.suites.results import state_of
+    from tdcollect.lab.results import state_of
 
     read = _suite_of(file, chosen)
     rows = []

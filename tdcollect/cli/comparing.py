@@ -69,7 +69,7 @@ def compare(
     if len({directory.resolve() for directory in directories}) < len(directories):
         raise click.UsageError("expected directories that differ, got one of them twice")
     import tdcollect
-    from tdcollect.pages.episode import write_compared
+    from tdcollect.lab.pages.episode import write_compared
     from tdcollect.pages.evaluation import write_comparison_report
 
     results = [finished(directory) for directory in directories]
@@ -157,10 +157,10 @@ def plan(
     PILOT is two evaluations of the same episodes, or one, or a suite: then the difference is that
     of mean scores, and training runs are planned, too. Nothing is run.
     """
-    from tdcollect.evaluation.planning import plan as of_evaluations
-    from tdcollect.evaluation.planning import plan_suite
-    from tdcollect.suites.results import is_suite
-    from tdcollect.suites.suite import results_of
+    from tdcollect.lab.planning import plan as of_evaluations
+    from tdcollect.lab.planning import plan_suite
+    from tdcollect.lab.results import is_suite
+    from tdcollect.lab.suite import results_of
 
     if is_suite(pilot[0]):
         if len(pilot) > 1 or on != "return" or correlation is not None:
@@ -194,8 +194,8 @@ def curves(runs: tuple[Path, ...], output_dir: Path | None, as_json: bool, **ask
         raise click.UsageError("--lower-is-better goes with --threshold")
     if len({run.resolve() for run in runs}) < len(runs):
         raise click.UsageError("expected directories that differ, got one of them twice")
+    from tdcollect.lab.curves import over_runs
     from tdcollect.pages.curve import write_curves_page
-    from tdcollect.suites.curves import over_runs
 
     names = distinct_names(runs) if len(runs) > 1 else [runs[0].resolve().name]
     found = over_runs(dict(zip(names, runs, strict=True)), **asked)

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from tdcollect.evaluation.comparison import episodes_needed as episodes_needed
     from tdcollect.evaluation.ledger import Episode as Episode
     from tdcollect.evaluation.ledger import Problem as Problem
-    from tdcollect.evaluation.race import RaceResult as RaceResult
     from tdcollect.evaluation.request import Request as Request
     from tdcollect.evaluation.result import export as export
     from tdcollect.evaluation.result import to_pandas as to_pandas
@@ -21,4 +20,4 @@ if TYPE_CHECKING:
     from tdcollect.evaluation.statistics import summarize as summarize
     from tdcollect.evaluation.verification import Verification as Verification
 
-__getattr__, __dir__, __all__ = lazy(__name__, modules="lerobot planning sb3")
+__getattr__, __dir__, __all__ = lazy(__name__, modules="lerobot sb3")

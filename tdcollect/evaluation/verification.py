@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from tdcollect.display import count_text, listed_text, one_line, visible
-from tdcollect.evaluation import ledger, race, statistics, step_files
+from tdcollect.evaluation import ledger, statistics, step_files
 from tdcollect.evaluation.curve import check_curve, evaluations_of, steps_of
 from tdcollect.evaluation.directory import check_data
 from tdcollect.evaluation.ledger import Files, Problem
+from tdcollect.lab import race
 from tdcollect.pages.build import FIGURES, REPORT
 
 
@@ -85,7 +86,7 @@ def verify(path: str | os.PathLike[str]) -> Verification:
     if (root / ledger.RACE).is_file():
         return _of_parts(root, lambda root: race.evaluations_of(root), _check_race)
     if (root / ledger.SUITE).is_file() and not (root / ledger.MANIFEST).exists():
-        from tdcollect.suites.suite import cells_of
+        from tdcollect.lab.suite import cells_of
 
         return _of_parts(root, cells_of, _check_suite)
     if steps_of(root) and not (root / ledger.MANIFEST).exists():
@@ -127,8 +128,8 @@ def _check_race(root: Path) -> Iterator[Problem]:
 
 def _check_suite(root: Path) -> Iterator[Problem]:
     """Check the report of a suite against its evaluations, which were checked."""
-    from tdcollect.suites.report import FILES
-    from tdcollect.suites.suite import results_of
+    from tdcollect.lab.report import FILES
+    from tdcollect.lab.suite import results_of
 
     results_of(root, may_be_stale=False)
     files = ledger.read_object(root / ledger.RESULTS)["files"]

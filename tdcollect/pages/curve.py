@@ -14,7 +14,7 @@ from tdcollect.pages.build import Cell, Column, Figure, Figures, Page, Part, Tab
 
 if TYPE_CHECKING:
     from tdcollect.evaluation.curve import Best, Point
-    from tdcollect.suites.curves import Curves
+    from tdcollect.lab.curves import Curves
 
 CURVES_REPORT = "curves.html"
 MOST_RUNS = 10  # with a line of their own

@@ -27,8 +27,8 @@ from tdcollect.evaluation.episodes.data import Finished
 from tdcollect.evaluation.evaluate import Recording
 from tdcollect.evaluation.imports import is_named
 from tdcollect.evaluation.ledger import LOST, Episode, read_directory
-from tdcollect.evaluation.planning import plan
 from tdcollect.files import write_atomically
+from tdcollect.lab.planning import plan
 
 from ..evaluation.ledgers import contents, unfinished
 

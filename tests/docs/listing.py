@@ -14,7 +14,7 @@ PAGE = PACKAGE.parent / "docs" / "architecture.md"
 FOLDERS = (
     *("", "_upstream", "processes", "envs", "envs/process", "collect", "collectors"),
     *("trajectories", "evaluation", "evaluation/episodes", "evaluation/workers"),
-    *("suites", "pages", "cli", "testing"),
+    *("pages", "lab", "lab/pages", "cli", "testing"),
 )
 """In the order of the flow: no folder imports one that comes later."""
 _BLOCK = re.compile(r"```\ntdcollect/\n.*?```\n", re.DOTALL)

@@ -13,7 +13,7 @@ import torch
 
 import tdcollect
 from tdcollect import Evaluator
-from tdcollect.pages.view import view
+from tdcollect.lab.pages.view import view
 from tdcollect.seeding import report_seed
 
 from .envs import Walk

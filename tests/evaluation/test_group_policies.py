@@ -18,8 +18,8 @@ import tdcollect
 from tdcollect import EvaluationResult, Evaluator, evaluate
 from tdcollect.cli import main
 from tdcollect.evaluation.request import Request
+from tdcollect.lab import Suite
 from tdcollect.policies import from_agent, from_function
-from tdcollect.suites import Suite
 
 from .ledger import RANDOM
 from .test_any_env import on_teams

@@ -23,11 +23,11 @@ from tdcollect.evaluation.comparison import Comparison
 from tdcollect.evaluation.curve import MetricPoint, read_csv
 from tdcollect.evaluation.ledger import Episode, read_directory
 from tdcollect.evaluation.manifest import code_digest
-from tdcollect.pages.suite import suite_page
+from tdcollect.lab import Suite
+from tdcollect.lab.pages.suite import suite_page
 from tdcollect.randomness import NotReproducibleError
-from tdcollect.suites import Suite
 
-from ..suites.parts import changed, folder, small_reports
+from ..lab.parts import changed, folder, small_reports
 from .envs import Walk
 from .ledgers import alter, contents
 from .policies import deterministic

@@ -13,9 +13,9 @@ from torchrl.envs import EnvBase, GymWrapper, TransformedEnv
 
 from tdcollect import EvaluationResult, Evaluator, compare, evaluate, make_env, merge, verify
 from tdcollect.evaluation import EvaluationSettings
-from tdcollect.suites import Suite
+from tdcollect.lab import Suite
 
-from ..suites.parts import changed, folder, small_reports
+from ..lab.parts import changed, folder, small_reports
 from .envs import Walk
 from .ledgers import alter, contents
 from .policies import deterministic

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from tdcollect.evaluation.tails import worst_mean
 
 from tdcollect import compare
 from tdcollect.evaluation.comparison import Difference, episodes_needed
@@ -28,7 +29,6 @@ from tdcollect.evaluation.statistics import (
     mean_interval,
     summarize,
 )
-from tdcollect.evaluation.tails import worst_mean
 
 from .ledgers import ENV, ledger
 

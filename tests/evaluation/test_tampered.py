@@ -23,9 +23,9 @@ from tdcollect.evaluation import verification
 from tdcollect.evaluation.curve import Folder, point_of
 from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.statistics import alike
-from tdcollect.suites import results
+from tdcollect.lab import results
 
-from ..suites.parts import save_runs, small
+from ..lab.parts import save_runs, small
 from .envs import Walk
 from .policies import categorical
 

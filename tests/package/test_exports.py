@@ -43,7 +43,7 @@ tdcollect.envs:
     Agents EnvAction GymEnv ParallelEnv RestartsExhausted SerialEnv SlotError WorkerLost
 
 tdcollect.evaluation:
-    Comparison Difference Episode EvaluationSettings Problem RaceResult Request Summary Verification
+    Comparison Difference Episode EvaluationSettings Problem Request Summary Verification
     episodes_needed export summarize to_pandas
 
 tdcollect.evaluation.sb3:
@@ -52,8 +52,8 @@ tdcollect.evaluation.sb3:
 tdcollect.testing:
     Divergence Finding Report check_env diagnose
 
-tdcollect.suites:
-    Aggregates Policy Score Suite SuiteResults Task aggregate export
+tdcollect.lab:
+    Aggregates Policy RaceResult Score Suite SuiteResults Task aggregate export
 
 tdcollect.trajectories:
     TrajectoryAssembler TrajectoryIndex discounted_returns first flatten_time join_trajectories

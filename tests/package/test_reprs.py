@@ -14,21 +14,21 @@ import pytest
 from torchrl.envs import StepCounter, TransformedEnv
 
 import tdcollect
-from tdcollect import envs, evaluation, suites, testing, trajectories
+from tdcollect import envs, evaluation, lab, testing, trajectories
 from tdcollect.collect import statistics
 from tdcollect.evaluation import Episode
-from tdcollect.evaluation.planning import plan
-from tdcollect.evaluation.race import Looks, Plan
 from tdcollect.evaluation.sequential import Rule
+from tdcollect.lab.planning import plan
+from tdcollect.lab.race import Looks, Plan
+from tdcollect.lab.results import CellResult
+from tdcollect.lab.run import Validation
 from tdcollect.policies import from_function
-from tdcollect.suites.results import CellResult
-from tdcollect.suites.run import Validation
 
 from ..zoo.agents import Walk
 from ..zoo.html import Page
 
 HOSTILE = "<script>alert('x')</script> & co"
-PACKAGES = ("", ".collect", ".envs", ".evaluation", ".suites", ".testing", ".trajectories")
+PACKAGES = ("", ".collect", ".envs", ".evaluation", ".lab", ".testing", ".trajectories")
 MANY = 500
 
 
@@ -49,14 +49,14 @@ def ended_evaluator() -> tdcollect.Evaluator:
     return evaluator
 
 
-def race_result() -> evaluation.RaceResult:
+def race_result() -> lab.RaceResult:
     """A race of many policies with long names, as long as a folder's may be."""
     names = [f"{n}{'x' * 99}" for n in range(3)]
     looks = Looks(Plan(Rule(tuple(names)), block=250, max_episodes=MANY))
     for shift, name in enumerate(names):
         for record in ledger(shift):
             looks.take(name, record)
-    return evaluation.RaceResult(looks, {name: result(name) for name in names})
+    return lab.RaceResult(looks, {name: result(name) for name in names})
 
 
 def suite_objects() -> list[Any]:
@@ -65,11 +65,11 @@ def suite_objects() -> list[Any]:
     suite = tdcollect.Suite.of({"suite": {"name": HOSTILE}, "tasks": [task], "policies": [policy]})
     cell = CellResult("t", "p", "0", "t/p/0", "finished", "", 3, 3, 1.0, None, None, 1.0)
     scores = {name: [[0.5, 1.0], [0.2, 0.4]] for name in (HOSTILE * 9, "p", "q")}
-    found = suites.aggregate(scores, resamples=99)
+    found = lab.aggregate(scores, resamples=99)
     name, estimate = HOSTILE * 9, found.estimates[HOSTILE * 9]["mean"]
     parts = (suite.tasks, suite.policies, (cell,), {"t": (0.0, 1.0)}, found, (name,))
-    results = suites.SuiteResults(name, 1, 3, *parts)
-    long = suites.Policy("p" * 99, f"policies:{'net' * 99}")
+    results = lab.SuiteResults(name, 1, 3, *parts)
+    long = lab.Policy("p" * 99, f"policies:{'net' * 99}")
     return [
         *(suite, suite.tasks[0], suite.tasks[0].score, long, *suite.cells()),
         *(cell, results, found, estimate, found.profiles[name]),

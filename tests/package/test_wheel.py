@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 pytest.importorskip("hatchling", reason="hatchling is not installed; the dev extra brings it")
 
 ROOT = Path(__file__).parents[2]
-END_TO_END = ("tests/test_promises.py", "tests/cli", "tests/suites/test_suite_cli.py")
+END_TO_END = ("tests/test_promises.py", "tests/cli", "tests/lab/test_suite_cli.py")
 
 
 @pytest.fixture(scope="module")

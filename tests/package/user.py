@@ -10,7 +10,7 @@ from torchrl.modules import OneHotCategorical, ProbabilisticActor
 import tdcollect
 from tdcollect.evaluation import Comparison, Request, export
 from tdcollect.evaluation.sb3 import load_policy
-from tdcollect.suites import Suite
+from tdcollect.lab import Suite
 from tdcollect.testing import check_env, diagnose
 from tdcollect.trajectories import TrajectoryAssembler
 

@@ -10,16 +10,16 @@ import numpy as np
 from tdcollect import compare
 from tdcollect.evaluation import Request, summarize
 from tdcollect.evaluation.curve import Best, Point
+from tdcollect.lab.curves import together
+from tdcollect.lab.pages.episode import Played, episode_page
+from tdcollect.lab.pages.suite import suite_page
+from tdcollect.lab.tables import Policy, Score, Task
 from tdcollect.pages.build import Commands
 from tdcollect.pages.curve import curve_page, write_curves_page
-from tdcollect.pages.episode import Played, episode_page
 from tdcollect.pages.evaluation import write_comparison_report, write_report
-from tdcollect.pages.suite import suite_page
-from tdcollect.suites.curves import together
-from tdcollect.suites.tables import Policy, Score, Task
 
 from ..evaluation.ledgers import ENV, ledger, manifest, run
-from ..suites.made import results
+from ..lab.made import results
 
 EVIL = (
     "</svg></style></textarea><script>document.title='run'</script>"

@@ -15,8 +15,8 @@ import torch
 
 from tdcollect.cli import main
 from tdcollect.evaluation import episodes_needed
-from tdcollect.evaluation.planning import Aim, runs_needed
-from tdcollect.suites import Suite
+from tdcollect.lab import Suite
+from tdcollect.lab.planning import Aim, runs_needed
 
 from ..evaluation.ledgers import contents
 from .parts import FILE, HERE, folder, small, small_reports, tables
@@ -139,7 +139,7 @@ def test_an_interrupted_suite_says_how_it_goes_on(
 
 def test_a_sound_suite_passes(folder: Path, typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
     before = {path: path.read_bytes() for path in folder.rglob("*.pt")}
-    monkeypatch.setattr("tdcollect.suites.run._diagnosed", lambda *given: [])  # see the next one
+    monkeypatch.setattr("tdcollect.lab.run._diagnosed", lambda *given: [])  # see the next one
     found = small(folder).validate(progress=False)
     assert found.passed
     assert str(found) == "small: 6 evaluations looked at: passed"

@@ -19,16 +19,16 @@ from tensordict.nn import TensorDictModule
 import tdcollect
 from tdcollect import LocalWorkers
 from tdcollect.cli import main
-from tdcollect.evaluation import RaceResult
-from tdcollect.pages.view import view
+from tdcollect.lab import RaceResult
+from tdcollect.lab.pages.view import view
 from tdcollect.seeding import env_seed
 
+from ..evaluation.crews import seven, some
+from ..evaluation.envs import Failing, Walk
+from ..evaluation.ledgers import alter, contents
+from ..evaluation.test_interrupted import lines
 from ..forkserver import start
 from ..zoo.reports import shrink
-from .crews import seven, some
-from .envs import Failing, Walk
-from .ledgers import alter, contents
-from .test_interrupted import lines
 
 __all__ = ["seven"]
 pytestmark = pytest.mark.usefixtures("small_reports")

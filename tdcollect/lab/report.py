@@ -18,13 +18,13 @@ from tdcollect.evaluation.ledger import RESULTS, SUITE, sha256
 from tdcollect.evaluation.npz import dump
 from tdcollect.evaluation.statistics import ends
 from tdcollect.files import locked, remove, write_atomically, write_json
+from tdcollect.lab.aggregates import LABELS, Aggregates
+from tdcollect.lab.pages.suite import suite_page
+from tdcollect.lab.results import WAIT, SuiteResults, note_report, read_results
 from tdcollect.pages.build import REPORT
-from tdcollect.pages.suite import suite_page
-from tdcollect.suites.aggregates import LABELS, Aggregates
-from tdcollect.suites.results import WAIT, SuiteResults, note_report, read_results
 
 if TYPE_CHECKING:
-    from tdcollect.suites.suite import Suite
+    from tdcollect.lab.suite import Suite
 
 FILES = ("scores.npz", "scores.json", "leaderboard.csv", "leaderboard.md")
 """The files that are there if there is something to write into them."""
@@ -63,7 +63,7 @@ def export(
 
     Args:
         results: what :meth:`tdcollect.Suite.run` returns; for a leaderboard also what
-            :func:`tdcollect.suites.aggregate` returns.
+            :func:`tdcollect.lab.aggregate` returns.
         format: ``"npz"``: a float64 array of scores ``[runs, tasks]`` per policy, the mapping that
             rliable's functions take, and the names in a JSON file beside it, as
             ``{"tasks": [...], "policies": {key: name}}``. ``"csv"``: a row per policy, the best

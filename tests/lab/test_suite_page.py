@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tdcollect.lab.aggregates import aggregate
+from tdcollect.lab.pages.suite import suite_page
+from tdcollect.lab.results import SuiteResults
+from tdcollect.lab.tables import Policy, Score, Task
 from tdcollect.pages.build import heat
-from tdcollect.pages.suite import suite_page
-from tdcollect.suites.aggregates import aggregate
-from tdcollect.suites.results import SuiteResults
-from tdcollect.suites.tables import Policy, Score, Task
 
 from ..zoo.html import Page
 from .made import results

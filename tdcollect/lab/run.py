@@ -25,12 +25,12 @@ from tdcollect.evaluation.workers.dispatcher import Evaluation
 from tdcollect.evaluation.workers.local import Workers, as_workers
 from tdcollect.evaluation.workers.worker import Job
 from tdcollect.files import check_no_links, remove, write_json
+from tdcollect.lab import results
+from tdcollect.lab.report import report_on
 from tdcollect.progress import line_above, progress_bar, warn
-from tdcollect.suites import results
-from tdcollect.suites.report import report_on
 
 if TYPE_CHECKING:
-    from tdcollect.suites.suite import Cell, Suite
+    from tdcollect.lab.suite import Cell, Suite
 
 _MOST_STEPS = 200  # of an episode that the doctor plays
 

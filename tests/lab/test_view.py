@@ -18,8 +18,8 @@ import tdcollect
 from tdcollect.cli import main
 from tdcollect.evaluation import Request
 from tdcollect.evaluation.curve import point_of, to_csv
+from tdcollect.lab.pages.view import Viewed, server_of, view
 from tdcollect.pages.build import Film, Page, content_policy
-from tdcollect.pages.view import Viewed, server_of, view
 
 from ..evaluation.ledgers import GONE, alter, contents, unfinished
 

@@ -23,13 +23,13 @@ from tdcollect import LocalWorkers
 from tdcollect.cli import main
 from tdcollect.evaluation.evaluate import Recording
 from tdcollect.evaluation.ledger import sha256
+from tdcollect.lab import Suite
+from tdcollect.lab import run as module
+from tdcollect.lab.pages.suite import suite_page
+from tdcollect.lab.pages.view import view
+from tdcollect.lab.results import claim_folder, described_cells, state_of
 from tdcollect.pages.build import Page
-from tdcollect.pages.suite import suite_page
-from tdcollect.pages.view import view
 from tdcollect.randomness import NotReproducibleError
-from tdcollect.suites import Suite
-from tdcollect.suites import run as module
-from tdcollect.suites.results import claim_folder, described_cells, state_of
 
 from ..evaluation.envs import Walk
 from ..evaluation.ledgers import alter, contents
@@ -219,12 +219,12 @@ def test_added_tasks_policies_and_runs_run_alone(
 WALK = "tests.evaluation.envs:Walk"
 SCALED = [{"call": "wrappers:Scaled", "kwargs": {"factor": 2}}]
 DIFFERENCES = [
-    ("tasks.1.env", WALK, "tasks.short.env is 'tests.suites.parts:Short' there and 'tests"),
+    ("tasks.1.env", WALK, "tasks.short.env is 'tests.lab.parts:Short' there and 'tests"),
     ("tasks.1.env_kwargs", {"longest": 4}, "tasks.short.env_kwargs.longest is None there"),
     ("tasks.0.wrappers", SCALED, "tasks.walk.wrappers is [] there and [{'call': "),
     ("tasks.0.max_episode_steps", 2, "tasks.walk.settings.max_episode_steps is None"),
     ("defaults.max_episode_steps", 2, "tasks.short.settings.max_episode_steps is None there"),
-    ("policies.1.factory", f"{HERE}:sampling", "policies.net.factory is 'tests.suites.parts:net'"),
+    ("policies.1.factory", f"{HERE}:sampling", "policies.net.factory is 'tests.lab.parts:net'"),
     ("policies.1.exploration", "random", "policies.net.settings.exploration is None"),
     ("policies.1.checkpoints", "runs/net/walk/0{run}.pt", "files.short/net/0.checkpoints is '"),
     ("suite.version", 2, "version is 1 there and 2 here"),
@@ -526,7 +526,7 @@ def test_progress_tells_of_each_cell(
 def viewed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, Path], Any]:
     """View a folder, with short pages of evaluations: their figures take most of the time."""
     short = Page("short", "", "", [])
-    monkeypatch.setattr("tdcollect.pages.view.report_page", lambda *given: short)
+    monkeypatch.setattr("tdcollect.lab.pages.view.report_page", lambda *given: short)
 
     def view_one(folder: Path, out: Path) -> Any:
         (one,) = view(folder, out, overwrite=True)[1]

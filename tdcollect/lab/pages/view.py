@@ -20,20 +20,20 @@ from tdcollect.display import count_text
 from tdcollect.evaluation import curve as learning
 from tdcollect.evaluation import ledger
 from tdcollect.evaluation.curve import Best, Point
-from tdcollect.evaluation.race import RaceResult, path_of
 from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.statistics import Summary, ends, summarize
 from tdcollect.files import replaced, write_atomically
+from tdcollect.lab.pages.episode import EPISODES, episode_page, filmed, read_played, with_data
+from tdcollect.lab.pages.race import race_page
+from tdcollect.lab.pages.suite import suite_page
+from tdcollect.lab.race import RaceResult, path_of
+from tdcollect.lab.results import FINISHED, SuiteResults, is_suite
+from tdcollect.lab.suite import results_of
 from tdcollect.pages import build, evaluation
 from tdcollect.pages.build import REPORT, Cell, Column, Figure, Figures, Page, Part, Table
 from tdcollect.pages.curve import curve_page
-from tdcollect.pages.episode import EPISODES, episode_page, filmed, read_played, with_data
 from tdcollect.pages.evaluation import COMPARISON_REPORT, again_of, intervals_sentence, report_page
 from tdcollect.pages.plots import Estimate, intervals
-from tdcollect.pages.race import race_page
-from tdcollect.pages.suite import suite_page
-from tdcollect.suites.results import FINISHED, SuiteResults, is_suite
-from tdcollect.suites.suite import results_of
 
 HOST = "127.0.0.1"
 INDEX = "index.html"

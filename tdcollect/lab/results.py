@@ -19,11 +19,11 @@ from tdcollect.evaluation import ledger, statistics
 from tdcollect.evaluation.ledger import SUITE, leaf_differences, manifest_entry, read_directory
 from tdcollect.evaluation.statistics import Interval, ends, exact_mean, generator, mean_interval
 from tdcollect.files import check_output, locked, write_json
-from tdcollect.suites.aggregates import Aggregates, aggregate
-from tdcollect.suites.tables import HEAD, RANDOM, REPORT, Policy, Task
+from tdcollect.lab.aggregates import Aggregates, aggregate
+from tdcollect.lab.tables import HEAD, RANDOM, REPORT, Policy, Task
 
 if TYPE_CHECKING:
-    from tdcollect.suites.suite import Cell, Suite
+    from tdcollect.lab.suite import Cell, Suite
 
 FORMAT = 1
 FINISHED, UNFINISHED, MISSING, FAILED = "finished", "unfinished", "missing", "failed"

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from tdcollect.suites import aggregates
-from tdcollect.suites.aggregates import (
+from tdcollect.lab import aggregates
+from tdcollect.lab.aggregates import (
     METRICS,
     Aggregates,
     aggregate,

@@ -17,7 +17,7 @@ from tdcollect.evaluation.comparison import RETURN, SUCCESS
 from tdcollect.evaluation.curve import check_folder, episodes_of, steps_of
 from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.evaluation.statistics import Interval, Values
-from tdcollect.suites.aggregates import LABELS, RESAMPLES, Estimate
+from tdcollect.lab.aggregates import LABELS, RESAMPLES, Estimate
 
 # The coverage of 95% intervals from few runs, in percent, lowest and highest of the simulations in
 # docs/evaluating.md. Suites do better: there each run has a score on each of several tasks.

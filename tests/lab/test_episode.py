@@ -24,8 +24,7 @@ import tdcollect
 from tdcollect.cli import main
 from tdcollect.evaluation.directory import write_trajectory
 from tdcollect.evaluation.ledger import LOST, indices_of
-from tdcollect.pages.build import content_policy
-from tdcollect.pages.episode import (
+from tdcollect.lab.pages.episode import (
     Played,
     _entries,
     _lines,
@@ -33,10 +32,11 @@ from tdcollect.pages.episode import (
     first_difference,
     read_played,
 )
-from tdcollect.pages.view import view
+from tdcollect.lab.pages.view import view
+from tdcollect.pages.build import content_policy
 
 from ..evaluation.ledgers import change_data, ledger, pickled, pipe
-from .made import AGAIN, EVIL
+from ..pages.made import AGAIN, EVIL
 
 EPISODES = 5
 DATA = "trajectories/000000.npz"

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tdcollect.suites import Policy, Score, SuiteResults, Task, aggregate, export
+from tdcollect.lab import Policy, Score, SuiteResults, Task, aggregate, export
 
 from .made import results
 

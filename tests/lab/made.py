@@ -9,9 +9,9 @@ from itertools import product
 import numpy as np
 
 from tdcollect.evaluation.statistics import Interval
-from tdcollect.suites.aggregates import aggregate
-from tdcollect.suites.results import FAILED, FINISHED, MISSING, CellResult, SuiteResults
-from tdcollect.suites.tables import Policy, Task
+from tdcollect.lab.aggregates import aggregate
+from tdcollect.lab.results import FAILED, FINISHED, MISSING, CellResult, SuiteResults
+from tdcollect.lab.tables import Policy, Task
 
 
 def results(

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tdcollect.evaluation.statistics import Interval
-from tdcollect.suites import aggregates, export
-from tdcollect.suites.aggregates import METRICS, Aggregates, aggregate, generator, policy_generator
+from tdcollect.lab import aggregates, export
+from tdcollect.lab.aggregates import METRICS, Aggregates, aggregate, generator, policy_generator
 
 RUNS = {"a": 3, "b": 2, "c": 1}
 

@@ -8,12 +8,12 @@ import numpy as np
 
 from tdcollect.display import count_text, listed_text, number_text, p_text, percent_text
 from tdcollect.evaluation.statistics import ends
+from tdcollect.lab.aggregates import LABELS, LOWER_IS_BETTER, Aggregates, Estimate
+from tdcollect.lab.results import FINISHED, CellResult, SuiteResults
+from tdcollect.lab.tables import Task
 from tdcollect.pages import build, plots
 from tdcollect.pages.build import REPORT, Cell, Column, Figure, Figures, Page, Part, Table
 from tdcollect.pages.evaluation import intervals_sentence, number_and_interval
-from tdcollect.suites.aggregates import LABELS, LOWER_IS_BETTER, Aggregates, Estimate
-from tdcollect.suites.results import FINISHED, CellResult, SuiteResults
-from tdcollect.suites.tables import Task
 
 MOST_ROWS = 24  # policies in a figure
 MOST_LINES = 8  # policies in a plot of profiles

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tdcollect.suites.aggregates import COVERAGE
+from tdcollect.lab.aggregates import COVERAGE
 
 from ..forkserver import run_script
 

@@ -16,9 +16,9 @@ from scipy import integrate, stats
 
 import tdcollect
 from tdcollect.cli import main
+from tdcollect.lab import curves
+from tdcollect.lab.curves import Curves, over_runs
 from tdcollect.pages.curve import curves_page
-from tdcollect.suites import curves
-from tdcollect.suites.curves import Curves, over_runs
 
 from ..evaluation.envs import Walk
 from ..evaluation.policies import categorical

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from tdcollect.display import count_text, number_text, number_texts, percent_text
-from tdcollect.evaluation.race import POLICIES, RaceResult
 from tdcollect.evaluation.sequential import Look
+from tdcollect.lab.race import POLICIES, RaceResult
 from tdcollect.pages import build, plots
 from tdcollect.pages.build import REPORT, Cell, Column, Figure, Figures, Page, Part, Table
 

@@ -11,7 +11,7 @@ from scipy import stats
 
 from tdcollect import compare
 from tdcollect.evaluation import episodes_needed
-from tdcollect.evaluation.planning import (
+from tdcollect.lab.planning import (
     Aim,
     episodes_for_success,
     plan,
@@ -20,7 +20,7 @@ from tdcollect.evaluation.planning import (
     runs_needed,
 )
 
-from .ledgers import run
+from ..evaluation.ledgers import run
 
 RNG = np.random.default_rng(0)
 EASE = RNG.normal(300, 80, size=50)

@@ -17,17 +17,17 @@ from tdcollect.display import count_text, listed_text, one_line
 from tdcollect.evaluation.ledger import RESULTS, SUITE, read_object
 from tdcollect.evaluation.statistics import alike
 from tdcollect.files import distinct_names
-from tdcollect.suites import tables as schema
-from tdcollect.suites.aggregates import METRICS, distinct
-from tdcollect.suites.results import SuiteResults, is_suite, read_folder, read_results
-from tdcollect.suites.tables import HEAD, RANDOM, Policy, Preset, Task, read_task, read_text
+from tdcollect.lab import tables as schema
+from tdcollect.lab.aggregates import METRICS, distinct
+from tdcollect.lab.results import SuiteResults, is_suite, read_folder, read_results
+from tdcollect.lab.tables import HEAD, RANDOM, Policy, Preset, Task, read_task, read_text
 
 if TYPE_CHECKING:
     from tdcollect.evaluation.request import Request
     from tdcollect.evaluation.settings import EvaluationSettings
     from tdcollect.evaluation.workers.local import Workers
-    from tdcollect.suites.aggregates import DrawnRuns
-    from tdcollect.suites.run import Validation
+    from tdcollect.lab.aggregates import DrawnRuns
+    from tdcollect.lab.run import Validation
 
 EVALUATIONS = "evaluations"
 """The folder of the cells' directories."""
@@ -164,7 +164,7 @@ class Suite:
         episodes: the number of test episodes of each evaluation.
         seed: the root seed of each.
         metrics, confidence, drawn_runs: of the aggregates, as for
-            :func:`tdcollect.suites.aggregate`; the first metric ranks the policies.
+            :func:`tdcollect.lab.aggregate`; the first metric ranks the policies.
         differences: True for the difference of each two policies too, on the same episodes.
         groups: True to aggregate groups of tasks too.
         whole: the number of episodes before :meth:`limited`; None if it is not.
@@ -330,7 +330,7 @@ class Suite:
                 has changed, naming the difference, before anything runs.
             FileNotFoundError: for checkpoints that are missing, naming them.
         """
-        from tdcollect.suites.run import run_suite
+        from tdcollect.lab.run import run_suite
 
         return run_suite(
             self,
@@ -355,7 +355,7 @@ class Suite:
 
     def report(self, output_dir: str | os.PathLike[str]) -> SuiteResults:
         """Write the report on the :meth:`results` that a directory holds; return them."""
-        from tdcollect.suites.report import report_on
+        from tdcollect.lab.report import report_on
 
         return report_on(self, self._there(output_dir))
 
@@ -379,7 +379,7 @@ class Suite:
         This makes each env, has the doctor look at it, makes each policy with its checkpoint, and
         runs one step of each evaluation: of all, or of those that :meth:`cells` selects.
         """
-        from tdcollect.suites.run import validate
+        from tdcollect.lab.run import validate
 
         return validate(self, self.cells(tasks, policies), progress)
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 from tensordict.nn import TensorDictModule
 
+from tdcollect.lab import report
+from tdcollect.lab.suite import Suite
 from tdcollect.pages.build import Page
-from tdcollect.suites import report
-from tdcollect.suites.suite import Suite
 
 from ..evaluation.envs import Walk
 from ..evaluation.policies import categorical, deterministic
@@ -62,7 +62,7 @@ def wrong_shape() -> Any:
     return deterministic(ins=7)
 
 
-HERE = "tests.suites.parts"
+HERE = "tests.lab.parts"
 FILE = """
 [suite]
 name = "small"
@@ -78,14 +78,14 @@ score = { low = "random", high = 20.0, source = "made up" }
 group = "long"
 [[tasks]]
 name = "short"
-env = "tests.suites.parts:Short"
+env = "tests.lab.parts:Short"
 score = { low = -3.0, high = 5.0 }
 [[policies]]
 name = "random"
 factory = "random"
 [[policies]]
 name = "net"
-factory = "tests.suites.parts:net"
+factory = "tests.lab.parts:net"
 checkpoints = "runs/{policy}/{task}/{run}.pt"
 runs = [0, 1]
 """

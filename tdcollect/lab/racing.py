@@ -18,7 +18,6 @@ from torchrl.envs import EnvBase
 
 from tdcollect.display import number_texts
 from tdcollect.evaluation import ledger
-from tdcollect.evaluation import race as files
 from tdcollect.evaluation.directory import check_report_extras
 from tdcollect.evaluation.episodes.data import Finished
 from tdcollect.evaluation.episodes.measures import is_measure
@@ -39,6 +38,7 @@ from tdcollect.evaluation.workers.dispatcher import Evaluation
 from tdcollect.evaluation.workers.local import Workers, as_workers
 from tdcollect.evaluation.workers.worker import Job
 from tdcollect.files import write_json
+from tdcollect.lab import race as files
 from tdcollect.progress import line_above, progress_bar, warn
 from tdcollect.randomness import NotReproducibleError
 
@@ -197,7 +197,7 @@ def _running(looks: files.Looks) -> dict[str, str]:
 
 def _write(result: files.RaceResult, root: Path) -> None:
     """Write the page of a race that has ended, and its decision, which finishes it."""
-    from tdcollect.pages.race import write_race_page
+    from tdcollect.lab.pages.race import write_race_page
 
     pages = write_race_page(root, result)
     digests = {path.relative_to(root).as_posix(): ledger.sha256(path) for path in pages}

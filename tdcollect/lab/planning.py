@@ -16,7 +16,7 @@ from tdcollect.evaluation.statistics import Values, degrees_of_freedom, summariz
 from tdcollect.packages import extra_module
 
 if TYPE_CHECKING:
-    from tdcollect.suites.results import SuiteResults
+    from tdcollect.lab.results import SuiteResults
 
 ASSURANCE = 0.8  # that the true spread is not above the one that cautious numbers take
 NAMES = {RETURN: "the mean return", SUCCESS: "the success rate"}

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tdcollect.suites import Policy, Score, Suite, Task
+from tdcollect.lab import Policy, Score, Suite, Task
 
 from .parts import HERE, changed, small, tables
 

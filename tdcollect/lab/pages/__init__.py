@@ -1,0 +1,1 @@
+"""The pages of the lab: suites, races, episodes, and the index of a folder."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import abc
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from enum import IntEnum
 from itertools import repeat
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, TypeAlias
@@ -50,6 +51,16 @@ class Can(NamedTuple):
     def asynchronous(self) -> bool:
         """Slots that are ready may go on while others step."""
         return self.wait_num is not None
+
+
+class Phase(IntEnum):
+    """Where a slot is."""
+
+    RUNNING = 0  # amid an episode, or in flight
+    ENDED = 1  # as the flag done has it, or its env has failed
+    UNSTARTED = 2  # to be reset before it is stepped
+    FALLEN = 3  # amid an episode, but its env was built anew together with one that failed
+    UNSENT = 4  # fallen, and sent: receive() gives its failure
 
 
 Starts: TypeAlias = Mapping[int, int | None]
@@ -431,13 +442,10 @@ class Stepper:
         self._set_entries()
         self._counters = EpisodeCounters(self.num_envs)
         self._finite = check_finite
-        # Slots whose envs were built anew together with one that failed, amid their own episodes.
-        self._fallen: dict[int, Exception] = {}
+        self._fallen: dict[int, Exception] = {}  # the failures of slots that have fallen
         self._returns = np.zeros(self.num_envs, np.float32)
-        self._must_reset = np.ones(self.num_envs, bool)
         self._seeds = WaitingSeeds()
         self._starting: dict[int, tuple[int | None, Any]] = {}  # seeds, options of resets in flight
-        self._unsent: dict[int, Exception] = {}  # failures of slots that could not be sent
 
     def _set_entries(self) -> None:
         self.pool = spaces.BufferPool()
@@ -467,7 +475,7 @@ class Stepper:
             [paths.index((group, name)) for name in (keys.REWARD, *keys.FLAGS)]
             for group in self.group_map
         ]
-        self._unstarted = set(self._every_slot)
+        self._phases = np.full(self.num_envs, Phase.UNSTARTED, np.uint8)
 
     def allocate(
         self, count: int, batched: bool = True, pinned: bool = False, exact: bool = False
@@ -520,15 +528,15 @@ class Stepper:
     def places(self) -> list[Any]:
         """Of each slot, what stays the same while nobody steps it, resets it or waits for it."""
         counters, in_flight = self._counters, map(self.away.__contains__, self._every_slot)
-        parts = counters.episodes, counters.lengths().tolist(), self._must_reset.tolist()
+        parts = counters.episodes, counters.lengths().tolist(), self._phases.tolist()
         return list(zip(repeat(counters), *parts, in_flight, strict=False))
 
     def follow(self) -> None:
         """Go on from slots that somebody else has reset or stepped."""
-        begun = [slot for slot in self._unstarted if not self._counters.episodes[slot]]
+        unstarted = self._in_phase(Phase.UNSTARTED)
+        begun = [slot for slot in unstarted if not self._counters.episodes[slot]]
         self._counters.started(dict.fromkeys(begun))
-        self._unstarted.clear()
-        self._must_reset[:] = False
+        self._phases[:] = Phase.RUNNING
         self.latest = None
 
     def read_info(self, examples: Mapping[str, Any]) -> None:
@@ -571,35 +579,28 @@ class Stepper:
         starts = self._seeds.of(slots)
         if seeds is not None:
             starts.update(zip(slots, seeds, strict=True))
-        failed = self._reset_backend(starts, options, out.raw) if slots else None
+        failed = self._reset_backend(starts, options, out) if slots else None
         while failed is not None and self.max_restarts is not None:
             again = sorted(failed.causes)
             self._restart(failed, again)
             if seeds is None:
                 starts.update(self._seeds.of(again))
-            failed = self._reset_backend({s: starts[s] for s in again}, options, out.raw)
+            failed = self._reset_backend({s: starts[s] for s in again}, options, out)
         self._seeds.drop(slots)
-        for slot in slots if self._fallen else ():
-            self._fallen.pop(slot, None)
-        for slot in () if failed is None else failed.causes:
-            del starts[slot]
-        self._begun(starts, out)
+        self._recover(slots)
         self._arrive(out)
         if failed is not None:
             raise failed
 
     def _reset_backend(
-        self, starts: Starts, options: dict[str, Any] | None, out: SlotBuffers
+        self, starts: Starts, options: dict[str, Any] | None, out: StepBuffers
     ) -> SlotError | None:
-        """Reset slots; returns the failures, with episode and seed."""
         failed: SlotError | None = None
         try:
-            self.backend.reset(starts, self._options(starts, options), out)
+            self.backend.reset(starts, self._options(starts, options), out.raw)
         except SlotError as error:
             failed = error
-        if self._finite:
-            failed = not_finite("reset", self.backend.observation, starts, out, failed)
-        return None if failed is None else self._counters.located(failed, starts)
+        return self._begin(starts, failed, out)
 
     def _options(self, starts: Starts, options: dict[str, Any] | None) -> dict[str, Any] | None:
         """The options of resets: those given, or else those that the collector's function gives."""
@@ -607,8 +608,15 @@ class Stepper:
             return self.reset_options.of(starts)
         return options
 
-    def _begun(self, starts: Starts, out: StepBuffers) -> None:
-        """Note the episodes that have begun."""
+    def _begin(
+        self, starts: Starts, failed: SlotError | None, out: StepBuffers
+    ) -> SlotError | None:
+        """Complete the rows of resets but for those that failed; returns the failures, located."""
+        if self._finite:
+            failed = not_finite("reset", self.backend.observation, starts, out.raw, failed)
+        if failed is not None:
+            failed = self._counters.located(failed, starts)
+            starts = {slot: starts[slot] for slot in starts if slot not in failed.causes}
         self._counters.started(starts)
         rows = list(starts)
         if self.reset_options is not None:
@@ -616,10 +624,10 @@ class Stepper:
         if self.bookkeeping.episode_reward:
             self._returns[rows] = 0
         for slot in rows:
-            self._must_reset[slot] = False
-        self._unstarted.difference_update(rows)
+            self._phases[slot] = Phase.RUNNING
         if out.bookkeeping:
             self._write_bookkeeping(rows, True, out)
+        return failed
 
     def step(
         self,
@@ -645,9 +653,7 @@ class Stepper:
         self._check_step(slots)
         if slots is not None:
             self._hold_present(out)
-        failed, stepped = None, slots
-        if self._fallen:
-            stepped, failed = self._without_fallen(slots)
+        stepped, failed = self._without_fallen(slots)
         try:
             self.backend.step(actions, stepped, out.raw)
         except SlotError as error:
@@ -689,7 +695,9 @@ class Stepper:
         if self._outcomes:  # some agents may have terminated, and all others been truncated
             ends = [out.entries[done].all((1, 2)) for _, done, _, _ in self._outcomes]
             np.logical_or(out.done, np.logical_and.reduce(ends), out=out.done)
-        self._must_reset[rows] = out.done[rows]
+        self._phases[rows] = out.done[rows]  # running, or ended
+        if self.broken:
+            self._phases[list(self.broken)] = Phase.UNSTARTED
         if out.bookkeeping:
             self._write_bookkeeping(rows, False, out)
         return failed
@@ -699,7 +707,11 @@ class Stepper:
     @property
     def away(self) -> set[int]:
         """The slots that were sent and have not been received."""
-        return {*self.backend.in_flight, *self._unsent}
+        return {*self.backend.in_flight, *(self._in_phase(Phase.UNSENT) if self._fallen else ())}
+
+    def _in_phase(self, phase: Phase) -> list[int]:
+        slots: list[int] = np.flatnonzero(self._phases == phase).tolist()
+        return slots
 
     def idle(self, slots: Iterable[int]) -> list[int]:
         """Those of ``slots`` that can be sent, ascending; others share a worker that is busy."""
@@ -708,11 +720,10 @@ class Stepper:
     def send(self, actions: Sequence[Array], slots: Sequence[int]) -> None:
         """Have ``slots``, idle ones, take a step, and go on; see :meth:`receive`."""
         self._check_step(slots)
-        if self._fallen:
-            slots, failed = self._without_fallen(slots)
-            if failed is not None:
-                self._unsent.update(failed.causes)
-        self.backend.send(actions, slots)
+        sent, failed = self._without_fallen(slots)
+        if failed is not None:
+            self._phases[list(failed.causes)] = Phase.UNSENT
+        self.backend.send(actions, sent)
 
     def send_reset(
         self,
@@ -727,12 +738,11 @@ class Stepper:
         self.check_open("reset")
         starts = self._seeds.of(slots)
         if seeds is not None:
-            given = zip(slots, seeds, strict=True)
-            starts.update({slot: seed for slot, seed in given if seed is not None})
+            pairs = zip(slots, seeds, strict=True)
+            starts.update({slot: seed for slot, seed in pairs if seed is not None})
         self._seeds.drop(slots)
         self._starting.update({slot: (seed, options) for slot, seed in starts.items()})
-        for slot in slots:
-            self._fallen.pop(slot, None)
+        self._recover(slots)
         self.backend.send_reset(starts, self._options(starts, options))
 
     def receive(self, out: StepBuffers, *, restart: bool = True) -> Came:
@@ -744,10 +754,11 @@ class Stepper:
             RestartsExhausted: if a failure exceeds ``max_restarts``.
         """
         self._hold_present(out)
-        failed = self._take_unsent(None)
-        came = self.backend.receive(out.raw) if failed is None else Came([], [], failed, None)
+        came = Came([], [], self._take_unsent(), None)
+        if came.failed is None:
+            came = self.backend.receive(out.raw)
         begun, failed_begins = self._receive_begun(came, out)
-        failed = self._take_unsent(came.failed)
+        failed = joined(came.failed, self._take_unsent())
         slots = sorted([*came.stepped, *(() if failed is None else failed.causes)])
         if slots:
             failed = self._stepped(slots, came.stepped, failed, out, restart)
@@ -756,33 +767,30 @@ class Stepper:
         self._arrive(out)
         return Came(slots, begun, failed, failed_begins)
 
-    def _take_unsent(self, failed: SlotError | None) -> SlotError | None:
-        """Join failures with those of slots that could not be sent, if their workers are idle."""
-        taken = {s: error for s, error in self._unsent.items() if self.backend.is_idle(s)}
-        self._unsent = {s: error for s, error in self._unsent.items() if s not in taken}
-        return joined(failed, SlotError("step", taken) if taken else None)
+    def _take_unsent(self) -> SlotError | None:
+        """The failures of slots that could not be sent, once their workers are idle."""
+        unsent = self._in_phase(Phase.UNSENT) if self._fallen else ()
+        taken = {slot: self._fallen[slot] for slot in unsent if self.backend.is_idle(slot)}
+        self._phases[list(taken)] = Phase.FALLEN
+        return SlotError("step", taken) if taken else None
 
     def _receive_begun(self, came: Came, out: StepBuffers) -> tuple[list[int], SlotError | None]:
         """Complete the rows of resets that have come; returns their slots, and the failures."""
-        begun, failed = sorted(came.begun), came.failed_begins
-        if not begun and failed is None:
+        failed = came.failed_begins
+        if not came.begun and failed is None:
             return [], None
-        back = (*begun, *(() if failed is None else failed.causes))
-        asked = {slot: self._starting.pop(slot) for slot in back}
-        starts = {slot: seed for slot, (seed, _) in asked.items()}
         for flag in (out.raw.terminated, out.raw.truncated, out.done):
-            flag[begun] = False
-        if self._finite:
-            failed = not_finite("reset", self.backend.observation, begun, out.raw, failed)
-        if failed is not None:
-            begun = [slot for slot in begun if slot not in failed.causes]
-            failed = self._counters.located(failed, starts)
-        self._begun({slot: starts[slot] for slot in begun}, out)
+            flag[came.begun] = False
+        back = sorted([*came.begun, *(() if failed is None else failed.causes)])
+        sent = {slot: self._starting.pop(slot) for slot in back}
+        starts = {slot: seed for slot, (seed, _) in sent.items()}
+        failed = self._begin(starts, failed, out)
+        begun = [slot for slot in back if failed is None or slot not in failed.causes]
         if failed is not None and self.max_restarts is not None:
             again = sorted(failed.causes)
             self._restart(failed, again)
-            given = {s: self._options({s: starts[s]}, asked[s][1]) for s in again}
-            each = {s: values.options_of(options, s) for s, options in given.items()}
+            options = {s: self._options({s: starts[s]}, sent[s][1]) for s in again}
+            each = {s: values.options_of(one, s) for s, one in options.items()}
             self.send_reset(again, [starts[s] for s in again], values.EachOptions(each))
             failed = None
         return begun, failed
@@ -792,20 +800,29 @@ class Stepper:
 
         They start anew before they are stepped, but for those being reset.
         """
-        if self.backend.in_flight or self._unsent:
-            away = self.away
+        if away := self.away:
             self.backend.recall()
-            self._unsent, self._starting = {}, {}
-            self._unstarted.update(away.difference(resetting))
+            self._starting = {}
+            self._phases[list(away.difference(resetting))] = Phase.UNSTARTED
 
     # --- failures ------------------------------------------------------------------------------
 
-    def _without_fallen(self, slots: Sequence[int] | None) -> tuple[list[int], SlotError | None]:
+    def _without_fallen(
+        self, slots: Sequence[int] | None
+    ) -> tuple[Sequence[int] | None, SlotError | None]:
         """Of ``slots``, those that can be stepped, and the failures of the fallen."""
-        asked = self._every_slot if slots is None else slots
-        fallen = {slot: self._fallen[slot] for slot in asked if slot in self._fallen}
-        rest = [slot for slot in asked if slot not in fallen]
+        if not self._fallen:
+            return slots, None
+        every = self._every_slot if slots is None else slots
+        fallen = {slot: self._fallen[slot] for slot in every if slot in self._fallen}
+        rest = [slot for slot in every if slot not in fallen]
         return rest, SlotError("step", fallen) if fallen else None
+
+    def _recover(self, slots: Sequence[int]) -> None:
+        """Take slots that are reset for fallen no longer."""
+        for slot in slots if self._fallen else ():
+            if self._fallen.pop(slot, None) and self._phases[slot] != Phase.RUNNING:
+                self._phases[slot] = Phase.UNSTARTED
 
     def _failed_step(
         self, failed: SlotError, slots: Sequence[int] | None, out: StepBuffers, restart: bool
@@ -825,12 +842,11 @@ class Stepper:
                 out.entries[reward][rows] = out.entries[terminated][rows] = 0
             for slot in rows:
                 self._fallen.pop(slot, None)
-            self._unstarted.update(rows)
             self.broken = failed.causes
             return slots, None
-        self._must_reset[rows] = True
-        asked = self._every_slot if slots is None else slots
-        return [slot for slot in asked if slot not in failed.causes], failed
+        self._phases[[slot for slot in rows if slot not in self._fallen]] = Phase.ENDED
+        every = self._every_slot if slots is None else slots
+        return [slot for slot in every if slot not in failed.causes], failed
 
     def _truncate_agents(self, slots: Any, out: StepBuffers) -> None:
         for _, done, _, truncated in self._outcomes:
@@ -868,13 +884,14 @@ class Stepper:
         """
         built = self.backend.rebuild(slots)
         for slot in built:
-            if slot not in slots and not self._must_reset[slot]:
-                self._fallen[slot] = RuntimeError(
-                    f"its env was built anew together with that of slot {slots[0]}"
-                )
-            else:
-                self._must_reset[slot] = True
-                self._unstarted.add(slot)
+            if slot in slots or self._phases[slot] in (Phase.ENDED, Phase.UNSTARTED):
+                self._phases[slot] = Phase.UNSTARTED
+                continue
+            self._fallen[slot] = RuntimeError(
+                f"its env was built anew together with that of slot {slots[0]}"
+            )
+            if self._phases[slot] == Phase.RUNNING:
+                self._phases[slot] = Phase.FALLEN
         return built
 
     # --- state, checks, end --------------------------------------------------------------------
@@ -884,8 +901,8 @@ class Stepper:
         return {
             "counters": self._counters.save_state(),
             "returns": self._returns.copy(),
-            "must_reset": self._must_reset.copy(),
-            "unstarted": sorted(self._unstarted),
+            "must_reset": (self._phases == Phase.ENDED) | (self._phases == Phase.UNSTARTED),
+            "unstarted": self._in_phase(Phase.UNSTARTED),
             "seeds": self._seeds.save_state(),
             "restarts": None if self.max_restarts is None else self.restarts,
             "latest": None if self.latest is None else [a.copy() for a in self.latest.state],
@@ -898,9 +915,8 @@ class Stepper:
         rows = list(slots)
         self._counters.load_state(state["counters"], rows)
         self._returns[rows] = state["returns"][rows]
-        self._must_reset[rows] = state["must_reset"][rows]
-        self._unstarted.difference_update(rows)
-        self._unstarted.update(set(rows).intersection(state["unstarted"]))
+        self._phases[rows] = state["must_reset"][rows]  # running, or ended
+        self._phases[list(set(rows).intersection(state["unstarted"]))] = Phase.UNSTARTED
         self._seeds.load_state(state["seeds"], rows)
         if self.max_restarts is not None and state["restarts"] is not None:
             self.restarts = state["restarts"]
@@ -930,21 +946,20 @@ class Stepper:
 
     def _check_step(self, slots: Sequence[int] | None) -> None:
         self.check_open("step")
-        if self._unstarted and (slots is None or self._unstarted.intersection(slots)):
+        phases = (self._phases if slots is None else self._phases[list(slots)]).tobytes()
+        if Phase.UNSTARTED in phases:
             raise RuntimeError("expected reset() before the first step(); call env.reset()")
         if slots is not None and not self.can.pause:
             raise RuntimeError(
                 f"expected a step of all {self.num_envs} slots, got one of slots {list(slots)}: "
                 "this vector env steps its slots together; use backend='serial' to step some"
             )
-        if not self.can.step_ended:
-            ended = self._must_reset if slots is None else self._must_reset[list(slots)]
-            if ended.any():
-                raise RuntimeError(
-                    f"the episodes of slots {np.flatnonzero(self._must_reset).tolist()} have "
-                    "ended and the env would ignore their actions; reset these slots first (a "
-                    "'_reset' mask, env.maybe_reset or env.step_and_maybe_reset do)"
-                )
+        if not self.can.step_ended and Phase.ENDED in phases:
+            raise RuntimeError(
+                f"the episodes of slots {self._in_phase(Phase.ENDED)} have ended and the env "
+                "would ignore their actions; reset these slots first (a '_reset' mask, "
+                "env.maybe_reset or env.step_and_maybe_reset do)"
+            )
 
     def close(self) -> None:
         """Close the backend."""

@@ -21,7 +21,14 @@ from gymnasium.vector.utils import create_empty_array
 from tdcollect.cleanup import ended_on_error
 from tdcollect.display import one_line
 from tdcollect.envs.process import values
-from tdcollect.envs.process.pool import Commands, Outcome, WorkerPool, WorkerProcess, usable_cores
+from tdcollect.envs.process.pool import (
+    Asked,
+    Commands,
+    Outcome,
+    WorkerPool,
+    WorkerProcess,
+    usable_cores,
+)
 from tdcollect.envs.process.values import Array, flatten, slot_of, write_info
 from tdcollect.envs.process.worker import RESET, STEP, EnvFactory, check_spaces
 from tdcollect.envs.slots import Backend, Came, Can, SlotError, Starts, failures
@@ -89,10 +96,9 @@ class ProcessBackend(Backend):
         self._pool.call("share", self._shared, self.info)
 
     def reset(self, starts: Starts, options: dict[str, Any] | None, out: SlotBuffers) -> None:
-        outcome = self._pool.ask("reset", RESET, self._resets(starts, options))
-        self._write(list(starts), outcome, out)
-        if outcome.failed:
-            raise SlotError("reset", dict(sorted(outcome.failed.items())))
+        came = self._came(self._pool.ask("reset", RESET, self._resets(starts, options)), out)
+        if came.failed_begins is not None:
+            raise came.failed_begins
 
     def _resets(self, starts: Starts, options: dict[str, Any] | None) -> Commands:
         """The resets of slots, by worker."""
@@ -105,11 +111,9 @@ class ProcessBackend(Backend):
         return commands
 
     def step(self, actions: Sequence[Array], slots: Sequence[int] | None, out: SlotBuffers) -> None:
-        stepped: Sequence[int] = range(self.num_envs) if slots is None else slots
-        outcome = self._pool.ask("step", STEP, self._steps(actions, slots))
-        self._write_outcome(self._write(stepped, outcome, out), out)
-        if outcome.failed:
-            raise SlotError("step", dict(sorted(outcome.failed.items())))
+        came = self._came(self._pool.ask("step", STEP, self._steps(actions, slots)), out)
+        if came.failed is not None:
+            raise came.failed
 
     def _steps(self, actions: Sequence[Array], slots: Sequence[int] | None) -> Commands:
         """The steps of ``slots``, by worker.
@@ -138,14 +142,6 @@ class ProcessBackend(Backend):
             commands[process] = mine, payload
         return commands
 
-    def _write_outcome(self, stepped: Sequence[int], out: SlotBuffers) -> None:
-        """Write rewards and flags of the slots that have stepped."""
-        self._stepped = stepped
-        rows: Any = slice(None) if len(stepped) == self.num_envs else list(stepped)
-        out.reward[rows] = self._reward[rows]
-        out.terminated[rows] = self._terminated[rows]
-        out.truncated[rows] = self._truncated[rows]
-
     def send(self, actions: Sequence[Array], slots: Sequence[int]) -> None:
         self._pool.post("step", STEP, self._steps(actions, slots))
 
@@ -157,20 +153,34 @@ class ProcessBackend(Backend):
 
     def receive(self, out: SlotBuffers) -> Came:
         assert self.can.wait_num is not None
-        came: dict[str, list[int]] = {"step": [], "reset": []}
-        errors: dict[str, dict[int, Exception]] = {"step": {}, "reset": {}}
-        for asked in self._pool.collect(self.can.wait_num, self._wait_timeout):
-            outcome = self._pool.outcome(asked)
-            came[asked.verb] += self._write(asked.slots, outcome, out)
-            errors[asked.verb].update(sorted(outcome.failed.items()))
-        self._write_outcome(came["step"], out)
-        told = [SlotError(verb, failed) if failed else None for verb, failed in errors.items()]
-        return Came(came["step"], came["reset"], *told)
+        return self._came(self._pool.collect(self.can.wait_num, self._wait_timeout), out)
+
+    def _came(self, commands: Sequence[Asked], out: SlotBuffers) -> Came:
+        """Write the rows of steps and resets that are done."""
+        slots: dict[str, list[int]] = {"step": [], "reset": []}
+        outcomes = {verb: Outcome({}, {}) for verb in slots}
+        for asked in commands:
+            slots[asked.verb] += asked.slots
+            failed, misfits = self._pool.outcome(asked)
+            outcomes[asked.verb].failed.update(failed)
+            outcomes[asked.verb].misfits.update(misfits)
+        stepped, begun = (self._write(slots[verb], outcomes[verb], out) for verb in slots)
+        if slots["step"]:
+            self._stepped = stepped
+            rows: Any = slice(None) if len(stepped) == self.num_envs else stepped
+            out.reward[rows] = self._reward[rows]
+            out.terminated[rows] = self._terminated[rows]
+            out.truncated[rows] = self._truncated[rows]
+        told = (
+            SlotError(verb, dict(sorted(failed.items()))) if failed else None
+            for verb, (failed, _) in outcomes.items()
+        )
+        return Came(stepped, begun, *told)
 
     def recall(self) -> None:
         self._pool.forget()
 
-    def _write(self, slots: Sequence[int], outcome: Outcome, out: SlotBuffers) -> Sequence[int]:
+    def _write(self, slots: list[int], outcome: Outcome, out: SlotBuffers) -> list[int]:
         """Write observations and infos, from shared memory or as they came.
 
         Returns the slots that are written; adds the errors of the others to those that failed.

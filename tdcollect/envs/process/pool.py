@@ -256,7 +256,7 @@ class WorkerPool:
         self._wait(calls)
         return [self._result(call) for call in calls]
 
-    def ask(self, verb: str, kind: int, commands: Commands) -> Outcome:
+    def ask(self, verb: str, kind: int, commands: Commands) -> list[Asked]:
         """Have workers step or reset, and wait for all of them."""
         self.settle(commands)
         asked = [
@@ -264,12 +264,7 @@ class WorkerPool:
             for process, command in commands.items()
         ]
         self._wait(asked)
-        found = Outcome({}, {})
-        for each in asked:
-            failed, misfits = self.outcome(each)
-            found.failed.update(failed)
-            found.misfits.update(misfits)
-        return found
+        return asked
 
     def post(self, verb: str, kind: int, commands: Commands) -> None:
         """Have workers that have answered their last command step or reset, and go on.

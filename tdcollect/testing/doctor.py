@@ -16,17 +16,16 @@ import torch
 from tdcollect import check, keys
 from tdcollect.cleanup import close_may_fail
 from tdcollect.collect import Collector
-from tdcollect.envs import differences
 from tdcollect.envs.backends import check_task_id
-from tdcollect.envs.differences import Row, first_divergence, leaves, mismatch, row_mismatch
 from tdcollect.envs.make import alike, make_env
 from tdcollect.envs.process.worker import spec_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.processes.child import children_hash_by, hash_seed
 from tdcollect.randomness import GlobalRandomness, global_states_kept, held_generators
 from tdcollect.seeding import slot_seed
-from tdcollect.testing import checks, rules
+from tdcollect.testing import checks, differences, rules
 from tdcollect.testing.checks import Failed, Passed, Skipped, Warned
+from tdcollect.testing.differences import Row, first_divergence, leaves, mismatch, row_mismatch
 from tdcollect.testing.examination import COMPARED_STEPS, GLOBAL, OWN_RANDOM, Examination, Leak
 
 GROUP = "doctor"

@@ -17,15 +17,15 @@ import torch
 
 from tdcollect import keys
 from tdcollect._upstream.others import steps_of_time_limit
-from tdcollect.envs import differences
 from tdcollect.envs.backends import EnvPoolBackend
-from tdcollect.envs.differences import Divergence, Episodes, Row, first_divergence, shown
 from tdcollect.envs.process.resumable import make_resumable
 from tdcollect.envs.process.values import Begun, Options, slot_of
 from tdcollect.envs.process.worker import make_by_id, old_api
 from tdcollect.envs.spaces import SpaceCodec
 from tdcollect.randomness import global_states_kept
+from tdcollect.testing import differences
 from tdcollect.testing.checks import Env, Failed, GymnasiumPlayer, Skipped, gymnasium_row, seeded
+from tdcollect.testing.differences import Divergence, Episodes, Row, first_divergence, shown
 
 PLAY_SECONDS = 2.0  # for one episode; slower envs are played for fewer steps
 PLAY_BYTES = 32 * 2**20  # for one episode's observations; larger ones mean fewer steps
@@ -308,7 +308,9 @@ class Examination(GymnasiumPlayer):
         for step in range(steps):
             action = None if ended else actions.sample()
             one, two = (
-                gymnasium_row(each.reset() if ended else each.step(deepcopy(action)))
+                gymnasium_row(each.reset(), "reset")
+                if ended
+                else gymnasium_row(each.step(deepcopy(action)), "step")
                 for each in (env, other)
             )
             found = differences.row_mismatch(one, two)

@@ -20,12 +20,12 @@ from torchrl import torchrl_logger
 from torchrl.envs import EnvBase, check_env_specs
 
 from tdcollect import check, keys
-from tdcollect.envs.differences import Row, first_divergence, mismatch, short
 from tdcollect.envs.make import alike, make_env
 from tdcollect.envs.process.worker import make_by_id
 from tdcollect.keys import Key, beside, under_next
 from tdcollect.testing import checks
 from tdcollect.testing.checks import Failed, GymnasiumPlayer, Skipped, TorchRLPlayer, rule, seeded
+from tdcollect.testing.differences import Row, first_divergence, mismatch, short
 
 GYMNASIUM, TORCHRL = "gymnasium", "torchrl"  # the two groups of rules
 

@@ -15,21 +15,20 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from tdcollect import keys
-from tdcollect.collect.arrays import Options, Seeds
-from tdcollect.collect.step_dict import Placement, StepDict, Store, by_slot, next_step, zero_rows
+from tdcollect.collect.hooks import Watch
+from tdcollect.collect.inner import Options, Seeds
+from tdcollect.collect.step_dict import StepDict, by_slot, next_step, zero_rows
+from tdcollect.collect.store import Placement, Store
 from tdcollect.collect.turns import Act, Turns, set_ids
 from tdcollect.envs.process.values import EachOptions
 from tdcollect.envs.slots import SlotError
 from tdcollect.keys import Key
-
-if TYPE_CHECKING:
-    from tdcollect.collect.hooks import Watch
 
 
 @dataclass(frozen=True)

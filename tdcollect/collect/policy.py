@@ -36,6 +36,7 @@ from torchrl.modules.distributions.utils import sample_and_log_prob
 from torchrl.modules.tensordict_module import SafeProbabilisticModule, SafeSequential
 from torchrl.modules.tensordict_module.probabilistic import SafeProbabilisticTensorDictSequential
 
+from tdcollect import keys
 from tdcollect._upstream import torchrl as upstream
 from tdcollect._upstream.names import missing
 from tdcollect.collect.arguments import missing_entries, no_tensordict
@@ -43,7 +44,7 @@ from tdcollect.collect.samplers import CompositeDraw, Draw, GlobalNoise, Noise, 
 from tdcollect.collect.step_dict import StepDict, is_plain, leaves
 from tdcollect.envs.spaces import DrawableBox, nested, overflows
 from tdcollect.envs.traits import NotKnown
-from tdcollect.keys import Key, entry_path, name_of
+from tdcollect.keys import Key, entry_path, is_next, name_of
 
 Call = Callable[[StepDict], None]
 Score = Callable[[dict[Key, Tensor], StepDict], None]
@@ -127,6 +128,15 @@ class Policy:
         """Run the policy; its outputs join the step."""
         for call in self.calls:
             call(step)
+
+    def forgets(self, step: StepDict, carried: list[Key]) -> list[Key]:
+        """The outputs in a step that must be zeroed when an episode starts.
+
+        The policy reads them before it writes them, or may leave them unwritten. TorchRL zeroes
+        them where some slots, but not all, are reset; the loop by episodes, wherever one starts.
+        """
+        others = {*carried, *keys.FLAGS, keys.TRAJ_IDS, *(self.writes - self.reads_first)}
+        return [key for key in step if key not in others and not is_next(key)]
 
     def check(self) -> None:
         """Raise where a draw had parameters that its distribution refuses."""

@@ -20,6 +20,7 @@ from tdcollect._upstream.collectors import CollectorState, new_ids_of
 from tdcollect.collect.arguments import by_arrival_needs, check_arrival_buffer
 from tdcollect.collect.arrays import ArrayEnv, Plan, by_episodes, plan_for
 from tdcollect.collect.episodes import Block, Episodes, FirstToStart, Start, join_episodes
+from tdcollect.collect.monitor import CollectionLog
 from tdcollect.collect.policy import (
     ON_TENSORDICT,
     Policy,
@@ -29,18 +30,16 @@ from tdcollect.collect.policy import (
     warning_of_draws,
 )
 from tdcollect.collect.resume import FirstStates
-from tdcollect.collect.statistics import CollectionLog
 from tdcollect.collect.step_dict import (
     NotTensors,
-    Placement,
     StepDict,
     flat,
     is_plain,
     nested_shapes,
-    placement,
     shaped_like,
     stacked_lazily,
 )
+from tdcollect.collect.store import Placement, placement
 from tdcollect.collect.torchrl_loop import changed, torchrl_rollout, warn_of_lost
 from tdcollect.collect.transforms import Norm
 from tdcollect.collect.turns import Acting, Arrivals, Frames, Lower, NewIds

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -29,9 +29,6 @@ from tdcollect.collect.step_dict import StepDict, like_rows
 from tdcollect.envs.spaces import nested, nested_unchecked
 from tdcollect.envs.traits import EnvAction, NotKnown, Trait, draws_or_calls
 from tdcollect.keys import Key, as_path, under
-
-if TYPE_CHECKING:
-    from tdcollect.collect.arrays import InnerEnv
 
 
 class StepTransform:
@@ -83,14 +80,19 @@ class StepTransform:
         has ``"_reset"``, bool ``[N, 1]`` (``[1]`` unbatched): the slots that begin an episode.
         """
 
-    def attach(self, inner: InnerEnv, further: Sequence[StepTransform]) -> None:
-        """Be told of the env, and of the transforms that it has of its own, innermost first."""
-
     def _initial(self, marks: StepDict, initial: Any, value: Tensor) -> Tensor:
         """``initial`` in the slots that begin an episode, ``value`` elsewhere."""
         if self.merged:
             value = torch.zeros_like(value)
         return value.masked_fill(like_rows(marks[keys.RESET], value), initial)
+
+
+def inverted(transforms: Sequence[StepTransform], step: StepDict) -> StepDict:
+    """The step as the env below these transforms, innermost first, takes it."""
+    given = StepDict(step)
+    for transform in reversed(transforms):
+        transform.inv(given)
+    return given
 
 
 # ---------------------------------------------------------------------------- by TorchRL's own code

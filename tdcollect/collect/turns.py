@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,28 +18,24 @@ from tensordict import TensorDict, TensorDictBase
 
 from tdcollect import keys
 from tdcollect.collect.arrays import ArrayEnv, Arrived, SteppedEnv
+from tdcollect.collect.hooks import Watch
 from tdcollect.collect.policy import Policy
 from tdcollect.collect.step_dict import (
     NotReset,
     NotTensors,
-    Placement,
     StepDict,
-    Store,
     check_tensors,
     flat,
-    forgotten_entries,
     like_rows,
     next_step,
     numbered,
     sent,
     zero_rows,
 )
+from tdcollect.collect.store import Placement, Store
 from tdcollect.envs.process.values import Array
 from tdcollect.envs.spaces import nested
 from tdcollect.keys import Key, is_next
-
-if TYPE_CHECKING:
-    from tdcollect.collect.hooks import Watch
 
 Lower = Callable[[StepDict], Policy]
 """Gives a policy on StepDicts, for the entries that it first finds."""
@@ -77,7 +73,7 @@ class Acting:
             self._policy = policy = self.lower(step)
         self.place.run(policy, step)
         if self._remembered is None:
-            self._remembered = forgotten_entries(step, self.env.carried, policy)
+            self._remembered = policy.forgets(step, self.env.carried)
         return self._remembered
 
     def check(self) -> None:

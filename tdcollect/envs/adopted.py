@@ -143,15 +143,15 @@ class ParallelEnv(torchrl.envs.ParallelEnv, metaclass=_Meta):
             "policy_proof": self.policy_proof is not None,
             "a system without POSIX": os.name != "posix",
         }
-        for name, given in options.items():
-            if given:
+        for name, theirs in options.items():
+            if theirs:
                 raise NotKnown(f"{name} is TorchRL's")
-        made: list[tuple[Any, Any, Parts]] = []
+        kinds: list[tuple[Any, Any, Parts]] = []
         for create, kwargs in zip(self.create_env_fn, self.create_env_kwargs, strict=True):
-            if not any(create is other and kwargs == given for other, given, _ in made):
-                made.append((create, kwargs, parts_of_made(create, kwargs, SINGLE)))
-        first = made[0][2]
-        for _, _, parts in made[1:]:
+            if not any(create is other and kwargs == theirs for other, theirs, _ in kinds):
+                kinds.append((create, kwargs, parts_of_made(create, kwargs, SINGLE)))
+        first = kinds[0][2]
+        for _, _, parts in kinds[1:]:
             if first._replace(lifted=(), name="") != parts._replace(lifted=(), name=""):
                 raise NotKnown("its slots have different envs or transforms")
         return first
@@ -271,16 +271,16 @@ class ParallelEnv(torchrl.envs.ParallelEnv, metaclass=_Meta):
         inner = self._ours()
         if inner is None:
             if isinstance(kwargs.get("seed"), Sequence):
-                given = kwargs.pop("seed")
-                kwargs["list_of_kwargs"] = [{**kwargs, "seed": seed} for seed in given]
+                own = kwargs.pop("seed")
+                kwargs["list_of_kwargs"] = [{**kwargs, "seed": seed} for seed in own]
             return super()._reset(tensordict, **kwargs)
         arguments = _reset_arguments(self.num_workers, **kwargs)
         mask = None if tensordict is None else tensordict.get(keys.RESET, None)
         every = list(range(self.num_workers))
         marked = every if mask is None else mask.flatten().nonzero().flatten().tolist()
         with torch.no_grad():
-            for slots, given in _calls(marked, arguments):
-                reset = upstream.env_reset_of(inner)(self._mark(tensordict, slots), **given)
+            for slots, own in _calls(marked, arguments):
+                reset = upstream.env_reset_of(inner)(self._mark(tensordict, slots), **own)
                 others = [slot for slot in every if slot not in slots]
                 self._show(_with_rows(reset, others, self.shown))
         return reset
@@ -335,12 +335,12 @@ def _reset_arguments(
             f"expected list_of_kwargs with one dict per slot, {count}, got {len(further)}; pass "
             "as many"
         )
-    unknown = {name for given in further for name in given} - {"seed", "options"}
+    unknown = {name for own in further for name in own} - {"seed", "options"}
     if unknown:
         raise TypeError(f"reset() takes seed and options, got {sorted(unknown)}; leave it out")
     together = zip(seeds, further, strict=True)
-    every = [{"seed": one, "options": options, **given} for one, given in together]
-    return [{name: v for name, v in given.items() if v is not None} for given in every]
+    every = [{"seed": one, "options": options, **own} for one, own in together]
+    return [{name: v for name, v in own.items() if v is not None} for own in every]
 
 
 def _calls(
@@ -350,10 +350,10 @@ def _calls(
     shared = [{**arguments[slot], "seed": "seed" in arguments[slot]} for slot in slots]
     calls = []
     for group in [slots] if all(one == shared[0] for one in shared) else [[s] for s in slots]:
-        given = dict(arguments[group[0]]) if group else {}
-        if "seed" in given:
-            given["seed"] = [arguments[slot]["seed"] for slot in group]
-        calls.append((group, given))
+        own = dict(arguments[group[0]]) if group else {}
+        if "seed" in own:
+            own["seed"] = [arguments[slot]["seed"] for slot in group]
+        calls.append((group, own))
     return calls
 
 
@@ -604,12 +604,12 @@ def reset_arguments(
     env: EnvBase, seeds: Sequence[int] | None, options: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """The arguments with which the ``reset`` of an env without transforms seeds its slots."""
-    given: dict[str, Any] = {} if options is None else {"options": options}
+    arguments: dict[str, Any] = {} if options is None else {"options": options}
     if seeds is None:
-        return given
+        return arguments
     if isinstance(env, BatchedEnvBase):
-        return {"list_of_kwargs": [{"seed": seed, **given} for seed in seeds]}
-    return {"seed": seeds if env.batch_size else seeds[0], **given}
+        return {"list_of_kwargs": [{"seed": seed, **arguments} for seed in seeds]}
+    return {"seed": seeds if env.batch_size else seeds[0], **arguments}
 
 
 class _Borrowed(SerialBackend):
@@ -644,10 +644,10 @@ def adopt(env: EnvBase) -> Adopted:
     shown: dict[Any, torch.Tensor] = {}
     if type(env) is SerialEnv:
         _check_methods(env)
-        found, kept = upstream.serial_envs(env), upstream.shown_by_resets(env)
-        if found is None or kept is None:
+        envs, buffers = upstream.serial_envs(env), upstream.shown_by_resets(env)
+        if envs is None or buffers is None:
             raise NotKnown("it is closed, or its envs cannot share a batch")
-        members, shown = found, kept
+        members, shown = envs, buffers
         singles = [_check_single(_member(member)) for member in members]
     elif isinstance(env, BatchedEnvBase):
         why = env.fallback_reason if isinstance(env, ParallelEnv) else None

@@ -78,8 +78,8 @@ class SerialBackend(Backend):
 
     def reset(self, starts: Starts, options: dict[str, Any] | None, out: SlotBuffers) -> None:
         def begin(slot: int) -> None:
-            given = values.options_of(options, slot)
-            observation, info = self.envs[slot].reset(seed=starts[slot], options=given)
+            own = values.options_of(options, slot)
+            observation, info = self.envs[slot].reset(seed=starts[slot], options=own)
             self.observation.write_slot(observation, out.observation, slot)
             if self.info:
                 write_info(self.info, info, out.info, slot)
@@ -125,16 +125,16 @@ class SerialBackend(Backend):
         self, results: Sequence[Any], stepped: Sequence[int], out: SlotBuffers
     ) -> dict[int, Exception]:
         """Write the results that fit their spaces; returns the errors of the others, by slot."""
-        given = dict(zip(stepped, results, strict=True))
+        by_slot = dict(zip(stepped, results, strict=True))
 
         def write(slot: int) -> None:
-            observation, reward, terminated, truncated, info = given[slot]
+            observation, reward, terminated, truncated, info = by_slot[slot]
             self._write_row(slot, observation, reward, (terminated, truncated), out)
             write_info(self.info, info, out.info, slot)
 
         failed = failures(stepped, write)
         written = [slot for slot in stepped if slot not in failed]
-        self._latest = written, [given[slot][4] for slot in written]
+        self._latest = written, [by_slot[slot][4] for slot in written]
         return failed
 
     def latest_info(self, slot: int) -> Mapping[str, Any]:
@@ -297,7 +297,7 @@ class VectorBackend(Backend):
             if not slots:
                 return
         seeds: Any = [starts.get(slot) for slot in range(self.num_envs)]
-        given = dict(options or {})
+        passed = dict(options or {})
         if len(slots) == self.num_envs:
             seeds = _compact(seeds)
         else:
@@ -306,12 +306,12 @@ class VectorBackend(Backend):
                     f"{self.env} cannot reset slots {slots} alone; reset all of its "
                     f"{self.num_envs} slots, or use backend='serial'"
                 )
-            given["reset_mask"] = mask = np.zeros(self.num_envs, bool)
+            passed["reset_mask"] = mask = np.zeros(self.num_envs, bool)
             mask[slots] = True
         seeded = any(seed is not None for seed in starts.values())
         try:
             observation, info = self.env.reset(
-                seed=seeds if seeded else None, options=given or None
+                seed=seeds if seeded else None, options=passed or None
             )
         except Exception as error:
             if self.can.each_seed or not (seeded and isinstance(seeds, list)):
@@ -416,8 +416,8 @@ class VectorBackend(Backend):
     def _write_info(self, info: Mapping[str, Any], out: SlotBuffers, slot: int) -> None:
         here = {}
         for entry in self.info:
-            given = info.get(f"_{entry.key}")
-            if entry.key in info and (given is None or given[slot]):
+            flags = info.get(f"_{entry.key}")
+            if entry.key in info and (flags is None or flags[slot]):
                 here[entry.key] = info[entry.key][slot]
         write_info(self.info, here, out.info, slot)
 

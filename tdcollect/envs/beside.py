@@ -483,9 +483,9 @@ class _Recorder(gym.Wrapper[Any, Any, Any, Any]):
     latest: tuple[Any, dict[str, Any]]
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        given = self.env.step(action)
-        self._keep(given[0], given[4])
-        return given
+        stepped = self.env.step(action)
+        self._keep(stepped[0], stepped[4])
+        return stepped
 
     def reset(self, *, seed: int | None = None, options: Options | None = None) -> Begun:
         observation, info = self.env.reset(seed=seed, options=options)
@@ -513,13 +513,13 @@ class _TensorDictSlot(SlotEnv):
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, Any]:
         arrays = self._codec.empty(1)
         self._codec.write_slot(action, arrays, 0)
-        given = self._present
+        step = self._present
         for path, array in zip(self._codec.paths, arrays, strict=True):
-            given[key_of(path)] = torch.from_numpy(array[0, ...])
+            step[key_of(path)] = torch.from_numpy(array[0, ...])
         with self._drawing(), self._starts:
-            given = self._inner.step(given)
-        following = given[keys.NEXT]
-        self._present = self._inner.step_mdp(given)
+            step = self._inner.step(step)
+        following = step[keys.NEXT]
+        self._present = self._inner.step_mdp(step)
         observation, info = self._read(following)
         ends = bool(following[keys.TERMINATED]), bool(following[keys.TRUNCATED])
         return observation, following[keys.REWARD].item(), *ends, info

@@ -136,7 +136,7 @@ def not_finite(
     reward: Array | None = None,
 ) -> SlotError | None:
     """Join failures with those of slots whose observations or stored rewards are not finite."""
-    found: dict[int, Exception] = {}
+    causes: dict[int, Exception] = {}
     named = zip(map("/".join, observation.paths), out.observation, strict=True)
     for name, array in (*named, *([] if reward is None else [("reward", reward)])):
         finite: Any = np.isfinite(array) if array.dtype.kind == "f" else True
@@ -144,14 +144,14 @@ def not_finite(
             continue
         odd = ~finite.reshape(len(array), -1).all(1)
         for slot in slots:
-            if odd[slot] and slot not in found and (failed is None or slot not in failed.causes):
+            if odd[slot] and slot not in causes and (failed is None or slot not in failed.causes):
                 row = np.atleast_1d(array[slot])
                 where = tuple(np.argwhere(~np.isfinite(row))[0].tolist())
-                found[slot] = ValueError(
+                causes[slot] = ValueError(
                     "expected finite numbers, as check_finite=True asks for, got "
                     f"{row[where]} at {list(where)} of {name!r}"
                 )
-    return joined(failed, SlotError(verb, dict(sorted(found.items()))) if found else None)
+    return joined(failed, SlotError(verb, dict(sorted(causes.items()))) if causes else None)
 
 
 def failures(slots: Iterable[int], call: Callable[[int], None]) -> dict[int, Exception]:
@@ -400,7 +400,6 @@ class Stepper:
         makes: the function that made the envs, if one did, and its arguments.
         reset_options: of the collector that steps the slots; given to resets without options.
         group_map: the agents of each group, in an env of many agents.
-        pool: lends buffers that have been used before.
         shown: masks of actions, by the place of their entry, that follow whenever slots have moved.
     """
 
@@ -448,7 +447,6 @@ class Stepper:
         self._starting: dict[int, tuple[int | None, Any]] = {}  # seeds, options of resets in flight
 
     def _set_entries(self) -> None:
-        self.pool = spaces.BufferPool()
         backend, wanted, codec = self.backend, self.bookkeeping, self.backend.observation
         self.entries = [
             spaces.Entry(path, leaf.shape, leaf.dtype, leaf.spec)
@@ -479,7 +477,7 @@ class Stepper:
 
     def allocate(
         self, count: int, batched: bool = True, pinned: bool = False, exact: bool = False
-    ) -> spaces.Chunk:
+    ) -> list[StepBuffers]:
         """Zeroed buffers for ``count`` steps, allocated together.
 
         ``pinned`` ones are page-locked; in ``exact`` ones, the backend writes rewards in float64.
@@ -493,12 +491,11 @@ class Stepper:
         reward = zeros((1,), np.float32)
         written = [*arrays, reward, *(zeros((1,), bool) for _ in range(3))]
         own = [zeros((1,), np.float64)] if exact else []
-        blocks = [torch.from_numpy(b if batched else b[:, 0]) for b in (*written, *own)]
-        tensors = [block.unbind(0) for block in blocks]
+        tensors = [torch.from_numpy(b if batched else b[:, 0]).unbind(0) for b in (*written, *own)]
         steps = list(zip(*arrays, strict=True))
         infos = len(self.backend.observation.leaves)
         bookkeeping = infos + len(self.backend.info)
-        observed, told, kept = (
+        observed, told, counted = (
             map(operator.itemgetter(part), steps)
             for part in (slice(infos), slice(infos, bookkeeping), slice(bookkeeping, None))
         )
@@ -508,8 +505,7 @@ class Stepper:
         raw = map(SlotBuffers, observed, told, rewards, terminated, truncated)
         by_step = zip(*tensors[: len(written)], strict=True)
         raw_rewards = tensors[-1 if exact else len(arrays)]
-        made = map(StepBuffers, raw, kept, steps, stored, done, by_step, raw_rewards)
-        return spaces.Chunk(made, list(zip(blocks, tensors, strict=True)))
+        return list(map(StepBuffers, raw, counted, steps, stored, done, by_step, raw_rewards))
 
     def set_seeds(self, seeds: Sequence[int]) -> None:
         """Keep one seed per slot for that slot's next reset."""
@@ -575,7 +571,7 @@ class Stepper:
         for flag in (out.raw.terminated, out.raw.truncated, out.done):
             for slot in slots:  # few, mostly: an index of a list takes longer
                 flag[slot] = False
-        self.recall(slots)
+        self.recall()
         starts = self._seeds.of(slots)
         if seeds is not None:
             starts.update(zip(slots, seeds, strict=True))
@@ -587,7 +583,6 @@ class Stepper:
                 starts.update(self._seeds.of(again))
             failed = self._reset_backend({s: starts[s] for s in again}, options, out)
         self._seeds.drop(slots)
-        self._recover(slots)
         self._arrive(out)
         if failed is not None:
             raise failed
@@ -625,6 +620,7 @@ class Stepper:
             self._returns[rows] = 0
         for slot in rows:
             self._phases[slot] = Phase.RUNNING
+            self._fallen.pop(slot, None)
         if out.bookkeeping:
             self._write_bookkeeping(rows, True, out)
         return failed
@@ -742,7 +738,6 @@ class Stepper:
             starts.update({slot: seed for slot, seed in pairs if seed is not None})
         self._seeds.drop(slots)
         self._starting.update({slot: (seed, options) for slot, seed in starts.items()})
-        self._recover(slots)
         self.backend.send_reset(starts, self._options(starts, options))
 
     def receive(self, out: StepBuffers, *, restart: bool = True) -> Came:
@@ -795,15 +790,12 @@ class Stepper:
             failed = None
         return begun, failed
 
-    def recall(self, resetting: Sequence[int] = ()) -> None:
-        """Wait for slots in flight, if there are any, and forget where they came to.
-
-        They start anew before they are stepped, but for those being reset.
-        """
+    def recall(self) -> None:
+        """Wait for slots in flight; they must be reset before they are stepped."""
         if away := self.away:
             self.backend.recall()
             self._starting = {}
-            self._phases[list(away.difference(resetting))] = Phase.UNSTARTED
+            self._phases[list(away)] = Phase.UNSTARTED
 
     # --- failures ------------------------------------------------------------------------------
 
@@ -817,12 +809,6 @@ class Stepper:
         fallen = {slot: self._fallen[slot] for slot in every if slot in self._fallen}
         rest = [slot for slot in every if slot not in fallen]
         return rest, SlotError("step", fallen) if fallen else None
-
-    def _recover(self, slots: Sequence[int]) -> None:
-        """Take slots that are reset for fallen no longer."""
-        for slot in slots if self._fallen else ():
-            if self._fallen.pop(slot, None) and self._phases[slot] != Phase.RUNNING:
-                self._phases[slot] = Phase.UNSTARTED
 
     def _failed_step(
         self, failed: SlotError, slots: Sequence[int] | None, out: StepBuffers, restart: bool
@@ -890,8 +876,7 @@ class Stepper:
             self._fallen[slot] = RuntimeError(
                 f"its env was built anew together with that of slot {slots[0]}"
             )
-            if self._phases[slot] == Phase.RUNNING:
-                self._phases[slot] = Phase.FALLEN
+            self._phases[slot] = max(self._phases[slot], Phase.FALLEN)  # or unsent
         return built
 
     # --- state, checks, end --------------------------------------------------------------------

@@ -15,10 +15,7 @@ from __future__ import annotations
 import abc
 import math
 import operator
-import sys
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -564,16 +561,16 @@ def nested(
 ) -> TensorDict:
     """Entries, each with its name or path, as a TensorDict that shares their memory."""
     # Of tensors that fit, it is made several times as fast as by TensorDict's constructor.
-    given, size = list(entries), torch.Size(batch_size)
+    pairs, size = list(entries), torch.Size(batch_size)
     dims = len(size)
-    for _, value in given:
+    for _, value in pairs:
         if type(value) is not torch.Tensor or value.is_nested or value.shape[:dims] != size:
             break
         if device is not None and value.device != device:
             break
     else:
-        return nested_unchecked(given, size, device)
-    return TensorDict(keys.by_name(given), batch_size=size, device=device)
+        return nested_unchecked(pairs, size, device)
+    return TensorDict(keys.by_name(pairs), batch_size=size, device=device)
 
 
 def nested_unchecked(
@@ -661,66 +658,6 @@ class StepBuffers(NamedTuple):
                 np.copyto(target, array)
             else:
                 target[slots] = array[slots]
-
-
-class Chunk(list[StepBuffers]):
-    """The buffers of steps that were allocated together.
-
-    ``entries`` are those of all steps, ``[T, N, *shape]`` each, with the tensor of each step.
-    """
-
-    def __init__(
-        self,
-        steps: Iterable[StepBuffers],
-        entries: Sequence[tuple[torch.Tensor, Sequence[torch.Tensor]]],
-    ):
-        super().__init__(steps)
-        self.entries = entries
-
-
-class BufferPool:
-    """Lends buffers of steps again, once nobody has a part of them any more."""
-
-    def __init__(self) -> None:
-        self.spare: list[StepBuffers] = []  # for resets
-        # Of steps and of resets, in two sizes: one in use, and one whose last step still is.
-        self._kept: deque[_Kept] = deque(maxlen=8)
-
-    def __reduce__(self) -> Any:
-        return BufferPool, ()  # tensors and arrays of a copy would not share their memory
-
-    def lend(self, allocate: Callable[..., Chunk], *asked: Any) -> Chunk:
-        """Zeroed buffers, as ``allocate`` makes them of these arguments."""
-        for kept in self._kept:
-            if kept.asked == asked and kept.is_unused():
-                break
-        else:
-            kept = _Kept(asked, allocate(*asked))
-            self._kept.append(kept)
-        for memory in kept.memory:
-            memory.fill(0)
-        return Chunk(kept.chunk, kept.chunk.entries)
-
-
-class _Kept:
-    def __init__(self, asked: tuple[Any, ...], chunk: Chunk):
-        self.asked, self.chunk = asked, chunk
-        # The backend may write rewards into memory of their own, or where they are stored.
-        self.memory: list[Any] = [*{id(a.base): a.base for a in chunk[0].arrays}.values()]
-        # The last step is held longest: it says soonest that they are in use.
-        parts = ((step, *step.tensors, step.raw_reward, *step.arrays) for step in reversed(chunk))
-        self._last, self._rest = [*next(parts)], [*self.memory, *chain.from_iterable(parts)]
-        self._unused = [*self._users()]
-
-    def is_unused(self) -> bool:
-        """Tell whether nobody holds a step, a tensor or a view of the memory, as when new."""
-        return None not in self._unused and all(map(operator.eq, self._unused, self._users()))
-
-    def _users(self) -> Iterator[Any]:
-        yield sum(map(sys.getrefcount, self._last))
-        yield sum(map(sys.getrefcount, self._rest))
-        for whole, views in self.chunk.entries:
-            yield upstream.users_of(whole, views)
 
 
 def aligned_zeros(shape: Sequence[int], dtype: Any) -> Array:

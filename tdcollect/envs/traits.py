@@ -56,15 +56,15 @@ class EnvAction(Transform):
         return self._pairs
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
-        for key, kept in self.pairs:
-            next_tensordict.set(kept, tensordict.get(key))
+        for key, copy in self.pairs:
+            next_tensordict.set(copy, tensordict.get(key))
         return next_tensordict
 
     def _reset(
         self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase
     ) -> TensorDictBase:
-        for key, kept in self.pairs:
-            tensordict_reset.set(kept, self._spec(key).zero())
+        for key, copy in self.pairs:
+            tensordict_reset.set(copy, self._spec(key).zero())
         return tensordict_reset
 
     def _spec(self, key: Key) -> Unbounded:
@@ -73,10 +73,10 @@ class EnvAction(Transform):
         return Unbounded(spec.shape, dtype=spec.dtype, device=spec.device)
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        for key, kept in self.pairs:
-            if kept in observation_spec.keys(True, True):
-                raise ValueError(f"expected no entry {kept!r} in the env: EnvAction writes it")
-            observation_spec[kept] = self._spec(key)
+        for key, copy in self.pairs:
+            if copy in observation_spec.keys(True, True):
+                raise ValueError(f"expected no entry {copy!r} in the env: EnvAction writes it")
+            observation_spec[copy] = self._spec(key)
         return observation_spec
 
 
@@ -213,8 +213,8 @@ def leaves_random_numbers_alone(transform: T.Transform) -> bool:
 
 def keeps_statistics(transform: T.Transform) -> bool:
     """Return whether a transform's statistics go on with each step, at any number of slots."""
-    kept = isinstance(transform, (T.VecNorm, T.VecNormV2, T.RNDTransform))
-    return kept and not getattr(transform, "frozen", False)
+    counts = isinstance(transform, (T.VecNorm, T.VecNormV2, T.RNDTransform))
+    return counts and not getattr(transform, "frozen", False)
 
 
 # ------------------------------------------------------------------------- the transforms of an env
@@ -234,11 +234,11 @@ def innermost(env: EnvBase) -> EnvBase:
 
 def all_transforms_of(env: EnvBase) -> list[T.Transform]:
     """The transforms of all layers of an env, innermost first; subclasses count as layers."""
-    found: list[T.Transform] = []
+    transforms: list[T.Transform] = []
     while isinstance(env, TransformedEnv):
-        found = [*flat_transforms(env.transform), *found]
+        transforms = [*flat_transforms(env.transform), *transforms]
         env = env.base_env
-    return found
+    return transforms
 
 
 def transforms_of(env: EnvBase) -> list[T.Transform]:

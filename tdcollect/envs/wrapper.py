@@ -25,7 +25,7 @@ from tdcollect.envs.process.agents import ACTION_MASK
 from tdcollect.envs.process.pool import WorkerLost
 from tdcollect.envs.process.values import Array, is_number
 from tdcollect.envs.slots import Can, Stepper
-from tdcollect.envs.spaces import Chunk, StepBuffers, compose, drawable, key_of, nested
+from tdcollect.envs.spaces import StepBuffers, compose, drawable, key_of, nested
 from tdcollect.seeding import slot_seed, slot_seeds
 
 
@@ -305,17 +305,9 @@ class GymnasiumEnv(EnvBase):
             raise RuntimeError("The environment already has an info-dict reader.")
         return self.set_info_dict_reader(info_dict_reader, ignore_private)
 
-    def allocate(
-        self, count: int, pinned: bool = False, exact: bool = False, again: bool = False
-    ) -> Chunk:
-        """Zeroed buffers for ``count`` steps, of the env's batch size; see Stepper.allocate.
-
-        ``again``: in the memory of earlier ones, where nobody has a part of them any more.
-        """
-        stepper, asked = self.stepper, (count, self._batched, pinned, exact)
-        if again and not pinned:  # from there, copies to a GPU may be under way
-            return stepper.pool.lend(stepper.allocate, *asked)
-        return stepper.allocate(*asked)
+    def allocate(self, count: int, pinned: bool = False, exact: bool = False) -> list[StepBuffers]:
+        """Zeroed buffers for ``count`` steps, of the env's batch size; see Stepper.allocate."""
+        return self.stepper.allocate(count, self._batched, pinned, exact)
 
     def exact_reward(self, buffers: StepBuffers | None = None) -> torch.Tensor:
         """The rewards ``[N, 1]`` as the envs gave them, float64, of exact buffers or the latest."""
@@ -441,13 +433,13 @@ class GymnasiumEnv(EnvBase):
                 "give it an id or a callable"
             )
         settings = {**self._env_kwargs, **env_kwargs}
-        made = self._remake(settings)
-        with ended_on_error(made.close):
-            made.read_info(self._infos)
-            _check_alike(self.stepper, made)
-        made.restarts = self.stepper.restarts  # one count for the env's life
-        made.reset_options, made.shown = self.stepper.reset_options, self.stepper.shown
-        old, self.stepper = self.stepper, made
+        stepper = self._remake(settings)
+        with ended_on_error(stepper.close):
+            stepper.read_info(self._infos)
+            _check_alike(self.stepper, stepper)
+        stepper.restarts = self.stepper.restarts  # one count for the env's life
+        stepper.reset_options, stepper.shown = self.stepper.reset_options, self.stepper.shown
+        old, self.stepper = self.stepper, stepper
         self._env_kwargs = settings
         old.close()
 
@@ -475,11 +467,11 @@ class GymnasiumEnv(EnvBase):
 
     def check_slots(self, state: dict[str, Any]) -> None:
         """Raise ValueError if a state of :meth:`save_slots` has other slots or entries."""
-        found = self._described(), self.num_envs
+        here = self._described(), self.num_envs
         saved = state["entries"], len(state["envs"])
-        if found != saved:
+        if here != saved:
             raise ValueError(
-                f"expected the state of an env with {found[1]} slots and the entries {found[0]}, "
+                f"expected the state of an env with {here[1]} slots and the entries {here[0]}, "
                 f"got one with {saved[1]} slots and the entries {saved[0]}; make the env as it was"
             )
 
@@ -540,11 +532,11 @@ def _shape_groups(entries: Any, batch: torch.Size, groups: Mapping[str, Sequence
             widen(entries[group], torch.Size([*batch, len(agents)]))
 
 
-def lacks_action(key: keys.Key, given: Iterable[keys.Key]) -> KeyError:
+def lacks_action(key: keys.Key, present: Iterable[keys.Key]) -> KeyError:
     """Return the error of a step without an action."""
     return KeyError(
         f"expected the entry {key!r} in the input of step(), got the entries "
-        f"{', '.join(map(keys.entry_path, given))}; have the policy write it (its out_keys)"
+        f"{', '.join(map(keys.entry_path, present))}; have the policy write it (its out_keys)"
     )
 
 

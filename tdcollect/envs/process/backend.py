@@ -21,14 +21,7 @@ from gymnasium.vector.utils import create_empty_array
 from tdcollect.cleanup import ended_on_error
 from tdcollect.display import one_line
 from tdcollect.envs.process import values
-from tdcollect.envs.process.pool import (
-    Asked,
-    Commands,
-    Outcome,
-    WorkerPool,
-    WorkerProcess,
-    usable_cores,
-)
+from tdcollect.envs.process.pool import Commands, Outcome, WorkerPool, WorkerProcess, usable_cores
 from tdcollect.envs.process.values import Array, flatten, slot_of, write_info
 from tdcollect.envs.process.worker import RESET, STEP, EnvFactory, check_spaces
 from tdcollect.envs.slots import Backend, Came, Can, SlotError, Starts, failures
@@ -70,10 +63,10 @@ class ProcessBackend(Backend):
         self._pool = WorkerPool(factories, count, timeout, start_method, grace)
         self.in_flight = self._pool.in_flight
         with ended_on_error(self._pool.end):
-            found = self._pool.results(self._pool.launched)
-            observation, action = found[0][0]
-            for process, given in zip(self._pool.processes, found, strict=True):
-                _check_alike(process, given, found[0][0])
+            answers = self._pool.results(self._pool.launched)
+            observation, action = answers[0][0]
+            for process, answer in zip(self._pool.processes, answers, strict=True):
+                _check_alike(process, answer, answers[0][0])
             self._set_spaces(observation, action, categorical)
             self._share()
             (self.spec,) = self._pool.call("spec", processes=self._pool.processes[:1])
@@ -96,9 +89,10 @@ class ProcessBackend(Backend):
         self._pool.call("share", self._shared, self.info)
 
     def reset(self, starts: Starts, options: dict[str, Any] | None, out: SlotBuffers) -> None:
-        came = self._came(self._pool.ask("reset", RESET, self._resets(starts, options)), out)
-        if came.failed_begins is not None:
-            raise came.failed_begins
+        outcome = self._pool.ask("reset", RESET, self._resets(starts, options))
+        self._write(list(starts), outcome, out)
+        if outcome.failed:
+            raise SlotError("reset", dict(sorted(outcome.failed.items())))
 
     def _resets(self, starts: Starts, options: dict[str, Any] | None) -> Commands:
         """The resets of slots, by worker."""
@@ -111,9 +105,11 @@ class ProcessBackend(Backend):
         return commands
 
     def step(self, actions: Sequence[Array], slots: Sequence[int] | None, out: SlotBuffers) -> None:
-        came = self._came(self._pool.ask("step", STEP, self._steps(actions, slots)), out)
-        if came.failed is not None:
-            raise came.failed
+        stepped: Sequence[int] = range(self.num_envs) if slots is None else slots
+        outcome = self._pool.ask("step", STEP, self._steps(actions, slots))
+        self._write_outcome(self._write(stepped, outcome, out), out)
+        if outcome.failed:
+            raise SlotError("step", dict(sorted(outcome.failed.items())))
 
     def _steps(self, actions: Sequence[Array], slots: Sequence[int] | None) -> Commands:
         """The steps of ``slots``, by worker.
@@ -121,12 +117,12 @@ class ProcessBackend(Backend):
         Actions go to shared memory. Those of another dtype are sent as they are: ``serial`` gives
         them to envs so, too.
         """
-        given: list[Array] = []
-        flatten(self.action.read(actions), given)
-        shared = all(v.dtype == a.dtype for v, a in zip(given, self._actions, strict=True))
+        arrays: list[Array] = []
+        flatten(self.action.read(actions), arrays)
+        shared = all(v.dtype == a.dtype for v, a in zip(arrays, self._actions, strict=True))
         if shared:
             rows: Any = ... if slots is None else list(slots)
-            for array, value in zip(self._actions, given, strict=True):
+            for array, value in zip(self._actions, arrays, strict=True):
                 array[rows] = value[rows]
         commands: dict[WorkerProcess, tuple[Sequence[int], bytes]] = {}
         for process in self._pool.processes:
@@ -136,11 +132,19 @@ class ProcessBackend(Backend):
                 continue
             payload = b""
             if not shared:
-                payload = packed((list(mine), [v[own.start : own.stop] for v in given]))
+                payload = packed((list(mine), [v[own.start : own.stop] for v in arrays]))
             elif len(mine) < len(own):
                 payload = packed((mine, None))
             commands[process] = mine, payload
         return commands
+
+    def _write_outcome(self, stepped: Sequence[int], out: SlotBuffers) -> None:
+        """Write rewards and flags of the slots that have stepped."""
+        self._stepped = stepped
+        rows: Any = slice(None) if len(stepped) == self.num_envs else list(stepped)
+        out.reward[rows] = self._reward[rows]
+        out.terminated[rows] = self._terminated[rows]
+        out.truncated[rows] = self._truncated[rows]
 
     def send(self, actions: Sequence[Array], slots: Sequence[int]) -> None:
         self._pool.post("step", STEP, self._steps(actions, slots))
@@ -153,34 +157,20 @@ class ProcessBackend(Backend):
 
     def receive(self, out: SlotBuffers) -> Came:
         assert self.can.wait_num is not None
-        return self._came(self._pool.collect(self.can.wait_num, self._wait_timeout), out)
-
-    def _came(self, commands: Sequence[Asked], out: SlotBuffers) -> Came:
-        """Write the rows of steps and resets that are done."""
-        slots: dict[str, list[int]] = {"step": [], "reset": []}
-        outcomes = {verb: Outcome({}, {}) for verb in slots}
-        for asked in commands:
-            slots[asked.verb] += asked.slots
-            failed, misfits = self._pool.outcome(asked)
-            outcomes[asked.verb].failed.update(failed)
-            outcomes[asked.verb].misfits.update(misfits)
-        stepped, begun = (self._write(slots[verb], outcomes[verb], out) for verb in slots)
-        if slots["step"]:
-            self._stepped = stepped
-            rows: Any = slice(None) if len(stepped) == self.num_envs else stepped
-            out.reward[rows] = self._reward[rows]
-            out.terminated[rows] = self._terminated[rows]
-            out.truncated[rows] = self._truncated[rows]
-        told = (
-            SlotError(verb, dict(sorted(failed.items()))) if failed else None
-            for verb, (failed, _) in outcomes.items()
-        )
-        return Came(stepped, begun, *told)
+        came: dict[str, list[int]] = {"step": [], "reset": []}
+        errors: dict[str, dict[int, Exception]] = {"step": {}, "reset": {}}
+        for command in self._pool.collect(self.can.wait_num, self._wait_timeout):
+            outcome = self._pool.outcome(command)
+            came[command.verb] += self._write(command.slots, outcome, out)
+            errors[command.verb].update(sorted(outcome.failed.items()))
+        self._write_outcome(came["step"], out)
+        told = [SlotError(verb, failed) if failed else None for verb, failed in errors.items()]
+        return Came(came["step"], came["reset"], *told)
 
     def recall(self) -> None:
         self._pool.forget()
 
-    def _write(self, slots: list[int], outcome: Outcome, out: SlotBuffers) -> list[int]:
+    def _write(self, slots: Sequence[int], outcome: Outcome, out: SlotBuffers) -> Sequence[int]:
         """Write observations and infos, from shared memory or as they came.
 
         Returns the slots that are written; adds the errors of the others to those that failed.
@@ -218,8 +208,8 @@ class ProcessBackend(Backend):
         self, slots: Sequence[int], names: Sequence[str]
     ) -> Mapping[int, Mapping[str, Any]]:
         holders = [p for p in self._pool.processes if not p.lost and {*p.slots}.intersection(slots)]
-        found = self._pool.call("latest_infos", slots, names, processes=holders)
-        return _by_slot(found)
+        infos = self._pool.call("latest_infos", slots, names, processes=holders)
+        return _by_slot(infos)
 
     def rebuild(self, slots: Sequence[int]) -> list[int]:
         """Make envs anew; all those of a worker that was lost come back together."""
@@ -239,8 +229,8 @@ class ProcessBackend(Backend):
         new = launched.process
         half_made = "was ended, as its envs could not be made"
         with ended_on_error(lambda: self._pool.lose(new, half_made)):
-            (given,) = self._pool.results([launched])
-            _check_alike(new, given, (self.observation.space, self.action.space))
+            (answer,) = self._pool.results([launched])
+            _check_alike(new, answer, (self.observation.space, self.action.space))
             self._pool.call("share", self._shared, self.info, processes=[new])
 
     def save_states(self) -> dict[int, dict[str, Any]]:
@@ -266,10 +256,10 @@ class ProcessBackend(Backend):
         return self._pool.call("sample_info", processes=self._pool.processes[:1])[0]
 
     def attributes(self, name: str) -> list[Any]:
-        found = self._found("look_up", None, name)
+        pickled = self._found("look_up", None, name)
         return [
             partial(self._call_one, slot, name) if value is None else pickle.loads(value)
-            for slot, value in enumerate(found)
+            for slot, value in enumerate(pickled)
         ]
 
     def _call_one(self, slot: int, method: str, /, *args: Any, **kwargs: Any) -> Any:
@@ -285,8 +275,8 @@ class ProcessBackend(Backend):
         for process in self._pool.processes:
             mine = [slot for slot in process.slots if slots is None or slot in slots]
             if mine:
-                asked = self._pool.call(method, mine, *arguments, processes=[process], verb=verb)
-                results += asked[0]
+                answers = self._pool.call(method, mine, *arguments, processes=[process], verb=verb)
+                results += answers[0]
         return results
 
     def render(self) -> list[Any]:
@@ -304,13 +294,13 @@ class ProcessBackend(Backend):
         return one_line(self, slots, self._pool.method)
 
 
-def _by_slot(found: Sequence[Mapping[int, Any]]) -> dict[int, Any]:
+def _by_slot(parts: Sequence[Mapping[int, Any]]) -> dict[int, Any]:
     """The values of all slots, from those of each worker."""
-    return {slot: value for given in found for slot, value in given.items()}
+    return {slot: value for part in parts for slot, value in part.items()}
 
 
-def _check_alike(process: WorkerProcess, given: Any, expected: tuple[Any, Any]) -> None:
+def _check_alike(process: WorkerProcess, answer: Any, expected: tuple[Any, Any]) -> None:
     """Raise ValueError if a worker's envs have other spaces than expected."""
-    first, differing = given
-    for slot, found in ((process.slots.start, first), *differing):
-        check_spaces(slot, expected, found)
+    first, differing = answer
+    for slot, spaces in ((process.slots.start, first), *differing):
+        check_spaces(slot, expected, spaces)

@@ -199,11 +199,11 @@ def make_resumable(factory: Callable[[], Any], history: bool = False) -> Any:
     env = factory()
     if not isinstance(env, gym.Env):
         return env
-    made = getattr(env, _MARK, None)  # the same again, for the caller to see
-    if made is None:
-        made = ResumableEnv(env, factory if history else None)
-        setattr(env, _MARK, made)
-    return made
+    resumable = getattr(env, _MARK, None)  # the same again, for the caller to see
+    if resumable is None:
+        resumable = ResumableEnv(env, factory if history else None)
+        setattr(env, _MARK, resumable)
+    return resumable
 
 
 def _generator_state(env: gym.Env[Any, Any]) -> Mapping[str, Any] | None:

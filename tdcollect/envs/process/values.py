@@ -72,12 +72,12 @@ def keeps(values: Array, dtype: np.dtype[Any]) -> bool:
     A float may lose digits there, as TorchRL has it (float64 into float32). An integer must lie in
     its range, and a fraction goes into floats only.
     """
-    given = values.dtype
-    if given == dtype:
+    theirs = values.dtype
+    if theirs == dtype:
         return True
-    if given.kind not in ("biuf" if dtype.kind == "f" else "biu"):
+    if theirs.kind not in ("biuf" if dtype.kind == "f" else "biu"):
         return False
-    if dtype.kind == "f" or not values.size or np.can_cast(given, dtype, "safe"):
+    if dtype.kind == "f" or not values.size or np.can_cast(theirs, dtype, "safe"):
         return True
     low, high = limits(dtype)
     return low <= int(values.min()) and int(values.max()) <= high
@@ -152,13 +152,13 @@ def _of_count(array: Array, name: str, count: int) -> Array:
 # --- infos -------------------------------------------------------------------------------------
 
 
-def as_info(given: Any) -> Mapping[str, Any]:
+def as_info(info: Any) -> Mapping[str, Any]:
     """An env's info, which some envs leave None where it would be empty."""
-    if given is not None and not isinstance(given, Mapping):
+    if info is not None and not isinstance(info, Mapping):
         raise TypeError(
-            f"expected the info to be a dict, got {type(given).__name__}; correct the env"
+            f"expected the info to be a dict, got {type(info).__name__}; correct the env"
         )
-    return {} if given is None else given
+    return {} if info is None else info
 
 
 def is_number(value: Any) -> bool:
@@ -218,8 +218,8 @@ class EachOptions(dict[Any, Any]):
 
 def options_of(options: Mapping[Any, Any] | None, slot: int) -> dict[str, Any] | None:
     """The reset options of a slot, out of those of each slot, or of all."""
-    found: Any = options.get(slot) if isinstance(options, EachOptions) else options
-    return found
+    own: Any = options.get(slot) if isinstance(options, EachOptions) else options
+    return own
 
 
 GiveOptions = Callable[[int, int], Mapping[str, Any] | None]
@@ -246,16 +246,16 @@ class ResetOptions:
 
     def of(self, slots: Iterable[int]) -> EachOptions:
         """The options of the next episode of each of ``slots``."""
-        found = EachOptions()
+        each = EachOptions()
         for slot in slots:
             at = self.worker * len(self.begun) + slot, int(self.begun[slot])
-            found[slot] = copy.deepcopy(self.give(*at))  # envs may change theirs
-            if not isinstance(found[slot], Mapping | None):
+            each[slot] = copy.deepcopy(self.give(*at))  # envs may change theirs
+            if not isinstance(each[slot], Mapping | None):
                 raise TypeError(
-                    f"expected reset_options to return a dict or None, got {found[slot]!r} for "
+                    f"expected reset_options to return a dict or None, got {each[slot]!r} for "
                     f"slot {at[0]}, episode {at[1]}"
                 )
-        return found
+        return each
 
 
 # --- shared memory -----------------------------------------------------------------------------

@@ -179,7 +179,6 @@ class ParallelEnv(torchrl.envs.ParallelEnv, metaclass=_Meta):
         super()._start_workers()
 
     def _start_slots(self, parts: Parts) -> None:
-        """Start our workers; raises NotKnown if TorchRL's must do it."""
         forks = upstream.start_method(self) == "fork"
         settings = SlotSettings(
             parts.plan,
@@ -235,7 +234,6 @@ class ParallelEnv(torchrl.envs.ParallelEnv, metaclass=_Meta):
         return {name: v for name, v in state.items() if name not in ("_known", "inner", "shown")}
 
     def _ours(self) -> EnvBase | None:
-        """The env that runs the slots, started; None where TorchRL's workers do."""
         if self.is_closed and upstream.owns_workers(self):  # TorchRL says that a view is closed
             self._create_td()
             self._start_workers()
@@ -286,7 +284,6 @@ class ParallelEnv(torchrl.envs.ParallelEnv, metaclass=_Meta):
         return reset
 
     def _mark(self, tensordict: TensorDictBase | None, slots: Sequence[int]) -> TensorDictBase:
-        """The entries that a reset of ``slots`` is given."""
         rows = torch.zeros((self.num_workers, 1), dtype=torch.bool, device=self.device)
         rows[list(slots)] = True
         marks = TensorDict({keys.RESET: rows}, self.batch_size, device=self.device)
@@ -325,7 +322,6 @@ def _reset_arguments(
     options: dict[str, Any] | None = None,
     list_of_kwargs: Sequence[Mapping[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
-    """The seed and the options of each slot, if there are any."""
     seeds = [seed] * count if seed is None or isinstance(seed, int) else list(seed)
     if len(seeds) != count:
         raise ValueError(f"expected one seed per slot, {count}, got {len(seeds)}; pass as many")
@@ -362,7 +358,6 @@ def _with_rows(
     slots: Sequence[int],
     others: Mapping[Any, torch.Tensor] | TensorDictBase,
 ) -> TensorDictBase:
-    """Give some slots the rows that they have elsewhere; zeros where they have none."""
     if slots:
         for key in entries.keys(True, True):
             source = others.get(key, None)
@@ -384,7 +379,6 @@ class _Channel:
     answer: Any = None
 
     def send(self, message: tuple[Any, Any]) -> None:
-        """Have the slot carry out a command."""
         name, data = message
         (self.answer,) = self.slots.call("command", name, data, slots=[self.slot])
         if self.lifted and self.slot == self.slots.num_envs - 1:
@@ -410,7 +404,6 @@ class _Channel:
         self.digest = digests[0]
 
     def recv(self) -> Any:
-        """The answer to the latest command."""
         return self.answer
 
     def close(self) -> None:
@@ -442,7 +435,6 @@ def _on(spec: Composite, device: torch.device | None) -> Composite:
 
 
 def _vector_env(num_envs: int, create: Callable[[], EnvBase]) -> GymnasiumEnv:
-    """An env of ``num_envs`` slots of an env, on worker processes."""
     try:
         parts = parts_of_made(create, {}, SINGLE)
     except NotKnown as reason:

@@ -16,7 +16,7 @@ action per episode and is refused, and so are gymnasium's wrappers that break th
 
 ``envpool`` has EnvPool's C++ envs, in lock step. EnvPool declares NEXT_STEP, but a subset of its
 slots restarts at once with ``reset(env_ids)``, and the next step is then a real one. It takes seeds
-at construction only: for other seeds, the pool is built anew.
+at construction only: for other seeds, the pool is built again.
 """
 
 from __future__ import annotations
@@ -124,7 +124,6 @@ class SerialBackend(Backend):
     def _write_singly(
         self, results: Sequence[Any], stepped: Sequence[int], out: SlotBuffers
     ) -> dict[int, Exception]:
-        """Write the results that fit their spaces; returns the errors of the others, by slot."""
         by_slot = dict(zip(stepped, results, strict=True))
 
         def write(slot: int) -> None:
@@ -379,14 +378,12 @@ class VectorBackend(Backend):
                 for_each_slot("step", ended, lambda slot: self._end(slot, final, final_info, out))
 
     def _end(self, slot: int, final: Any, info: Mapping[str, Any], out: SlotBuffers) -> None:
-        """Keep the first observation of the slot's next episode, and write this one's final one."""
         self._fresh[slot] = [array[slot].copy() for array in (*out.observation, *out.info)]
         self.observation.write_slot(slot_of(final, slot), out.observation, slot)
         if self.info:
             self._write_info(info, out, slot)
 
     def _final(self, info: Mapping[str, Any], name: str) -> Any:
-        """The entry of a step's infos about the episodes that it ended."""
         if name not in info:
             raise ValueError(
                 f"expected info[{name!r}] of {self.env} at a step that ends an episode, as "
@@ -456,7 +453,6 @@ def _autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
 
 
 def _compact(seeds: list[int | None]) -> int | list[int | None] | None:
-    """Consecutive seeds as the first of them, which vector envs of one generator accept, too."""
     first = seeds[0]
     consecutive = first is not None and all(s == first + i for i, s in enumerate(seeds))
     return first if consecutive else seeds

@@ -108,9 +108,9 @@ def make_env(
             however few; None to wait for ``wait_num``.
         check_finite: take NaN or infinite observations and rewards for failures of the env.
         on_env_error: the response to a failure: ``"raise"`` an error that names slot, episode, step
-            and seed, or ``"restart"``: the env is built anew, and the step that failed is a
+            and seed, or ``"restart"``: the env is built again, and the step that failed is a
             truncated row that ``("next", "env_error")`` marks (``docs/robustness.md``).
-        max_restarts: of ``"restart"``: how many envs may be built anew, over all slots, before a
+        max_restarts: of ``"restart"``: how many envs may be built again, over all slots, before a
             failure raises after all; None for 100.
         resumable: let the collector's ``state_dict()`` bring the envs back in another process. Each
             env notes how its episode began, and the actions since. ``"history"`` keeps those of all
@@ -244,7 +244,6 @@ def _check_workers(
     timeout: float | None,
     start_method: str | None,
 ) -> dict[str, Any]:
-    """The options that were given for the process backend's constructor."""
     options = {"num_workers": num_workers, "timeout": timeout, "start_method": start_method}
     passed = {name: value for name, value in options.items() if value is not None}
     if passed and backend != "process":
@@ -259,7 +258,6 @@ def _check_workers(
 def _check_waiting(
     backend: str, num_envs: int | None, wait_num: int | None, wait_timeout: float | None
 ) -> dict[str, Any]:
-    """The options about slots that are ready, for the process backend's constructor."""
     if wait_num is None:
         if wait_timeout is not None:
             raise TypeError(
@@ -282,7 +280,7 @@ def _check_waiting(
 def _check_restarts(
     env: Any, backend: str, on_env_error: str, max_restarts: int | None
 ) -> int | None:
-    """The number of envs that may be built anew; None if failures raise."""
+    """The number of envs that may be built again; None if failures raise."""
     check.one_of(("raise", "restart"), on_env_error=on_env_error)
     if on_env_error == "raise":
         if max_restarts is not None:
@@ -347,7 +345,7 @@ def _factories(
 
 
 def takes_slot(make: Any, kwargs: Mapping[str, Any] | None = None) -> bool:
-    """Tell whether a function makes the env of a slot from its index, ``slot``.
+    """Return whether a function makes the env of a slot from its index, ``slot``.
 
     One that is given its ``slot``, by ``kwargs`` or by ``functools.partial``, does not.
     """

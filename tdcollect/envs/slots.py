@@ -117,14 +117,13 @@ class SlotError(RuntimeError):
 
 
 def joined(one: SlotError | None, other: SlotError | None) -> SlotError | None:
-    """One error for both, if there are two."""
     if one is None or other is None:
         return one or other
     return SlotError(one.verb, {**one.causes, **other.causes}, {**one.where, **other.where})
 
 
 class RestartsExhausted(RuntimeError):
-    """An env failed after as many had been built anew as ``max_restarts`` allows."""
+    """An env failed after as many had been built again as ``max_restarts`` allows."""
 
 
 def not_finite(
@@ -243,7 +242,7 @@ class Backend(abc.ABC):
         """Wait for the slots that are in flight, and forget where they came to."""
 
     def is_idle(self, slot: int) -> bool:
-        """Tell whether a slot may be sent; those that share a worker are busy together."""
+        """Return whether a slot may be sent; those that share a worker are busy together."""
         return True
 
     def latest_info(self, slot: int) -> Mapping[str, Any]:
@@ -257,7 +256,7 @@ class Backend(abc.ABC):
         return {slot: self.latest_info(slot) for slot in slots}
 
     def rebuild(self, slots: Sequence[int]) -> list[int]:
-        """Make the envs of ``slots``, and of those lost together with them, anew; returns all."""
+        """Make the envs of ``slots``, and of those lost together with them, again; returns all."""
         raise NotImplementedError(f"the backend {self.name!r} cannot build single slots anew")
 
     def save_states(self) -> dict[int, dict[str, Any]]:
@@ -330,14 +329,12 @@ class EpisodeCounters:
         self.episodes = [0] * num_envs  # resets so far
 
     def stepped(self, slots: Sequence[int] | None) -> None:
-        """Count a step of ``slots`` (None for all)."""
         self._clock += 1
         if slots is not None:  # the others wait
             self._begun += 1
             self._begun[list(slots)] -= 1
 
     def started(self, starts: Starts) -> None:
-        """Count the episodes that have begun."""
         for slot, seed in starts.items():
             self._begun[slot] = self._clock
             self.episodes[slot] += 1
@@ -345,7 +342,6 @@ class EpisodeCounters:
                 self.seeded[slot] = seed, self.episodes[slot] - 1
 
     def lengths(self) -> Array:
-        """The steps that each slot has taken in its episode, ``[N]`` int64."""
         return self._clock - self._begun
 
     def save_state(self) -> dict[str, Any]:
@@ -388,15 +384,15 @@ class Stepper:
     """Steps and resets slots on arrays.
 
     ``check_finite`` takes NaN or infinite observations and rewards for failures of the env; with
-    ``max_restarts``, so many envs may be built anew after failures, which raise otherwise.
+    ``max_restarts``, so many envs may be built again after failures, which raise otherwise.
 
     Attributes:
         entries: the entries beside reward and flags: observations, infos, bookkeeping.
         latest: the buffers of the latest step or reset, which hold the present state of all slots;
             None before the first reset.
-        broken: the failures of the latest step, by slot, after which the envs were built anew and
+        broken: the failures of the latest step, by slot, after which the envs were built again and
             the episodes broken off.
-        restarts: the envs built anew after failures so far.
+        restarts: the envs built again after failures so far.
         makes: the function that made the envs, if one did, and its arguments.
         reset_options: of the collector that steps the slots; given to resets without options.
         group_map: the agents of each group, in an env of many agents.
@@ -598,7 +594,6 @@ class Stepper:
         return self._begin(starts, failed, out)
 
     def _options(self, starts: Starts, options: dict[str, Any] | None) -> dict[str, Any] | None:
-        """The options of resets: those given, or else those that the collector's function gives."""
         if options is None and self.reset_options is not None:
             return self.reset_options.of(starts)
         return options
@@ -637,7 +632,7 @@ class Stepper:
 
         ``out`` receives the rows of these slots: observations (at an episode's end the true final
         one), reward and flags. The rows of the others show their present state. ``restart=False``
-        raises SlotError also where ``max_restarts`` would have envs built anew.
+        raises SlotError also where ``max_restarts`` would have envs built again.
 
         Raises:
             RuntimeError: if the stepper is closed, before the first reset, or if an action would
@@ -802,7 +797,6 @@ class Stepper:
     def _without_fallen(
         self, slots: Sequence[int] | None
     ) -> tuple[Sequence[int] | None, SlotError | None]:
-        """Of ``slots``, those that can be stepped, and the failures of the fallen."""
         if not self._fallen:
             return slots, None
         every = self._every_slot if slots is None else slots
@@ -839,12 +833,10 @@ class Stepper:
             out.entries[done][slots] = out.entries[truncated][slots] = True
 
     def _hold_present(self, out: StepBuffers) -> None:
-        """Write the present state of all slots, for those that a call leaves alone."""
         if self.latest is not None:
             out.copy_state(self.latest.state)
 
     def _restart(self, failed: SlotError, slots: list[int]) -> None:
-        """Build envs that failed anew, until that succeeds or the budget is spent."""
         assert self.max_restarts is not None
         while slots:
             if self.restarts + len(slots) > self.max_restarts:
@@ -864,7 +856,7 @@ class Stepper:
             return
 
     def rebuild(self, slots: Sequence[int]) -> list[int]:
-        """Make the envs of ``slots``, and those lost with them, anew; returns all, ascending.
+        """Make the envs of ``slots``, and those lost with them, again; returns all, ascending.
 
         Each must be reset. The next step of one that was amid an episode fails.
         """
@@ -882,7 +874,6 @@ class Stepper:
     # --- state, checks, end --------------------------------------------------------------------
 
     def save_state(self) -> dict[str, Any]:
-        """The present state of all slots, with counts, sums and waiting seeds."""
         return {
             "counters": self._counters.save_state(),
             "returns": self._returns.copy(),
@@ -925,7 +916,6 @@ class Stepper:
                 marks[list(self.broken)] = True
 
     def check_open(self, verb: str) -> None:
-        """Raise RuntimeError if the stepper is closed."""
         if self.is_closed:
             raise RuntimeError(f"cannot {verb} {self.name}: the env is closed; make a new one")
 
@@ -947,6 +937,5 @@ class Stepper:
             )
 
     def close(self) -> None:
-        """Close the backend."""
         self.is_closed = True
         self.backend.close()

@@ -101,7 +101,7 @@ class Leaf(abc.ABC):
         return value
 
     def takes(self, value: Array) -> bool:
-        """Tell whether the numbers go into the entry as they are; floats may lose digits."""
+        """Return whether the numbers go into the entry as they are; floats may lose digits."""
         return keeps(value, self.space_dtype)
 
     def _misfit(self, value: Array) -> str:
@@ -169,7 +169,6 @@ class _CategoricalLeaf(Leaf):
         self._counts_from_zero = not self.start.any()
 
     def index(self, value: Any, out: Array) -> Array:
-        """Integers counting from zero, checked to lie in the space."""
         index = self._checked(value, out) - self.start
         if ((index < 0) | (index >= self.n)).any():
             raise ValueError(
@@ -193,7 +192,6 @@ class _CategoricalLeaf(Leaf):
 
 
 def _whole(entry: Array) -> Array:
-    """One-hot actions as integers, to which TorchRL's spec cuts them."""
     return entry.astype(np.int64) if entry.dtype.kind == "f" else entry
 
 
@@ -256,7 +254,6 @@ class _StackLeaf(Leaf):
         )
 
     def _split(self, entry: Array) -> list[Array]:
-        """Views of the parts."""
         parts = np.moveaxis(entry, self._axis, 0)
         return [parts[i, ...] for i in range(len(parts))]
 
@@ -327,7 +324,6 @@ def _leaf_of(space: spaces.Space[Any], where: str, categorical: bool) -> Leaf:
 
 
 def _stacked_leaf(parts: Sequence[Leaf]) -> Leaf | None:
-    """The leaf of a ``Tuple`` of leaves, or None if these are too unlike to stack."""
     first = parts[0]
     alike = all(
         type(part.spec) is type(first.spec)
@@ -362,7 +358,6 @@ def _check_action(value: Array, dtype: np.dtype[Any]) -> None:
 
 
 def key_of(path: Path) -> str | Path:
-    """A path as a TensorDict key: a string if it has a single name."""
     return path[0] if len(path) == 1 else path
 
 
@@ -448,11 +443,9 @@ class SpaceCodec:
 
     @property
     def specs(self) -> list[tuple[Path, TensorSpec]]:
-        """The path and the unbatched spec of each entry."""
         return [(path, leaf.spec) for path, leaf in zip(self.paths, self.leaves, strict=True)]
 
     def empty(self, *lead: int) -> list[Array]:
-        """Uninitialized arrays ``[*lead, *shape]``, one per entry."""
         return [np.empty((*lead, *leaf.shape), leaf.dtype) for leaf in self.leaves]
 
     def write(self, value: Any, out: Sequence[Array]) -> None:
@@ -648,7 +641,6 @@ class StepBuffers(NamedTuple):
 
     @property
     def arrays(self) -> list[Array]:
-        """All arrays ``[N, ...]``."""
         return [*self.state, self.reward, self.raw.reward]
 
     def copy_state(self, arrays: Iterable[Array], slots: list[int] | None = None) -> None:

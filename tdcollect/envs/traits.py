@@ -165,17 +165,15 @@ TRAITS: dict[type[T.Transform], Trait] = {
 
 
 def traits_of(transform: T.Transform) -> Trait | None:
-    """The facts about a transform; None if its class is not known."""
     return TRAITS.get(type(transform))
 
 
 def of_kind(name: str) -> tuple[type[T.Transform], ...]:
-    """The transforms that have a trait."""
     return tuple(kind for kind, trait in TRAITS.items() if getattr(trait, name))
 
 
 def runs_once(transform: T.Transform) -> bool:
-    """Tell whether a transform of single envs gives the same for a batch as for each row."""
+    """Return whether a transform of single envs gives the same for a batch as for each row."""
     kind, trait = type(transform), traits_of(transform)
     if trait is None or not trait.once or _counts_axes_from_the_front(transform):
         return False
@@ -192,19 +190,19 @@ def runs_once(transform: T.Transform) -> bool:
 
 
 def draws_or_calls(primer: T.TensorDictPrimer) -> bool:
-    """Tell whether a primer's values are drawn, or made by functions."""
+    """Return whether a primer's values are drawn, or made by functions."""
     return primer.random or any(map(callable, dict(primer.default_value.items()).values()))
 
 
 def _counts_axes_from_the_front(transform: T.Transform) -> bool:
-    """Tell whether an axis of one env would be another one of a batch."""
+    """Return whether an axis of one env would be another one of a batch."""
     axes = [getattr(transform, name, -1) for name in ("dim", "first_dim", "last_dim")]
     axes += getattr(transform, "dims", ())
     return any(axis >= 0 for axis in axes)
 
 
 def leaves_random_numbers_alone(transform: T.Transform) -> bool:
-    """Tell whether a transform is known to draw no random numbers."""
+    """Return whether a transform is known to draw no random numbers."""
     if type(transform) is T.TensorDictPrimer:
         return not transform.random
     trait: Any = traits_of(transform)
@@ -242,7 +240,6 @@ def all_transforms_of(env: EnvBase) -> list[T.Transform]:
 
 
 def transforms_of(env: EnvBase) -> list[T.Transform]:
-    """The transforms of an env, innermost first; a ``Compose`` is taken apart."""
     return flat_transforms(env.transform) if type(env) is TransformedEnv else []
 
 

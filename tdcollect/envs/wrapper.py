@@ -166,7 +166,7 @@ class GymnasiumEnv(EnvBase):
 
     @property
     def restarts(self) -> int | None:
-        """The envs built anew after failures so far; None where failures raise."""
+        """The envs built again after failures so far; None where failures raise."""
         return None if self.stepper.max_restarts is None else self.stepper.restarts
 
     @property
@@ -179,7 +179,7 @@ class GymnasiumEnv(EnvBase):
         return self.stepper.backend.latest_info(slot)
 
     def rebuild_slots(self, slots: Sequence[int]) -> list[int]:
-        """Make envs anew, to be reset next; returns these slots, and those lost with them."""
+        """Make envs again, to be reset next; returns these slots, and those lost with them."""
         return self.stepper.rebuild(slots)
 
     @property
@@ -332,7 +332,6 @@ class GymnasiumEnv(EnvBase):
         return packed if self.device is None else packed.to(self.device)
 
     def _to_array(self, tensor: torch.Tensor) -> Array:
-        """A tensor of the env's batch size as an array ``[N, ...]`` on the CPU."""
         plain = tensor.is_cpu and not tensor.requires_grad
         array: Array = tensor.numpy() if plain else tensor.numpy(force=True)  # three times as long
         return array if self._batched else array[None]
@@ -363,7 +362,6 @@ class GymnasiumEnv(EnvBase):
         return self._pack(buffers).exclude(*self.reward_keys)
 
     def _slots(self, tensordict: TensorDictBase | None, key: str) -> list[int] | None:
-        """The slots that a mask entry marks, or None for all of them."""
         mask = None if tensordict is None else tensordict.get(key, None)
         if mask is None or mask.all():
             return None
@@ -408,7 +406,7 @@ class GymnasiumEnv(EnvBase):
         return [first + slot for slot in slots]
 
     def rebuild(self, **env_kwargs: Any) -> None:
-        """Make the envs of all slots anew, and close the old ones.
+        """Make the envs of all slots again, and close the old ones.
 
         Transforms around this env, and collectors over it, stay as they are; the next thing to call
         is ``reset`` (:meth:`tdcollect.Collector.rebuild_env` does both). Seeds do not carry over:
@@ -458,7 +456,6 @@ class GymnasiumEnv(EnvBase):
         }
 
     def keep_slots(self) -> None:
-        """Take the state of the slots for :meth:`save_slots` after :meth:`close`."""
         with suppress(Exception):  # of a user's snapshot(), say: whoever saves later is told
             self._kept = self.save_slots()
 
@@ -514,13 +511,11 @@ def shares_masks(spec: Any) -> bool:
 
 
 def is_of_agents(path: keys.Key, groups: Mapping[str, Any], *names: str) -> bool:
-    """Tell whether an entry is a group's, of one of these names."""
+    """Return whether an entry is a group's, of one of these names."""
     return len(path) == 2 and path[0] in groups and path[1] in names
 
 
 def _shape_groups(entries: Any, batch: torch.Size, groups: Mapping[str, Sequence[str]]) -> None:
-    """Give the specs or TensorDicts of groups a dimension of agents."""
-
     def widen(part: Any, shape: torch.Size) -> None:
         for inner in part.values():
             if isinstance(inner, (Composite, TensorDictBase)):
@@ -533,7 +528,6 @@ def _shape_groups(entries: Any, batch: torch.Size, groups: Mapping[str, Sequence
 
 
 def lacks_action(key: keys.Key, present: Iterable[keys.Key]) -> KeyError:
-    """Return the error of a step without an action."""
     return KeyError(
         f"expected the entry {key!r} in the input of step(), got the entries "
         f"{', '.join(map(keys.entry_path, present))}; have the policy write it (its out_keys)"
@@ -541,7 +535,6 @@ def lacks_action(key: keys.Key, present: Iterable[keys.Key]) -> KeyError:
 
 
 def _check_alike(old: Stepper, new: Stepper) -> None:
-    """Raise ValueError if slots made anew do not fit the specs of the old ones."""
     pairs = {
         "observation space": (old.backend.observation.space, new.backend.observation.space),
         "action space": (old.backend.action.space, new.backend.action.space),

@@ -216,7 +216,6 @@ class Agents(gym.Env[Any, Any]):
 
 
 def is_agents_id(name: Any) -> bool:
-    """Tell whether a name is one of PettingZoo's envs, and not gymnasium's."""
     return isinstance(name, str) and name.startswith("pettingzoo/")
 
 
@@ -309,7 +308,6 @@ def _stacked(parts: Sequence[Any], group: str) -> Any:
 
 
 def _values(by_agent: Sequence[Any], space: Any) -> Any:
-    """The values of a group's agents, stacked; zero for an agent that gave none."""
     if isinstance(space, spaces.Dict):
         return {
             name: _values([None if value is None else value[name] for value in by_agent], part)

@@ -35,7 +35,7 @@ class ProcessBackend(Backend):
 
     An env that raises leaves its worker as it is: the other slots are stepped or reset all the
     same. A worker that is killed, or ended as an env in it hangs (noticed within twice the
-    ``timeout``), is lost with all of its slots, until they are built anew. The envs of a worker may
+    ``timeout``), is lost with all of its slots until they are built again. Its envs may
     take ``grace`` seconds to close before it is killed.
     """
 
@@ -72,7 +72,6 @@ class ProcessBackend(Backend):
             (self.spec,) = self._pool.call("spec", processes=self._pool.processes[:1])
 
     def _share(self) -> None:
-        """Lay out the shared memory, and have the workers map it."""
         zeros = [np.zeros((1, *leaf.shape), leaf.dtype) for leaf in self.action.leaves]
         tree, fields = values.fields_of(create_empty_array(self.observation.space))
         of_action = values.fields_of(self.action.read(zeros))
@@ -95,7 +94,6 @@ class ProcessBackend(Backend):
             raise SlotError("reset", dict(sorted(outcome.failed.items())))
 
     def _resets(self, starts: Starts, options: dict[str, Any] | None) -> Commands:
-        """The resets of slots, by worker."""
         self._pool.seeds.update(starts)
         commands = {}
         for process in self._pool.processes:
@@ -139,7 +137,6 @@ class ProcessBackend(Backend):
         return commands
 
     def _write_outcome(self, stepped: Sequence[int], out: SlotBuffers) -> None:
-        """Write rewards and flags of the slots that have stepped."""
         self._stepped = stepped
         rows: Any = slice(None) if len(stepped) == self.num_envs else list(stepped)
         out.reward[rows] = self._reward[rows]
@@ -212,7 +209,7 @@ class ProcessBackend(Backend):
         return _by_slot(infos)
 
     def rebuild(self, slots: Sequence[int]) -> list[int]:
-        """Make envs anew; all those of a worker that was lost come back together."""
+        """Make envs again; all those of a worker that was lost come back together."""
         built: list[int] = []
         for process in list(self._pool.processes):
             mine = [slot for slot in slots if slot in process.slots]
@@ -269,7 +266,6 @@ class ProcessBackend(Backend):
         return self._found("call", slots, name, arguments)
 
     def _found(self, method: str, slots: Sequence[int] | None, *arguments: Any) -> list[Any]:
-        """The results of a method of workers that gives one per slot."""
         results: list[Any] = []
         verb = arguments[0] if method == "call" else method
         for process in self._pool.processes:
@@ -295,12 +291,10 @@ class ProcessBackend(Backend):
 
 
 def _by_slot(parts: Sequence[Mapping[int, Any]]) -> dict[int, Any]:
-    """The values of all slots, from those of each worker."""
     return {slot: value for part in parts for slot, value in part.items()}
 
 
 def _check_alike(process: WorkerProcess, answer: Any, expected: tuple[Any, Any]) -> None:
-    """Raise ValueError if a worker's envs have other spaces than expected."""
     first, differing = answer
     for slot, spaces in ((process.slots.start, first), *differing):
         check_spaces(slot, expected, spaces)

@@ -58,7 +58,6 @@ class WorkerProcess:
 
     @property
     def at_work(self) -> tuple[int, int]:
-        """The slot of its latest call of an env, and the number of calls begun."""
         return self._control[2 * self.index], self._control[2 * self.index + 1]
 
     def ask(self, kind: int, payload: bytes) -> bool:
@@ -95,7 +94,6 @@ class WorkerProcess:
 
 
 def named(slots: Sequence[int]) -> str:
-    """Return consecutive slots in words."""
     return f"slot {slots[0]}" if len(slots) == 1 else f"slots {slots[0]} to {slots[-1]}"
 
 
@@ -173,7 +171,6 @@ class WorkerPool:
     # --- starting ------------------------------------------------------------------------------
 
     def _pickled(self, slots: range) -> bytes | None:
-        """The factories of some slots, for a worker that is not forked."""
         if self.method == "fork":
             return None
         try:
@@ -221,7 +218,6 @@ class WorkerPool:
         payload: bytes,
         timeout: float | None,
     ) -> Command:
-        """Send a command, to a worker that may be lost."""
         self._awaited[process] = command = Command(verb, slots, process, timeout)
         if process.lost or not process.ask(kind, payload):
             self.lose(process)
@@ -315,14 +311,12 @@ class WorkerPool:
             self._take(process)
 
     def _take(self, process: WorkerProcess) -> Command:
-        """Take a worker's posted command off the record."""
         command = self._posted.pop(process)
         self.in_flight.difference_update(command.slots)
         self.busy.difference_update(process.slots)
         return command
 
     def _wait(self, commands: Sequence[Command]) -> None:
-        """Wait until commands are done."""
         for command in commands:
             while not command.done:
                 self._receive(command.timeout)
@@ -345,7 +339,6 @@ class WorkerPool:
                     command.answer, command.done = answer, True
 
     def _end_hanging(self, commands: Iterable[Command]) -> None:
-        """End the workers whose envs take longer than the timeout for one call."""
         for command in commands:
             if command.timeout is None or command.done:
                 continue
@@ -412,7 +405,6 @@ class WorkerPool:
 
 
 def usable_cores() -> int:
-    """The number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -426,7 +418,6 @@ def _lost(process: WorkerProcess, slot: int) -> WorkerLost:
 
 
 def _end_all(processes: Sequence[WorkerProcess], files: list[int]) -> None:
-    """End workers that may still run, and free the shared memory."""
     for process in processes:
         process.connection.close()
     for process in processes:

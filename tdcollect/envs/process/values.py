@@ -36,7 +36,6 @@ def flatten(value: Any, arrays: list[Array]) -> Tree:
 
 
 def nest(tree: Tree, arrays: Sequence[Array]) -> Any:
-    """Arrays as the value that nests like ``tree``."""
     if isinstance(tree, int):
         return arrays[tree]
     if isinstance(tree, dict):
@@ -54,7 +53,6 @@ def slot_of(value: Any, slot: int | Array) -> Any:
 
 
 def unstack(value: Any, count: int) -> Sequence[Any]:
-    """A nested value with arrays ``[count, ...]`` as ``count`` nested values."""
     if isinstance(value, dict):
         parts = {name: unstack(part, count) for name, part in value.items()}
         return [{name: part[i] for name, part in parts.items()} for i in range(count)]
@@ -67,7 +65,7 @@ def unstack(value: Any, count: int) -> Sequence[Any]:
 
 
 def keeps(values: Array, dtype: np.dtype[Any]) -> bool:
-    """Tell whether an array of a dtype takes these numbers as they are.
+    """Return whether an array of a dtype takes these numbers as they are.
 
     A float may lose digits there, as TorchRL has it (float64 into float32). An integer must lie in
     its range, and a fraction goes into floats only.
@@ -84,7 +82,6 @@ def keeps(values: Array, dtype: np.dtype[Any]) -> bool:
 
 
 def limits(dtype: np.dtype[Any]) -> tuple[int, int]:
-    """The least and the largest number of a bool or integer dtype."""
     if dtype.kind == "b":
         return 0, 1
     bounds = np.iinfo(dtype)
@@ -162,7 +159,7 @@ def as_info(info: Any) -> Mapping[str, Any]:
 
 
 def is_number(value: Any) -> bool:
-    """Tell whether an info is a number or an array of numbers, of which torch has the dtype."""
+    """Return whether an info is a number or an array of numbers, of which torch has the dtype."""
     dtype = np.asarray(value).dtype
     return dtype.kind in "biuf" and dtype.itemsize <= 8
 
@@ -176,7 +173,6 @@ class InfoEntry(NamedTuple):
 
     @classmethod
     def like(cls, key: str, example: Any) -> InfoEntry:
-        """The entry for infos like ``example``."""
         if not is_number(example):
             raise TypeError(
                 f"expected info {key!r} to be a number or an array of numbers, got "
@@ -241,7 +237,6 @@ class ResetOptions:
         self.give, self.worker = give, worker
 
     def start(self, slots: int) -> None:
-        """Count from 0 in so many slots."""
         self.begun = np.zeros(slots, np.int64)
 
     def of(self, slots: Iterable[int]) -> EachOptions:
@@ -269,7 +264,6 @@ class Field(NamedTuple):
 
 
 def fields_of(value: Any) -> tuple[Tree, list[Field]]:
-    """The nesting of a value with arrays ``[N, *shape]``, and a field for each of them."""
     arrays: list[Array] = []
     tree = flatten(value, arrays)
     return tree, [Field(array.shape[1:], array.dtype.str) for array in arrays]

@@ -60,7 +60,6 @@ def old_api(message: str) -> str:
 
 
 def make_by_id(name: Any, /, **kwargs: Any) -> Any:
-    """Make an env from the id or spec of one of gymnasium's, or the id of one of PettingZoo's."""
     if not is_agents_id(name):
         return gym.make(name, **kwargs)
     kwargs.pop("disable_env_checker", None)
@@ -68,7 +67,6 @@ def make_by_id(name: Any, /, **kwargs: Any) -> Any:
 
 
 def spec_of(name: str) -> Any:
-    """The spec of a gymnasium id."""
     if is_agents_id(name):
         return None
     try:
@@ -108,7 +106,7 @@ class EnvSlots:
         return self.spaces, differing
 
     def rebuild(self, slots: Sequence[int]) -> None:
-        """Make the envs of ``slots`` anew, and close the old ones."""
+        """Make the envs of ``slots`` again, and close the old ones."""
         for slot in slots:
             self.begin(slot)
             old = self.envs[slot - self.first]
@@ -232,7 +230,6 @@ class EnvWorker(EnvSlots):
         self.control[1] += 1
 
     def share(self, shared: values.Shared, infos: Sequence[values.InfoEntry]) -> None:
-        """Map the memory of actions, observations, rewards and flags, and that of infos."""
         outcome, self.observation, action = shared.mapped(self.files[0])
         self.reward, self.terminated, self.truncated = outcome
         last = self.first + len(self.factories)
@@ -277,7 +274,6 @@ class EnvWorker(EnvSlots):
     def _each(
         self, slots: Iterable[int], call: Callable[[int], tuple[Any, Mapping[str, Any]]]
     ) -> Answer:
-        """Write the observation and infos of each slot's call to shared memory, if they fit."""
         failed: dict[int, Described] = {}
         misfits: dict[int, Any] = {}
         for slot in slots:
@@ -318,7 +314,6 @@ class EnvWorker(EnvSlots):
         )
 
     def generators(self) -> bytes:
-        """The states of the global generators here, in short."""
         torch = sys.modules.get("torch")
         states = (
             random.getstate(),
@@ -356,7 +351,6 @@ class EnvWorker(EnvSlots):
         return pickled
 
     def spec(self) -> Any:
-        """The gymnasium spec of the first env; None if it cannot be sent."""
         spec = self.envs[0].spec
         with contextlib.suppress(Exception):
             cloudpickle.dumps(spec)

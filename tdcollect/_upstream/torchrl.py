@@ -116,8 +116,8 @@ def resets_with_seed(env: EnvBase) -> bool:
     return False
 
 
-def skipped_step(env: EnvBase, given: TensorDictBase) -> TensorDictBase:
-    return env._skip_tensordict(given)
+def skipped_step(env: EnvBase, entries: TensorDictBase) -> TensorDictBase:
+    return env._skip_tensordict(entries)
 
 
 # ------------------------------------------------------------------------ GymWrapper, batched envs
@@ -231,8 +231,8 @@ def lives_reader(transform: T.EndOfLifeTransform, base: EnvBase) -> Callable[[],
     follow = attrgetter(".".join(path))
 
     def lives() -> Any:
-        found = follow(wrapped_env(base))
-        return found() if callable(found) else found
+        value = follow(wrapped_env(base))
+        return value() if callable(value) else value
 
     return lives
 
@@ -303,10 +303,10 @@ class VecNormSums(View):
 
     def of(self, key: Key) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
         """An entry's sum, sum of squares and count, to be changed in place; None before it came."""
-        kept = self.kept
-        if kept is None or (total := kept.get(_append_last(key, "_sum"), None)) is None:
+        sums = self.kept
+        if sums is None or (total := sums.get(_append_last(key, "_sum"), None)) is None:
             return None
-        return total, kept.get(_append_last(key, "_ssq")), kept.get(_append_last(key, "_count"))
+        return total, sums.get(_append_last(key, "_ssq")), sums.get(_append_last(key, "_count"))
 
 
 class VecNormV2Statistics(View):

@@ -200,11 +200,9 @@ class ArrayEnv(SteppedEnv):
         ends_by_done: whether a trajectory is known to end only where the flag ``"done"`` is true.
             A user's env or transform may truncate without it: TorchRL then resets nothing, but
             gives a new trajectory id, and the next step keeps the flag.
-        drops_unspecified: whether entries without a spec are left out of the following step, as
-            TorchRL's preallocated batches have no room for them.
     """
 
-    drops_unspecified = False
+    _drops_unspecified = False
 
     def __init__(
         self,
@@ -232,7 +230,7 @@ class ArrayEnv(SteppedEnv):
         self._changed: list[Key] | None = None  # actions that transforms change; None at first
         self._attended: Sequence[int] = range(self.batch_size.numel())
         known = inner.follows_specs and all(transform.follows_specs for transform in transforms)
-        self._unspecified: list[Key] | None = [] if known else None
+        self._unspecified: list[Key] | None = None
         self.ends_by_done = known
         # Agents may be done before their episode ends.
         self.carried += [k for k in transformed.done_keys if not known or isinstance(k, tuple)]
@@ -251,6 +249,15 @@ class ArrayEnv(SteppedEnv):
             elif not self._away:
                 reason = "a trajectory may end without done"
             self.can, self.why = self.can._replace(wait_num=None), {"asynchronous": reason}
+
+    def start(self, drops_unspecified: bool) -> None:
+        """Begin a batch.
+
+        ``drops_unspecified``: leave entries without a spec out of the following step, as TorchRL's
+        preallocated batches have no room for them.
+        """
+        self._drops_unspecified = drops_unspecified and not self.ends_by_done
+        self._unspecified = None
 
     def allocate(self, count: int, pinned: bool = False) -> list[Any]:
         return self.inner.allocate(count, pinned, self._exact is not None)
@@ -281,7 +288,7 @@ class ArrayEnv(SteppedEnv):
             transform.step(given, following)
         if self._away:
             self._bring_home(following)
-        if self.drops_unspecified:
+        if self._drops_unspecified:
             if self._unspecified is None:
                 self._unspecified = self._without_spec(following, next_keys)
             for key in self._unspecified:

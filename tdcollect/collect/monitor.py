@@ -10,6 +10,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from copy import copy
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -87,11 +88,12 @@ class CollectionLog:
         if not self._timers:
             return env, lower
         in_two_parts = ("send_reset", "receive") if env.can.asynchronous else ()
+        env = copy(env)  # the next collection may go on with it
         for name in ("advance", "begin", *in_two_parts):
             setattr(env, name, self.timed("env_seconds", getattr(env, name)))
 
         def lower_timed(step: StepDict) -> Policy:
-            policy = lower(step)
+            policy = copy(lower(step))
             policy.calls = [self.timed("policy_seconds", call) for call in policy.calls]
             return policy
 

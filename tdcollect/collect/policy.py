@@ -138,6 +138,11 @@ class Policy:
         others = {*carried, *keys.FLAGS, keys.TRAJ_IDS, *(self.writes - self.reads_first)}
         return [key for key in step if key not in others and not is_next(key)]
 
+    def restart(self) -> None:
+        """Begin a batch: forget draws of one that broke off."""
+        for draw in self._samplers:
+            draw.restart()
+
     def check(self) -> None:
         """Raise where a draw had parameters that its distribution refuses."""
         for draw in self._samplers:

@@ -62,9 +62,9 @@ class Store:
             if not self.in_one_piece:
                 self._flush()
 
-    def append(self, step: StepDict, following: StepDict, slots: list[int] | None = None) -> None:
-        """Hold a step and the entries that it led to: of all slots, or the rows of some."""
-        if slots is not None:
+    def append(self, step: StepDict, following: StepDict, slots: list[int]) -> None:
+        """Hold a step, and what it led to; where rows arrive, the rows of these slots alone."""
+        if self.steps is None:
             if not slots:
                 return
             self._rows.append(len(self._held) * self._count + torch.tensor(slots))

@@ -145,8 +145,6 @@ class Mapped(OwnCode):
         super().__init__(transform, env, trait)
         self._pairs = list(zip(transform.in_keys, transform.out_keys, strict=True))
         self._map: Callable[[Tensor], Tensor] = upstream.mapping_of(transform)
-        if type(transform) is T.ClipTransform:
-            self._map = _clip_of(transform)
 
     def step(self, step: StepDict, following: StepDict) -> None:
         if not all(in_key in following for in_key, _ in self._pairs):
@@ -154,24 +152,6 @@ class Mapped(OwnCode):
             return
         for in_key, out_key in self._pairs:
             following[out_key] = self._map(following[in_key])
-
-
-def _clip_of(transform: T.ClipTransform) -> Callable[[Tensor], Tensor]:
-    """The function of a ClipTransform; few numbers are clipped in NumPy, to the same bits."""
-    own, bounds = upstream.mapping_of(transform), (transform.low, transform.high)
-    # Which zero is the larger, of two signs, is not agreed on.
-    if any(b is None or b.ndim or b.device.type != "cpu" or not b for b in bounds):
-        return own
-    low, high = (bound.numpy() for bound in bounds)
-
-    def clip(value: Tensor) -> Tensor:
-        if not _is_small(value):
-            return own(value)
-        array = value.numpy()
-        above = np.maximum(array, low, dtype=array.dtype)
-        return torch.from_numpy(np.minimum(above, high, out=above, casting="same_kind"))
-
-    return clip
 
 
 class Applied(OwnCode):

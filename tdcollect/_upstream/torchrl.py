@@ -370,10 +370,10 @@ _global_hooks = attrgetter(*(f"_global_{kind}_hooks" for kind in _HOOKS))
 
 def has_hooks(module: nn.Module) -> bool:
     """Tell whether a call of a module also calls hooks: its own, or those of all modules."""
-    return any(_own_hooks(module)) or _all_modules_have_hooks()
+    return any(_own_hooks(module)) or all_modules_have_hooks()
 
 
-def _all_modules_have_hooks() -> bool:
+def all_modules_have_hooks() -> bool:
     return any(_global_hooks(_module))
 
 
@@ -387,7 +387,7 @@ def only_projects(module: nn.Module) -> bool:
         list(module._forward_hooks.values()) == [project_outputs]
         and not module._forward_hooks_with_kwargs
         and not any(_own_hooks(module)[1:])
-        and not _all_modules_have_hooks()
+        and not all_modules_have_hooks()
     )
 
 

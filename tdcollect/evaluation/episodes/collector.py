@@ -24,7 +24,8 @@ from tdcollect.collect.collector import needs_state
 from tdcollect.collect.episodes import Episodes, Start
 from tdcollect.collect.lowering import exact_reward_of
 from tdcollect.collect.policy import RandomActions
-from tdcollect.collect.step_dict import StepDict, placement
+from tdcollect.collect.step_dict import StepDict
+from tdcollect.collect.store import placement
 from tdcollect.display import one_line
 from tdcollect.envs.make import refuse_slot
 from tdcollect.envs.slots import Stepper

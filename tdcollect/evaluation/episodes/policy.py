@@ -33,7 +33,7 @@ from tdcollect._upstream.torchrl import (
 )
 from tdcollect.collect.arguments import cannot_wrap, check_instance
 from tdcollect.collect.policy import Call, Policy, RandomActions, warning_of_draws
-from tdcollect.collect.step_dict import StepDict, forgotten_entries, is_plain, sent, with_index
+from tdcollect.collect.step_dict import StepDict, is_plain, sent, with_index
 from tdcollect.envs.backends import SerialBackend
 from tdcollect.envs.process.agents import ACTION_MASK
 from tdcollect.envs.traits import base_of
@@ -610,7 +610,7 @@ class Inference:
         self._group = size if alike else 1
         program = self._program
         assert program is not None
-        remembered = forgotten_entries(StepDict({**rows, **first}), carried, program)
+        remembered = program.forgets(StepDict({**rows, **first}), carried)
         if lacking := [key for key in remembered if key not in rows]:
             batch.update((key, torch.zeros_like(first[key])) for key in lacking)
             read = [key for key in lacking if key in getattr(self.policy, "in_keys", ())]

@@ -17,7 +17,7 @@ from tdcollect.evaluation.curve import check_curve, evaluations_of, steps_of
 from tdcollect.evaluation.directory import check_data
 from tdcollect.evaluation.ledger import Files, Problem
 from tdcollect.lab import race
-from tdcollect.pages.build import FIGURES, REPORT
+from tdcollect.pages.build import REPORT
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,8 @@ def verify(path: str | os.PathLike[str]) -> Verification:
 
     An evaluation or a shard that is unfinished or was refused has that as a problem. A shard that
     is finished has none: see :func:`tdcollect.merge`. All evaluations of a learning curve, a race
-    and a suite are checked, and then the files that follow from them.
+    and a suite are checked, and then the files that follow from them. Pages and figures are not
+    checked: what they say is in the other files.
 
     Args:
         path: the directory.
@@ -169,13 +170,8 @@ def _unfinished(found: Files, altered: bool) -> Iterator[Problem]:
 
 
 def _derived(found: Files) -> Iterator[Problem]:
-    """Check the statistics and files of a finished evaluation against its records."""
-    root, results = found.root, found.last or {}
-    file = root / ledger.RESULTS
-    files = results.get("files")
-    if not isinstance(files, dict):
-        yield Problem(file, f"files is {files!r}, and not the digest of each file of the report")
-        files = {}
+    """Check the statistics of a finished evaluation against its records."""
+    file, results = found.root / ledger.RESULTS, found.last or {}
     try:
         settings = {name: results[name] for name in ("confidence", "resamples", "seed")}
         if settings["resamples"] > statistics.MOST_RESAMPLES:  # would take any time and memory
@@ -188,8 +184,6 @@ def _derived(found: Files) -> Iterator[Problem]:
     for name, value in expected.items():
         if not statistics.alike(value, results.get(name)):
             yield Problem(file, f"{name} is {results.get(name)!r}, and by the ledger {value!r}")
-    drawn = [path.relative_to(root).as_posix() for path in sorted(root.glob(f"{FIGURES}/*.svg"))]
-    yield from check_files(file, files, [REPORT, *drawn])
 
 
 def check_files(file: Path, listed: Mapping[str, Any], there: Sequence[str]) -> Iterator[Problem]:

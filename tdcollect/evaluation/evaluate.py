@@ -37,7 +37,7 @@ from tdcollect.evaluation.ledger import (
     Shard,
     repeatability,
 )
-from tdcollect.evaluation.manifest import describe, found
+from tdcollect.evaluation.manifest import describe, known_of
 from tdcollect.evaluation.replay import Replay, replayer
 from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.requested import recognized
@@ -139,19 +139,19 @@ def evaluate(
         request = replace(request, directory=os.path.abspath(request.directory))
     part = None if shard is None else Shard.of(shard)
     check_names(evaluate, settings)
-    asked = EvaluationSettings(episodes, seed, **settings)
-    if asked.episodes_per_slot is not None and (part is not None or workers not in (None, 0)):
+    chosen = EvaluationSettings(episodes, seed, **settings)
+    if chosen.episodes_per_slot is not None and (part is not None or workers not in (None, 0)):
         raise ValueError(
             "expected no workers and no shard with episodes_per_slot: a batch runs whole, in this "
             "process, and batches that ran elsewhere need not be the same; leave them out"
         )
-    policy = recognized(policy, env, asked)
-    crew = as_workers(workers) if asked.episode_indices else None
-    job = Job(env, policy, asked, 1 if crew is None else crew.num_workers)
+    policy = recognized(policy, env, chosen)
+    crew = as_workers(workers) if chosen.episode_indices else None
+    job = Job(env, policy, chosen, 1 if crew is None else crew.num_workers)
 
     record = partial(
         Recording,
-        indices=asked.episode_indices,
+        indices=chosen.episode_indices,
         keep_trajectories=keep_trajectories,
         keep_steps=keep_steps,
         output_dir=output_dir,
@@ -160,7 +160,7 @@ def evaluate(
         retry_lost=retry_lost,
         recheck=recheck,
         request=request,
-        replay=replayer(env, policy, lambda index: replace(asked, episodes=[index])),
+        replay=replayer(env, policy, lambda index: replace(chosen, episodes=[index])),
     )
     evaluation = Evaluation(lambda: job, record, keep_trajectories)
     bar = None
@@ -270,11 +270,11 @@ def _in_this_process(one: Evaluation) -> Generator[Event | None, None, None]:
                 collector.run(one.keep, feed, keep_steps=recording.keep_steps)
             ) as episodes:
                 for finished in episodes:
-                    recording.note(found(collector))
+                    recording.note(known_of(collector))
                     recording.add(finished)
                     yield one, finished
                     del finished  # else its data would stay in memory beside the next one's
-            recording.note(found(collector))
+            recording.note(known_of(collector))
             one.errors |= collector.errors
         one.about = {"env": repr(collector.base), "threads": torch.get_num_threads()}
         yield one, _finished(one, one.about)
@@ -556,16 +556,16 @@ class Recording:
 
     def _take_as_witness(self, ended: Finished) -> None:
         """Keep the steps of an episode as a witness, and of one to run again at the end."""
-        kept = ended._replace(data=None, steps=None if ended.steps is None else ended.steps[:MOST])
+        seen = ended._replace(data=None, steps=None if ended.steps is None else ended.steps[:MOST])
         best = self._candidate
-        if kept.nth == 1 and (best is None or _length(kept.record) < _length(best.record)):
-            self._candidate = kept
+        if seen.nth == 1 and (best is None or _length(seen.record) < _length(best.record)):
+            self._candidate = seen
         before = self.witness
-        at = self._place(kept.record.index)
+        at = self._place(seen.record.index)
         if before is None or at < self._place(before.record.index):
-            self.witness = kept
+            self.witness = seen
             if self.directory is not None:
-                self.directory.keep_witness(kept)
+                self.directory.keep_witness(seen)
 
     def _compare(self, ended: Finished) -> None:
         record = ended.record
@@ -576,18 +576,18 @@ class Recording:
             if record.status in (COMPLETED, CUT):
                 self._take_as_witness(ended)
             return
-        found = unlike(before, ended)
+        differs = unlike(before, ended)
         if self._repeated:
-            self._repeated["differing"] += found is not None
+            self._repeated["differing"] += differs is not None
             return
-        if found is None or record.status == FAILED:  # by chance: it tells nothing
+        if differs is None or record.status == FAILED:  # by chance: it tells nothing
             return
-        what = f"episode {record.index} is another one when it runs once more: {found}"
+        what = f"episode {record.index} is another one when it runs once more: {differs}"
         if self.directory is not None and not self.directory.begun:
             raise ValueError(
                 f"{self.directory.path} holds an evaluation of another policy or env: {what}. "
-                "Choose another directory, or remove this one to start anew; if env and policy are "
-                f"those of then, {POLICY_ADVICE}"
+                "Choose another directory, or remove this one to start again; if env and policy "
+                f"are those of then, {POLICY_ADVICE}"
             )
         raise NotReproducibleError(
             f"{what}. The env keeps something from one episode to the next, or draws random "
@@ -610,10 +610,10 @@ class Recording:
             NotReproducibleError: if it is another one there.
         """
         assert self.witness is not None
-        found = unlike(self.witness, ended)
-        if found is not None and ended.record.status != FAILED:
+        differs = unlike(self.witness, ended)
+        if differs is not None and ended.record.status != FAILED:
             raise NotReproducibleError(
-                f"episode {ended.record.index} is another one on {by}: {found}. The machines "
+                f"episode {ended.record.index} is another one on {by}: {differs}. The machines "
                 f"differ, or the env draws random numbers that no seed reaches, or {POLICY_ADVICE}"
             )
 

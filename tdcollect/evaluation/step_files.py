@@ -101,14 +101,14 @@ class Journal:
         for first, block in groupby(sorted(indices), lambda index: index // _BLOCK):
             path = file_of(self._root, first * _BLOCK)
             before = read_block(path) if path.exists() else {}
-            found = {index: self.read(index) for index in block}
+            added = {index: self.read(index) for index in block}
             parts = {
                 index: before.get(index) if steps is None else steps
-                for index, steps in found.items()
+                for index, steps in added.items()
             }
             there = {index: steps for index, steps in parts.items() if steps is not None}
             if there and (
-                there.keys() != before.keys() or any(s is not None for s in found.values())
+                there.keys() != before.keys() or any(s is not None for s in added.values())
             ):
                 _write_block(path, there)
         self.close()
@@ -215,9 +215,9 @@ def digests(root: Path) -> dict[str, str]:
     return {path.name: sha256(path) for path in paths(root)}
 
 
-def altered(found: Files) -> Iterator[Problem]:
+def altered(read: Files) -> Iterator[Problem]:
     """Yield the files of steps, and the witness, that are not as they were written."""
-    root, last = found.root, found.last
+    root, last = read.root, read.last
     if last is None:
         return
     listed, there = last.get(STEPS, {}), digests(root)
@@ -229,14 +229,14 @@ def altered(found: Files) -> Iterator[Problem]:
         yield Problem(witness, "it is missing, or not the file that was written")
 
 
-def problems(found: Files) -> Iterator[Problem]:
+def problems(read: Files) -> Iterator[Problem]:
     """Check the steps and the witness of an evaluation against its records; yield what is wrong."""
-    root = found.root
-    wrong = [*altered(found)]
+    root = read.root
+    wrong = [*altered(read)]
     yield from wrong
     if wrong:
         return
-    records = {record.index: record for record in found.episodes if record.completed}
+    records = {record.index: record for record in read.episodes if record.completed}
     try:
         path = root / WITNESS
         witness = read_witness(root)
@@ -302,9 +302,9 @@ def read_witness(root: Path) -> Finished | None:
 
 def _record(line: bytes) -> Episode:
     """Read the record of a witness, which a shard that it is not of may have cut."""
-    found = json.loads(line)
-    if isinstance(found, dict) and found.get("status") == CUT:
-        counts: list[Any] = [found.get(n) for n in ("index", "env_seed", "policy_seed", "length")]
+    told = json.loads(line)
+    if isinstance(told, dict) and told.get("status") == CUT:
+        counts: list[Any] = [told.get(n) for n in ("index", "env_seed", "policy_seed", "length")]
         if all(map(is_count, counts)):
             index, env_seed, policy_seed, length = counts
             return Episode(index, env_seed, policy_seed, CUT, length=length)

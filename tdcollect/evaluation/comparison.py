@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -349,15 +349,10 @@ class Comparison(display.Table):
 
     def success_rows(self) -> list[list[str]]:
         """Return the rows that are about success; none if no env reports it."""
-        every = [d.success for d in self.differences]
-        if not any(every):
+        tests = [d.success for d in self.differences]
+        if not any(tests):
             return []
-        columns = [
-            s and [s.rate, s.baseline_rate, s.difference, s.interval, f"{s.gained}, {s.lost}"]
-            for s in every
-        ]
-        labels = ["success rate", "difference of success rates", "  gained, lost"]
-        return [*self._block(labels, columns, every)]
+        return self._block("success rate", "difference of success rates", tests, "  gained, lost")
 
     def return_rows(self) -> list[list[str]]:
         """Return the rows that are about returns, and the episodes that differ."""
@@ -388,34 +383,25 @@ class Comparison(display.Table):
             rows.append(row("  Holm's correction", lambda d: display.p_text(d.adjusted_p_value)))
         rows.append(row("detectable difference", lambda d: d.detectable()))
         for name in _metric_names(self.differences):
-            every = [d.metrics.get(name) for d in self.differences]
-            columns = [
-                m and [m.mean, m.baseline_mean, m.difference.mean, m.difference.mean_interval]
-                for m in every
-            ]
-            rows += self._block([f"mean {name}", f"difference of {name}"], columns, every)
+            tests = [d.metrics.get(name) for d in self.differences]
+            rows += self._block(f"mean {name}", f"difference of {name}", tests)
         if any(map(_failed_text, self.differences)):
             rows.append(row("failed, no difference", lambda d: _failed_text(d) or "0"))
         return display.number_columns(rows)
 
     def _block(
         self,
-        labels: Sequence[str],
-        columns: Iterable[Sequence[Any] | None],
+        what: str,
+        difference: str,
         tests: Sequence[SuccessDifference | MetricDifference | None],
-    ) -> Iterator[list[str]]:
-        """Yield the rows of success or of a metric; a policy without has None for a column."""
-        what, difference, *more = labels
+        *more: str,
+    ) -> list[list[str]]:
+        """Return the rows of success or of a metric, its numbers apart from those of returns."""
         interval = f"  {display.percent_text(self.confidence)} interval"
-        labels = [what, f"{what} of {self.names[0]}", difference, interval, *more, "  p-value"]
-        labels += ["    Holm's correction"] * (len(self.differences) > 1)
-        texts = []
-        for column, test in zip(columns, tests, strict=True):
-            numbers = display.column_texts(map(statistics.ends, column or ["-"] * (4 + len(more))))
-            p_values = (test.p_value, test.adjusted_p_value) if test else (None, None)
-            texts.append([*numbers, *map(display.p_text, p_values)])
-        for label, *row in zip(labels, *texts, strict=False):
-            yield [label, *row]
+        labels = [what, f"{what} of {self.names[0]}", difference, interval, *more]
+        labels += ["  p-value", "    Holm's correction"][: len(self.differences)]
+        columns = [display.column_texts(_cells(one)) if one else ["-"] * 7 for one in tests]
+        return [[*row] for row in zip(labels, *columns, strict=False)]
 
     def notes(self) -> list[str]:
         alpha = 1 - self.confidence
@@ -574,7 +560,7 @@ def sample_size(std: float, difference: float, terms: tuple[float, float]) -> in
     return math.ceil(factor * ratio**2 + correction)
 
 
-class _Part(NamedTuple):
+class _Sample(NamedTuple):
     """Some episodes of an evaluation."""
 
     manifest: Mapping[str, Any]
@@ -589,7 +575,7 @@ def _shared(first: Evaluated, others: Sequence[Evaluated]) -> Evaluated:
     if not indices < there or any(other != indices for other in more):
         return first
     episodes = [e for e in first.episodes if e.index in indices]
-    return _Part(first.manifest, episodes, getattr(first, "witness", None))
+    return _Sample(first.manifest, episodes, getattr(first, "witness", None))
 
 
 def _difference(
@@ -720,6 +706,16 @@ def _margin(value: float) -> float:
 
 def _differing_text(d: Difference) -> str:
     return f"{'-' if d.differing is None else d.differing}, {d.differing_outcomes}"
+
+
+def _cells(test: SuccessDifference | MetricDifference) -> list[Any]:
+    """Return the cells of a test, those of its p-values last."""
+    p_values = map(display.p_text, (test.p_value, test.adjusted_p_value))
+    if isinstance(test, SuccessDifference):
+        numbers = [test.rate, test.baseline_rate, test.difference, statistics.ends(test.interval)]
+        return [*numbers, f"{test.gained}, {test.lost}", *p_values]
+    interval = statistics.ends(test.difference.mean_interval)
+    return [test.mean, test.baseline_mean, test.difference.mean, interval, *p_values]
 
 
 def _failed_text(difference: Difference) -> str:

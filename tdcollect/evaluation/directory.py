@@ -36,12 +36,8 @@ if TYPE_CHECKING:
 class Directory:
     """The directory of one evaluation, open for writing by one process.
 
-    Args:
-        path: the directory; made if it is missing.
-        manifest: the manifest of the evaluation.
-        shard: the part of the evaluation that runs there; None for all of it.
-        allow_mixed: go on from a manifest that differs in entries that may be mixed.
-        retry_lost: forget the episodes that are recorded as lost.
+    ``allow_mixed`` goes on from a manifest that differs in entries that may be mixed, and
+    ``retry_lost`` forgets the episodes that are recorded as lost.
 
     Attributes:
         manifest: the manifest found there, or written; what :meth:`note_mixed` adds is in it.
@@ -51,12 +47,10 @@ class Directory:
         rechecked: True if an episode ran once more there; None if it was unfinished.
         witness: the episode that whoever goes on here runs again first; None if there is none yet.
         was_finished: whether an evaluation or a shard was found there that had ended.
-        begun: whether it may be written to, since :meth:`begin`.
-        steps: the steps of episodes, from then on.
+        begun: whether it may be written to, since :meth:`begin`; then it has ``steps``.
 
     Raises:
-        ValueError: for a directory of another evaluation or shard, naming the differences, and for
-            one that holds something else, which is left as it is.
+        ValueError: for a directory of another evaluation or shard, or of something else.
         RuntimeError: if another process writes to it.
     """
 

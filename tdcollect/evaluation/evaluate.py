@@ -128,13 +128,7 @@ def evaluate(
     """
     if request is not None and not isinstance(request, Request):
         raise TypeError(f"expected request to be a Request, got {type(request).__name__}")
-    if output_dir is None and (request is not None or retry_lost):
-        why = "whose lost episodes run again" if request is None else "in which request is kept"
-        raise ValueError(f"expected an output_dir, {why}, got None; pass one")
-    if output_dir is not None:
-        check_directory(Path(output_dir))
-        check_report_extras("evaluate(output_dir=...)")
-        output_dir = os.path.abspath(output_dir)  # whatever the env's code changes to
+    output_dir = _checked(output_dir, request, retry_lost)
     if request is not None:
         request = replace(request, directory=os.path.abspath(request.directory))
     part = None if shard is None else Shard.of(shard)
@@ -190,6 +184,20 @@ def evaluate(
     raise AssertionError("expected a result")
 
 
+def _checked(
+    output_dir: str | os.PathLike[str] | None, request: Request | None, retry_lost: bool
+) -> str | None:
+    """Return the output directory as an absolute path, whatever the env's code changes to."""
+    if output_dir is not None:
+        check_directory(Path(output_dir))
+        check_report_extras("evaluate(output_dir=...)")
+        return os.path.abspath(output_dir)
+    if request is not None or retry_lost:
+        why = "whose lost episodes run again" if request is None else "in which request is kept"
+        raise ValueError(f"expected an output_dir, {why}, got None; pass one")
+    return None
+
+
 _WITNESSES = 3  # episodes of other shards that may fail, before a shard has a witness of its own
 Event = tuple[Evaluation, Finished | EvaluationResult | Exception | None]
 """An evaluation and what came of it: None once its recording is open, an episode that has ended,
@@ -206,14 +214,9 @@ def run(
 ) -> Generator[Event, None, None]:
     """Run evaluations: one after the other in this process, or all together on workers; close it.
 
-    One that fails leaves the others alone. One that waits for others lets the next one run.
-
-    Args:
-        evaluations: the evaluations.
-        workers: the workers; None for this process.
-        allow_mixed: as for :func:`tdcollect.evaluate`.
-        note: is told in a line of each worker that is lost.
-        refuse_exits: an evaluation whose code ends the program fails instead.
+    One that fails leaves the others alone, with ``refuse_exits`` even where its code ends the
+    program. One that waits for others lets the next one run. ``note`` is told in a line of each
+    worker that is lost.
     """
     every = list(evaluations)
     try:
@@ -359,14 +362,8 @@ def _given_up(one: Evaluation, error: Any) -> Any:
 class Recording:
     """The episodes of one evaluation as they end, in its directory or in memory.
 
-    ``close`` it after ``finish``, or its directory after an error.
-
-    Args:
-        manifest: of the evaluation.
-        indices: of its episodes.
-        replay: for the result.
-        every_data: run those that have ended before once more, too: their data are asked for.
-        others: as for :func:`tdcollect.evaluate`.
+    ``close`` it after ``finish``, or its directory after an error. With ``every_data``, those that
+    have ended before run once more, too, as their data are asked for.
 
     Attributes:
         left: the indices of the episodes to run.
@@ -401,10 +398,9 @@ class Recording:
         self.again: dict[int, Finished | None] = {}
         self.cuts = False
         self.witness: Finished | None = None
-        place: Any = indices  # of each index among those listed
+        self._place: Callable[[int], int] = indices.index
         if not isinstance(indices, range):
-            place = {index: at for at, index in enumerate(indices)}
-        self._place = place.index if isinstance(place, range) else place.__getitem__
+            self._place = {index: at for at, index in enumerate(indices)}.__getitem__
         self._settled = 0  # so many of those listed first have ended, and others, by their places
         self._others_ended = set[int]()
         self._candidate: Finished | None = None  # for the episode that runs once more at the end
@@ -431,11 +427,9 @@ class Recording:
             own = indices if shard is None else shard.select(indices)
             self.left = [index for index in own if index not in there]
             self._started = time.time()
-            if not self.left and self.directory is not None:
-                rechecked = self.directory.rechecked
-                self._was_finished = rechecked is not None
-                if rechecked is not None:
-                    self.recheck = recheck and rechecked
+            if not self.left and self.directory is not None and self.directory.was_finished:
+                self._was_finished = True
+                self.recheck = recheck and bool(self.directory.rechecked)
 
     @property
     def fresh_envs(self) -> bool | None:
@@ -447,9 +441,13 @@ class Recording:
         return self._manifest if self.directory is None else self.directory.manifest
 
     @property
-    def _is_mixed(self) -> bool:
-        """Workers may differ here, and so may an episode: none runs again."""
-        return MIXED in self._known
+    def _asks(self) -> bool:
+        """Whether episodes run again: not where workers are mixed, so that they may differ."""
+        return self.recheck and MIXED not in self._known
+
+    @property
+    def _has_witness(self) -> bool:
+        return self._asks and self._batches is None
 
     def let_in(self, manifest: Mapping[str, Any]) -> None:
         """Note that episodes run under another manifest, too."""
@@ -476,10 +474,9 @@ class Recording:
     def witnessed(self) -> Iterator[Sequence[int]]:
         """Yield the index of the witness, before anything is written.
 
-        Of a shard that begins, this runs the first listed episode that is another shard's, which
-        all shards have in common.
+        In a shard that begins, it is the first listed episode of another shard.
         """
-        asks = self.recheck and not self._is_mixed and self._batches is None
+        asks = self._has_witness
         if asks and self.witness is not None and self.directory is not None:
             yield self._run_again({self.witness.record.index: self.witness})
         if self.directory is not None:
@@ -499,12 +496,12 @@ class Recording:
         return [*expected]
 
     def once_more(self) -> Iterator[Sequence[int]]:
-        """Yield the index of an episode to run again: the shortest that ran first in its slot.
+        """Yield the index of an episode to run again, in the slot that was used most.
 
-        It runs in the slot that was used most. Where workers may differ, none runs again.
+        It is the shortest that ran first in its slot.
         """
         completed = [episode for episode in self._ended if episode.completed]
-        if completed and self.recheck and not (self._was_finished or self._is_mixed):
+        if completed and self._asks and not self._was_finished:
             if self._batches is not None:
                 again = self._shortest_batch(completed)
                 batch = again[0].index // self._batches.size
@@ -532,12 +529,7 @@ class Recording:
         return [episode for episode in completed if episode.index in indices]
 
     def add(self, ended: Finished) -> None:
-        """Take an episode that has ended; one that runs once more leaves no trace.
-
-        Raises:
-            NotReproducibleError: if it is another one then.
-            ValueError: if it shows that the directory is of another policy or env.
-        """
+        """Take an episode that has ended; one that runs once more is compared, and not kept."""
         record = ended.record
         if self.again:
             self._compare(ended)
@@ -597,18 +589,13 @@ class Recording:
     @property
     def proof(self) -> int | None:
         """The index of the witness, if it is found and other workers are to run it, too."""
-        asks = self.recheck and not self._is_mixed and self._batches is None
-        if not asks or self.again or self.witness is None:
+        if not self._has_witness or self.again or self.witness is None:
             return None
         index = self.witness.record.index
         return index if self._place(index) <= self._settled else None
 
     def prove(self, ended: Finished, by: str) -> None:
-        """Compare the witness with what another worker made of it.
-
-        Raises:
-            NotReproducibleError: if it is another one there.
-        """
+        """Raise NotReproducibleError if the witness is another one on another worker."""
         assert self.witness is not None
         differs = unlike(self.witness, ended)
         if differs is not None and ended.record.status != FAILED:
@@ -618,12 +605,7 @@ class Recording:
             )
 
     def finish(self, errors: Mapping[int, str], about: Mapping[str, Any]) -> EvaluationResult:
-        """Write the last files, and return the result.
-
-        Args:
-            errors: the last error of each failed episode, by index, as text.
-            about: the env and what ran it, for the notes on the run.
-        """
+        """Write the last files, and return the result; ``about`` is for the notes on the run."""
         directory = self.directory
         if self._repeated:
             self._manifest = {**self._manifest, REPEATED: self._repeated}
@@ -631,14 +613,12 @@ class Recording:
                 directory.note({REPEATED: self._repeated})
             if self._repeated["differing"]:
                 warnings.warn(repeatability(self._manifest), stacklevel=2)
-        manifest = self._manifest if directory is None else directory.manifest
-        output_dir = None if directory is None else directory.path
         failed = {episode.index for episode in self._ended if not episode.completed}
         errors = {index: text for index, text in errors.items() if index in failed}
         result = EvaluationResult(
-            manifest,
+            self._known,
             self._ended,
-            output_dir,
+            None if directory is None else directory.path,
             self._trajectories,
             self._replay,
             errors,

@@ -137,7 +137,7 @@ class Episode:
                 f"got {_shortened(line)}"
             )
         ended = told["status"] not in (FAILED, LOST)
-        values = {}
+        values: dict[str, Any] = {}
         for name, (accepts, expected) in _CHECKS.items():
             key = KEYS.get(name, name)
             values[name] = value = told.get(key)
@@ -274,7 +274,7 @@ _MEASURED = {
     METRICS: (_or_none(_are_metrics), "a float or null by name"),
     PLACE: (_are_counts("batch", "slot", "nth"), "three counts, batch, slot and nth"),
 }
-_CHECKS: dict[str, tuple[Accepts, str]] = _ALWAYS | _MEASURED
+_CHECKS: dict[str, Any] = {**_ALWAYS, **_MEASURED}
 
 
 class Batches(NamedTuple):
@@ -540,11 +540,10 @@ def is_finished(root: Path) -> bool:
 
 def refusal_of(root: Path) -> str | None:
     """Return why an evaluation was refused, and what to do; None if it was not."""
-    file = root / REFUSED
-    if not file.exists():
+    if not (root / REFUSED).exists():
         return None
     try:
-        why = read_object(file).get("reason")
+        why = read_object(root / REFUSED).get("reason")
     except ValueError as error:
         return str(error)
     return f"the evaluation was refused: {why}; remove the directory to start again"
@@ -633,13 +632,8 @@ def complete_lines(file: Path) -> Iterator[bytes]:
 class Files(NamedTuple):
     """The files of an evaluation, which may be unfinished, or of a shard of it.
 
-    Attributes:
-        root: the directory.
-        manifest: the manifest of the whole evaluation.
-        episodes: the records, by index.
-        shard: the shard that the directory holds; None for the whole evaluation.
-        last: the content of the file that finishes it, with the digests of others; None if it is
-            unfinished.
+    The manifest is that of the whole evaluation. ``last`` is the content of the file that finishes
+    it, with the digests of others; None if it is unfinished.
     """
 
     root: Path
@@ -674,9 +668,7 @@ def read_directory(
 ) -> Files:
     """Read the files of an evaluation or a shard, with the records that are valid.
 
-    Args:
-        path: the directory.
-        report: is told of each problem but the manifest's, which is raised.
+    ``report`` is told of each problem but the manifest's, which is raised.
     """
     root = Path(path)
     manifest = read_manifest(root)

@@ -273,11 +273,7 @@ def _kept_steps(
 
 
 def _merged_witness(parts: Sequence[ledger.Files], manifest: Mapping[str, Any]) -> Finished | None:
-    """Return the witness of the whole: the first listed one; all parts must agree on it.
-
-    Raises:
-        ValueError: for parts in which an episode is not the same, naming the step.
-    """
+    """Return the witness of the whole: the first listed one; all parts must agree on it."""
     place = {index: at for at, index in enumerate(ledger.asked_indices(manifest))}
     by_index: dict[int, tuple[Finished, Path]] = {}
     for part in parts:

@@ -349,13 +349,8 @@ def finish(
 ) -> None:
     """Sort the ledger, and write all that follows from it; the last file marks it as finished.
 
-    The same result gives the same bytes, whoever ran its episodes.
-
-    Args:
-        directory: the directory of the evaluation; data that are kept are there.
-        result: all episodes of the directory.
-        request: env and policy by name, if they are kept.
-        recheck: False if no episode ran once more, which the last file then says.
+    The same result gives the same bytes, whoever ran its episodes. Without ``recheck``, no episode
+    ran once more, which the last file then says.
     """
     note = {} if recheck else {ledger.RECHECK: False}
     directory.finish(result.episodes)

@@ -231,10 +231,10 @@ def interquartile_mean(values: Values, axis: int = -1) -> Any:
 
 
 def degrees_of_freedom(parts: Values, freedoms: Values) -> float:
-    """Return the degrees of freedom of a sum of variances, each known with some of its own.
+    """Return the degrees of freedom of a sum of variances with some each; 1 if all are zero.
 
     Satterthwaite, An Approximate Distribution of Estimates of Variance Components, Biometrics
-    Bulletin 2, 1946. One if all of them are zero.
+    Bulletin 2, 1946.
     """
     shares = float((parts**2 / freedoms).sum())
     return float(parts.sum()) ** 2 / shares if shares else 1.0
@@ -623,6 +623,7 @@ def summarize(
     records = in_order(episodes)
     completed = [episode for episode in records if episode.completed]
     metrics = metrics_of(completed)
+    columns: list[list[float | None]]
     columns = [[e.episode_return for e in completed], [e.length for e in completed]]
     how = Resampling(confidence, resamples, (seed,))
     returns, lengths, *others = (
@@ -792,10 +793,7 @@ def _succeeded(episode: Episode) -> bool | None:
 def success_difference(
     pairs: Sequence[tuple[Episode, Episode]], confidence: float
 ) -> SuccessDifference | None:
-    """Return the difference of two success rates, of pairs of a baseline's record and another.
-
-    None if no record of either says whether its episode was a success.
-    """
+    """Return the difference of two success rates, of pairs of a baseline's record and another."""
     if all(e.success is None for pair in pairs for e in pair):
         return None
     said = [(_succeeded(a), _succeeded(b)) for a, b in pairs]

@@ -101,15 +101,10 @@ class Journal:
         for first, block in groupby(sorted(indices), lambda index: index // _BLOCK):
             path = file_of(self._root, first * _BLOCK)
             before = read_block(path) if path.exists() else {}
-            added = {index: self.read(index) for index in block}
-            parts = {
-                index: before.get(index) if steps is None else steps
-                for index, steps in added.items()
-            }
-            there = {index: steps for index, steps in parts.items() if steps is not None}
-            if there and (
-                there.keys() != before.keys() or any(s is not None for s in added.values())
-            ):
+            read = {index: self.read(index) for index in block}
+            added = {index: steps for index, steps in read.items() if steps is not None}
+            there = {index: steps for index, steps in before.items() if index in read} | added
+            if there and (added or there.keys() != before.keys()):
                 _write_block(path, there)
         self.close()
         self._path.unlink(missing_ok=True)
@@ -176,11 +171,7 @@ def _write_block(path: Path, steps: Mapping[int, Steps]) -> None:
 
 
 def read_block(path: Path) -> dict[int, Steps]:
-    """Read a file of steps: those of each episode, by index.
-
-    Raises:
-        ValueError: for anything but what is written here.
-    """
+    """Read a file of steps: those of each episode, by index; raise ValueError for another file."""
     columns = read_arrays(path)
     episodes = columns.pop(_EPISODE, None)
     if episodes is None or episodes.ndim != 1 or episodes.dtype != np.int64:
@@ -279,11 +270,7 @@ def write_witness(root: Path, witness: Finished) -> None:
 
 
 def read_witness(root: Path) -> Finished | None:
-    """Read the witness of an evaluation; None if it has none.
-
-    Raises:
-        ValueError: for a file that is no witness.
-    """
+    """Read the witness of an evaluation; None if it has none."""
     path = root / WITNESS
     if not path.exists():
         return None

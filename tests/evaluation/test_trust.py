@@ -17,7 +17,8 @@ import pytest
 import torch
 
 import tdcollect
-from tdcollect.cli import commands, comparing, main
+from tdcollect import registry
+from tdcollect.cli import main
 from tdcollect.cli import program as printing
 from tdcollect.display import visible
 from tdcollect.evaluation import Request
@@ -385,7 +386,7 @@ WRITTEN = r"a\x1b]0;title\x07\x9b2J\u202eb\u2066\r\x7f <script>"
 
 def test_the_commands_print_nothing_but_visible_text() -> None:
     """And text that no terminal takes is written out."""
-    modules = (commands, comparing, printing)
+    modules = (*registry.load(registry.COMMANDS), printing)
     source = "".join(Path(module.__file__).read_text() for module in modules)
     printed = re.findall(r"(?:click\.s?echo|print)\(.*", source)
     assert printed

@@ -35,9 +35,7 @@ from ..evaluation.envs import Walk
 from ..evaluation.ledgers import alter, contents
 from ..forkserver import start
 from . import parts
-from .parts import FILE, HERE, changed, folder, net, save_runs, small, small_reports, tables
-
-__all__ = ["folder", "small_reports"]  # fixtures
+from .parts import FILE, HERE, changed, net, save_runs, small, tables
 
 pytestmark = pytest.mark.usefixtures("small_reports")
 

@@ -18,7 +18,7 @@ from tensordict import TensorDict
 from torchrl.envs import EnvBase
 
 from tdcollect.cleanup import ended_on_error
-from tdcollect.evaluation.directory import Directory, check_directory, check_report_extras, finish
+from tdcollect.evaluation.directory import Directory, check_directory, check_report_extras
 from tdcollect.evaluation.episodes.collector import EvaluationCollector, Feed
 from tdcollect.evaluation.episodes.data import POLICY_ADVICE, Finished, unlike
 from tdcollect.evaluation.episodes.steps import MOST
@@ -41,7 +41,7 @@ from tdcollect.evaluation.manifest import describe, found
 from tdcollect.evaluation.replay import Replay, replayer
 from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.requested import recognized
-from tdcollect.evaluation.result import EvaluationResult
+from tdcollect.evaluation.result import EvaluationResult, finish
 from tdcollect.evaluation.settings import (
     EvaluationSettings,
     SettingsArguments,

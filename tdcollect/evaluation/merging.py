@@ -21,13 +21,12 @@ from tdcollect.evaluation.directory import (
     check_data,
     check_directory,
     check_report_extras,
-    finish,
     read_runs,
 )
 from tdcollect.evaluation.episodes.data import POLICY_ADVICE, Finished, unlike
 from tdcollect.evaluation.episodes.steps import Steps
 from tdcollect.evaluation.request import Request
-from tdcollect.evaluation.result import EvaluationResult
+from tdcollect.evaluation.result import EvaluationResult, finish
 from tdcollect.files import write_json
 
 

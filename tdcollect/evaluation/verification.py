@@ -6,7 +6,7 @@ Readers stop at the first problem; here all are listed, and the statistics are c
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +17,6 @@ from tdcollect.evaluation import ledger, statistics, step_files
 from tdcollect.evaluation.curve import check_curve, evaluations_of, steps_of
 from tdcollect.evaluation.directory import check_data
 from tdcollect.evaluation.ledger import Files, Problem
-from tdcollect.pages.build import FIGURES, REPORT
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,8 @@ def verify(path: str | os.PathLike[str]) -> Verification:
 
     An evaluation or a shard that is unfinished or was refused has that as a problem. A shard that
     is finished has none: see :func:`tdcollect.merge`. All evaluations of a learning curve, a race
-    and a suite are checked, and then the files that follow from them.
+    and a suite are checked, and then the files that follow from them. Pages and figures are not
+    checked: what they say is in the other files.
 
     Args:
         path: the directory.
@@ -158,13 +158,8 @@ def _unfinished(found: Files, altered: bool) -> Iterator[Problem]:
 
 
 def _derived(found: Files) -> Iterator[Problem]:
-    """Check the statistics and files of a finished evaluation against its records."""
-    root, results = found.root, found.last or {}
-    file = root / ledger.RESULTS
-    files = results.get("files")
-    if not isinstance(files, dict):
-        yield Problem(file, f"files is {files!r}, and not the digest of each file of the report")
-        files = {}
+    """Check the statistics of a finished evaluation against its records."""
+    file, results = found.root / ledger.RESULTS, found.last or {}
     try:
         settings = {name: results[name] for name in ("confidence", "resamples", "seed")}
         if settings["resamples"] > statistics.MOST_RESAMPLES:  # would take any time and memory
@@ -177,26 +172,6 @@ def _derived(found: Files) -> Iterator[Problem]:
     for name, value in expected.items():
         if not statistics.alike(value, results.get(name)):
             yield Problem(file, f"{name} is {results.get(name)!r}, and by the ledger {value!r}")
-    drawn = [path.relative_to(root).as_posix() for path in sorted(root.glob(f"{FIGURES}/*.svg"))]
-    yield from check_files(file, files, [REPORT, *drawn])
-
-
-def check_files(file: Path, listed: Mapping[str, Any], there: Sequence[str]) -> Iterator[Problem]:
-    """Check the files whose digests a file beside them lists."""
-    root = file.parent
-    lost = [name for name in there if name not in listed]
-    yield from (Problem(file, f"it lists no digest of {name}") for name in lost)
-    for name, digest in listed.items():
-        of = root / name
-        try:
-            inside = of.resolve().is_relative_to(root.resolve())
-            now = ledger.sha256(of) if inside and of.is_file() else None
-        except (ValueError, OSError):  # a NUL, or too long a name
-            inside = False
-        if not inside:
-            yield Problem(file, f"it names the file {name!r}, which is not in the directory")
-        elif now != digest:
-            yield Problem(of, "it is missing, or is not the file that was written with the others")
 
 
 def _kept(found: Files) -> tuple[int, list[Problem]]:

@@ -233,7 +233,6 @@ def test_verify_decides_again(written: Path, tmp_path: Path) -> None:
     found = json.loads((written / "race.json").read_text())
     pair = found["outcome"]["pairs"][0]
     wrong: dict[str, Any] = {
-        "it is missing, or is not the file": {"files": {"report.html": "0" * 64}},
         "outcome is": {"outcome": {**found["outcome"], "pairs": [{**pair, "difference": 0.0}]}},
         "policies is": {"policies": {}},
         "the race is unfinished": {"outcome": ...},

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Mapping
-from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -169,47 +167,53 @@ def merge(
 @of_groups("--policy", help=options.POLICY)
 @of_groups("--checkpoint", metavar="FILE", help=options.CHECKPOINT)
 @click.option("--vecnormalize", metavar="FILE", help=options.VECNORMALIZE)
-@click.option(
-    "--env-kwargs", metavar="JSON", type=options.json_object, help="Arguments of the env."
-)
+@options.env_kwargs
 @click.option("--backend", help=options.BACKEND)
 @click.option("--device", help="Device that the policy runs on.")
-@options.flag(
-    "--trust", help="Run the code that the directory names, unless named here. It may be any code."
-)
 @options.as_json
-def replay(directory: Path, index: int | None, trust: bool, as_json: bool, **typed: Any) -> None:
+def replay(
+    directory: Path,
+    index: int | None,
+    video: Path | None,
+    film: str | None,
+    env: str | None,
+    policy: str | None,
+    as_json: bool,
+    **how: Any,
+) -> None:
     """Run episode INDEX of an evaluation again, and check that it is the same to the bit.
 
-    This runs the env and the policy that --env and --policy name. Code that the directory names is
-    printed, and runs only with --trust.
+    This runs the env and the policy that --env and --policy name, and nothing that the directory
+    names.
     """
-    video, film = typed.pop("video"), typed.pop("film")
     if (index is None) == (film is None) or (film is not None and video is not None):
         raise click.UsageError("expected INDEX, with --video FILE or without; or --film EPISODES")
     with terminal.others_on_stderr():
         import tdcollect
         from tdcollect.evaluation.ledger import indices_of
+        from tdcollect.pages.evaluation import again_of
 
         # Refuse a wrong directory or episode before anything is made.
-        found = tdcollect.EvaluationResult.load(directory)
-        for at in indices_of(film, found.episodes) if index is None else [index]:
-            found.record(at)
-        asked = f"--film {film}" if index is None else f"{index}"
-        request = _wanted(directory, asked, typed, trust)
+        result = tdcollect.EvaluationResult.load(directory)
+        for at in indices_of(film, result.episodes) if index is None else [index]:
+            result.record(at)
+        if env is None or policy is None:
+            asked = str(index) if film is None else f"--film {film}"
+            again = again_of(result.manifest, directory, Path(), "this directory").of_row(asked)
+            typed = again.replace(" DIR ", f" {shlex.quote(os.fspath(directory))} ", 1)
+            raise ValueError(
+                "expected --env ENV and --policy POLICY, as replay runs only what you name, got "
+                f"{'no --env' if env is None else 'no --policy'}; the evaluation was run as in: "
+                f"{typed} (it may name any code)"
+            )
+        request = request_of(env, policy, how)
         # In a directory that somebody sent, a module may have the name of one that was meant.
-        look = trust or not Path.cwd().is_relative_to(directory.resolve())
+        look = not Path.cwd().is_relative_to(directory.resolve())
         made_env, made_policy = request.make(look)
-        result = tdcollect.EvaluationResult.load(
-            directory,
-            made_env,
-            made_policy,
-            env_kwargs=request.env_kwargs or None,
-            backend=request.backend,
-            device=request.device,
-        )
+        how["env_kwargs"] = how["env_kwargs"] or None
+        result = tdcollect.EvaluationResult.load(directory, made_env, made_policy, **how)
         if index is None:
-            films = result.film(film)
+            films = result.film(film or "")
         else:
             record = result.replayed(index, video).record
     if index is None:
@@ -226,66 +230,6 @@ def replay(directory: Path, index: int | None, trust: bool, as_json: bool, **typ
     )
     if video is not None:
         say(f"video {video}")
-
-
-class UntrustedError(click.ClickException):
-    """The directory names code that was not typed: it is printed, and not run."""
-
-    def show(self, file: IO[Any] | None = None) -> None:
-        """Print the message, which has lines of its own."""
-        click.echo(visible(self.message, lines=True), file, err=True)
-
-
-def _wanted(directory: Path, asked: str, typed: Mapping[str, Any], trust: bool) -> Request:
-    """Return the env and the policy to run again: as typed, or with ``trust`` as kept there.
-
-    Raises:
-        UntrustedError: if something is not typed, and the directory names it.
-        ValueError: if something is not typed, and the directory does not name it either.
-    """
-    from tdcollect.evaluation.request import Request
-
-    given = {name: value for name, value in typed.items() if value is not None}
-    enough = "env" in given and "policy" in given
-    # If all is typed, nothing of the directory is even read.
-    kept = None if enough and not trust else Request.read(directory)
-    if kept is None and enough:
-        return Request(directory=os.getcwd(), **given)
-    if kept is None:
-        raise ValueError(
-            f"{directory} does not say how to make its env and its policy, as no finished "
-            "`tdcollect evaluate` wrote it; say it: --env ENV --policy MODULE:FACTORY "
-            "[--checkpoint FILE]"
-        )
-    absolute = Request(**{"env": "", "policy": "", **given}).with_paths(os.path.abspath)
-    request = replace(kept, **{name: getattr(absolute, name) for name in given})
-    if not trust:
-        raise UntrustedError(_ways(directory, asked, request, typed))
-    return request
-
-
-def _ways(directory: Path, asked: str, request: Request, typed: Mapping[str, Any]) -> str:
-    """Return the message with what the directory names, and how to go on."""
-    from tdcollect.evaluation.request import MAKE_ENV, typed_options
-
-    named = {name: value for name, value in asdict(request).items() if value}
-    lines = "\n".join(
-        f"  {name.replace('_', '-'):<13} {visible(str(one))}"
-        for name, value in named.items()
-        for one in (value if isinstance(value, list) else [value])
-    )
-    command = request.command(asked, directory, os.getcwd())
-    trusting = ["tdcollect", "replay", os.fspath(directory), *asked.split(), "--trust"]
-    trusting += typed_options(typed)
-    own = f", with {MAKE_ENV} that makes such an env" if MAKE_ENV in command else ""
-    return (
-        "tdcollect: replay runs what you name, and what a directory names only with --trust, as it "
-        f"may be any code. Nothing was run. {visible(str(directory))} names\n\n{lines}\n\n"
-        "Is the directory your own, or do you trust who wrote it?\n\n"
-        f"  {visible(shlex.join(trusting))}\n\n"
-        f"Otherwise name all that is to be run{own}; as the directory has it:\n\n"
-        f"  {visible(command)}"
-    )
 
 
 @program.command()

@@ -179,7 +179,7 @@ def test_killed_at_random_moments_and_run_again(here: Path) -> None:
     assert kills
     assert main([*command, "killed"]) == 0
     assert contents(out) == contents(here / "whole")
-    assert (out / "policies" / "b" / "request.json").exists()
+    assert "request" in json.loads((out / "policies" / "b" / "run.json").read_text())[-1]
 
 
 def test_a_policy_that_is_out_plays_no_more(tmp_path: Path) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from tdcollect import compare
-from tdcollect.evaluation import Request, summarize
+from tdcollect.evaluation import summarize
 from tdcollect.evaluation.curve import Best, Point
 from tdcollect.lab.curves import together
 from tdcollect.lab.pages.curves import write_curves_page
@@ -53,8 +54,13 @@ def _evaluation(folder: Path) -> Path:
     (folder / "trajectories" / "000003").mkdir(parents=True)
     described = manifest(policy=f"lab.{EVIL}", env=ENV | {"id": f"Walk {EVIL}"})
     described[EVIL] = {EVIL: [EVIL, "https://evil.test/"]}
-    request = Request("CartPole-v1", f"{EVIL}.py:f", env_kwargs={EVIL: EVIL}, directory=str(folder))
-    return write_report(folder, described, records, summarize(records, resamples=99), request)[-1]
+    request = {
+        "env": "CartPole-v1",
+        "policy": f"{EVIL}.py:f",
+        "env_kwargs": {EVIL: EVIL},
+    }
+    (folder / "run.json").write_text(json.dumps([{"request": request}]))
+    return write_report(folder, described, records, summarize(records, resamples=99))[-1]
 
 
 def _comparison(folder: Path) -> Path:

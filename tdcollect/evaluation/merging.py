@@ -26,7 +26,6 @@ from tdcollect.evaluation.directory import (
 )
 from tdcollect.evaluation.episodes.data import POLICY_ADVICE, Finished, unlike
 from tdcollect.evaluation.episodes.steps import Steps
-from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.result import EvaluationResult, finish
 from tdcollect.files import write_json
 
@@ -76,7 +75,6 @@ def merge(
     for problem in (problem for part in parts for problem in step_files.problems(part)):
         raise ValueError(str(problem))
     episodes, data = _merged_episodes(parts), _kept_data(parts)
-    request = _merged_request(parts)
     witness = _merged_witness(parts, manifest)
     with closing(Directory(output, manifest, retry_lost=True)) as directory:
         for other in _unlike(directory, manifest, episodes, data):
@@ -97,11 +95,11 @@ def merge(
         if witness is not None and (before is None or before.record != witness.record):
             directory.keep_witness(witness)
         result = EvaluationResult(directory.manifest, episodes, directory.path)
-        finish(directory, result, request, all(part.rechecked for part in parts))
-        if not read_runs(output):
+        if not read_runs(output):  # first, as the report shows what they name
             runs = [run for part in parts for run in read_runs(part.root)]
             runs.sort(key=lambda run: json.dumps(run, sort_keys=True))
             write_json(output / ledger.RUN, runs)
+        finish(directory, result, all(part.rechecked for part in parts))
     return result
 
 
@@ -292,21 +290,6 @@ def _merged_witness(parts: Sequence[ledger.Files], manifest: Mapping[str, Any]) 
         if before.record.status == ledger.CUT:  # its own shard knows how it ended
             by_index[index] = witness, part.root
     return by_index[min(by_index, key=place.__getitem__)][0] if by_index else None
-
-
-def _merged_request(parts: Sequence[ledger.Files]) -> Request | None:
-    """Return the request that the parts keep; None, with a warning, if theirs differ."""
-    requests = [Request.read(part.root) for part in parts]
-    unlike = next((at for at, request in enumerate(requests) if request != requests[0]), None)
-    if unlike is None:
-        return requests[0]
-    warnings.warn(
-        f"the shards {parts[0].root} and {parts[unlike].root} do not name the same env and policy "
-        "in request.json, as if they ran from different folders: the merged evaluation names "
-        "none. Its episodes are not affected; name env and policy to replay one",
-        stacklevel=3,
-    )
-    return None
 
 
 def _unlike(

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from tdcollect.evaluation.comparison import Comparison
     from tdcollect.evaluation.episodes.data import Finished
     from tdcollect.evaluation.replay import Replay, Replayed
-    from tdcollect.evaluation.request import Request
 
 # Entries of a manifest that may change an episode. The first differs if it is filmed.
 _MATTERS = (
@@ -344,9 +343,7 @@ class EvaluationResult:
         return one_line(self, self.manifest["env"]["id"], *counts, *more)
 
 
-def finish(
-    directory: Directory, result: EvaluationResult, request: Request | None, recheck: bool = True
-) -> None:
+def finish(directory: Directory, result: EvaluationResult, recheck: bool = True) -> None:
     """Sort the ledger, and write all that follows from it; the last file marks it as finished.
 
     The same result gives the same bytes, whoever ran its episodes. Without ``recheck``, no episode
@@ -354,15 +351,13 @@ def finish(
     """
     note = {} if recheck else {ledger.RECHECK: False}
     directory.finish(result.episodes)
-    if request is not None:
-        request.write(directory.path)
     if directory.shard is not None:
         directory.finish_shard(**note)
         return
     from tdcollect.pages.evaluation import write_report
 
     summary = result.summary()
-    write_report(directory.path, directory.manifest, result.episodes, summary, request)
+    write_report(directory.path, directory.manifest, result.episodes, summary)
     directory.write_results(**note, **summary.to_dict())
 
 

@@ -34,8 +34,7 @@ SAMPLE = 16  # alterations of each kind in a quick run
 
 # What may change without a word, and why.
 UNNOTICED = {
-    "run.json": "times, and what ran the episodes",
-    "request.json": "names of code: `replay` shows them, and checks the episodes that they give",
+    "run.json": "times, what ran the episodes, and names of code, which pages show",
     "report.html": "what it says is in the other files",
 }
 

@@ -31,7 +31,7 @@ from tdcollect.envs.traits import all_transforms_of
 from tdcollect.evaluation.episodes.collector import EvaluationCollector, Feed
 from tdcollect.evaluation.episodes.trial import Again
 from tdcollect.evaluation.ledger import FAILED
-from tdcollect.evaluation.manifest import found, subject
+from tdcollect.evaluation.manifest import known_of, subject
 from tdcollect.evaluation.requested import RequestedEnv, placed, policy_from
 from tdcollect.evaluation.settings import EvaluationSettings
 from tdcollect.evaluation.workers import local
@@ -279,7 +279,7 @@ class _Feed(Feed):
 
     def tell(self) -> None:
         """Tell the driver what has been found out as episodes ran, once."""
-        entries = found(self._collector)
+        entries = known_of(self._collector)
         if entries != self._told:
             self._told = entries
             self._say(local.Found(entries))

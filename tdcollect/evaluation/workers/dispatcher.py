@@ -26,10 +26,6 @@ _LOOK_SECONDS = 0.5  # between two looks at the workers' steps
 _SECONDS = 0.5  # of work that a worker has beside the episodes that it runs
 _MOST = 1024  # episodes beside those
 
-WEIGHT = 10
-"""The weight of a lost worker. One that is known to be lost by a cause outside of its episodes has
-a weight of 1, so that nothing goes on for ever."""
-
 
 @dataclass(eq=False, repr=False)
 class Evaluation:
@@ -58,7 +54,7 @@ class Evaluation:
     errors: dict[int, str] = field(default_factory=dict)
     about: Mapping[str, Any] = field(default_factory=dict)
     begun: bool = False
-    # The weight of workers lost as they made the env and the policy, by rank.
+    # Workers lost as they made the env and the policy, by rank.
     died: Counter[int] = field(default_factory=Counter)
     # Who has an episode to run again, and who does, to find out whether envs must be new ones.
     can_try: set[int] = field(default_factory=set)
@@ -391,19 +387,19 @@ class Dispatcher:
         rank = worker.rank
         seat = self._schedule.seats.get(rank)
         ended = self._end(worker, waits=reason is None)
-        how, outside = reason or ended, worker.outside and reason is None
         if seat is None:
             return
+        how = reason or ended
         work, held = seat.evaluation, len(seat.held)
         self._lost_ranks.add(rank)
         work.can_try.discard(rank)
         work.trier = None if work.trier == rank else work.trier
         work.proved -= {worker.machine} if seat.proves is not None else set()
-        failed = self._schedule.lose(rank, outside)
+        failed = self._schedule.lose(rank)
         if seat.opened is None:
-            error = self._unopened(worker, seat, how, outside)
-            if error is not None:
-                yield self._fail(work, error)
+            work.died[rank] += 1
+            if work.died[rank] >= self.workers.max_lost:
+                yield self._fail(work, self._unopened(worker, how, work.died[rank] - 1))
                 return
         again = ""
         if failed:
@@ -417,15 +413,7 @@ class Dispatcher:
             work.errors[index] = text
             yield work, Finished(ledger.Episode(index, *work.seeds(index), ledger.LOST))
 
-    def _unopened(
-        self, worker: local.Worker, seat: Seat[Evaluation], how: str, outside: bool
-    ) -> Exception | None:
-        """Count a worker lost as it made env and policy; the error of too many."""
-        work, key = seat.evaluation, worker.rank
-        work.died[key] += 1 if outside else WEIGHT
-        if work.died[key] < WEIGHT * (self.workers.max_lost + outside):
-            return None
-        before = work.died[key] // WEIGHT - 1
+    def _unopened(self, worker: local.Worker, how: str, before: int) -> Exception:
         return RuntimeError(
             f"{worker.name} {how} as it made the env and the policy"
             f"{f', and so did {before} before it' if before else ''}; try the evaluation without "
@@ -456,10 +444,8 @@ class Schedule(Generic[Key]):
     Workers get a little more than they can run at once, so that no slot waits for the driver; and
     near the end no more than a fair share, so that none has work left while another is idle.
 
-    A worker that is lost gives its episodes back. One of them may have been the cause, so they run
-    again in smaller groups, each with a worker to itself, and finally one by one. An episode that
-    was alone when its worker was lost, for the ``max_lost``-th time, is given up as lost. A loss
-    that is known to come from outside weighs a tenth, and leads to no suspicion at first.
+    The episodes of a lost worker run again. One of them may have been the cause, so each has a
+    worker to itself. An episode that is alone when it loses its ``max_lost``-th worker is given up.
     """
 
     def __init__(self, num_workers: int, max_lost: int):
@@ -513,11 +499,11 @@ class Schedule(Generic[Key]):
         """Return further episodes for a worker with so many slots; none if it has enough."""
         seat = self.seats[rank]
         queue, held = self.queues[seat.evaluation], seat.held
-        if seat.grouped:
+        if seat.alone:
             return []
         if queue.suspects and not held:
-            group = queue.suspects.popleft()
-            seat.grouped = True
+            group = [queue.suspects.popleft()]
+            seat.alone = True
         else:
             depth = slots + seat.episodes_in(_SECONDS)
             if len(held) > depth - max(1, depth // 4):
@@ -525,7 +511,7 @@ class Schedule(Generic[Key]):
             # What others hold, they may be about to end; but at first nobody is.
             left = sum(len(other.waiting or ()) for other in self.queues.values())
             if not seat.ended:
-                left += sum(len(other.held) for other in self.seats.values()) + queue.suspected
+                left += sum(len(other.held) for other in self.seats.values()) + len(queue.suspects)
             share = -(-left // self._num_workers)
             waiting = queue.waiting or deque()
             count = min(depth, share, len(held) + len(waiting)) - len(held)
@@ -545,7 +531,7 @@ class Schedule(Generic[Key]):
         if seat is not None and seat.evaluation == evaluation:
             seat.ended += 1
             seat.held.pop(record.index, None)
-            seat.grouped &= bool(seat.held)
+            seat.alone &= bool(seat.held)
             seat.beats = seat.beats if seat.busy else None
         before = queue.ended.get(record.index)
         if before is None:
@@ -561,30 +547,17 @@ class Schedule(Generic[Key]):
             )
         return False
 
-    def lose(self, rank: int, outside: bool = False) -> list[int]:
-        """Take the episodes of a lost worker back; return those that are given up.
-
-        ``outside``: it is known to be lost by a cause outside of them.
-        """
+    def lose(self, rank: int) -> list[int]:
+        """Take the episodes of a lost worker back; return the one that is given up, if any."""
         seat = self.seats.pop(rank, None)
         if seat is None:
             return []
         queue = self.queues[seat.evaluation]
         held = [index for index in seat.held if index not in queue.ended]
-        if not held:
-            return []
-        for index in held:
-            queue.lost[index] += 1 if outside else WEIGHT
-        most = max(queue.lost[index] for index in held)
-        if len(held) == 1 and most >= WEIGHT * (self._max_lost + outside):
+        queue.lost.update(held)
+        if len(held) == 1 and queue.lost[held[0]] >= self._max_lost:
             return held
-        if most < WEIGHT:
-            assert queue.waiting is not None
-            queue.waiting.extendleft(reversed(held))
-            return []
-        size = 1 if most >= WEIGHT * (self._max_lost - 1) else -(-len(held) // 4)
-        for at in range(0, len(held), size):
-            queue.suspects.append(held[at : at + size])
+        queue.suspects.extend(held)
         return []
 
 
@@ -594,18 +567,14 @@ class _Queue:
     def __init__(self, indices: Iterable[int] | None):
         # Those that have not been handed out; None if they are not known yet.
         self.waiting = None if indices is None else deque(indices)
-        self.suspects: deque[list[int]] = deque()  # groups of those whose worker was lost
-        self.lost: Counter[int] = Counter()  # the weight of the workers lost, by episode
+        self.suspects: deque[int] = deque()  # those whose worker was lost; each runs alone
+        self.lost: Counter[int] = Counter()  # the number of workers lost, by episode
         # Record and worker of episodes that may end twice.
         self.ended: dict[int, tuple[ledger.Episode, str]] = {}
 
     @property
-    def suspected(self) -> int:
-        return sum(map(len, self.suspects))
-
-    @property
     def left(self) -> int:
-        return len(self.waiting or ()) + self.suspected
+        return len(self.waiting or ()) + len(self.suspects)
 
     @property
     def waits(self) -> bool:
@@ -619,7 +588,7 @@ class Seat(Generic[Key]):
 
     evaluation: Key
     held: dict[int, None] = field(default_factory=dict)
-    grouped: bool = False  # it runs a group of suspects
+    alone: bool = False  # it runs a suspect, and nothing beside it
     ended: int = 0
     since: float | None = None  # when it was first to be given episodes
     opened: local.Opened | None = None  # its answer, once it has env and policy

@@ -123,8 +123,7 @@ class Worker(ABC):
 
     def __init__(self, rank: int):
         self.rank = rank
-        self.holds: list[str] = []  # keys of the jobs that it holds, the latest last
-        self.outside = False  # it has ended by a cause that lies outside of env and policy
+        self.holds: list[str] = []  # keys of the jobs that it holds, oldest first
 
     @property
     @abstractmethod
@@ -194,10 +193,10 @@ class Workers(contextlib.AbstractContextManager["Workers"], ABC):
 
     @abstractmethod
     def wait(self, seconds: float) -> Iterable[tuple[Worker, Message | None]]:
-        """Wait for answers, so long at most; None comes from a worker that is lost."""
+        """Wait up to ``seconds`` for answers; None means that the worker died."""
 
     def close(self) -> None:
-        """End all workers; they start anew if they are needed again."""
+        """End all workers; they start again if they are needed again."""
         # They are asked to, and have a while; what they have to say is of no use now.
         for worker in [*self.crew.values()]:
             if not worker.leave():
@@ -245,8 +244,6 @@ _Start = Callable[[tuple[int]], child.Child]
 EXIT_SECONDS = 2.0
 """Seconds between the end of a process's connection and its own."""
 _STARTS = 4  # of templates, one after the other
-# SIGTERM and SIGHUP (which Windows lacks): a scheduler or a user ends a process so.
-_FROM_OUTSIDE = (-15, -1)
 
 
 class LocalWorkers(Workers):
@@ -261,8 +258,7 @@ class LocalWorkers(Workers):
         num_workers: the number of processes.
         timeout: end a worker that finishes no step for so many seconds; None to wait for ever. An
             env has a minute to start, whatever the timeout.
-        max_lost: the number of workers that an episode may cost, before it counts as lost. Those
-            that are known to be lost by causes outside of it weigh a tenth each.
+        max_lost: the number of workers that an episode may cost, before it counts as lost.
         init_fn: called first in each worker, before torch is imported there. Each worker is then a
             fresh interpreter, which takes three seconds of a core to start.
 
@@ -412,9 +408,7 @@ class LocalWorker(Worker):
         return True
 
     def end(self, seconds: float = 0.0) -> str:
-        how = self.process.end(seconds)
-        self.outside = self.process.code in _FROM_OUTSIDE
-        return how
+        return self.process.end(seconds)
 
 
 def _end_all(crew: dict[int, LocalWorker], templates: list[child.Template]) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import math
 import os
 import pickle
-import re
 import socket
 import threading
 import time
@@ -286,7 +285,7 @@ class _Remote(local.Worker):
     def how(self) -> str | None:
         """Tells how it was lost; None while it runs."""
         if self._how is None and not self._actors.connected:
-            self._lose("lost its Ray, which was shut down", outside=True)
+            self._lose("lost its Ray, which was shut down")
         return self._how
 
     def send(self, message: local.Message | None) -> None:
@@ -303,14 +302,14 @@ class _Remote(local.Worker):
                 item = ray.get(next(self.stream))
             except (ray.exceptions.RayError, StopIteration) as error:
                 self._actors.drop(self.rank)
-                self._lose(_reason(error), _is_outside(error, self.where))
+                self._lose(_reason(error))
             else:
                 if isinstance(item, bytes):
                     yield pickle.loads(item)
                 elif self._where is None:
                     self._where = item
                 else:
-                    self._lose(*item)
+                    self._lose(item)
         if self._how is not None:
             yield None
 
@@ -347,12 +346,12 @@ class _Remote(local.Worker):
                 ended, _ = ray.wait([killed], timeout=GRACE)
             if not ended:
                 self._actors.drop(self.rank)
-            self._lose("was ended", outside=False)
+            self._lose("was ended")
         assert self._how is not None
         return self._how
 
-    def _lose(self, how: str, outside: bool) -> None:
-        self._how, self.outside = how, outside
+    def _lose(self, how: str) -> None:
+        self._how = how
         self.stream = self.asked = None
 
 
@@ -365,17 +364,6 @@ def _handlers_raise() -> Iterator[None]:
         if error.__cause__ is None:
             raise
         raise error.__cause__ from None
-
-
-def _is_outside(error: BaseException, where: str) -> bool:
-    """Tell whether an actor is known to be lost by a cause outside of the process beside it."""
-    from ray import exceptions
-
-    if isinstance(error, exceptions.OutOfMemoryError):  # if another process took the most
-        most = re.search(r"memory users:\D*(\d+)", str(error))
-        return most is not None and f"process {most[1]} " not in where
-    lost = (exceptions.RayActorError, exceptions.NodeDiedError, exceptions.ObjectLostError)
-    return isinstance(error, lost) and "creation task" not in str(error)
 
 
 def _reason(error: BaseException) -> str:
@@ -416,11 +404,8 @@ class Host:
         self._life = -1
         self._worker: local.LocalWorker | None = None
 
-    def answers(self, life: int) -> Iterator[bytes | str | tuple[str, bool]]:
-        """Start a worker; yield its place, its pickled answers, and how it ended.
-
-        The end comes with True if its cause is known to lie outside of env and policy.
-        """
+    def answers(self, life: int) -> Iterator[bytes | str]:
+        """Start a worker; yield its place, its pickled answers, and how it ended."""
         worker: Any = self._workers.start(0)
         worker.read = bytes
         with self._changed:
@@ -435,7 +420,7 @@ class Host:
                 with self._changed:
                     self._worker = None
                     how = worker.end(local.EXIT_SECONDS)
-                yield how, worker.outside
+                yield how
 
     def put(self, life: int, message: bytes) -> None:
         """Pass a pickled message on, once the worker is up."""

@@ -223,7 +223,7 @@ def _opened(jobs: dict[str, EvaluationCollector], key: str, message: local.Open)
             jobs.pop(next(iter(jobs))).close()
         collector = unpickled(message.job).open()
         collector.tell(message.fresh_envs, asks=False)
-    jobs[key] = collector  # the latest last
+    jobs[key] = collector  # oldest first
     if message.weights is not None:
         set_weights(collector, message.weights)
     about = {"env": repr(collector.base), "threads": torch.get_num_threads()}

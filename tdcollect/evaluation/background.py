@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from tensordict import TensorDict
+from torch import nn
 
 from tdcollect import keys
 from tdcollect.evaluation.curve import Best, Folder, Kind, Point, check_report, point_of
@@ -23,7 +24,7 @@ from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.evaluation.statistics import exact_mean
 from tdcollect.evaluation.workers.dispatcher import Evaluation
 from tdcollect.evaluation.workers.local import LocalWorkers, Workers
-from tdcollect.evaluation.workers.worker import POLICY, on_cpu, template, unpickled
+from tdcollect.evaluation.workers.worker import POLICY, set_policy, template, unpickled
 from tdcollect.processes.channel import Described, described, packed
 from tdcollect.processes.child import leave
 from tdcollect.surroundings import Surroundings
@@ -122,7 +123,7 @@ def custom_metrics(
         raise TypeError(
             f"expected metrics_fn to return a dict from names to numbers, got {found!r:.200}"
         )
-    return on_cpu(found)
+    return _on_cpu(found)
 
 
 def padded(episodes: Mapping[int, TensorDict]) -> TensorDict:
@@ -149,6 +150,7 @@ class Answering:
             self._workers.template = template
         self._folder: Folder | None = None
         self._policy: bytes | None = None  # the latest one that came with a request
+        self._model: Any = None  # a policy whose weights can be set
         self._applied = False
 
     def answer(self, request: Request) -> bytes:
@@ -226,17 +228,36 @@ class Answering:
             self._folder.write(name)
         elif self._folder is not None:
             kept = {} if self._report is None else _of_transforms(request.weights)
-            self._folder.note(point, name, lambda: dispatcher.policy_state(evaluation), kept)
+            self._folder.note(point, name, lambda: self._policy_state(request.weights), kept)
         custom = {} if self._metrics_fn is None else custom_metrics(self._metrics_fn, data)
         metrics = metrics_of(point, result.returns, pace, custom, self._setup.log_prefix)
         records = pickle.dumps((result.manifest, result.episodes, result.errors))
         best = None if self._folder is None else self._folder.best
         return Answer(records, result.directory, metrics, point, best, dispatcher.lost)
 
+    def _policy_state(self, weights: Mapping[str, bytes]) -> dict[str, Any]:
+        """Return the ``state_dict`` of the policy with these weights, on the CPU; or no entries."""
+        if self._model is None:
+            job = unpickled(self._setup.job)  # workers are sent the other one, as it was
+            self._model = replace(job, settings=replace(job.settings, device=None)).made_policy()
+        if not isinstance(self._model, nn.Module):
+            return {}
+        if POLICY in weights:
+            set_policy(self._model, pickle.loads(weights[POLICY]))
+        return _on_cpu(self._model.state_dict())
+
     def close(self) -> None:
         self._workers.close()
         if self._folder is not None:
             self._folder.close()
+
+
+def _on_cpu(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values by name, those that are tensors detached and on the CPU."""
+    return {
+        name: value.detach().cpu() if isinstance(value, torch.Tensor) else value
+        for name, value in values.items()
+    }
 
 
 def _of_transforms(weights: Mapping[str, bytes]) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain
 from typing import Any, Generic, TypeVar
 
 from tdcollect.cleanup import ended_on_error
@@ -104,7 +103,6 @@ class Dispatcher:
         self._allow_mixed = allow_mixed
         self._by_key: dict[str, Evaluation] = {}  # those that a worker was sent
         self._added = 0
-        self._states: list[dict[str, Any]] = []
         self._schedule = Schedule[Evaluation](workers.num_workers, workers.max_lost)
         self._git = git_state()
         if workers.in_use:
@@ -225,30 +223,13 @@ class Dispatcher:
         self,
         worker: local.Worker,
         work: Evaluation,
-        what: local.Open | local.Run | local.Told | local.Fetch,
+        what: local.Open | local.Run | local.Told,
     ) -> None:
         worker.send(local.Message(self.workers.turn, work.key, what))
 
     def _watch(self, worker: local.Worker) -> None:
         """Begin to look at the steps of a worker that is at work from now on."""
         self._schedule.seats[worker.rank].beats = (worker.beats(), time.monotonic())
-
-    def policy_state(self, work: Evaluation) -> dict[str, Any]:
-        """Return the policy's ``state_dict``, on the CPU; empty if it has none."""
-        asked: local.Worker | None = None
-        self._states.clear()
-        while not self._states:
-            if not self._schedule.seats_at(work):
-                self._schedule.seats[0] = Seat(work)  # all have been lost since
-                self._open(self.workers.crew.get(0) or self.workers.start(0), work)
-            ready = [r for r, seat in self._schedule.seats_at(work).items() if seat.opened]
-            if ready and self.workers.crew[min(ready)] is not asked:
-                asked = self.workers.crew[min(ready)]
-                self._send(asked, work, local.Fetch())
-            for _, what in chain(self.hand_out(), self.answers()):
-                if isinstance(what, Exception):
-                    raise what
-        return self._states.pop()
 
     def answers(self, wait: bool = True) -> Iterator[Event]:
         """Take answers in, for which it may wait a moment; yields what came of them."""
@@ -282,8 +263,6 @@ class Dispatcher:
                     work.recording.note(answer.entries)
                 self.tell(work, answer.entries.get(ledger.FRESH_ENVS))
                 yield work, answer
-            elif isinstance(answer, local.State):
-                self._states.append(answer.state)
             elif isinstance(answer, local.Raised):
                 yield self._fail(work, raised_there(answer.failure, worker.name))
         for worker, limit in hanging:

@@ -73,10 +73,6 @@ class Told(NamedTuple):
     fresh_envs: bool | None
 
 
-class Fetch(NamedTuple):
-    """Answer with the policy's ``state_dict``."""
-
-
 class Opened(NamedTuple):
     """Env and policy of a job are there; with the manifest as this worker sees it, but for git."""
 
@@ -98,12 +94,6 @@ class Ended(NamedTuple):
     error: str | None
 
 
-class State(NamedTuple):
-    """The policy's ``state_dict``, on the CPU; empty if it has none."""
-
-    state: dict[str, Any]
-
-
 class Raised(NamedTuple):
     """A job cannot go on: the exception that says why."""
 
@@ -115,7 +105,7 @@ class Message(NamedTuple):
 
     turn: int
     key: str
-    what: Open | Run | Told | Fetch | Opened | Found | Ended | State | Raised
+    what: Open | Run | Told | Opened | Found | Ended | Raised
 
 
 class Worker(ABC):

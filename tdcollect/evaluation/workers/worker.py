@@ -191,14 +191,9 @@ def serve(
                 if isinstance(what, local.Open):
                     what.around.enter()
                     say(_opened(jobs, key, what))
-                elif isinstance(what, local.Fetch):
-                    policy = jobs[key].policy
-                    state = policy.state_dict() if isinstance(policy, nn.Module) else {}
-                    say(local.State(on_cpu(state)))
                 elif isinstance(what, (local.Told, local.Run)):
                     feed.begin(message, jobs[key], say)
-                    run = what if isinstance(what, local.Run) else local.Run([], False)
-                    _run(jobs[key], run, feed, say)
+                    _run(jobs[key], feed, say)
             except Exception as error:
                 if _lacks_memory(error):
                     raise
@@ -234,18 +229,9 @@ def _tell(collector: EvaluationCollector, told: local.Told) -> None:
     collector.tell(told.fresh_envs, asks=told.fresh_envs is None)
 
 
-def on_cpu(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values by name, those that are tensors detached and on the CPU."""
-    return {
-        name: value.detach().cpu() if isinstance(value, torch.Tensor) else value
-        for name, value in values.items()
-    }
-
-
-def _run(
-    collector: EvaluationCollector, message: local.Run, feed: _Feed, say: Callable[[Any], None]
-) -> None:
-    for finished in collector.run(message.keep, feed, keep_steps=message.keep_steps):
+def _run(collector: EvaluationCollector, feed: _Feed, say: Callable[[Any], None]) -> None:
+    keep, keep_steps = feed.kept
+    for finished in collector.run(keep, feed, keep_steps=keep_steps):
         record = finished.record
         failed = record.status == FAILED and not finished.again
         feed.tell()
@@ -274,7 +260,8 @@ class _Feed(Feed):
         self._of, self._collector, self._say = message[:2], collector, say
         self._told: dict[str, Any] = {}
         self._waiting = deque[int | Again]()
-        self._kept: tuple[bool, bool] | None = None
+        run = message.what if isinstance(message.what, local.Run) else local.Run([], False)
+        self.kept = run.keep, run.keep_steps  # of all episodes that run together
         self._take(message)
 
     def tell(self) -> None:
@@ -301,8 +288,7 @@ class _Feed(Feed):
         what = None if message is None or message[:2] != self._of else message.what
         if isinstance(what, local.Told):
             _tell(self._collector, what)
-        elif isinstance(what, local.Run) and self._kept in (None, what[1:3]):
-            self._kept = what[1:3]
+        elif isinstance(what, local.Run) and self.kept == (what.keep, what.keep_steps):
             self._waiting += map(Again, what.indices) if what.again else what.indices
         else:
             self.following.append(message)

@@ -17,14 +17,6 @@ from tdcollect.collect.arguments import check_arguments
 from tdcollect.collect.collector import extends
 from tdcollect.display import count_text, one_line
 
-_REMOTE = "torchrl.collectors.distributed"
-_CLASSES = {
-    "process": ("MultiCollector", "torchrl.collectors"),
-    "ray": ("RayCollector", _REMOTE),
-    "rpc": ("RPCCollector", _REMOTE),
-    "distributed": ("DistributedCollector", _REMOTE),
-    "submitit": ("DistributedCollector", _REMOTE),
-}
 _SELECTORS = ("backend_options", "num_collectors", "num_workers", "sync")
 
 
@@ -50,22 +42,18 @@ def collector_of_workers(
             f"expected each argument once, got {twice} in backend_options, which have an argument "
             "of their own; pass them there alone"
         )
-    if backend not in _CLASSES:  # TorchRL names those that there are
-        given = None if backend == service_backend() else backend
-        return upstream.Collector(*args, backend=given, **kwargs)
+    if backend not in ("process", "ray"):
+        # On torch.distributed and its RPC the collectors are TorchRL's, with ours in workers.
+        # Of others, TorchRL names those that there are.
+        chosen = None if backend == service_backend() else backend
+        how = {"backend_options": options, "num_collectors": num_collectors, "sync": sync}
+        return upstream.Collector(*args, backend=chosen, **how, **kwargs)
     args, kwargs, count = one_env_each(args, {**kwargs, **options}, num_collectors)
-    name, pool = _CLASSES[backend]
-    drop_generic_defaults(getattr(import_module(pool), name), kwargs)
+    name = "MultiCollector" if backend == "process" else "RayCollector"
+    cls = getattr(import_module("tdcollect.collectors"), name)
+    drop_generic_defaults(cls, kwargs)
     if backend == "ray":
         kwargs["num_collectors"] = count
-    if backend == "submitit" and kwargs.setdefault("launcher", "submitit") != "submitit":
-        raise ValueError(
-            f"expected launcher='submitit' for backend='submitit', got {kwargs['launcher']!r}; "
-            "choose backend='distributed'"
-        )
-    # On torch.distributed and its RPC, TorchRL's collectors are the user's: ours are in workers.
-    ours = backend in ("process", "ray")
-    cls = getattr(import_module("tdcollect.collectors" if ours else pool), name)
     return cls(*args, sync=bool(sync), **kwargs)
 
 

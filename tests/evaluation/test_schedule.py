@@ -110,9 +110,8 @@ class Simulation:
 
     def check_idle(self) -> None:
         """No worker is idle while episodes wait that nobody has."""
-        idle = [rank for rank in range(len(self.workers)) if not self.schedule.held(rank)]
-        held = sum(self.schedule.held(rank) for rank in range(len(self.workers)))
-        assert not idle or held == self.left
+        held = [len(seat.held) for seat in self.schedule.seats.values()]
+        assert (len(held) == len(self.workers) and all(held)) or sum(held) == self.left
 
     def step(self) -> None:
         """Let the worker go on that is due next."""

@@ -144,7 +144,7 @@ class Dispatcher:
         unfinished = not work.begun or bool(self.left(work))
         self._by_key = {key: other for key, other in self._by_key.items() if other is not work}
         for rank, seat in self._schedule.drop(work).items():
-            if unfinished and seat.beats is not None:
+            if unfinished and seat.at_work:
                 self._end(self.workers.crew[rank])
         work.__dict__.pop("pickled", None)
 
@@ -171,7 +171,7 @@ class Dispatcher:
             unlike = work.unlike.pop()
             work.manifest[ledger.MIXED] = ledger.mixed_entries(work.manifest, unlike)
             work.recording.let_in(unlike)
-        recording, idle = work.recording, not seat.busy
+        recording = work.recording
         if self._must_prove(worker, seat, work):
             seat.proves = recording.proof
             seat.replaces = False
@@ -181,8 +181,6 @@ class Dispatcher:
         if more := self._schedule.hand_out(worker.rank, seat.opened.slots):
             run = local.Run(more, work.keep, recording.keep_steps, recording.cuts)
             self._send(worker, work, run)
-        if idle and seat.busy:
-            self._watch(worker)
 
     def _must_prove(self, worker: local.Worker, seat: Seat[Evaluation], work: Evaluation) -> bool:
         """Return whether a worker is to run the witness, which another one has run.
@@ -201,12 +199,8 @@ class Dispatcher:
             self.tell(work, known)
         elif work.trier is None and (able := work.can_try & self._schedule.seats_at(work).keys()):
             work.trier = min(able)
-            worker = self.workers.crew[work.trier]
-            idle = not self._schedule.seats[work.trier].busy
             self._schedule.seats[work.trier].tries = True
-            self._send(worker, work, local.Told(None))
-            if idle:
-                self._watch(worker)
+            self._send(self.workers.crew[work.trier], work, local.Told(None))
 
     def tell(self, work: Evaluation, fresh_envs: bool | None) -> None:
         """Tell all workers at an evaluation whether episodes run on new envs, if that is known."""
@@ -219,17 +213,8 @@ class Dispatcher:
             if seat.opened is not None:
                 self._send(self.workers.crew[rank], work, local.Told(fresh_envs))
 
-    def _send(
-        self,
-        worker: local.Worker,
-        work: Evaluation,
-        what: local.Open | local.Run | local.Told,
-    ) -> None:
+    def _send(self, worker: local.Worker, work: Evaluation, what: Any) -> None:
         worker.send(local.Message(self.workers.turn, work.key, what))
-
-    def _watch(self, worker: local.Worker) -> None:
-        """Begin to look at the steps of a worker that is at work from now on."""
-        self._schedule.seats[worker.rank].beats = (worker.beats(), time.monotonic())
 
     def answers(self, wait: bool = True) -> Iterator[Event]:
         """Take answers in, for which it may wait a moment; yields what came of them."""
@@ -307,14 +292,13 @@ class Dispatcher:
         known = self.workers.fresh_envs.get(env_key)
         self._send(worker, work, local.Open(around, sent, work.weights, known))
         worker.holds = [*(held for held in worker.holds if held != key), key][-local.MOST_HELD :]
-        self._watch(worker)
 
     def _take_in(
         self, worker: local.Worker, opened: local.Opened, work: Evaluation
     ) -> Iterator[Event]:
         crew, seats = self.workers.crew, self._schedule.seats_at(work)
         own = seats[worker.rank]
-        own.opened, own.beats = opened, None
+        own.opened = opened
         own.replaces = worker.rank in self._lost_ranks
         work.died.pop(worker.rank, None)
         try:
@@ -349,15 +333,13 @@ class Dispatcher:
         """Return the workers that have neither answered nor stepped for long, and their limits."""
         now, found = time.monotonic(), []
         for rank, seat in self._schedule.seats.items():
-            if seat.beats is None:
-                continue
-            worker, (before, since) = self.workers.crew[rank], seat.beats
+            worker = self.workers.crew[rank]
             beats, limit = worker.beats(), self.workers.timeout or math.inf
             if seat.opened is None:
                 limit = max(limit, _START_SECONDS) if beats else math.inf
-            if beats != before or rank in answered:
-                seat.beats = (beats, now)
-            elif now - since > limit:
+            if beats != seat.beats or rank in answered or not seat.at_work:
+                seat.beats, seat.since = beats, now
+            elif now - seat.since > limit:
                 found.append((worker, limit))
         return found
 
@@ -377,8 +359,11 @@ class Dispatcher:
         failed = self._schedule.lose(rank)
         if seat.opened is None:
             work.died[rank] += 1
-            if work.died[rank] >= self.workers.max_lost:
-                yield self._fail(work, self._unopened(worker, how, work.died[rank] - 1))
+            if (count := work.died[rank]) >= self.workers.max_lost:
+                others = f", and so did {count - 1} before it" if count > 1 else ""
+                text = f"{worker.name} {how} as it made the env and the policy{others}"
+                error = RuntimeError(f"{text}; try the evaluation without workers")
+                yield self._fail(work, error)
                 return
         again = ""
         if failed:
@@ -391,13 +376,6 @@ class Dispatcher:
             text = f"its worker {how}, the last of {self.workers.max_lost} that it cost"
             work.errors[index] = text
             yield work, Finished(ledger.Episode(index, *work.seeds(index), ledger.LOST))
-
-    def _unopened(self, worker: local.Worker, how: str, before: int) -> Exception:
-        return RuntimeError(
-            f"{worker.name} {how} as it made the env and the policy"
-            f"{f', and so did {before} before it' if before else ''}; try the evaluation without "
-            "workers"
-        )
 
     def _end(self, worker: local.Worker, waits: bool = False) -> str:
         how = worker.end(local.EXIT_SECONDS if waits else 0.0)
@@ -454,10 +432,6 @@ class Schedule(Generic[Key]):
         seats = self.seats_at(evaluation).values()
         return self.queues[evaluation].left + sum(len(seat.held) for seat in seats)
 
-    def held(self, rank: int) -> int:
-        """Return the number of episodes that a worker has to run."""
-        return len(self.seats[rank].held) if rank in self.seats else 0
-
     def place(self, rank: int) -> Seat[Key] | None:
         """Put a worker at an evaluation with episodes to hand out, unless it is at one.
 
@@ -511,7 +485,6 @@ class Schedule(Generic[Key]):
             seat.ended += 1
             seat.held.pop(record.index, None)
             seat.alone &= bool(seat.held)
-            seat.beats = seat.beats if seat.busy else None
         before = queue.ended.get(record.index)
         if before is None:
             if queue.lost[record.index]:
@@ -569,9 +542,10 @@ class Seat(Generic[Key]):
     held: dict[int, None] = field(default_factory=dict)
     alone: bool = False  # it runs a suspect, and nothing beside it
     ended: int = 0
-    since: float | None = None  # when it was first to be given episodes
+    begun: float | None = None  # when it was first to be given episodes
     opened: local.Opened | None = None  # its answer, once it has env and policy
-    beats: tuple[int, float] | None = None  # its steps so far, and since when, while it is at work
+    beats: int = -1  # its steps so far
+    since: float = 0.0  # when it was last seen to do something, or to have nothing to do
     tries: bool = False  # it runs an episode again, to find out whether envs must be new ones
     proves: int | None = None  # the witness that it runs again
     replaces: bool = False  # it has the rank of a worker that was lost
@@ -581,9 +555,14 @@ class Seat(Generic[Key]):
         """It has episodes to run."""
         return bool(self.held) or self.tries or self.proves is not None
 
+    @property
+    def at_work(self) -> bool:
+        """It has episodes to run, or makes env and policy."""
+        return self.busy or self.opened is None
+
     def episodes_in(self, seconds: float) -> int:
         """Estimate how many it ends in some time; at least two."""
         now = time.monotonic()
-        self.since = now if self.since is None else self.since
-        pace = self.ended / max(now - self.since, 1e-3)
+        self.begun = now if self.begun is None else self.begun
+        pace = self.ended / max(now - self.begun, 1e-3)
         return int(min(_MOST, max(2, pace * seconds)))

@@ -251,8 +251,8 @@ class InnerCollector:
         """A collector, in a worker."""
         meta: Any = type(self.cls)
         # TorchRL sets attributes of the class before it makes the collector.
-        given = {k: v for k, v in vars(self).items() if k not in self.__dataclass_fields__}
-        cls = meta(f"{self.cls.__name__}InWorker", (WorkerMethods, self.cls), given)
+        attributes = {k: v for k, v in vars(self).items() if k not in self.__dataclass_fields__}
+        cls = meta(f"{self.cls.__name__}InWorker", (WorkerMethods, self.cls), attributes)
         worker = kwargs.get("worker_idx") or 0
         kwargs["traj_pool"] = TrajectoryIds(self.numbers[worker])
         collector = cls(*args, backend="direct", **kwargs, **self.options[worker])
@@ -363,6 +363,10 @@ class WorkerLostError(RuntimeError):
 # --------------------------------------------------------------------- on the side of the parent
 
 
+Calls = Mapping[int, Sequence[Any]]
+"""The arguments of a function of the worker's collector, by the index of the worker."""
+
+
 class Asking(BaseCollector):
     """A mixin of collectors with workers, over one way to ask them.
 
@@ -375,11 +379,8 @@ class Asking(BaseCollector):
     """None until the workers are known, and where they run another's collector."""
 
     @abstractmethod
-    def _ask(self, function: Callable[..., Any], given: Mapping[int, Sequence[Any]]) -> list[Any]:
-        """Call ``function(collector, *arguments)`` in workers, all at once; return its results.
-
-        Workers import the function. The arguments are given by the index of the worker.
-        """
+    def _ask(self, function: Callable[..., Any], calls: Calls) -> list[Any]:
+        """Call ``function(collector, *arguments)`` in workers, all at once; return its results."""
 
     def _ask_all(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Ask all workers, with the same arguments."""
@@ -407,9 +408,9 @@ class Asking(BaseCollector):
         """
         if all(one.seeds_in_a_row for one in self._facts or ()):
             firsts = accumulate(self._slots[:-1], initial=0)
-            given = {w: (seed, seed, w, 0, static_seed, first) for w, first in enumerate(firsts)}
-            self._ask(seeded, given)
-            return seed if static_seed else chain(seed, len(given) + 1)[-1]
+            calls = {w: (seed, seed, w, 0, static_seed, first) for w, first in enumerate(firsts)}
+            self._ask(seeded, calls)
+            return seed if static_seed else chain(seed, len(calls) + 1)[-1]
         following = seed
         for worker in range(self.num_workers):
             call = following, seed, worker, 0, static_seed
@@ -502,12 +503,12 @@ def merged_states(
         if state["latest"] is not None
     ]
     logged = [state.get("logged", {}) for state in states]
-    found = {
+    logs = {
         name: _merged_windows([(one[name], one[name]) for one in logged if name in one], window)[0]
         for name in dict.fromkeys(name for one in logged for name in one)
     }
     return {
-        "logged": found,
+        "logged": logs,
         "lifetime": _merged([state["lifetime"] for state in states]),
         "window": _merged_windows([state["window"] for state in states], window),
         "latest": _merged(latest) if latest else None,
@@ -545,9 +546,9 @@ def _merged_windows(windows: Sequence[tuple[Any, Any]], size: int) -> tuple[Any,
     """The latest episodes of each worker in turn, the newest last."""
     newest = [zip(returns[::-1], lengths[::-1], strict=True) for returns, lengths in windows]
     episodes = [one for group in zip_longest(*newest) for one in group if one is not None]
-    kept = episodes[:size][::-1]
-    returns = np.array([episode[0] for episode in kept], np.float64)
-    return returns, np.array([episode[1] for episode in kept], np.int64)
+    newest_last = episodes[:size][::-1]
+    returns = np.array([episode[0] for episode in newest_last], np.float64)
+    return returns, np.array([episode[1] for episode in newest_last], np.int64)
 
 
 def merged_explanation(reports: Sequence[WorkerReport], slots: Sequence[int]) -> Explanation:

@@ -94,9 +94,9 @@ def _batch_size(env: Any, env_kwargs: Any) -> torch.Size:
     if isinstance(env, EnvBase):
         return env.batch_size
     env_kwargs = env_kwargs or {}
-    made = env(**(env_kwargs if isinstance(env_kwargs, Mapping) else env_kwargs[0]))
-    made.close()
-    return made.batch_size
+    one = env(**(env_kwargs if isinstance(env_kwargs, Mapping) else env_kwargs[0]))
+    one.close()
+    return one.batch_size
 
 
 def check_on_worker_lost(on_worker_lost: Any, options: Mapping[str, Any]) -> None:
@@ -118,22 +118,22 @@ def check_on_worker_lost(on_worker_lost: Any, options: Mapping[str, Any]) -> Non
         )
 
 
-def class_of_collectors(given: Any) -> Any:
+def class_of_collectors(chosen: Any) -> Any:
     """The class of the collectors in the workers: tdcollect's for None and ``"single"``.
 
     Raises:
         ValueError: for another name.
         TypeError: for what makes no collector.
     """
-    if given in (None, "single"):
+    if chosen in (None, "single"):
         return Collector
-    if not callable(given):
-        kind = ValueError if isinstance(given, str) else TypeError
+    if not callable(chosen):
+        kind = ValueError if isinstance(chosen, str) else TypeError
         raise kind(
-            f"expected collector_class to be 'single', a class or a function, got {given!r}; leave "
-            "it out for tdcollect.Collector"
+            f"expected collector_class to be 'single', a class or a function, got {chosen!r}; "
+            "leave it out for tdcollect.Collector"
         )
-    return given
+    return chosen
 
 
 def check_shared_buffer(env: Any, policy: Any, options: Mapping[str, Any]) -> None:

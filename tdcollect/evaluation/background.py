@@ -80,7 +80,7 @@ class Setup(NamedTuple):
     around: Surroundings
 
 
-class Request(NamedTuple):
+class Order(NamedTuple):
     """One evaluation, at a training step, with pickled weights by model id.
 
     ``policy`` is pickled if it is no module, as it was at the call; None for the job's own. A
@@ -124,7 +124,7 @@ def metrics_of(
 ) -> dict[str, Any]:
     # Means of returns that are not finite are what arithmetic makes of them.
     mean = point.mean if point.mean is not None or not len(returns) else exact_mean(returns)
-    found = {
+    numbers = {
         "reward": mean,
         "reward_std": _std(returns),
         "reward_low": point.low,
@@ -136,7 +136,7 @@ def metrics_of(
         "step": point.step,
         **{f"metrics/{metric.name}": metric.mean for metric in point.metrics},
     }
-    known = {name: math.nan if value is None else value for name, value in found.items()}
+    known = {name: math.nan if value is None else value for name, value in numbers.items()}
     return {f"{prefix}/{name}": value for name, value in {**known, **custom}.items()}
 
 
@@ -153,12 +153,12 @@ def custom_metrics(
     """Return the user's metrics of the data ``[L]`` of completed episodes."""
     if not episodes:
         return {}
-    found = metrics_fn(padded(episodes))
-    if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
+    metrics = metrics_fn(padded(episodes))
+    if not isinstance(metrics, Mapping) or not all(isinstance(name, str) for name in metrics):
         raise TypeError(
-            f"expected metrics_fn to return a dict from names to numbers, got {found!r:.200}"
+            f"expected metrics_fn to return a dict from names to numbers, got {metrics!r:.200}"
         )
-    return _on_cpu(found)
+    return _on_cpu(metrics)
 
 
 def padded(episodes: Mapping[int, TensorDict]) -> TensorDict:
@@ -188,7 +188,7 @@ class Answering:
         self._model: Any = None  # a policy whose weights can be set
         self._applied = False
 
-    def answer(self, request: Request) -> bytes:
+    def answer(self, request: Order) -> bytes:
         """Run a request; return the pickled :class:`Answer` or :class:`Failure`."""
         self._applied = False
         try:
@@ -197,7 +197,7 @@ class Answering:
         except Exception as error:
             return packed(Failure(described(error), self._applied))
 
-    def _evaluate(self, request: Request) -> Answer:
+    def _evaluate(self, request: Order) -> Answer:
         if request.policy is not None and request.policy != self._policy:
             self._job = replace(self._job, policy=pickle.loads(request.policy))
             self._policy = request.policy
@@ -249,7 +249,7 @@ class Answering:
 
     def _answer(
         self,
-        request: Request,
+        request: Order,
         evaluation: Evaluation,
         result: EvaluationResult,
         pace: float,
@@ -362,7 +362,7 @@ class DriverProcess(Spawned):
 class Errand:
     """A request on its way, with the future of its outcome."""
 
-    request: Request
+    request: Order
     kind: Method
     future: Future[Any] = field(default_factory=Future)
 
@@ -383,10 +383,9 @@ class Courier:
         self.best: Best | None = None
         self.reports = setup.report is not None
         self.report: tuple[int, EvaluationResult] | None = None  # of the best at a step
-        self._winner: Request | None = None  # with the weights of the best
+        self._winner: Order | None = None  # with the weights of the best
         if setup.output_dir is not None:
-            found = read_folder(setup.output_dir, setup.best_by, logger.warning)
-            self.curve, self.best, _ = found
+            self.curve, self.best, _ = read_folder(setup.output_dir, setup.best_by, logger.warning)
         self._owner = os.getpid()
         self.changed = threading.Condition()  # of all that follows: a request starts or ends
         self.unread: deque[Any] = deque()  # outcomes of triggered evaluations, also exceptions
@@ -406,7 +405,7 @@ class Courier:
         """Tell whether the caller runs in the courier's thread, as ``on_result`` does."""
         return threading.current_thread() is self._thread
 
-    def ask(self, request: Request, kind: Method) -> Future[Any]:
+    def ask(self, request: Order, kind: Method) -> Future[Any]:
         """Add a request; waits while the queue is full."""
         errand = Errand(request, kind)
         with self.changed:
@@ -490,7 +489,7 @@ class Courier:
             return answer.metrics
         return self._result(errand.request, answer)
 
-    def _answer(self, request: Request) -> Answer:
+    def _answer(self, request: Order) -> Answer:
         """Send a request; return its answer, or raise the error of its failure."""
         answer: Answer | Failure = pickle.loads(self._answered(request))
         if request.kind == "step" and (isinstance(answer, Answer) or answer.applied):
@@ -501,7 +500,7 @@ class Courier:
             logger.warning("%s, at step %s", line, request.step)
         return answer
 
-    def _result(self, request: Request, answer: Answer) -> EvaluationResult:
+    def _result(self, request: Order, answer: Answer) -> EvaluationResult:
         manifest, episodes, errors = pickle.loads(answer.records)
         replay = _replay_of(self._setup, request)
         return EvaluationResult(manifest, episodes, answer.directory, replay=replay, errors=errors)
@@ -514,17 +513,17 @@ class Courier:
         if self.report is not None and self.report[0] == best.step:
             return self.report[1]
         wanted = [*pickle.loads(self._setup.report or b"").episode_indices]
-        found = None if folder is None else read_report(folder, best.step)
-        if found is None or [e.index for e in found.episodes if not e.lost] != wanted:
+        result = None if folder is None else read_report(folder, best.step)
+        if result is None or [e.index for e in result.episodes if not e.lost] != wanted:
             if request is None or request.step != best.step:
                 if folder is None:
                     raise ValueError(f"step {best.step} is the best again: evaluate it once more")
                 weights = _kept_weights(folder, best)  # of a process before this one
                 request = errand.request._replace(step=best.step, weights=weights)
             errand.request = request._replace(kind="report")
-            found = self._result(errand.request, self._answer(errand.request))
-        self.report = best.step, found
-        return found
+            result = self._result(errand.request, self._answer(errand.request))
+        self.report = best.step, result
+        return result
 
     def tell(self, metrics: Mapping[str, Any]) -> None:
         if self.on_result is None:
@@ -535,7 +534,7 @@ class Courier:
         except Exception:
             logger.warning("on_result of the Evaluator failed", exc_info=True)
 
-    def _answered(self, request: Request) -> bytes:
+    def _answered(self, request: Order) -> bytes:
         """Send a request and wait for its answer; repeat it if the process ends meanwhile."""
         message = pickle.dumps(request)
         if self._process is not None and self._process.connection.poll():
@@ -601,7 +600,7 @@ def _kept_weights(path: Path, best: Best) -> dict[str, bytes]:
     return {name: pickle.dumps(one) for name, one in weights.items()}
 
 
-def _replay_of(setup: Setup, request: Request) -> Replay:
+def _replay_of(setup: Setup, request: Order) -> Replay:
     """Return a function that runs an episode again, with env and policy made anew."""
 
     def replay(index: int, video: str | os.PathLike[str] | None) -> Replayed:

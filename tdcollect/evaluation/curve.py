@@ -159,9 +159,9 @@ class Folder:
         """Refuse an evaluation of other episodes than those of the curve."""
         begun = [d for d in steps_of(self.path).values() if (d / ledger.MANIFEST).exists()]
         there = ledger.read_manifest(begun[0]) if begun else manifest
-        if found := ledger.differences(episodes_of(there), episodes_of(manifest)):
+        if others := ledger.differences(episodes_of(there), episodes_of(manifest)):
             raise ValueError(
-                f"{self.path} holds a curve of other episodes: {ledger.differences_text(found)}. "
+                f"{self.path} holds a curve of other episodes: {ledger.differences_text(others)}. "
                 "Choose another directory, or remove this one to start again"
             )
 
@@ -229,8 +229,8 @@ def check_report(step: Path, manifest: Mapping[str, Any]) -> None:
     wanted, own = ({key: one.get(key) for key in (*SAME, "policy")} for one in (chosen, manifest))
     wanted[root] = report_seed(ledger.manifest_entry(chosen, root))
     own[root] = ledger.manifest_entry(manifest, root)
-    if found := ledger.differences(wanted, own):
-        text = ledger.differences_text(found, "for this step")
+    if others := ledger.differences(wanted, own):
+        text = ledger.differences_text(others, "for this step")
         raise ValueError(
             f"expected a report of the weights of {step}, got another: {text}. Weights of an "
             "earlier process may not be kept whole: evaluate the step again with its weights; "
@@ -265,9 +265,9 @@ def read_folder(
     if not file.exists():
         return curve, None, best_by or BEST_BY[0]
     try:
-        kept = json.loads(file.read_bytes())
-        step, by, value = int(kept["step"]), str(kept["by"]), float(kept["value"])
-        named, digest = kept["weights"], kept.get("digest")
+        entries = json.loads(file.read_bytes())
+        step, by, value = int(entries["step"]), str(entries["by"]), float(entries["value"])
+        named, digest = entries["weights"], entries.get("digest")
         if by not in BEST_BY or named not in (None, WEIGHTS):
             raise ValueError(f"by {by!r}, weights {named!r}")
     except (ValueError, TypeError, KeyError, RecursionError) as error:
@@ -291,9 +291,9 @@ def read_folder(
 
 def check_curve(path: Path) -> Iterator[ledger.Problem]:
     """Check the files of a curve against its evaluations, which were checked."""
-    found: list[str] = []
-    curve, best, by = read_folder(path, None, found.append)
-    yield from (ledger.Problem(path / WEIGHTS, text) for text in found)
+    warnings: list[str] = []
+    curve, best, by = read_folder(path, None, warnings.append)
+    yield from (ledger.Problem(path / WEIGHTS, text) for text in warnings)
     top = max((value_of(point, by) for point in curve), default=-math.inf)
     if top > (-math.inf if best is None else best.value):
         yield ledger.Problem(path / BEST, f"it lacks the best, {top}: its process was killed, say")

@@ -22,7 +22,7 @@ from torchrl.envs.utils import ExplorationType
 from tdcollect import check, keys
 from tdcollect.collect.collector import Collector
 from tdcollect.display import count_text, one_line
-from tdcollect.evaluation.background import Courier, Request, Setup, logger
+from tdcollect.evaluation.background import Courier, Order, Setup, logger
 from tdcollect.evaluation.curve import BEST_BY, Best, Point
 from tdcollect.evaluation.episodes.groups import of_groups
 from tdcollect.evaluation.episodes.opening import check_env
@@ -168,10 +168,10 @@ class Evaluator:
         self._step_counter = 0
         self._has_warned = False
         crew = _crew_of(workers, backend, init_fn, num_gpus, ray_kwargs)
-        kept = worker.Job(
+        own_job = worker.Job(
             env, policy, chosen_by, crew.num_workers, policy_factory, no_recorders=dump_video
         )
-        job, around = kept.pickled()[2:]
+        job, around = own_job.pickled()[2:]
         directory = None if output_dir is None else Path(os.path.abspath(output_dir))
         functions = pickled_part("metrics_fn", metrics_fn)
         setup = Setup(job, crew, functions, directory, best, log_prefix, recheck, report, around)
@@ -295,7 +295,7 @@ class Evaluator:
         if courier.closed and courier.report is not None:
             return courier.report[1]
         _, policy = worker.snapshots_of(None, None, self._policy)
-        report: EvaluationResult = courier.ask(Request(0, {}, policy, "report"), "report").result()
+        report: EvaluationResult = courier.ask(Order(0, {}, policy, "report"), "report").result()
         return report
 
     def poll(self, timeout: float = 0) -> dict[str, Any] | None:
@@ -410,17 +410,17 @@ class Evaluator:
     def __repr__(self) -> str:
         state = "shut down" if self._courier.closed else f"{len(self._courier.pending)} pending"
         points, best = count_text(len(self.curve), "point"), self.best
-        found = "" if best is None else f"best {best.value:.6g} at {best.step}"
-        return one_line(self, *filter(None, (str(self._named), points, found, state)))
+        at_best = "" if best is None else f"best {best.value:.6g} at {best.step}"
+        return one_line(self, *filter(None, (str(self._named), points, at_best, state)))
 
     # --- requests ---
 
     def _request(
         self, weights: Source | None, step: int | None, by_id: Mapping[str, Source] | None
-    ) -> Request:
+    ) -> Order:
         """Return a request, with a snapshot of its weights as they are now."""
         snapshots, policy = worker.snapshots_of(weights, by_id, self._policy)
-        return Request(self._next_step(step), snapshots, policy)
+        return Order(self._next_step(step), snapshots, policy)
 
     def _next_step(self, step: int | None) -> int:
         if step is not None:

@@ -110,8 +110,8 @@ class Dispatcher:
         workers.in_use = True
         workers.turn += 1
         with ended_on_error(self.close):
-            while found := list(workers.wait(0)):  # what was left unread comes before an end
-                for worker, message in found:
+            while unread := list(workers.wait(0)):  # what was left unread comes before an end
+                for worker, message in unread:
                     if message is None or isinstance(message.what, local.Raised):
                         self._end(worker)  # which had nothing to do
 
@@ -166,7 +166,7 @@ class Dispatcher:
                 self._hand_out(self.workers.crew[rank], seat, work)
                 self._try(work)
 
-    def _hand_out(self, worker: local.Worker, seat: Seat[Evaluation], work: Evaluation) -> None:
+    def _hand_out(self, worker: local.Member, seat: Seat[Evaluation], work: Evaluation) -> None:
         while work.unlike:
             unlike = work.unlike.pop()
             work.manifest[ledger.MIXED] = ledger.mixed_entries(work.manifest, unlike)
@@ -182,7 +182,7 @@ class Dispatcher:
             run = local.Run(more, work.keep, recording.keep_steps, recording.cuts)
             self._send(worker, work, run)
 
-    def _must_prove(self, worker: local.Worker, seat: Seat[Evaluation], work: Evaluation) -> bool:
+    def _must_prove(self, worker: local.Member, seat: Seat[Evaluation], work: Evaluation) -> bool:
         """Return whether a worker is to run the witness, which another one has run.
 
         One on each machine is, and each that replaces one that was lost.
@@ -213,7 +213,7 @@ class Dispatcher:
             if seat.opened is not None:
                 self._send(self.workers.crew[rank], work, local.Told(fresh_envs))
 
-    def _send(self, worker: local.Worker, work: Evaluation, what: Any) -> None:
+    def _send(self, worker: local.Member, work: Evaluation, what: Any) -> None:
         worker.send(local.Message(self.workers.turn, work.key, what))
 
     def answers(self, wait: bool = True) -> Iterator[Event]:
@@ -241,7 +241,7 @@ class Dispatcher:
                 yield from self._ended(worker, answer, work)
             elif seat is None or seat.evaluation is not work:
                 continue  # it was lost, or others ended this evaluation meanwhile
-            elif isinstance(answer, local.Opened):
+            elif isinstance(answer, local.Ready):
                 yield from self._take_in(worker, answer, work)
             elif isinstance(answer, local.Found):
                 if work.recording is not None:
@@ -255,7 +255,7 @@ class Dispatcher:
                 yield from self._lose(worker, f"was ended, as it finished no step in {limit:g} s")
 
     def _ended(
-        self, worker: local.Worker, answer: local.Ended, work: Evaluation
+        self, worker: local.Member, answer: local.Ended, work: Evaluation
     ) -> Iterator[Event]:
         finished, seat = answer.finished, self._schedule.seats.get(worker.rank)
         record = finished.record
@@ -285,7 +285,7 @@ class Dispatcher:
         self.remove(work)
         return work, error
 
-    def _open(self, worker: local.Worker, work: Evaluation) -> None:
+    def _open(self, worker: local.Member, work: Evaluation) -> None:
         key, (_, env_key, job, around) = work.key, work.pickled
         self._by_key[key] = work
         sent = None if key in worker.holds else job
@@ -294,7 +294,7 @@ class Dispatcher:
         worker.holds = [*(held for held in worker.holds if held != key), key][-local.MOST_HELD :]
 
     def _take_in(
-        self, worker: local.Worker, opened: local.Opened, work: Evaluation
+        self, worker: local.Member, opened: local.Ready, work: Evaluation
     ) -> Iterator[Event]:
         crew, seats = self.workers.crew, self._schedule.seats_at(work)
         own = seats[worker.rank]
@@ -314,24 +314,24 @@ class Dispatcher:
         except ValueError as error:
             yield self._fail(work, error)
 
-    def _check(self, worker: local.Worker, opened: local.Opened, work: Evaluation) -> None:
+    def _check(self, worker: local.Member, opened: local.Ready, work: Evaluation) -> None:
         """Refuse a worker that differs from the manifest, unless it may."""
         manifest = {**opened.manifest, "git": self._git}
-        found = ledger.differences(work.manifest, manifest)
-        mixable = all(ledger.may_be_mixed(path) for path, *_ in found)
-        if found and self._allow_mixed and mixable:
+        unlike = ledger.differences(work.manifest, manifest)
+        mixable = all(ledger.may_be_mixed(path) for path, *_ in unlike)
+        if unlike and self._allow_mixed and mixable:
             work.unlike.append(manifest)
-        elif found:
-            texts = "; ".join(f"its {path} is {b!r} and not {a!r}" for path, a, b in found)
+        elif unlike:
+            texts = "; ".join(f"its {path} is {b!r} and not {a!r}" for path, a, b in unlike)
             advice = "; make them alike, or pass allow_mixed=True" if mixable else ""
             raise ValueError(
                 f"expected workers that are alike, got {worker.name} that differs from the "
                 f"evaluation's manifest: {texts}{advice}"
             )
 
-    def _hanging(self, answered: Container[int]) -> list[tuple[local.Worker, float]]:
+    def _hanging(self, answered: Container[int]) -> list[tuple[local.Member, float]]:
         """Return the workers that have neither answered nor stepped for long, and their limits."""
-        now, found = time.monotonic(), []
+        now, hanging = time.monotonic(), []
         for rank, seat in self._schedule.seats.items():
             worker = self.workers.crew[rank]
             beats, limit = worker.beats(), self.workers.timeout or math.inf
@@ -340,10 +340,10 @@ class Dispatcher:
             if beats != seat.beats or rank in answered or not seat.at_work:
                 seat.beats, seat.since = beats, now
             elif now - seat.since > limit:
-                found.append((worker, limit))
-        return found
+                hanging.append((worker, limit))
+        return hanging
 
-    def _lose(self, worker: local.Worker, reason: str | None = None) -> Iterator[Event]:
+    def _lose(self, worker: local.Member, reason: str | None = None) -> Iterator[Event]:
         """Let a worker go that was lost; yields episodes that are given up."""
         rank = worker.rank
         seat = self._schedule.seats.get(rank)
@@ -377,7 +377,7 @@ class Dispatcher:
             work.errors[index] = text
             yield work, Finished(ledger.Episode(index, *work.seeds(index), ledger.LOST))
 
-    def _end(self, worker: local.Worker, waits: bool = False) -> str:
+    def _end(self, worker: local.Member, waits: bool = False) -> str:
         how = worker.end(local.EXIT_SECONDS if waits else 0.0)
         del self.workers.crew[worker.rank]
         return how
@@ -543,7 +543,7 @@ class Seat(Generic[Key]):
     alone: bool = False  # it runs a suspect, and nothing beside it
     ended: int = 0
     begun: float | None = None  # when it was first to be given episodes
-    opened: local.Opened | None = None  # its answer, once it has env and policy
+    opened: local.Ready | None = None  # its answer, once it has env and policy
     beats: int = -1  # its steps so far
     since: float = 0.0  # when it was last seen to do something, or to have nothing to do
     tries: bool = False  # it runs an episode again, to find out whether envs must be new ones

@@ -73,7 +73,7 @@ class Told(NamedTuple):
     fresh_envs: bool | None
 
 
-class Opened(NamedTuple):
+class Ready(NamedTuple):
     """Env and policy of a job are there; with the manifest as this worker sees it, but for git."""
 
     manifest: dict[str, Any]
@@ -105,10 +105,10 @@ class Message(NamedTuple):
 
     turn: int
     key: str
-    what: Open | Run | Told | Opened | Found | Ended | Raised
+    what: Open | Run | Told | Ready | Found | Ended | Raised
 
 
-class Worker(ABC):
+class Member(ABC):
     """One worker, as the driver sees it; the rank of a lost one goes to its replacement."""
 
     def __init__(self, rank: int):
@@ -170,7 +170,7 @@ class Workers(contextlib.AbstractContextManager["Workers"], ABC):
         self.num_workers = int(num_workers)
         self.timeout = timeout
         self.max_lost = int(max_lost)
-        self.crew: dict[int, Worker] = {}  # those that run, by rank
+        self.crew: dict[int, Member] = {}  # those that run, by rank
         self.fresh_envs: dict[str, bool] = {}  # whether envs must be new ones, by their keys
         self.turn = 0  # the number of evaluations so far
         self.in_use = False
@@ -178,11 +178,11 @@ class Workers(contextlib.AbstractContextManager["Workers"], ABC):
         self._end: Any = None
 
     @abstractmethod
-    def start(self, rank: int) -> Worker:
+    def start(self, rank: int) -> Member:
         """Start a worker, or another one in the place of one that was lost."""
 
     @abstractmethod
-    def wait(self, seconds: float) -> Iterable[tuple[Worker, Message | None]]:
+    def wait(self, seconds: float) -> Iterable[tuple[Member, Message | None]]:
         """Wait up to ``seconds`` for answers; None means that the worker died."""
 
     def close(self) -> None:
@@ -286,7 +286,7 @@ class LocalWorkers(Workers):
         arguments = self.num_workers, self.timeout, self.max_lost
         return LocalWorkers, arguments, {"init_fn": self.init_fn}
 
-    def start(self, rank: int) -> Worker:
+    def start(self, rank: int) -> Member:
         if self._end is None:
             self._end = weakref.finalize(self, _end_all, self.crew, self._templates)
         if self.init_fn is not None:
@@ -307,11 +307,11 @@ class LocalWorkers(Workers):
             self._templates.pop().child.end()
         raise RuntimeError("expected a process to start and to import tdcollect, but it ended")
 
-    def _started(self, rank: int, start: _Start) -> Worker:
+    def _started(self, rank: int, start: _Start) -> Member:
         worker = self.crew[rank] = LocalWorker(rank, start)
         return worker
 
-    def wait(self, seconds: float) -> Iterator[tuple[Worker, Message | None]]:
+    def wait(self, seconds: float) -> Iterator[tuple[Member, Message | None]]:
         awaited: dict[int, LocalWorker] = {}
         waiting = select.poll()
         for worker in self.crew.values():
@@ -334,7 +334,7 @@ class LocalWorkers(Workers):
         self.in_use = False
 
 
-class LocalWorker(Worker):
+class LocalWorker(Member):
     """A process of this machine, which counts its steps in shared memory."""
 
     def __init__(self, rank: int, start: _Start):

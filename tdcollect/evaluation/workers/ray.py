@@ -91,10 +91,10 @@ class RayWorkers(local.Workers):
         """Copy the arguments only; a copy in another process connects to the same cluster."""
         names = ("num_workers", "num_cpus", "num_gpus", "timeout", "max_lost")
         arguments = {name: getattr(self, name) for name in names}
-        made = partial(RayWorkers, address=ray_cluster.address() or self.address, **arguments)
-        return made, (), {"_local": self._local}
+        copied = partial(RayWorkers, address=ray_cluster.address() or self.address, **arguments)
+        return copied, (), {"_local": self._local}
 
-    def start(self, rank: int) -> local.Worker:
+    def start(self, rank: int) -> local.Member:
         if self._end is None or not self._actors.connected:
             if self._end is not None:
                 self._end()
@@ -123,7 +123,7 @@ class RayWorkers(local.Workers):
             f"each; {waiting} will wait until it grows"
         )
 
-    def wait(self, seconds: float) -> Iterator[tuple[local.Worker, local.Message | None]]:
+    def wait(self, seconds: float) -> Iterator[tuple[local.Member, local.Message | None]]:
         deadline = time.monotonic() + seconds
         answered = False
         while not answered and self.crew:
@@ -258,7 +258,7 @@ class _Actors:
         ray_cluster.disconnect(self._connection)
 
 
-class _Remote(local.Worker):
+class _Remote(local.Member):
     """A worker beside an actor."""
 
     def __init__(self, rank: int, actors: _Actors):

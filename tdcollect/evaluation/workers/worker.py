@@ -127,11 +127,11 @@ def unpickled(job: bytes) -> Job:
 
 def set_weights(collector: EvaluationCollector, weights: Mapping[str, bytes]) -> None:
     """Set the weights of a policy, and the statistics of its env's transforms, in place."""
-    given: dict[str, Any] = {name: pickle.loads(blob) for name, blob in weights.items()}
-    own = given.pop(POLICY, None)
+    of_models: dict[str, Any] = {name: pickle.loads(blob) for name, blob in weights.items()}
+    own = of_models.pop(POLICY, None)
 
     def prepare(env: EnvBase) -> None:
-        for model_id, one in given.items():
+        for model_id, one in of_models.items():
             _set(_transform(env, model_id), one, f"the transform {model_id!r}")
 
     collector.prepare_envs(prepare)
@@ -153,14 +153,14 @@ def check_recorders(env: EnvBase) -> None:
 
 def _registered(ids: Iterable[str]) -> dict[str, bytes]:
     """Return the pickled specs of those ids that a fresh interpreter may not know, by id."""
-    found = {}
+    specs = {}
     for name in ids:
         spec = gym.registry.get(name)
         entry = "gymnasium." if spec is None else spec.entry_point
         if not (isinstance(entry, str) and entry.startswith("gymnasium.")):
             with suppress(Exception):  # one that cannot travel is one that no other process has
-                found[name] = cloudpickle.dumps(spec)
-    return found
+                specs[name] = cloudpickle.dumps(spec)
+    return specs
 
 
 Receive = Callable[[bool], local.Message | None]
@@ -210,7 +210,7 @@ def _lacks_memory(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
 
 
-def _opened(jobs: dict[str, EvaluationCollector], key: str, message: local.Open) -> local.Opened:
+def _opened(jobs: dict[str, EvaluationCollector], key: str, message: local.Open) -> local.Ready:
     collector = jobs.pop(key, None)
     if collector is None:
         assert message.job is not None  # else the driver knows that it is held here
@@ -222,7 +222,7 @@ def _opened(jobs: dict[str, EvaluationCollector], key: str, message: local.Open)
     if message.weights is not None:
         set_weights(collector, message.weights)
     about = {"env": repr(collector.base), "threads": torch.get_num_threads()}
-    return local.Opened(subject(collector), collector.slots, about)
+    return local.Ready(subject(collector), collector.slots, about)
 
 
 def _tell(collector: EvaluationCollector, told: local.Told) -> None:
@@ -387,16 +387,16 @@ def snapshots_of(
     Without weights of the policy, they are those of the evaluator's own. If that is no module, it
     is the second value, pickled: what it holds may have changed.
     """
-    given = dict(by_id or {})
-    check_model_ids(given, "weights_dict")
+    sources = dict(by_id or {})
+    check_model_ids(sources, "weights_dict")
     if weights is not None:
-        given.setdefault(POLICY, weights)
+        sources.setdefault(POLICY, weights)
     itself = None
-    if POLICY not in given and isinstance(policy, nn.Module):
-        given[POLICY] = policy
-    elif POLICY not in given and policy is not None:
+    if POLICY not in sources and isinstance(policy, nn.Module):
+        sources[POLICY] = policy
+    elif POLICY not in sources and policy is not None:
         itself = local.pickled_part(POLICY, policy)
-    return {name: snapshot(source, name) for name, source in given.items()}, itself
+    return {name: snapshot(source, name) for name, source in sources.items()}, itself
 
 
 def extra_states(module: nn.Module) -> dict[str, Any]:
@@ -424,11 +424,11 @@ def set_policy(policy: Any, weights: Weights | dict[str, Any]) -> None:
 
 
 def _transform(env: EnvBase, model_id: str) -> Transform:
-    found = _TRANSFORM.fullmatch(model_id)
-    assert found is not None  # check_model_ids has looked
+    place = _TRANSFORM.fullmatch(model_id)
+    assert place is not None  # check_model_ids has looked
     outer = env.transform if isinstance(env, TransformedEnv) else None
     there = [] if outer is None else [*outer] if isinstance(outer, T.Compose) else [outer]
-    index = int(found[1])
+    index = int(place[1])
     if index >= len(there):
         names = ", ".join(type(transform).__name__ for transform in there) or "none"
         raise ValueError(

@@ -44,12 +44,11 @@ def worker_of(traj_ids: torch.Tensor) -> torch.Tensor:
 
 
 class TrajectoryIds:
-    """Counts the trajectory ids of one worker, in TorchRL's place for such a counter.
+    """Counts the trajectory ids of one worker, in the place of TorchRL's counter.
 
-    Worker w gives the ids ``w << 40``, ``(w << 40) + 1``, ...: worker 0 those that one collector
-    would. TorchRL's workers share one counter, so that an id depends on which of them came first;
-    these repeat, are unique on several machines too, and those of a worker that takes the place of
-    a lost one are new, whatever the lost one gave.
+    Worker w gives the ids ``w << 40``, ``(w << 40) + 1``, .... Unlike those of a counter that
+    workers share, they do not depend on which worker came first, and are unique on several
+    machines.
     """
 
     def __init__(self, worker: int):
@@ -112,10 +111,7 @@ def report_of(collector: Any, parts: Any = ()) -> WorkerReport:
 
 
 def seeds_of(seed: int, worker: int, replacement: int = 0) -> list[int]:
-    """The seeds in a worker: of torch's, NumPy's and Python's global generators, and of its env.
-
-    That of the env is for a replacement, 1 being the first: it repeats no episode of the lost one.
-    """
+    """Return the seeds of a worker's torch, NumPy and Python, and of a replacement's env."""
     key = (worker, replacement, 7) if replacement else (worker,)
     *generators, env = np.random.SeedSequence(seed, spawn_key=key).generate_state(4)
     return [*map(int, generators), int(env >> 1)]
@@ -133,8 +129,7 @@ def seeded(
     """Seed the global generators of a worker's process and its env, and restart.
 
     ``root`` is the seed of the whole collection, ``env_seed`` that of the env, whose slots are
-    numbered from ``first_slot``; None is for a replacement. Returns the seed for the next env, as
-    TorchRL computes it.
+    numbered from ``first_slot``; None is for a replacement. Returns the seed for the next env.
     """
     torchs, numpys, pythons, envs = seeds_of(root, worker, replacement)
     torch.manual_seed(torchs)
@@ -164,10 +159,7 @@ def take_weights(collector: Any, weights: Any, version: int) -> None:
 def take_place(
     collector: Any, worker: int, weights: Any, version: int, seeding: tuple[Any, ...] | None
 ) -> None:
-    """Make a new collector that of a worker that was lost.
-
-    ``weights`` is None for those that it has, ``seeding`` the arguments of :func:`seeded`, if any.
-    """
+    """Make a new collector that of a lost worker, with weights and seeds if there are any."""
     collector.worker_idx = worker
     if weights is not None:
         take_weights(collector, weights, version)
@@ -236,11 +228,7 @@ def options_of_workers(reset_options: Any, kind: Any, workers: int) -> list[dict
 
 @dataclass(eq=False)
 class InnerCollector:
-    """Makes the collector of a worker: given to TorchRL in the place of a class, and pickled.
-
-    Each worker has a number that its trajectory ids begin with, a channel for its reports, and
-    arguments of its own.
-    """
+    """Makes the collector of a worker: given to TorchRL in the place of a class, and pickled."""
 
     cls: type[Collector]
     numbers: Sequence[int]
@@ -265,8 +253,8 @@ class InnerCollector:
 def _share_tensors_alone(collector: Collector, use_buffers: bool | None) -> None:
     """Give each batch memory of its own where some entries, such as strings, are no tensors.
 
-    The parent process would see those of the first batch in all that follow: the worker sends its
-    batch once, and shares the memory of the tensors in it. ``use_buffers=True`` is an error then.
+    The parent would see those of the first batch in all that follow, as a worker sends its batch
+    once.
     """
     state = CollectorState(collector)
     if not state.preallocates:
@@ -368,11 +356,7 @@ Calls = Mapping[int, Sequence[Any]]
 
 
 class Asking(BaseCollector):
-    """A mixin of collectors with workers, over one way to ask them.
-
-    Attributes:
-        lost: the workers that were lost, and how many frames at most with them.
-    """
+    """A mixin of collectors with workers, over one way to ask them."""
 
     lost = LostWorkers()
     _facts: Sequence[WorkerFacts] | None = None
@@ -402,10 +386,7 @@ class Asking(BaseCollector):
             raise ValueError(f"{text}; give their envs the same num_envs")
 
     def _seed_workers(self, seed: int, static_seed: bool) -> Any:
-        """Seed all workers; return the seed for the next env, as TorchRL computes it.
-
-        The slots of all workers are numbered on, as those of one env, where envs can.
-        """
+        """Seed all workers, their slots numbered on where envs can; return TorchRL's next seed."""
         if all(one.seeds_in_a_row for one in self._facts or ()):
             firsts = accumulate(self._slots[:-1], initial=0)
             calls = {w: (seed, seed, w, 0, static_seed, first) for w, first in enumerate(firsts)}

@@ -29,10 +29,7 @@ def collector_of_workers(
     num_collectors: int | None,
     sync: bool | None,
 ) -> Any:
-    """Make the collector that runs others in workers, for ``Collector(..., backend=)``.
-
-    ``options`` are the ``backend_options``, with the class of the collectors inside.
-    """
+    """Make the collector that runs others in workers, for ``Collector(..., backend=)``."""
     check.positive_int_or_none(num_collectors=num_collectors)
     if sync is not None and not isinstance(sync, bool):
         raise TypeError(f"expected sync to be True, False or None, got {sync!r}")
@@ -119,12 +116,7 @@ def check_on_worker_lost(on_worker_lost: Any, options: Mapping[str, Any]) -> Non
 
 
 def class_of_collectors(chosen: Any) -> Any:
-    """The class of the collectors in the workers: tdcollect's for None and ``"single"``.
-
-    Raises:
-        ValueError: for another name.
-        TypeError: for what makes no collector.
-    """
+    """Return the class of the collectors in the workers: tdcollect's for None and ``"single"``."""
     if chosen in (None, "single"):
         return Collector
     if not callable(chosen):
@@ -139,11 +131,7 @@ def class_of_collectors(chosen: Any) -> Any:
 def check_shared_buffer(env: Any, policy: Any, options: Mapping[str, Any]) -> None:
     """Refuse a one-dimensional replay buffer, shared by workers, for an env of several slots.
 
-    The env is made once to know its slots, and closed, if the buffer has one dimension, has not
-    been written to, and is to hold batches ``[N, T]`` rather than trajectories.
-
-    Raises:
-        ValueError: for such a buffer, naming ``ndim=2``.
+    The env is made once to know its slots, and closed, unless its batches fit in any case.
     """
     buffer = options.get("replay_buffer")
     storage = getattr(buffer, "storage", None)

@@ -155,11 +155,7 @@ class MultiCollector(asking.Asking, upstream.MultiCollector, metaclass=_BySync):
 
     @property
     def procs(self) -> list[Any]:
-        """The processes. TorchRL looks at them before it talks to them; here lost ones are found.
-
-        Raises:
-            WorkerLostError: where one has died, for ``on_worker_lost="raise"``.
-        """
+        """The processes; TorchRL looks at them before it talks to them, so lost ones are found."""
         self._look()
         if self._guard is None or self._guard.closed:
             return self._procs

@@ -223,10 +223,7 @@ class RayCollector(asking.Asking, TorchRLRayCollector):
             self.shutdown()
 
     def _first_of(self, pending: dict[Any, int]) -> tuple[int, Any]:
-        """Wait for the first of some batches, and take it out; return its worker and the batch.
-
-        A worker that is lost is replaced, and asked again.
-        """
+        """Wait for the first of some batches and take it out; replace workers that are lost."""
         while True:
             (task,), _ = ray.wait(list(pending), num_returns=1)
             worker = pending.pop(task)
@@ -248,11 +245,7 @@ class RayCollector(asking.Asking, TorchRLRayCollector):
     # ------------------------------------------------------------------------------ lost workers
 
     def _replace(self, worker: int, error: Exception) -> None:
-        """Start another worker in the place of one that is lost.
-
-        Raises:
-            WorkerLostError: if workers are not to be replaced, or this one was too often.
-        """
+        """Start another worker in the place of a lost one, or raise :class:`WorkerLostError`."""
         with self._changing:
             state = state_of(self.remote_collectors[worker])
             if state.name != "DEAD":

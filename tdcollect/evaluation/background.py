@@ -83,8 +83,8 @@ class Setup(NamedTuple):
 class Order(NamedTuple):
     """One evaluation, at a training step, with pickled weights by model id.
 
-    ``policy`` is pickled if it is no module, as it was at the call; None for the job's own. A
-    ``"report"`` is of the weights of a step, with settings of its own.
+    ``policy`` is pickled if it is no module; None for the job's own. A ``"report"`` is of the
+    weights of a step, with settings of its own.
     """
 
     step: int
@@ -94,11 +94,7 @@ class Order(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The outcome of a request.
-
-    ``records`` are manifest, records and errors, pickled, as few callers want them; ``lost`` tells
-    in lines how workers ended.
-    """
+    """The outcome: manifest, records and errors pickled; ``lost`` says how workers ended."""
 
     records: bytes
     directory: Path | None
@@ -370,8 +366,7 @@ class Errand:
 class Courier:
     """Takes requests to a process one at a time, in their order; has the curve of the answers.
 
-    One daemon thread waits for both sides; no executor of the standard library, whose threads the
-    end of the interpreter waits for. It runs no env and no policy, and draws no random numbers.
+    One daemon thread waits for both sides; the end of the interpreter would wait for an executor's.
     """
 
     def __init__(
@@ -398,11 +393,11 @@ class Courier:
         self._thread.start()
 
     def has_room(self) -> bool:
-        """Tell whether a request would be taken without waiting."""
+        """Return whether a request would be taken without waiting."""
         return len(self.pending) <= self._size
 
     def in_thread(self) -> bool:
-        """Tell whether the caller runs in the courier's thread, as ``on_result`` does."""
+        """Return whether the caller runs in the courier's thread, as ``on_result`` does."""
         return threading.current_thread() is self._thread
 
     def ask(self, request: Order, kind: Method) -> Future[Any]:
@@ -601,7 +596,7 @@ def _kept_weights(path: Path, best: Best) -> dict[str, bytes]:
 
 
 def _replay_of(setup: Setup, request: Order) -> Replay:
-    """Return a function that runs an episode again, with env and policy made anew."""
+    """Return a function that runs an episode again, with a new env and policy."""
 
     def replay(index: int, video: str | os.PathLike[str] | None) -> Replayed:
         parts = unpickled(setup.job)

@@ -171,10 +171,7 @@ class Folder:
         policy_state: Callable[[], Mapping[str, Any]],
         transforms: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """Add a point to the curve; if it is the best, keep the weights of policy and transforms.
-
-        Those of ``transforms`` are values that torch saves, by model id.
-        """
+        """Add a point to the curve; keep the weights of policy and transforms of the best."""
         self.curve = with_point(self.curve, point)
         value = value_of(point, self._by)
         before = (-math.inf, 0) if self.best is None else (self.best.value, -self.best.step)
@@ -241,18 +238,17 @@ def check_report(step: Path, manifest: Mapping[str, Any]) -> None:
 def read_folder(
     path: Path, best_by: str | None = None, warn: Callable[[str], object] = lambda text: None
 ) -> tuple[list[Point], Best | None, str]:
-    """Return the curve that a directory holds, its best point, and the value that it has most of.
-
-    The points are those of the ledgers.
+    """Return the curve that a directory's ledgers hold, its best point, and what that is best by.
 
     Args:
         path: the directory.
         best_by: the value that the best was chosen by; None for that which the directory has.
-        warn: is told of weights that are not those of the best, as after a kill, too.
+        warn: is told of weights that are not those of the best, as after a kill.
 
     Raises:
-        ValueError: for a directory that holds something else, for files that were altered, and for
-            a directory whose best evaluation was chosen by another value.
+        ValueError: for a directory of something else, for files that were altered, and for one
+        whose
+            best evaluation was chosen by another value.
     """
     check_folder(path)
     points = {}

@@ -34,10 +34,8 @@ class Evaluation:
         make_job: returns its job; called when its turn has come, or a worker is free for it.
         record: given its manifest, opens its recording.
         keep: yield the data of episodes too.
-        weights: pickled weights by model id, where the job's own are not meant.
+        weights: pickled weights by model id, in place of the job's own.
         recording: its :class:`~tdcollect.evaluation.evaluate.Recording`, while it is open.
-        dispatcher: the dispatcher that runs it; None in this process.
-        manifest: of the first worker that was ready.
         errors: the last error of each failed episode, by index, as text.
         about: the env and what runs it, for the notes on a run.
     """
@@ -86,13 +84,7 @@ what was found out by running an episode again, after which there may be nothing
 class Dispatcher:
     """Runs the episodes of evaluations on workers, whatever happens to them; close it.
 
-    Args:
-        workers: started if they are not running.
-        allow_mixed: take workers in whose versions, platform or device differ from the manifest's.
-        note: is told in a line of each worker that is lost.
-
-    Raises:
-        RuntimeError: if the workers are in use.
+    ``note`` is told in a line of each worker that is lost.
     """
 
     def __init__(self, workers: local.Workers, allow_mixed: bool, note: Callable[[str], None]):
@@ -183,10 +175,7 @@ class Dispatcher:
             self._send(worker, work, run)
 
     def _must_prove(self, worker: local.Member, seat: Seat[Evaluation], work: Evaluation) -> bool:
-        """Return whether a worker is to run the witness, which another one has run.
-
-        One on each machine is, and each that replaces one that was lost.
-        """
+        """Return whether a worker is to run the witness: one on each machine, and replacements."""
         if work.recording.proof is None or seat.proves is not None:
             return False
         other = worker.rank != work.witness_by and worker.machine not in work.proved
@@ -395,11 +384,9 @@ Key = TypeVar("Key")
 class Schedule(Generic[Key]):
     """Hands out the episodes of one evaluation, or of several that share the workers.
 
-    A worker runs episodes of one evaluation at a time. It begins with one that nobody is at, which
-    opens the fewest envs, and helps where most is left once there is none.
-
-    Workers get a little more than they can run at once, so that no slot waits for the driver; and
-    near the end no more than a fair share, so that none has work left while another is idle.
+    A worker runs episodes of one evaluation at a time. It begins with one that no other works at,
+    and helps where most is left once there is none. It gets a little more than it can run at once,
+    so that no slot waits for the driver; and near the end no more than a fair share.
 
     The episodes of a lost worker run again. One of them may have been the cause, so each has a
     worker to itself. An episode that is alone when it loses its ``max_lost``-th worker is given up.
@@ -433,10 +420,7 @@ class Schedule(Generic[Key]):
         return self.queues[evaluation].left + sum(len(seat.held) for seat in seats)
 
     def place(self, rank: int) -> Seat[Key] | None:
-        """Put a worker at an evaluation with episodes to hand out, unless it is at one.
-
-        Returns its seat there; None if it is at none, and none has any.
-        """
+        """Put a worker at an evaluation with episodes to hand out; return its seat, if any."""
         seat = self.seats.get(rank)
         if seat is not None and (seat.busy or self.queues[seat.evaluation].waits):
             return seat
@@ -474,8 +458,6 @@ class Schedule(Generic[Key]):
 
     def take_in(self, evaluation: Key, rank: int, name: str, record: ledger.Episode) -> bool:
         """Take a record in; False if the episode had ended before, with the same record.
-
-        The worker that ran it may have been lost since.
 
         Raises:
             NotReproducibleError: if the records differ.

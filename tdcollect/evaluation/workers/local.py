@@ -1,10 +1,8 @@
 """Workers of an evaluation as its driver sees them: messages to them, and local processes.
 
 The driver hands out indices of episodes, and alone writes files. A worker makes env and policy of a
-job once, keeps them, and answers with one record per episode that ends. Local processes and Ray
-actors run the same loop (``worker.py``) and differ in how messages travel.
-
-Nothing here imports torch: the actors of a Ray cluster only pass messages on.
+job once, keeps them, and answers with one record per episode that ends. Nothing here imports torch:
+the actors of a Ray cluster only pass messages on.
 """
 
 from __future__ import annotations
@@ -56,10 +54,7 @@ class Open(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Run these episodes of a job too, with their data if ``keep``, and all steps.
-
-    ``again``: they ran before, and are compared with that in their first steps.
-    """
+    """Run these episodes of a job too, with their data and all steps if they are kept."""
 
     indices: Sequence[int]
     keep: bool
@@ -211,11 +206,7 @@ class Workers(contextlib.AbstractContextManager["Workers"], ABC):
 
 
 def pickled_part(name: str, value: Any) -> bytes:
-    """Pickle an argument, functions of any kind included.
-
-    Raises:
-        TypeError: if it cannot be, naming the argument.
-    """
+    """Pickle an argument, functions included; raises TypeError that names the argument."""
     try:
         dumped: bytes = cloudpickle.dumps(value)
     except Exception as error:  # whatever a class's own __reduce__ raises
@@ -375,10 +366,7 @@ class LocalWorker(Member):
             self._channel.send(message)
 
     def answers(self, ready: set[int]) -> Iterator[Message | None]:
-        """Yield the answers that are there; None if the process has ended, and said all it had to.
-
-        ``ready`` are the descriptors that an event was seen on.
-        """
+        """Yield the answers that are there; None once the process has ended and said all."""
         with contextlib.suppress(OSError):  # reading tells
             self._channel.flush()
         try:

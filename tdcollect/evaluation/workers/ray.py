@@ -220,11 +220,7 @@ class _Actors:
         return self._stored[1]
 
     def check_places(self) -> None:
-        """Warn once of actors that have no place after some time.
-
-        Raises RuntimeError if no machine can take one any more; a cluster that never had one may
-        grow.
-        """
+        """Warn once of actors without a place; raise RuntimeError if all machines have gone."""
         import ray
 
         now = time.monotonic()
@@ -283,7 +279,7 @@ class _Remote(local.Member):
 
     @property
     def how(self) -> str | None:
-        """Tells how it was lost; None while it runs."""
+        """How it was lost; None while it runs."""
         if self._how is None and not self._actors.connected:
             self._lose("lost its Ray, which was shut down")
         return self._how
@@ -389,12 +385,9 @@ def _reason(error: BaseException) -> str:
 class Host:
     """Starts local workers beside the actor, one at a time, and passes messages on.
 
-    Env and policy do not run in the actor itself. There, they would run outside of the main thread
-    and beside Ray's threads, which do not survive a fork; an env that holds the interpreter's lock
-    would stop all answers; and a crash would cost the actor, which takes seconds to start.
-
-    Each worker has a number, its life, so that late messages to the one before do not reach it.
-    Nothing here imports torch.
+    In the actor itself, env and policy would run outside of the main thread and beside Ray's
+    threads, which do not survive a fork; and a crash would cost the actor. The number of a worker,
+    its life, keeps late messages to the one before from it. Nothing here imports torch.
     """
 
     def __init__(self, workers: local.LocalWorkers, seed_of_hashes: str):

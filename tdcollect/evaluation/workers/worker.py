@@ -173,8 +173,7 @@ def serve(
 ) -> None:
     """Do what the driver says until it goes; ``beat`` is called at each step.
 
-    Running out of memory ends the loop, as it would end the process elsewhere: what fits beside
-    fewer episodes may still run.
+    Running out of memory ends the loop, as other workers may have enough.
     """
     jobs: dict[str, EvaluationCollector] = {}
     feed = _Feed(receive, beat)
@@ -242,10 +241,7 @@ def _run(collector: EvaluationCollector, feed: _Feed, say: Callable[[Any], None]
 
 
 class _Feed(Feed):
-    """Indices that arrive while episodes run.
-
-    ``following`` has the message that ended the run, or None for the end of all.
-    """
+    """Indices that arrive while episodes run; ``following`` has the message that ended the run."""
 
     seconds = 0.25  # as the driver waits for records before it hands out more
 
@@ -385,7 +381,7 @@ def snapshots_of(
     """Return the weights of a request as they are now, pickled, by model id.
 
     Without weights of the policy, they are those of the evaluator's own. If that is no module, it
-    is the second value, pickled: what it holds may have changed.
+    is the second value, pickled.
     """
     sources = dict(by_id or {})
     check_model_ids(sources, "weights_dict")

@@ -168,99 +168,78 @@ Receive = Callable[[bool], local.Message | None]
 is none yet."""
 
 
-def serve(
-    receive: Receive, beat: Callable[[], None], answer: Callable[[local.Message], None]
-) -> None:
-    """Do what the driver says until it goes; ``beat`` is called at each step.
+class _Server(Feed):
+    """Does what the driver says until it goes; gives the indices that arrive while episodes run.
 
-    Running out of memory ends the loop, as other workers may have enough.
+    ``beat`` is called at each step. Running out of memory ends the loop, as other workers may have
+    enough.
     """
-    jobs: dict[str, EvaluationCollector] = {}
-    feed = _Feed(receive, beat)
-    beat()
-    message = receive(True)
-    try:
-        while message is not None:
-            turn, key, what = message
-
-            def say(answered: Any, of: tuple[int, str] = (turn, key)) -> None:
-                answer(local.Message(*of, answered))
-
-            try:
-                if isinstance(what, local.Open):
-                    what.around.enter()
-                    say(_opened(jobs, key, what))
-                elif isinstance(what, (local.Told, local.Run)):
-                    feed.begin(message, jobs[key], say)
-                    _run(jobs[key], feed, say)
-            except Exception as error:
-                if _lacks_memory(error):
-                    raise
-                say(local.Raised(described(error)))
-            message = feed.following.pop() if feed.following else receive(True)
-    finally:
-        for collector in jobs.values():
-            collector.close()
-
-
-def _lacks_memory(error: Exception) -> bool:
-    if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)):
-        return True
-    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
-
-
-def _opened(jobs: dict[str, EvaluationCollector], key: str, message: local.Open) -> local.Ready:
-    collector = jobs.pop(key, None)
-    if collector is None:
-        assert message.job is not None  # else the driver knows that it is held here
-        while len(jobs) >= local.MOST_HELD:
-            jobs.pop(next(iter(jobs))).close()
-        collector = unpickled(message.job).open()
-        collector.tell(message.fresh_envs, asks=False)
-    jobs[key] = collector  # oldest first
-    if message.weights is not None:
-        set_weights(collector, message.weights)
-    about = {"env": repr(collector.base), "threads": torch.get_num_threads()}
-    return local.Ready(subject(collector), collector.slots, about)
-
-
-def _tell(collector: EvaluationCollector, told: local.Told) -> None:
-    collector.tell(told.fresh_envs, asks=told.fresh_envs is None)
-
-
-def _run(collector: EvaluationCollector, feed: _Feed, say: Callable[[Any], None]) -> None:
-    keep, keep_steps = feed.kept
-    for finished in collector.run(keep, feed, keep_steps=keep_steps):
-        record = finished.record
-        failed = record.status == FAILED and not finished.again
-        feed.tell()
-        say(local.Ended(finished, collector.errors[record.index] if failed else None))
-        feed.stepped()  # to send them may take as long as a step
-        del finished  # else its data would stay in memory beside the next one's
-    feed.tell()
-
-
-class _Feed(Feed):
-    """Indices that arrive while episodes run; ``following`` has the message that ended the run."""
 
     seconds = 0.25  # as the driver waits for records before it hands out more
 
-    def __init__(self, receive: Receive, beat: Callable[[], None]):
-        self._receive = receive
+    def __init__(
+        self, receive: Receive, beat: Callable[[], None], answer: Callable[[local.Message], None]
+    ):
+        self._receive, self._answer = receive, answer
         self.stepped = beat  # type: ignore[method-assign]
-        self.following: list[local.Message | None] = []
+        self._jobs: dict[str, EvaluationCollector] = {}  # oldest first
+        self._following: list[local.Message | None] = []  # the message that ended a run
 
-    def begin(
-        self, message: local.Message, collector: EvaluationCollector, say: Callable[[Any], None]
-    ) -> None:
-        self._of, self._collector, self._say = message[:2], collector, say
+    def serve(self) -> None:
+        self.stepped()
+        message = self._receive(True)
+        try:
+            while message is not None:
+                self._of, what = message[:2], message.what
+                try:
+                    if isinstance(what, local.Open):
+                        what.around.enter()
+                        self._say(self._opened(what))
+                    elif isinstance(what, (local.Told, local.Run)):
+                        self._run(what)
+                except Exception as error:
+                    if _lacks_memory(error):
+                        raise
+                    self._say(local.Raised(described(error)))
+                message = self._following.pop() if self._following else self._receive(True)
+        finally:
+            for collector in self._jobs.values():
+                collector.close()
+
+    def _say(self, what: Any) -> None:
+        self._answer(local.Message(*self._of, what))
+
+    def _opened(self, message: local.Open) -> local.Ready:
+        collector = self._jobs.pop(self._of[1], None)
+        if collector is None:
+            assert message.job is not None  # else the driver knows that it is held here
+            while len(self._jobs) >= local.MOST_HELD:
+                self._jobs.pop(next(iter(self._jobs))).close()
+            collector = unpickled(message.job).open()
+            collector.tell(message.fresh_envs, asks=False)
+        self._jobs[self._of[1]] = collector
+        if message.weights is not None:
+            set_weights(collector, message.weights)
+        about = {"env": repr(collector.base), "threads": torch.get_num_threads()}
+        return local.Ready(subject(collector), collector.slots, about)
+
+    def _run(self, first: local.Told | local.Run) -> None:
+        collector = self._collector = self._jobs[self._of[1]]
         self._told: dict[str, Any] = {}
         self._waiting = deque[int | Again]()
-        run = message.what if isinstance(message.what, local.Run) else local.Run([], False)
-        self.kept = run.keep, run.keep_steps  # of all episodes that run together
-        self._take(message)
+        run = first if isinstance(first, local.Run) else local.Run([], False)
+        self._kept = run.keep, run.keep_steps  # of all episodes that run together
+        self._take(local.Message(*self._of, first))
+        for finished in collector.run(run.keep, self, keep_steps=run.keep_steps):
+            record = finished.record
+            failed = record.status == FAILED and not finished.again
+            self._tell()
+            self._say(local.Ended(finished, collector.errors[record.index] if failed else None))
+            self.stepped()  # to send them may take as long as a step
+            del finished  # else its data would stay in memory beside the next one's
+        self._tell()
 
-    def tell(self) -> None:
+    def _tell(self) -> None:
         """Tell the driver what has been found out as episodes ran, once."""
         entries = found(self._collector)
         if entries != self._told:
@@ -268,26 +247,32 @@ class _Feed(Feed):
             self._say(local.Found(entries))
 
     def __next__(self) -> int | Again:
-        while not self.following and (arrived := self._receive(False)) is not None:
+        while not self._following and (arrived := self._receive(False)) is not None:
             self._take(arrived)
         if not self._waiting:
             raise StopIteration
         return self._waiting.popleft()
 
     def goes_on(self) -> bool:
-        self.tell()
-        if not self.following:
+        self._tell()
+        if not self._following:
             self._take(self._receive(True))
-        return not self.following
+        return not self._following
 
     def _take(self, message: local.Message | None) -> None:
         what = None if message is None or message[:2] != self._of else message.what
         if isinstance(what, local.Told):
-            _tell(self._collector, what)
-        elif isinstance(what, local.Run) and self.kept == (what.keep, what.keep_steps):
+            self._collector.tell(what.fresh_envs, asks=what.fresh_envs is None)
+        elif isinstance(what, local.Run) and self._kept == (what.keep, what.keep_steps):
             self._waiting += map(Again, what.indices) if what.again else what.indices
         else:
-            self.following.append(message)
+            self._following.append(message)
+
+
+def _lacks_memory(error: Exception) -> bool:
+    if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
 
 
 def template(end: int) -> None:
@@ -326,7 +311,7 @@ def work(end: int, steps_file: int) -> None:
     def beat() -> None:
         steps[0] += 1
 
-    serve(receive, beat, lambda answer: channel.send(packed(answer)))
+    _Server(receive, beat, lambda answer: channel.send(packed(answer))).serve()
     channel.close()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter, methodcaller
 from types import SimpleNamespace
@@ -398,24 +397,6 @@ def is_compiled(module: nn.Module) -> bool:
 
 as_plain_tensors = torch._C._disabled_torch_function_impl
 """As ``__torch_function__`` of a class of tensors: results are plain ones."""
-
-_requires_grad = attrgetter("requires_grad")
-_use_count = getattr(torch.Tensor, "_use_count", None)
-_storage_use_count = getattr(torch._C, "_storage_Use_Count", None)
-
-
-def users_of(whole: torch.Tensor, views: Sequence[torch.Tensor]) -> tuple[int, ...] | None:
-    """Numbers that change if more of torch (not of Python) uses a tensor's memory, or changes it.
-
-    None if torch cannot tell, or if a gradient was asked for.
-    """
-    if _use_count is None or _storage_use_count is None:
-        return None
-    if whole.is_floating_point() and True in map(_requires_grad, views):
-        return None
-    storage = whole.untyped_storage()
-    users = _storage_use_count(storage._cdata), sys.getrefcount(storage), whole._version
-    return (*users, whole.data_ptr(), sum(map(_use_count, views)))
 
 
 def validates_arguments() -> bool:

@@ -29,6 +29,7 @@ from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.keys import Key
 
 _CPU = torch.device("cpu")
+_RESETS = 8  # whose buffers are allocated together, unless they are large
 
 Seeds: TypeAlias = list[int] | None
 Options: TypeAlias = dict[str, Any] | None
@@ -89,11 +90,12 @@ class SlotArrays(InnerEnv):
         self.step_bytes = _bytes_of(slots)
         self.rewards = slots.reward_keys
         self._pinned = False
+        self._spare: list[StepBuffers] = []  # for resets
         self._done: tuple[torch.Tensor, torch.Tensor] | None = None  # at home, and on the CPU
 
     def allocate(self, count: int, pinned: bool, exact: bool) -> list[StepBuffers]:
         self._pinned = pinned
-        return self.slots.allocate(count, pinned, exact, again=True)
+        return self.slots.allocate(count, pinned, exact)
 
     def step(self, given: StepDict, slots: list[int] | None, buffers: StepBuffers) -> Stepped:
         error = None
@@ -119,10 +121,11 @@ class SlotArrays(InnerEnv):
         return self._done[1] if self._done is not None and flag is self._done[0] else None
 
     def reset(self, marks: StepDict, slots: list[int], seeds: Seeds, options: Options) -> StepDict:
-        spare = self.slots.stepper.pool.spare
-        if not spare:
-            spare += self.allocate(chunk_steps(self.step_bytes), self._pinned, False)
-        buffers = spare.pop(0)  # the last one tells soonest that they are in use
+        if not self._spare:
+            self._spare = self.allocate(
+                min(_RESETS, chunk_steps(self.step_bytes)), self._pinned, False
+            )
+        buffers = self._spare.pop()
         self.slots.stepper.reset(slots, buffers, seeds, options)
         begun = self.entries(buffers)
         for key in self.rewards:

@@ -13,8 +13,8 @@ PACKAGE = Path(__file__).parents[2] / "tdcollect"
 PAGE = PACKAGE.parent / "docs" / "architecture.md"
 FOLDERS = (
     *("", "_upstream", "processes", "envs", "envs/process", "collect", "collectors"),
-    *("trajectories", "evaluation", "evaluation/episodes", "evaluation/workers"),
-    *("pages", "lab", "lab/pages", "cli", "testing"),
+    *("trajectories", "evaluation", "evaluation/episodes", "evaluation/sb3"),
+    *("evaluation/workers", "pages", "lab", "lab/pages", "cli", "testing"),
 )
 """In the order of the flow: no folder imports one that comes later."""
 _BLOCK = re.compile(r"```\ntdcollect/\n.*?```\n", re.DOTALL)

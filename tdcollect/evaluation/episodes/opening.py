@@ -50,8 +50,8 @@ class Opened(NamedTuple):
         env: the env with its transforms; that of slot 0 if slots are envs of their own.
         slots: the slots, if they are envs of their own; None for an env of ``make_env``.
         made: True if the envs were made here, and are closed at the end.
-        with_streams: makes ``env`` anew from gymnasium envs whose draws from the global generators
-            come from streams of their episodes; None if it cannot be made anew.
+        with_streams: makes ``env`` again from gymnasium envs whose draws from the global generators
+            come from streams of their episodes; None if it cannot be made again.
     """
 
     env: EnvBase
@@ -87,14 +87,14 @@ def open_env(
     if requested is not None:
         env, finish = requested.bare, partial(_added, requested, finish)
     names = ("num_envs", "backend", "env_kwargs")
-    given = [name for name in names if getattr(settings, name) is not None]
+    chosen = [name for name in names if getattr(settings, name) is not None]
     episodes = max(len(settings.episode_indices), 1)
     if most_slots is not None:
         episodes = min(episodes, most_slots)
     if isinstance(env, EnvBase):
-        if given:
+        if chosen:
             raise ValueError(
-                f"the env {_text(env)} is made already: expected no {', '.join(given)}"
+                f"the env {_text(env)} is made already: expected no {', '.join(chosen)}"
             )
         return _open_made(env, episodes, finish, ours=False)
     check_env(env, "a gymnasium env that is made already goes through tdcollect.make_env(env)")
@@ -102,23 +102,23 @@ def open_env(
     slots = min(SLOTS if settings.num_envs is None else settings.num_envs, episodes)
     if not isinstance(env, str):
         make = partial(made_alike, env, env_kwargs or {})
-        made = make()
-        if isinstance(made, EnvBase):
-            with closed_on_error(made):
-                alone = _runs_alone(made)
+        opened = make()
+        if isinstance(opened, EnvBase):
+            with closed_on_error(opened):
+                alone = _runs_alone(opened)
                 taken = ("env_kwargs", "num_envs") if alone else ("env_kwargs",)
-                if refused := [name for name in given if name not in taken]:
+                if refused := [name for name in chosen if name not in taken]:
                     what = "a TorchRL env" if alone else "an env whose slots are fixed"
                     raise ValueError(
-                        f"the callable makes {what}, {_text(made)}: expected no "
+                        f"the callable makes {what}, {_text(opened)}: expected no "
                         f"{', '.join(refused)}"
                     )
                 if alone:
-                    return _slots(made, make, slots, finish)
-                return _open_made(made, episodes, finish, ours=True)
-        if hasattr(made, "close"):  # made only to see its type
+                    return _slots(opened, make, slots, finish)
+                return _open_made(opened, episodes, finish, ours=True)
+        if hasattr(opened, "close"):  # made only to see its type
             with close_may_fail():
-                close_env(made)
+                close_env(opened)
     if singly or (requested is not None and not requested.treats_rows_alone()):
         if settings.backend not in (None, "serial"):
             raise ValueError(
@@ -228,22 +228,21 @@ def made_alike(make: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
 
 
 def _added(requested: RequestedEnv, finish: Finish, env: EnvBase) -> EnvBase:
-    """Add the transforms that were asked for, then what the policy asks for."""
-    made = requested.finished(env)
-    if made.batch_size and isinstance(innermost(made), GymnasiumEnv):
-        _check_transforms(made)
-    return finish(made)
+    transformed = requested.finished(env)
+    if transformed.batch_size and isinstance(innermost(transformed), GymnasiumEnv):
+        _check_transforms(transformed)
+    return finish(transformed)
 
 
 def _with_streams(env: Any, how: dict[str, Any], finish: Finish) -> EnvBase:
     name = env if isinstance(env, str) else getattr(env, "__name__", None) or type(env).__name__
     make = WithStreams(partial(gym.make, env) if isinstance(env, str) else env, name)
-    with closed_on_error(make_env(make, **how)) as made:
-        return finish(made)
+    with closed_on_error(make_env(make, **how)) as bare:
+        return finish(bare)
 
 
 def _runs_alone(env: EnvBase) -> bool:
-    """Tell whether an env is one slot, to be stepped through its own methods.
+    """Return whether an env is one slot, to be stepped through its own methods.
 
     One of ``make_env`` is stepped below them, unless it is under a transform that may draw.
     """
@@ -268,12 +267,12 @@ def _maker(env: EnvBase, base: Any) -> Callable[[], EnvBase]:
     outer = all_transforms_of(env)
 
     def make() -> EnvBase:
-        made = made_alike(make_one, kwargs)
+        one = made_alike(make_one, kwargs)
         if state:
-            made.load_state_dict(state)
+            one.load_state_dict(state)
         if outer:
-            made = TransformedEnv(made, T.Compose(*[transform.clone() for transform in outer]))
-        return made
+            one = TransformedEnv(one, T.Compose(*[transform.clone() for transform in outer]))
+        return one
 
     return make
 
@@ -363,7 +362,6 @@ class SlotEnvs(SteppedEnv):
 
     @property
     def transforms(self) -> list[T.Transform]:
-        """The transforms of all slots."""
         return [transform for env in self.envs for transform in all_transforms_of(env)]
 
     def outside(self) -> Outside:
@@ -401,24 +399,21 @@ class SlotEnvs(SteppedEnv):
         self.transformed = self.envs[0]
 
     def latest_info(self, slot: int) -> dict[str, Any]:
-        """The entries of a slot's latest step that tell of success, as gymnasium names them."""
-        base = innermost(self.envs[slot])
-        if isinstance(base, GymnasiumEnv):
-            return dict(base.latest_info(0))
-        row = self._following[slot] or StepDict()
-        return {name: row[name].cpu().numpy() for name in SUCCESS if name in row}
+        """The infos of a slot's latest step that tell of success, as gymnasium names them."""
+        infos: dict[str, Any] = self.latest_infos([slot], SUCCESS)[slot]
+        return infos
 
     def latest_infos(self, slots: Sequence[int], names: Sequence[str]) -> Mapping[int, Any]:
         """The infos of these names; of an env that is not gymnasium's, the entries of its step."""
-        found = {}
+        infos = {}
         for slot in slots:
             base = innermost(self.envs[slot])
             if isinstance(base, GymnasiumEnv):
-                found[slot] = base.stepper.backend.latest_infos([0], names)[0]
+                infos[slot] = base.stepper.backend.latest_infos([0], names)[0]
                 continue
             row = (self._following[slot] or StepDict()).items()
-            found[slot] = {path: v for key, v in row if (path := entry_path(key)) in names}
-        return found
+            infos[slot] = {path: v for key, v in row if (path := entry_path(key)) in names}
+        return infos
 
     def reset_slot(self, slot: int, seed: int, options: Any = None) -> StepDict:
         """Start an episode in one slot, within :meth:`outside`; the row of its first step."""
@@ -427,17 +422,17 @@ class SlotEnvs(SteppedEnv):
         how = {} if options is None else {"options": options}
         with self._streams[slot], self._starts[slot]:
             if self._seeds_in_reset:
-                given = env.reset(seed=seed, **how)
+                tensordict = env.reset(seed=seed, **how)
             else:
                 env.set_seed(seed)
-                given = env.reset(**how)
-        self._latest[slot] = self._row(given)
+                tensordict = env.reset(**how)
+        self._latest[slot] = self._row(tensordict)
         return self._latest[slot]
 
-    def step_slot(self, slot: int, given: TensorDictBase) -> StepDict:
+    def step_slot(self, slot: int, tensordict: TensorDictBase) -> StepDict:
         """Step one slot, within :meth:`outside`; the row of the following step."""
         with self._streams[slot], self._starts[slot]:
-            stepped = self.envs[slot].step(given).get(keys.NEXT)
+            stepped = self.envs[slot].step(tensordict).get(keys.NEXT)
         row = self._following[slot] = self._row(stepped)
         self._latest[slot] = StepDict({**self._latest[slot], **row})
         return row
@@ -476,7 +471,6 @@ class SlotEnvs(SteppedEnv):
         return following, SlotError("step", causes) if causes else None
 
     def check_acted(self, step: StepDict) -> None:
-        """Raise for a step without an action."""
         missing = [key for key in self.transformed.action_keys if key not in step]
         if missing:
             raise lacks_action(missing[0], step)
@@ -518,12 +512,10 @@ class SlotEnvs(SteppedEnv):
         return rows
 
     def entries(self, tensordict: TensorDictBase) -> StepDict:
-        """The entries of one slot's TensorDict, without batch dimensions."""
         dims, row = self._dims, flat(tensordict)
         return StepDict((k, v.reshape(v.shape[dims:])) for k, v in row.items()) if dims else row
 
     def _row(self, tensordict: TensorDictBase) -> StepDict:
-        """The entries of one slot, with flags of its own."""
         row = self.entries(tensordict)
         if keys.DONE not in row:
             row[keys.DONE] = _all_groups(row, keys.DONE)

@@ -12,10 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from tdcollect.display import one_line
-from tdcollect.evaluation.imports import by_group, called, each_group, has_module, with_file
+from tdcollect.evaluation.imports import (
+    by_group,
+    called,
+    each_group,
+    has_module,
+    is_named,
+    load_named,
+    with_file,
+)
 from tdcollect.files import write_json
 
 REQUEST = "request.json"
+RANDOM, SB3, LEROBOT = "random", "sb3", "lerobot"  # policies that need no factory
 MAKE_ENV = "FILE.py:make_env"  # in commands, where no option names what is around the env
 
 
@@ -70,9 +79,12 @@ class Request:
             FileNotFoundError, ModuleNotFoundError, AttributeError: if something that is named
                 does not exist.
         """
-        from tdcollect.evaluation import requested
-
-        return requested.make(self, look)
+        if named := by_group(self.policy):
+            return self.made_env(look), self._group_policies(named, look)
+        if self.vecnormalize is not None and self.policy != SB3:
+            raise ValueError(f"VecNormalize goes with --policy sb3, got --policy {self.policy}")
+        env = self.made_env(look)
+        return env, self._made_policy(env, look)
 
     def made_env(self, look: bool = True) -> str | Callable[..., Any]:
         """Return the env as :func:`tdcollect.evaluate` takes it, with wrappers and transforms.
@@ -81,7 +93,85 @@ class Request:
         """
         from tdcollect.evaluation import requested
 
-        return requested.env_of(self, look)
+        file = None if self.env_state is None else Path(self.directory, self.env_state)
+        state = None if file is None else requested.read_state(file)
+        env = load_named(self.env, Path(self.directory), look) if is_named(self.env) else self.env
+        if not (self.wrappers or self.transforms or state is not None):
+            return env
+        if self.wrappers and self.backend == "envpool":
+            raise ValueError(
+                "wrappers are for gymnasium envs, and backend envpool makes none; leave one out"
+            )
+
+        def call(item: str | dict[str, Any]) -> requested.Call:
+            name, kwargs = called(item)
+            function = load_named(name, Path(self.directory), look)
+            if not callable(function):
+                raise TypeError(f"expected {name} to be callable, got {function!r}")
+            return requested.Call(name, function, kwargs)
+
+        name = env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
+        around = (tuple(map(call, self.wrappers)), tuple(map(call, self.transforms)))
+        made = requested.RequestedEnv(name, env, *around, state, str(file or "the state"))
+        if isinstance(env, str):
+            if state is not None and not self.transforms:
+                raise ValueError(
+                    f"expected transforms for {file}, as {env} has none; name those that the file "
+                    "is of in transforms"
+                )
+            made.check_state()
+        return made
+
+    def _group_policies(self, named: Mapping[str, str], look: bool) -> Any:
+        from tdcollect.evaluation.episodes.groups import GroupPolicies
+
+        files = by_group(self.checkpoint)
+        if (self.checkpoint and not files) or files.keys() - named.keys():
+            raise ValueError(
+                f"expected checkpoints of groups that have a policy, GROUP=FILE with one of "
+                f"{', '.join(named)}, got {self.checkpoint!r}"
+            )
+        parts = {
+            group: replace(self, policy=policy, checkpoint=files.get(group))
+            for group, policy in named.items()
+        }
+        return GroupPolicies({group: part.make(look)[1] for group, part in parts.items()})
+
+    def _made_policy(self, env: Any, look: bool) -> Any:
+        from tdcollect.evaluation import requested
+
+        here, checkpoint = Path(self.directory), self.checkpoint
+        if self.policy == RANDOM:
+            if checkpoint is not None:
+                raise ValueError("random actions have no checkpoint; leave it out")
+            return None
+        if self.policy == SB3:
+            from tdcollect.evaluation.sb3 import load_policy
+
+            if checkpoint is None:
+                raise ValueError("--policy sb3 needs the model's file: --checkpoint model.zip")
+            normalization = None if self.vecnormalize is None else here / self.vecnormalize
+            with requested.one_slot(env, self.env_kwargs, self.backend) as one:
+                model = load_policy(here / checkpoint, one, normalization=normalization)
+            return requested.placed(model, self.device)
+        if self.policy == LEROBOT:
+            from tdcollect.evaluation import lerobot
+
+            if checkpoint is None:
+                raise ValueError(
+                    "--policy lerobot needs the model: --checkpoint .../pretrained_model"
+                )
+            folder = here / checkpoint
+            return lerobot.load_policy(folder if folder.exists() else checkpoint, self.device)
+        factory = load_named(self.policy, here, look)
+        if not callable(factory):
+            raise TypeError(
+                f"expected {self.policy} to be callable and to give a policy, got {factory!r}"
+            )
+        policy = requested.policy_from(factory, self.policy, env, self.env_kwargs, self.backend)
+        if checkpoint is not None:
+            requested.load_weights(policy, here / checkpoint)
+        return requested.placed(policy, self.device)
 
     def __repr__(self) -> str:
         return one_line(self, self.env, self.policy)

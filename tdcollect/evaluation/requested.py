@@ -1,4 +1,4 @@
-"""Envs and policies that a request names; envs with wrappers, transforms and saved statistics."""
+"""Envs with wrappers, transforms and saved statistics; policies of factories, and their weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium as gym
 import torch
@@ -24,108 +24,11 @@ from tdcollect.cleanup import close_env, ended_on_error
 from tdcollect.display import one_line
 from tdcollect.envs.make import alike, make_env
 from tdcollect.envs.traits import all_transforms_of, flat_transforms, innermost, of_kind, runs_once
-from tdcollect.evaluation.episodes.groups import GroupPolicies, of_groups
+from tdcollect.evaluation.episodes.groups import of_groups
 from tdcollect.evaluation.episodes.policy import known_device
-from tdcollect.evaluation.imports import by_group, called, is_named, load_named
+from tdcollect.evaluation.settings import EvaluationSettings
 from tdcollect.randomness import GlobalStream, Outside
 from tdcollect.threads import turn
-
-if TYPE_CHECKING:
-    from tdcollect.evaluation.request import Request
-    from tdcollect.evaluation.settings import EvaluationSettings
-
-RANDOM, SB3, LEROBOT = "random", "sb3", "lerobot"  # policies that need no factory
-
-
-def make(request: Request, look: bool) -> tuple[str | Callable[..., Any], Any]:
-    here = Path(request.directory)
-    if named := by_group(request.policy):
-        return env_of(request, look), _group_policies(request, named, look)
-    env = env_of(request, look)
-    if request.vecnormalize is not None and request.policy != SB3:
-        raise ValueError(f"VecNormalize goes with --policy sb3, got --policy {request.policy}")
-    if request.policy == RANDOM:
-        if request.checkpoint is not None:
-            raise ValueError("random actions have no checkpoint; leave it out")
-        return env, None
-    if request.policy == SB3:
-        return env, placed(_sb3(request, env), request.device)
-    if request.policy == LEROBOT:
-        from tdcollect.evaluation.lerobot import load_policy
-
-        if request.checkpoint is None:
-            raise ValueError("--policy lerobot needs the model: --checkpoint .../pretrained_model")
-        folder = here / request.checkpoint
-        return env, load_policy(folder if folder.exists() else request.checkpoint, request.device)
-    factory = load_named(request.policy, here, look)
-    if not callable(factory):
-        raise TypeError(
-            f"expected {request.policy} to be callable and to give a policy, got {factory!r}"
-        )
-    policy = policy_from(factory, request.policy, env, request.env_kwargs, request.backend)
-    if request.checkpoint is not None:
-        _load(policy, here / request.checkpoint)
-    return env, placed(policy, request.device)
-
-
-def _group_policies(request: Request, named: Mapping[str, str], look: bool) -> GroupPolicies:
-    files = by_group(request.checkpoint)
-    if (request.checkpoint and not files) or files.keys() - named.keys():
-        raise ValueError(
-            f"expected checkpoints of groups that have a policy, GROUP=FILE with one of "
-            f"{', '.join(named)}, got {request.checkpoint!r}"
-        )
-    parts = {
-        group: replace(request, policy=policy, checkpoint=files.get(group))
-        for group, policy in named.items()
-    }
-    return GroupPolicies({group: make(part, look)[1] for group, part in parts.items()})
-
-
-def env_of(request: Request, look: bool) -> str | Callable[..., Any]:
-    here = Path(request.directory)
-    file = None if request.env_state is None else here / request.env_state
-    state = None if file is None else _read_state(file)
-    env = load_named(request.env, here, look) if is_named(request.env) else request.env
-    if not (request.wrappers or request.transforms or state is not None):
-        return env
-    if request.wrappers and request.backend == "envpool":
-        raise ValueError(
-            "wrappers are for gymnasium envs, and backend envpool makes none; leave one out"
-        )
-    name = env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
-    wrappers, transforms = (
-        tuple(_call(request, item, look) for item in items)
-        for items in (request.wrappers, request.transforms)
-    )
-    requested = RequestedEnv(name, env, wrappers, transforms, state, str(file or "the state"))
-    if isinstance(env, str):
-        if state is not None and not transforms:
-            raise ValueError(
-                f"expected transforms for {file}, as {env} has none; name those that the file "
-                "is of in transforms"
-            )
-        requested.check_state()
-    return requested
-
-
-def _call(request: Request, item: str | dict[str, Any], look: bool) -> Call:
-    name, kwargs = called(item)
-    function = load_named(name, Path(request.directory), look)
-    if not callable(function):
-        raise TypeError(f"expected {name} to be callable, got {function!r}")
-    return Call(name, function, kwargs)
-
-
-def _sb3(request: Request, env: Any) -> Any:
-    from tdcollect.evaluation.sb3 import load_policy
-
-    if request.checkpoint is None:
-        raise ValueError("--policy sb3 needs the model's file: --checkpoint model.zip")
-    here = Path(request.directory)
-    normalization = None if request.vecnormalize is None else here / request.vecnormalize
-    with one_slot(env, request.env_kwargs, request.backend) as one:
-        return load_policy(here / request.checkpoint, one, normalization=normalization)
 
 
 def policy_from(
@@ -173,7 +76,8 @@ def recognized(policy: Any, env: Any, settings: EvaluationSettings) -> Any:
 
         with one_slot(env, alike(env, settings.env_kwargs), settings.backend) as one:
             return load_policy(policy, one)
-    return of_groups(policies.recognized(policy))
+    policy = policies.recognized(policy)
+    return of_groups(policy) if isinstance(policy, Mapping) else policy
 
 
 def placed(policy: Any, device: torch.device | str | None) -> Any:
@@ -224,7 +128,7 @@ def one_slot(
             close_env(one)
 
 
-def _load(policy: Any, file: Path) -> None:
+def load_weights(policy: Any, file: Path) -> None:
     if not isinstance(policy, nn.Module):
         raise TypeError(
             f"expected a torch module to load {file} into, got {type(policy).__name__}; have the "
@@ -250,7 +154,7 @@ def _reading(file: Path, what: str, kind: str, source: str) -> Iterator[None]:
 _FIRST = "transforms.0."
 
 
-def _read_state(file: Path) -> dict[str, Any]:
+def read_state(file: Path) -> dict[str, Any]:
     with _reading(file, "the state of an env", "state of an env", "env"):
         state = torch.load(file, map_location="cpu", weights_only=True)
     if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):

@@ -29,7 +29,7 @@ from tdcollect.keys import Key, entry_path
 from tdcollect.randomness import GlobalStream
 
 
-def open_batched(env: Any, settings: EvaluationSettings, finish: opening.Finish) -> opening.Opened:
+def open_batched(env: Any, settings: EvaluationSettings, finish: opening.Finish) -> opening.OpenEnv:
     """Open an env of batch size ``[N]``, whose slots share a seed."""
     opening.check_env(env, "episodes_per_slot is for TorchRL envs of batch size [N]")
     fixed = ("num_envs", "backend", *(["env_kwargs"] if isinstance(env, EnvBase) else []))
@@ -54,10 +54,10 @@ def open_batched(env: Any, settings: EvaluationSettings, finish: opening.Finish)
             "do not depend on each other"
         )
     if make is None:
-        return opening.Opened(opened, BatchEnv(finish(opened)), made=False)
+        return opening.OpenEnv(opened, BatchEnv(finish(opened)), made=False)
     with closed_on_error(opened):
         slots = BatchEnv(opening.still(finish, opened), lambda: opening.still(finish, make()))
-    return opening.Opened(slots.transformed, slots)
+    return opening.OpenEnv(slots.transformed, slots)
 
 
 class BatchEnv(opening.SlotEnvs):

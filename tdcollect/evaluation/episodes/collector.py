@@ -36,7 +36,7 @@ from tdcollect.evaluation.episodes.groups import GroupPolicies, checked_groups
 from tdcollect.evaluation.episodes.inference import Inference
 from tdcollect.evaluation.episodes.measures import with_measures
 from tdcollect.evaluation.episodes.opening import (
-    Opened,
+    OpenEnv,
     SlotEnvs,
     made_alike,
     open_env,
@@ -228,7 +228,7 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
                 env = finish(env)
         return env
 
-    def _use(self, opened: Opened) -> None:
+    def _use(self, opened: OpenEnv) -> None:
         self._opened = opened
         self.base: GymnasiumEnv | SlotEnvs = opened.slots or base_of(self.env)
         self.has_streams = opened.slots is not None
@@ -419,7 +419,7 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             return False
         env = make()
         self._opened.close()
-        self._use(Opened(env))
+        self._use(OpenEnv(env))
         self.has_streams = True
         self._starts.start_over()
         return True

@@ -15,7 +15,7 @@ import numpy as np
 
 from tdcollect import keys
 from tdcollect.evaluation.episodes import steps as kept_steps
-from tdcollect.evaluation.episodes.steps import MOST, Difference, Steps, first_difference
+from tdcollect.evaluation.episodes.steps import MOST, StepDifference, Steps, first_difference
 from tdcollect.evaluation.ledger import CUT, FAILED, Episode, record_differences
 from tdcollect.keys import Key, entry_path, name_of, under_next
 
@@ -518,7 +518,7 @@ def _hash(key: Key, rows: np.ndarray[Any, Any]) -> Any:
     return hashlib.sha256(f"{entry_path(key)} {rows.dtype.str} {rows.shape[1:]}\n".encode())
 
 
-def unlike(first: Finished, again: Finished) -> Difference | str | None:
+def unlike(first: Finished, again: Finished) -> StepDifference | str | None:
     """Return how an episode differs that ran again; None if it is as it was, as far as it ran."""
     cut = CUT in (first.record.status, again.record.status)
     if first.steps is not None and again.steps is not None:

@@ -111,21 +111,21 @@ class GroupActors(Actor):
     """
 
     def __init__(self, policies: GroupPolicies, env: SteppedEnv, layout: Layout):
-        self._parts: list[_Part] = []
+        self._parts: list[GroupPart] = []
         for group in checked_groups(policies, env.transformed):
             name = entry_path(group.path)
             policy = policies.policies[name]
             if policy is None:
-                part = _Part((), True, RandomGroup(env, group, layout.slots))
+                part = GroupPart((), True, RandomGroup(env, group, layout.slots))
             elif not isinstance(policy, SpacePolicy):
-                part = _Part(group.path, is_absolute(name, policy), Inference(policy, layout))
+                part = GroupPart(group.path, is_absolute(name, policy), Inference(policy, layout))
             else:
                 on = OnGroup(env.transformed, group)
                 if policy.batched:
                     actor: Actor = Inference(BatchedFunction(policy.source, on), layout)
                 else:
                     actor = actors_of(policy, on, layout)
-                part = _Part(group.path, False, actor)
+                part = GroupPart(group.path, False, actor)
             self._parts.append(part)
 
     @property
@@ -157,7 +157,7 @@ class GroupActors(Actor):
             part.actor.end()
 
 
-class _Part(NamedTuple):
+class GroupPart(NamedTuple):
     """A group's policy, and the entries that it sees: named from the root, or from ``path`` on."""
 
     path: tuple[str, ...]

@@ -308,7 +308,7 @@ class LikeRows(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        read = {_place(value) for value in _tensors(*args, *kwargs.values())}
+        read = set(map(_place, _tensors(*args, *kwargs.values())))
         if not read.isdisjoint(self._of_batch):
             # Weights that an operation hands back are no rows, unless it has written to them.
             written = any(a.alias_info and a.alias_info.is_write for a in schema_of(func).arguments)
@@ -385,11 +385,12 @@ def check_same(first: StepDict, other: StepDict, why: str) -> None:
         raise NotReproducibleError("the policy " + why.format(differing))
 
 
-def _tensors(*values: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors among an operation's arguments or results, in lists and tuples, too."""
+def _tensors(*values: Any) -> list[torch.Tensor]:
+    """Return the tensors among an operation's arguments or results, in lists and tuples, too."""
+    tensors: list[torch.Tensor] = []
     for value in values:
-        parts = value if isinstance(value, (list, tuple)) else [value]
-        yield from (part for part in parts if isinstance(part, torch.Tensor))
+        tensors += filter(torch.is_tensor, value if isinstance(value, (list, tuple)) else [value])
+    return tensors
 
 
 def _bits(value: torch.Tensor) -> bytes:

@@ -29,7 +29,7 @@ def is_measure(text: Any) -> bool:
     return isinstance(text, str) and text.startswith(tuple(f"{kind}/" for kind in KINDS))
 
 
-class Measure:
+class GroupMeasure:
     """A number of a group, or of one of its agents, as a function of an episode's data ``[L]``.
 
     The return of a group is the mean over its agents, as in a record's ``group_returns``. The
@@ -95,8 +95,8 @@ def with_measures(metrics: Mapping[str, Any], env: EnvBase) -> dict[str, Any]:
     return {name: resolved[name] for name in sorted(resolved)}
 
 
-def _every(groups: Iterable[Group]) -> Iterable[Measure]:
+def _every(groups: Iterable[Group]) -> Iterable[GroupMeasure]:
     for group in groups:
         for kind in group.entries:
-            yield Measure(kind, group)
-            yield from (Measure(kind, group, agent) for agent in group.agents)
+            yield GroupMeasure(kind, group)
+            yield from (GroupMeasure(kind, group, agent) for agent in group.agents)

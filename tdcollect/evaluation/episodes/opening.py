@@ -43,7 +43,7 @@ from tdcollect.randomness import GlobalStream, NotReproducibleError, Outside, Wi
 SLOTS = 16
 
 
-class Opened(NamedTuple):
+class OpenEnv(NamedTuple):
     """The slots of an evaluation.
 
     Attributes:
@@ -78,7 +78,7 @@ def open_env(
     finish: Finish,
     most_slots: int | None = None,
     singly: bool = False,
-) -> Opened:
+) -> OpenEnv:
     """Open the env of an evaluation; one that is made here has at most one slot per episode.
 
     Each slot is an env of its own where ``finish`` adds what must not treat a batch: ``singly``.
@@ -132,7 +132,7 @@ def open_env(
     how = {"num_envs": slots, "backend": settings.backend, "env_kwargs": env_kwargs}
     again = None if settings.backend == "envpool" else partial(_with_streams, env, how, finish)
     with closed_on_error(make_env(env, **how)) as bare:  # type: ignore[arg-type]
-        return Opened(finish(bare), with_streams=again)
+        return OpenEnv(finish(bare), with_streams=again)
 
 
 def check_env(env: Any, advice: str) -> None:
@@ -145,7 +145,7 @@ def check_env(env: Any, advice: str) -> None:
         )
 
 
-def _open_made(env: EnvBase, episodes: int, finish: Finish, ours: bool) -> Opened:
+def _open_made(env: EnvBase, episodes: int, finish: Finish, ours: bool) -> OpenEnv:
     base = innermost(env)
     if isinstance(base, (SerialEnv, ParallelEnv)):
         make = _maker(env, base)
@@ -155,7 +155,7 @@ def _open_made(env: EnvBase, episodes: int, finish: Finish, ours: bool) -> Opene
             close_env(env)
         return opened
     if _runs_alone(env):
-        return Opened(env, SlotEnvs([finish(env)]), made=False)
+        return OpenEnv(env, SlotEnvs([finish(env)]), made=False)
     if not isinstance(base, GymnasiumEnv):
         advice = (
             "pass a function that makes one with batch size [] or [1] (num_envs=1, say), which is "
@@ -170,7 +170,7 @@ def _open_made(env: EnvBase, episodes: int, finish: Finish, ours: bool) -> Opene
             f"episodes={env.batch_size.numel()}, episodes_per_slot=1) (--episodes-per-slot 1)"
         )
     _check_transforms(env)
-    return Opened(finish(env), made=ours)
+    return OpenEnv(finish(env), made=ours)
 
 
 def still(finish: Finish, env: EnvBase) -> EnvBase:
@@ -198,7 +198,7 @@ def warn_of_statistics(env: EnvBase) -> None:
         )
 
 
-def _slots(first: EnvBase, make: Callable[[], EnvBase], count: int, finish: Finish) -> Opened:
+def _slots(first: EnvBase, make: Callable[[], EnvBase], count: int, finish: Finish) -> OpenEnv:
 
     def another() -> EnvBase:
         env = make()
@@ -214,7 +214,7 @@ def _slots(first: EnvBase, make: Callable[[], EnvBase], count: int, finish: Fini
         envs[0] = still(finish, first)
         while len(envs) < count:
             envs.append(another())
-        return Opened(envs[0], SlotEnvs(envs, another))
+        return OpenEnv(envs[0], SlotEnvs(envs, another))
     except BaseException:
         for env in envs[1:]:
             close_env(env)  # the caller closes the first one

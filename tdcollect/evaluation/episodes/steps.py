@@ -96,7 +96,7 @@ def from_columns(columns: Mapping[str, Array]) -> Steps:
     return steps
 
 
-class Difference(NamedTuple):
+class StepDifference(NamedTuple):
     """The first step, from 0, and the field in which two runs of an episode differ.
 
     ``length`` is a field, too: one of the two ended at the step before.
@@ -123,7 +123,7 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def first_difference(first: Steps, second: Steps, cut: bool = False) -> Difference | None:
+def first_difference(first: Steps, second: Steps, cut: bool = False) -> StepDifference | None:
     """Return the first difference of two runs of an episode in the fields that both have.
 
     ``cut``: they may end at unlike steps, as one or both were cut there.
@@ -140,13 +140,13 @@ def first_difference(first: Steps, second: Steps, cut: bool = False) -> Differen
     if differences:
         step, _, name = min(differences)
         values = [steps[name][step].tolist() if common else None for steps in (first, second)]
-        return Difference(step, name, *values)
+        return StepDifference(step, name, *values)
     if len(first) != len(second) and not cut:
-        return Difference(common, "length", len(first), len(second))
+        return StepDifference(common, "length", len(first), len(second))
     return None
 
 
-def policy_difference(first: Steps, second: Steps) -> tuple[int, Difference | None]:
+def policy_difference(first: Steps, second: Steps) -> tuple[int, StepDifference | None]:
     """Compare what policies did in two envs, as long as they saw the same.
 
     Returns:

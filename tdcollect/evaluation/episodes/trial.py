@@ -28,7 +28,7 @@ import numpy as np
 from tdcollect.collect.episodes import SlotStarts, Start
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.data import POLICY_ADVICE, Finished, unlike
-from tdcollect.evaluation.episodes.steps import Difference
+from tdcollect.evaluation.episodes.steps import StepDifference
 from tdcollect.evaluation.ledger import COMPLETED, CUT
 from tdcollect.randomness import NotReproducibleError
 
@@ -252,7 +252,7 @@ class Trial(RunStarts):
                 stacklevel=2,
             )
 
-    def _fault(self, difference: Difference | str, how: str) -> NotReproducibleError:
+    def _fault(self, difference: StepDifference | str, how: str) -> NotReproducibleError:
         """Say of the subject, which ran again, how it differs, why, and what to do."""
         assert self._subject is not None
         record, env = self._subject.record, self._env
@@ -260,7 +260,7 @@ class Trial(RunStarts):
             f"episode {record.index} of {env.name} (seed {record.env_seed}) is another one when it "
             f"runs again {how}: {difference}: "
         )
-        if isinstance(difference, Difference) and difference.of_policy:
+        if isinstance(difference, StepDifference) and difference.of_policy:
             return NotReproducibleError(text + POLICY_ADVICE)
         if isinstance(difference, str):  # all steps are alike
             text += "an info or a metric depends on something else, such as time"

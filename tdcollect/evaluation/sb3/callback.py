@@ -31,7 +31,7 @@ from tdcollect.files import write_atomically
 from tdcollect.randomness import global_states_kept
 
 
-class Asked(NamedTuple):
+class PendingResult(NamedTuple):
     """An evaluation of a model on its way, with the files of the model as it was at the call."""
 
     step: int
@@ -147,7 +147,7 @@ class EvalCallback(EventCallback):
         self._has_callbacks = any(one is not None for one in callbacks)
         self._wait = self._has_callbacks if wait is None else wait
         self._options = evaluator
-        self._asked: deque[Asked] = deque()
+        self._asked: deque[PendingResult] = deque()
         self.evaluator: Evaluator | None = None
         self.last_result: EvaluationResult | None = None
         self.best_mean_reward = self.last_mean_reward = -math.inf
@@ -205,7 +205,7 @@ class EvalCallback(EventCallback):
                 files["best_model_vecnormalize.pkl"] = pickle.dumps(normalization)
         refresh(self._policy, self.model)
         result = self.evaluator.submit(step=self.num_timesteps)
-        self._asked.append(Asked(self.num_timesteps, result, files))
+        self._asked.append(PendingResult(self.num_timesteps, result, files))
 
     def _take(self, wait: bool) -> bool:
         """Take results: all that are asked for, or those that have arrived.
@@ -222,7 +222,7 @@ class EvalCallback(EventCallback):
             goes_on = self._note(pending, result) and goes_on
         return goes_on
 
-    def _note(self, pending: Asked, result: EvaluationResult) -> bool:
+    def _note(self, pending: PendingResult, result: EvaluationResult) -> bool:
         """Log a result, and keep the best model; returns False if a callback stops the training."""
         self.last_result = result
         of = (result.returns, result.lengths)

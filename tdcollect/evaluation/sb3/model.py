@@ -87,14 +87,14 @@ def load_policy(
         _check_normalized(normalization.observation_space, on.observation.space)
     if hasattr(policy, "lstm_actor"):
         # Statistics are a module here, so that the manifest has their digest.
-        statistics = Statistics(_statistics(normalization))
+        statistics = KnownStatistics(_statistics(normalization))
         return from_agent(partial(RecurrentAgent, policy, _frozen(normalization), statistics))
     # The share of random actions that DQN's and QRDQN's ``predict`` draws; others have none.
     epsilon = float(settings.get("exploration_rate", 0.0))
     return SB3Policy(policy, env, normalization, epsilon)
 
 
-class Statistics(nn.Module):
+class KnownStatistics(nn.Module):
     def __init__(self, named: Mapping[str, torch.Tensor]):
         super().__init__()
         self.eval()
@@ -105,7 +105,9 @@ class Statistics(nn.Module):
 class RecurrentAgent:
     """A model with a hidden state, in one episode."""
 
-    def __init__(self, policy: Any, normalization: Normalization | None, statistics: Statistics):
+    def __init__(
+        self, policy: Any, normalization: Normalization | None, statistics: KnownStatistics
+    ):
         self._policy, self._normalization = policy, normalization
         self._statistics = dict(statistics.named_buffers())
 

@@ -521,17 +521,6 @@ def test_the_lines_for_agents_that_can_be_read_in_several_ways_work() -> None:
     assert_as_played(evaluated_as(first, stateless), Walk(), lambda: named_like_an_entry)
 
 
-def test_a_model_of_stable_baselines_is_found_out() -> None:
-    ppo = pytest.importorskip("stable_baselines3").PPO("MlpPolicy", "CartPole-v1", device="cpu")
-    from tdcollect.evaluation.sb3 import load_policy
-
-    policy = load_policy(ppo, tdcollect.make_env("CartPole-v1"))
-    first, same = (
-        tdcollect.evaluate("CartPole-v1", p, 2, progress=False).digest for p in (ppo, policy)
-    )
-    assert first == same
-
-
 # ------------------------------------------------------------------------------ random numbers
 
 

@@ -233,9 +233,7 @@ def _generators(of: Any) -> dict[str, bytes]:
 class EpisodeActor:
     """The function or agent of one episode, with the episode's random stream.
 
-    Attributes:
-        agent: an agent that acts together with others.
-        generator: the stream of what it draws then.
+    An ``agent`` that acts together with others draws from ``generator`` then.
     """
 
     def __init__(self, policy: SpacePolicy, seed: int):

@@ -65,13 +65,6 @@ class BatchEnv(opening.SlotEnvs):
 
     All are stepped together. One that waits is stepped on unseen with its last action: it is reset
     only for an episode that counts, so that its end reaches no other slot.
-
-    Args:
-        env: of batch size ``[N]``.
-        make: makes another such env; None if nothing does.
-
-    Raises:
-        ValueError: for an env without one done flag per slot, or with entries of varying shapes.
     """
 
     apart = False

@@ -165,21 +165,13 @@ def _one_number(value: Any, what: str) -> float:
 
 
 class Finished(NamedTuple):
-    """An episode that has ended.
+    """An episode that has ended."""
 
-    Attributes:
-        record: its record; of one that ran again and was cut, with the status ``"cut"``.
-        data: its data ``[L]``, if they are kept.
-        steps: what is kept of its steps; None if it did not complete.
-        nth: 1 for the first episode of an env that was made for it, 2 for the one after that...
-        again: it ran before, and this is to be compared with that.
-    """
-
-    record: Episode
-    data: TensorDict | None = None
-    steps: Steps | None = None
-    nth: int = 1
-    again: bool = False
+    record: Episode  # of one that ran again and was cut, with the status "cut"
+    data: TensorDict | None = None  # ``[L]``, if they are kept
+    steps: Steps | None = None  # None if it did not complete
+    nth: int = 1  # 1 for the first episode of an env that was made for it, 2 for the next...
+    again: bool = False  # it ran before, and is to be compared with that
 
 
 @dataclass

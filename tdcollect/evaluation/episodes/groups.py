@@ -22,19 +22,12 @@ from tdcollect.policies import SpacePolicy
 
 @dataclass(frozen=True)
 class Group:
-    """A group of agents of an env.
-
-    Attributes:
-        name: its name, ``"red"``.
-        path: of its TensorDict.
-        agents: the names of its agents, or their places where the env has none.
-        entries: its entries in the following step, of those of ``KINDS`` that it has.
-    """
+    """A group of agents of an env."""
 
     name: str
-    path: tuple[str, ...]
-    agents: tuple[str, ...]
-    entries: Mapping[str, Key]
+    path: tuple[str, ...]  # of its TensorDict
+    agents: tuple[str, ...]  # their names, or their places where the env has none
+    entries: Mapping[str, Key]  # in the following step, of those of ``KINDS`` that it has
 
 
 def groups_of(env: EnvBase) -> dict[str, Group]:

@@ -33,14 +33,8 @@ class Inference(Actor):
     A matrix product rounds differently at another batch size. So slots run in groups of that size,
     and the last group is padded. If an operation of the policy rounds a row differently at another
     place in the batch, each slot is a group of its own, padded with copies.
-
-    Args:
-        policy: a callable on TensorDicts, as a collector would call it.
-        layout: the slots, and the batch size.
-        unread: tells of an entry whether nobody reads it.
-
-    Attributes:
-        streams: the random streams of the episodes in the slots.
+    The policy is a callable on TensorDicts, as a collector would call it; ``unread`` tells of an
+    entry whether nobody reads it. Each episode has one of ``streams``, by slot.
     """
 
     def __init__(
@@ -192,11 +186,8 @@ def _lie_well(rows: StepDict, read: Iterable[Key]) -> bool:
 class Probe:
     """Runs a policy on batches that are made up, and refuses it where rows are not their own.
 
-    Args:
-        policy: the policy, whose buffers must stay.
-        run: gives its outputs for a batch, a random stream for each row, and who watches it.
-        batch: equal rows, as at the start of an episode.
-        size: the number of rows.
+    ``batch`` has equal rows, as at the start of an episode; ``run`` gives the outputs for a batch,
+    given a random stream for each row.
     """
 
     def __init__(

@@ -44,19 +44,12 @@ SLOTS = 16
 
 
 class OpenEnv(NamedTuple):
-    """The slots of an evaluation.
-
-    Attributes:
-        env: the env with its transforms; that of slot 0 if slots are envs of their own.
-        slots: the slots, if they are envs of their own; None for an env of ``make_env``.
-        made: True if the envs were made here, and are closed at the end.
-        with_streams: makes ``env`` again from gymnasium envs whose draws from the global generators
-            come from streams of their episodes; None if it cannot be made again.
-    """
+    """The env of an evaluation, with its transforms: that of slot 0 if slots have envs each."""
 
     env: EnvBase
-    slots: SlotEnvs | None = None
-    made: bool = True
+    slots: SlotEnvs | None = None  # if they are envs of their own
+    made: bool = True  # made here, and closed at the end
+    # Makes it again from gymnasium envs whose global draws come from streams of their episodes.
     with_streams: Callable[[], EnvBase] | None = None
 
     def close(self) -> None:
@@ -305,12 +298,8 @@ class SlotEnvs(SteppedEnv):
     generators. Where an env has flags of groups of agents only, its episode ends when all agents
     are done.
 
-    Args:
-        envs: one per slot, all alike, each of batch size ``[]`` or of one element.
-        make: makes another such env; None if nothing does.
-
-    Raises:
-        ValueError: for an env whose entries are not tensors of fixed shapes.
+    ``envs`` are alike, each of batch size ``[]`` or of one element, whose entries must be tensors
+    of fixed shapes; ``make`` makes another one.
     """
 
     apart = True  # each slot is an env of its own

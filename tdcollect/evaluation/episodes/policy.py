@@ -33,19 +33,12 @@ _DRAWING = (AdditiveGaussianModule, EGreedyModule)  # draw a spec's actions, or 
 
 
 class Layout(NamedTuple):
-    """How the slots of an evaluation lie before its policy.
+    """How the slots of an evaluation lie before its policy."""
 
-    Attributes:
-        size: the batch size that a policy on TensorDicts always runs at.
-        slots: N.
-        batched: True if rows have the dimension N; False for one slot without it.
-        device: the device that the policy runs on.
-    """
-
-    size: int
+    size: int  # the batch size that a policy on TensorDicts always runs at
     slots: int
-    batched: bool
-    device: torch.device
+    batched: bool  # False for one slot without a batch dimension
+    device: torch.device  # the policy's
 
 
 class Actor(ABC):

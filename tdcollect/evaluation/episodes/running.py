@@ -31,20 +31,10 @@ _UNFIT = (RuntimeError, ValueError, AttributeError, TypeError)  # of a policy on
 
 @dataclass
 class EpisodeRun:
-    """One run of episodes in slots that are reset and stepped here.
+    """One run of episodes of an env, which is stepped as ``slots``.
 
-    Attributes:
-        env: the env with its transforms, whose entries and specs count.
-        slots: the same, as it is stepped.
-        policy: the policy, as it was given.
-        actor: what acts for it.
-        device: the device that it runs on.
-        assembly: makes episodes of blocks of steps.
-        starts: the episodes to start.
-        settings: those of the evaluation.
-        max_restarts: of an episode whose env raises; None to raise the error.
-        error: the last exception that the env raised, if any.
-        errors: the last error of each failed episode, by index, as text.
+    An episode whose env raises starts again, ``max_restarts`` times at most; with None, the error
+    is raised. ``error`` is the last one, and ``errors`` has those of failed episodes, by index.
     """
 
     env: EnvBase

@@ -65,14 +65,12 @@ class Feed(Iterator[int | Again]):
 class RunStarts(SlotStarts):
     """The episodes of a run: which one starts in a slot, and which count once they have ended.
 
-    Attributes:
-        fresh_envs: whether episodes run on new envs; None while that is not known.
-        asks: run an episode again to find out; False until this process is told to.
-        resets: int64 ``[N]``: the resets of each slot's env since it was made.
-        runs_again: the runs under way that are not waited for to their end, by trajectory id.
+    ``fresh_envs``: whether they run on new envs; None while that is not known. ``resets``: int64
+    ``[N]``, the resets of each slot's env since it was made.
     """
 
-    asks = True
+    asks = True  # run an episode again to find out; False until this process is told to
+    # Runs under way that are not waited for to their end, by trajectory id.
     runs_again: Mapping[int, Start] = MappingProxyType({})
 
     def __init__(self, slots: int, fresh_envs: bool | None):
@@ -107,18 +105,12 @@ class RunStarts(SlotStarts):
 class Trial(RunStarts):
     """Gives each slot its next episode: of those asked for, or the one that runs again.
 
-    Args:
-        slots: N.
-        rebuild: the envs of slots can be made again, and are this evaluation's own.
-        fresh_envs: run each episode on a new env; None to find out.
-
-    Attributes:
-        due: the episodes that have been handed out and have not ended.
+    ``rebuild``: the envs of slots can be made again, and are this evaluation's own.
     """
 
     def __init__(self, slots: int, rebuild: bool, fresh_envs: bool | None):
         super().__init__(slots, None)
-        self.due: dict[int, None] = {}
+        self.due: dict[int, None] = {}  # episodes that are handed out and have not ended
         self._rebuild, self._wanted = rebuild, fresh_envs
         self._given_back = deque[int | Again]()
         self._runs = count(1)

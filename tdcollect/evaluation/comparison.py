@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -14,7 +14,13 @@ from tdcollect import check, display
 from tdcollect.evaluation import ledger, statistics
 from tdcollect.evaluation.episodes.steps import policy_difference
 from tdcollect.evaluation.ledger import Episode, manifest_entry
-from tdcollect.evaluation.statistics import Interval, MetricDifference, Quantity, mean_text
+from tdcollect.evaluation.statistics import (
+    Interval,
+    MetricDifference,
+    Quantity,
+    SuccessDifference,
+    mean_text,
+)
 from tdcollect.packages import extra_module
 
 OF_POLICY = ("policy.exploration", "policy.mode")
@@ -201,7 +207,7 @@ class Difference:
     confidence: float
     differing: int | None
     differing_outcomes: int
-    success: statistics.SuccessDifference | None
+    success: SuccessDifference | None
     metrics: Mapping[str, MetricDifference] = field(default_factory=dict)
     adjusted: statistics.Adjusted | None = None
 
@@ -325,15 +331,12 @@ class Comparison(display.Table):
 
         The differences of single episodes are left out: the ledgers hold the returns.
         """
-        single = {"episodes", "values", "returns", "baseline_returns", "adjusted", ledger.METRICS}
-        differences = [
-            {name: value for name, value in vars(d).items() if name not in single}
-            | {"difference": asdict(d.difference), "success": d.success and asdict(d.success)}
-            | ({"adjusted": asdict(d.adjusted)} if d.adjusted else {})
-            | {"detectable": d.detectable(), "improvement": d.improvement}
-            | ({ledger.METRICS: {k: asdict(m) for k, m in d.metrics.items()}} if d.metrics else {})
-            for d in self.differences
-        ]
+        differences = []
+        for d in self.differences:
+            known = {**asdict(d), "detectable": d.detectable(), "improvement": d.improvement}
+            left_out = {"episodes", "values", "returns", "baseline_returns"}
+            left_out.update(name for name in ("adjusted", "metrics") if not known[name])
+            differences.append({name: known[name] for name in known if name not in left_out})
         lists = {"names": [*self.names], "differences": differences, "remarks": [*self.remarks]}
         return {**vars(self), **lists}
 
@@ -356,14 +359,15 @@ class Comparison(display.Table):
 
     def success_rows(self) -> list[list[str]]:
         """Return the rows that are about success; none if no env reports it."""
-        if not any(d.success for d in self.differences):
+        every = [d.success for d in self.differences]
+        if not any(every):
             return []
-        percent = display.percent_text(self.confidence)
-        labels = ["success rate", f"success rate of {self.names[0]}", "difference of success rates"]
-        labels += [f"  {percent} interval", "  gained, lost", "  p-value"]
-        labels += ["    Holm's correction"] * (len(self.differences) > 1)
-        cells = zip(*(_success_texts(d.success) for d in self.differences), strict=True)
-        return [[label, *texts] for label, texts in zip(labels, cells, strict=False)]
+        columns = [
+            s and [s.rate, s.baseline_rate, s.difference, s.interval, f"{s.gained}, {s.lost}"]
+            for s in every
+        ]
+        labels = ["success rate", "difference of success rates", "  gained, lost"]
+        return [*self._block(labels, columns, every)]
 
     def return_rows(self) -> list[list[str]]:
         """Return the rows that are about returns, and the episodes that differ."""
@@ -372,19 +376,17 @@ class Comparison(display.Table):
         def row(label: str, cell: Any) -> list[str]:
             return [label, *(cell(difference) for difference in self.differences)]
 
+        interval = f"  {percent} interval"
         adjusted = [
             row("adjusted mean difference", lambda d: d.adjusted and d.adjusted.mean),
-            row(
-                f"  {percent} interval",
-                lambda d: d.adjusted and statistics.ends(d.adjusted.interval),
-            ),
+            row(interval, lambda d: d.adjusted and statistics.ends(d.adjusted.interval)),
         ]
         rows = [
             row("episodes compared", lambda d: str(len(d.values))),
             row("mean return", lambda d: d.mean),
             row(f"mean return of {self.names[0]}", lambda d: d.baseline_mean),
             row("mean difference", lambda d: d.difference.mean),
-            row(f"  {percent} interval", lambda d: statistics.ends(d.difference.mean_interval)),
+            row(interval, lambda d: statistics.ends(d.difference.mean_interval)),
             *(adjusted if any(d.adjusted for d in self.differences) else []),
             row("standard deviation", lambda d: d.difference.std),
             row("won, tied, lost", lambda d: f"{d.won}, {d.tied}, {d.lost}"),
@@ -395,19 +397,38 @@ class Comparison(display.Table):
         if len(self.differences) > 1:
             rows.append(row("  Holm's correction", lambda d: display.p_text(d.adjusted_p_value)))
         rows.append(row("detectable difference", lambda d: d.detectable()))
-        rows += [*self._metric_rows(percent)]
+        for name in _metric_names(self.differences):
+            every = [d.metrics.get(name) for d in self.differences]
+            columns = [
+                m and [m.mean, m.baseline_mean, m.difference.mean, m.difference.mean_interval]
+                for m in every
+            ]
+            rows += self._block([f"mean {name}", f"difference of {name}"], columns, every)
         if any(map(_failed_text, self.differences)):
             rows.append(row("failed, no difference", lambda d: _failed_text(d) or "0"))
         return display.number_columns(rows)
 
-    def _metric_rows(self, percent: str) -> Iterator[list[Any]]:
-        """Yield the rows of each metric, its numbers apart from those of returns."""
-        for name in _metric_names(self.differences):
-            labels = [f"mean {name}", f"mean {name} of {self.names[0]}", f"difference of {name}"]
-            labels += [f"  {percent} interval", "  p-value"]
-            labels += ["    Holm's correction"] * (len(self.differences) > 1)
-            columns = [_metric_texts(d.metrics.get(name)) for d in self.differences]
-            yield from map(list, zip(labels, *(c[: len(labels)] for c in columns), strict=True))
+    def _block(
+        self,
+        labels: Sequence[str],
+        columns: Iterable[Sequence[Any] | None],
+        tests: Sequence[SuccessDifference | MetricDifference | None],
+    ) -> Iterator[list[str]]:
+        """Yield the rows of success or of a metric, its numbers apart from those of returns.
+
+        A policy without it, or without a test of it, has None for a column, and a test.
+        """
+        what, difference, *more = labels
+        interval = f"  {display.percent_text(self.confidence)} interval"
+        labels = [what, f"{what} of {self.names[0]}", difference, interval, *more, "  p-value"]
+        labels += ["    Holm's correction"] * (len(self.differences) > 1)
+        texts = []
+        for column, test in zip(columns, tests, strict=True):
+            numbers = display.column_texts(map(statistics.ends, column or ["-"] * (4 + len(more))))
+            p_values = (test.p_value, test.adjusted_p_value) if test else (None, None)
+            texts.append([*numbers, *map(display.p_text, p_values)])
+        for label, *row in zip(labels, *texts, strict=False):
+            yield [label, *row]
 
     def notes(self) -> list[str]:
         alpha = 1 - self.confidence
@@ -601,9 +622,8 @@ def _difference(
     returns_a = np.array([a.episode_return for a, _ in both], np.float64)
     returns_b = np.array([b.episode_return for _, b in both], np.float64)
     values = statistics.minus(returns_b, returns_a)
-    finite = bool(np.isfinite(values).all())
-    rngs = [statistics.generator(*seed, stream) for stream in range(3)]
-    usable = len(both) > 0 and finite
+    how = statistics.Resampling(confidence, resamples, seed)
+    of_returns = statistics.metric_difference([*zip(returns_a, returns_b, strict=True)], how, 0)
     whole = len(both) == len(pairs) and all(episode.completed for episode in every)
     all_a = np.array([e.episode_return for e in every] if whole else [], np.float64)
     return Difference(
@@ -616,13 +636,13 @@ def _difference(
         failed=sum(a.completed > b.completed for a, b in pairs),
         baseline_failed=sum(a.completed < b.completed for a, b in pairs),
         both_failed=sum(not (a.completed or b.completed) for a, b in pairs),
-        mean=statistics.exact_mean(returns_b) if usable else None,
-        baseline_mean=statistics.exact_mean(returns_a) if usable else None,
-        difference=statistics.describe(values, confidence, resamples, rngs[:2]),
+        mean=of_returns.mean,
+        baseline_mean=of_returns.baseline_mean,
+        difference=of_returns.difference,
         won=int((values > 0).sum()),
         tied=int((values == 0).sum()),
         lost=int((values < 0).sum()),
-        p_value=statistics.sign_flip_p_value(values, resamples, rngs[2]) if usable else None,
+        p_value=of_returns.p_value,
         adjusted_p_value=None,
         exact=statistics.flips_are_exact(len(both), resamples),
         confidence=confidence,
@@ -631,12 +651,9 @@ def _difference(
         success=statistics.success_difference(pairs, confidence),
         metrics={
             name: statistics.metric_difference(
-                [(a.numbers.get(name), b.numbers.get(name)) for a, b in both],
-                confidence,
-                resamples,
-                [statistics.generator(*seed, 3 + 3 * place + stream) for stream in range(3)],
+                [(a.numbers.get(name), b.numbers.get(name)) for a, b in both], how, 3 * place
             )
-            for place, name in enumerate(_metrics_of_both(first, second))
+            for place, name in enumerate(_metrics_of_both(first, second), 1)
         },
         adjusted=statistics.adjusted_mean(values, returns_a, all_a, confidence),
     )
@@ -716,26 +733,6 @@ def _margin(value: float) -> float:
 
 def _differing_text(d: Difference) -> str:
     return f"{'-' if d.differing is None else d.differing}, {d.differing_outcomes}"
-
-
-def _success_texts(s: statistics.SuccessDifference | None) -> list[str]:
-    """Return the cells of :meth:`Comparison.success_rows`, that of the correction last."""
-    if s is None:
-        return ["-"] * 7
-    ends = (s.interval.low, s.interval.high)
-    shown = display.column_texts([s.rate, s.baseline_rate, s.difference, ends])
-    p_texts = [display.p_text(s.p_value), display.p_text(s.adjusted_p_value)]
-    return [*shown, f"{s.gained}, {s.lost}", *p_texts]
-
-
-def _metric_texts(metric: MetricDifference | None) -> list[str]:
-    """Return the cells of a metric, its numbers with the same decimals."""
-    if metric is None:
-        return ["-"] * 6
-    interval = statistics.ends(metric.difference.mean_interval)
-    numbers = [metric.mean, metric.baseline_mean, metric.difference.mean, interval]
-    p_texts = [display.p_text(metric.p_value), display.p_text(metric.adjusted_p_value)]
-    return [*display.column_texts(numbers), *p_texts]
 
 
 def _failed_text(difference: Difference) -> str:

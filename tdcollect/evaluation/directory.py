@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from tdcollect.evaluation.episodes.data import Finished
     from tdcollect.evaluation.episodes.steps import Steps
-    from tdcollect.evaluation.request import Request
-    from tdcollect.evaluation.result import EvaluationResult
 
 
 class Directory:
@@ -262,11 +260,9 @@ class Directory:
         lines = (episode.to_json().encode() + b"\n" for episode in episodes)
         files.write_atomically(self.path / ledger.EPISODES, lambda file: file.writelines(lines))
 
-    def write_results(self, results: Mapping[str, Any], pages: Sequence[Path]) -> None:
+    def write_results(self, **results: Any) -> None:
         """Write the statistics and digests of the other files, which finishes the evaluation."""
-        digests = {str(file.relative_to(self.path)): ledger.sha256(file) for file in pages}
-        found = {**self._digests(), "files": digests, **results}
-        files.write_json(self.path / ledger.RESULTS, found)
+        files.write_json(self.path / ledger.RESULTS, {**self._digests(), **results})
 
     def finish_shard(self, **note: Any) -> None:
         """Write the digests of ledger and manifest, which finishes the shard, and a note."""
@@ -341,33 +337,6 @@ def check_report_extras(what: str) -> None:
     """Raise before anything runs if the report, which the call ``what`` writes, lacks packages."""
     for name in ("scipy", "matplotlib"):
         extra_module(name, what)
-
-
-def finish(
-    directory: Directory, result: EvaluationResult, request: Request | None, recheck: bool = True
-) -> None:
-    """Sort the ledger, and write all that follows from it; the last file marks it as finished.
-
-    The same result gives the same bytes, whoever ran its episodes.
-
-    Args:
-        directory: the directory of the evaluation; data that are kept are there.
-        result: all episodes of the directory.
-        request: env and policy by name, if they are kept.
-        recheck: False if no episode ran once more, which the last file then says.
-    """
-    note = {} if recheck else {ledger.RECHECK: False}
-    directory.finish(result.episodes)
-    if request is not None:
-        request.write(directory.path)
-    if directory.shard is not None:
-        directory.finish_shard(**note)
-        return
-    from tdcollect.pages.evaluation import write_report
-
-    summary = result.summary()
-    pages = write_report(directory.path, directory.manifest, result.episodes, summary, request)
-    directory.write_results({**note, **summary.to_dict()}, pages)
 
 
 def check_directory(path: Path) -> None:

@@ -18,7 +18,7 @@ from tensordict import TensorDict
 from torchrl.envs import EnvBase
 
 from tdcollect.cleanup import ended_on_error
-from tdcollect.evaluation.directory import Directory, check_directory, check_report_extras, finish
+from tdcollect.evaluation.directory import Directory, check_directory, check_report_extras
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
 from tdcollect.evaluation.episodes.data import POLICY_ADVICE, Finished, unlike
 from tdcollect.evaluation.episodes.steps import MOST
@@ -31,6 +31,7 @@ from tdcollect.evaluation.ledger import (
     FRESH_ENVS,
     MIXED,
     REPEATED,
+    REQUEST,
     RUN,
     Batches,
     Episode,
@@ -41,7 +42,7 @@ from tdcollect.evaluation.manifest import describe, found
 from tdcollect.evaluation.replay import Replay, replayer
 from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.requested import recognized
-from tdcollect.evaluation.result import EvaluationResult
+from tdcollect.evaluation.result import EvaluationResult, finish
 from tdcollect.evaluation.settings import (
     EvaluationSettings,
     SettingsArguments,
@@ -92,8 +93,8 @@ def evaluate(
         output_dir: the directory for the ledger, the statistics and the report.
         progress: show a progress bar, on a terminal and in a notebook, if tqdm is installed;
             elsewhere a line every 30 seconds.
-        request: env and policy by name, as the command line takes them. They are kept in
-            ``output_dir``, and the report then has the commands that run episodes again.
+        request: env and policy by name, as the command line takes them. ``run.json`` keeps the
+            names, and the report then has the commands that run episodes again.
         workers: a number of processes that run the episodes, each on slots of its own; or
             :class:`tdcollect.LocalWorkers`, :class:`tdcollect.RayWorkers`, which stay for the
             evaluations that follow. None, or 0, for this process.
@@ -129,14 +130,16 @@ def evaluate(
     if request is not None and not isinstance(request, Request):
         raise TypeError(f"expected request to be a Request, got {type(request).__name__}")
     if output_dir is None and (request is not None or retry_lost):
-        why = "whose lost episodes run again" if request is None else "in which request is kept"
+        why = (
+            "whose lost episodes run again"
+            if request is None
+            else "which keeps the names of request"
+        )
         raise ValueError(f"expected an output_dir, {why}, got None; pass one")
     if output_dir is not None:
         check_directory(Path(output_dir))
         check_report_extras("evaluate(output_dir=...)")
         output_dir = os.path.abspath(output_dir)  # whatever the env's code changes to
-    if request is not None:
-        request = replace(request, directory=os.path.abspath(request.directory))
     part = None if shard is None else Shard.of(shard)
     check_names(evaluate, settings)
     asked = EvaluationSettings(episodes, seed, **settings)
@@ -648,8 +651,9 @@ class Recording:
             # First, as a full disk may have room for it alone; a run that is finished has its note.
             if self.left or not (self._was_finished or (directory.path / RUN).exists()):
                 part = {} if self._shard is None else {"shard": self._shard}
+                part |= {} if self._request is None else {REQUEST: self._request.names()}
                 directory.note_run(self._started, len(self.left), {**about, **part})
-            finish(directory, result, self._request, self.recheck)
+            finish(directory, result, self.recheck)
         return result
 
     def close(self) -> None:

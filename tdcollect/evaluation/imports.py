@@ -7,7 +7,7 @@ import importlib.util
 import re
 import sys
 import sysconfig
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -23,12 +23,6 @@ def is_named(text: str) -> bool:
     return bool(colon and module) and re.fullmatch(r"[^\W\d][\w.]*", name) is not None
 
 
-def with_file(text: str, change: Callable[[str], str]) -> str:
-    """Return the name with the path of its file changed, if it has one."""
-    where, _, name = text.rpartition(":")
-    return f"{change(where)}:{name}" if where.endswith(".py") else text
-
-
 _OF_GROUP = re.compile(r"(?:^|,)([^=,:/.]+)=")
 
 
@@ -38,21 +32,6 @@ def by_group(text: str | None) -> dict[str, str]:
         return {}
     parts = _OF_GROUP.split(text)[1:]
     return dict(zip(parts[::2], parts[1::2], strict=True))
-
-
-def each_group(text: str, change: Callable[[str], str]) -> str:
-    """Return a text changed, or each of its parts by group."""
-    parts = by_group(text)
-    return ",".join(f"{k}={change(v)}" for k, v in parts.items()) if parts else change(text)
-
-
-def has_module(text: str, directory: Path) -> bool:
-    """Return whether a text names a module that lies in this directory."""
-    where = text.rpartition(":")[0]
-    if not where or where.endswith(".py"):
-        return False
-    top = directory / where.partition(".")[0]
-    return top.is_dir() or top.with_name(f"{top.name}.py").is_file()
 
 
 def load_named(text: str, directory: Path, look: bool = True) -> Any:
@@ -84,6 +63,7 @@ def load_named(text: str, directory: Path, look: bool = True) -> Any:
 
 
 def called(item: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the name and the keyword arguments of a function that is named."""
     name: Any = item
     kwargs: Any = {}
     if isinstance(item, Mapping):

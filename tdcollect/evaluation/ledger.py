@@ -464,6 +464,7 @@ def leaf_differences(path: str, a: Any, b: Any) -> Iterator[tuple[str, Any, Any]
 
 
 MANIFEST, EPISODES, RESULTS, RUN = "manifest.json", "episodes.jsonl", "results.json", "run.json"
+REQUEST = "request"  # in the entry of a run: env and policy by name
 REFUSED = "refused.json"
 SHARD = "shard.json"
 SUITE = "suite.json"

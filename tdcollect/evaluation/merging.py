@@ -21,13 +21,11 @@ from tdcollect.evaluation.directory import (
     check_data,
     check_directory,
     check_report_extras,
-    finish,
     read_runs,
 )
 from tdcollect.evaluation.episodes.data import POLICY_ADVICE, Finished, unlike
 from tdcollect.evaluation.episodes.steps import Steps
-from tdcollect.evaluation.request import Request
-from tdcollect.evaluation.result import EvaluationResult
+from tdcollect.evaluation.result import EvaluationResult, finish
 from tdcollect.files import write_json
 
 
@@ -76,7 +74,6 @@ def merge(
     for problem in (problem for part in parts for problem in step_files.problems(part)):
         raise ValueError(str(problem))
     episodes, data = _merged_episodes(parts), _kept_data(parts)
-    request = _merged_request(parts)
     witness = _merged_witness(parts, manifest)
     with closing(Directory(output, manifest, retry_lost=True)) as directory:
         for other in _unlike(directory, manifest, episodes, data):
@@ -97,11 +94,11 @@ def merge(
         if witness is not None and (before is None or before.record != witness.record):
             directory.keep_witness(witness)
         result = EvaluationResult(directory.manifest, episodes, directory.path)
-        finish(directory, result, request, all(part.rechecked for part in parts))
-        if not read_runs(output):
+        if not read_runs(output):  # first, as the report shows what they name
             runs = [run for part in parts for run in read_runs(part.root)]
             runs.sort(key=lambda run: json.dumps(run, sort_keys=True))
             write_json(output / ledger.RUN, runs)
+        finish(directory, result, all(part.rechecked for part in parts))
     return result
 
 
@@ -298,21 +295,6 @@ def _merged_witness(parts: Sequence[ledger.Files], manifest: Mapping[str, Any]) 
         if before.record.status == ledger.CUT:  # its own shard knows how it ended
             by_index[index] = witness, part.root
     return by_index[min(by_index, key=place.__getitem__)][0] if by_index else None
-
-
-def _merged_request(parts: Sequence[ledger.Files]) -> Request | None:
-    """Return the request that the parts keep; None, with a warning, if theirs differ."""
-    found = [Request.read(part.root) for part in parts]
-    unlike = next((place for place, request in enumerate(found) if request != found[0]), None)
-    if unlike is None:
-        return found[0]
-    warnings.warn(
-        f"the shards {parts[0].root} and {parts[unlike].root} do not name the same env and policy "
-        "in request.json, as if they ran from different folders: the merged evaluation names "
-        "none. Its episodes are not affected; name env and policy to replay one",
-        stacklevel=3,
-    )
-    return None
 
 
 def _unlike(

@@ -1,4 +1,4 @@
-"""Envs with wrappers, transforms and saved statistics; policies of factories, and their weights."""
+"""Envs with wrappers, transforms and saved statistics; policies that a factory makes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -128,46 +127,7 @@ def one_slot(
             close_env(one)
 
 
-def load_weights(policy: Any, file: Path) -> None:
-    if not isinstance(policy, nn.Module):
-        raise TypeError(
-            f"expected a torch module to load {file} into, got {type(policy).__name__}; have the "
-            "factory load it, and leave the checkpoint out"
-        )
-    with _reading(file, "a checkpoint", f"state_dict of {type(policy).__name__}", "policy"):
-        policy.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
-
-
-@contextmanager
-def _reading(file: Path, what: str, kind: str, source: str) -> Iterator[None]:
-    """Say of which kind the file of weights should be that the block reads."""
-    if not file.is_file():
-        raise FileNotFoundError(f"expected {what}, got {file}, which is no file")
-    try:
-        yield
-    except Exception as error:
-        raise ValueError(
-            f"{file} is no {kind} (written by torch.save({source}.state_dict(), file)): {error}"
-        ) from error
-
-
 _FIRST = "transforms.0."
-
-
-def read_state(file: Path) -> dict[str, Any]:
-    with _reading(file, "the state of an env", "state of an env", "env"):
-        state = torch.load(file, map_location="cpu", weights_only=True)
-    if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
-        raise ValueError(
-            f"expected {file} to hold a state_dict, got {type(state).__name__}; write it by "
-            "torch.save(env.state_dict(), file)"
-        )
-    if not state:
-        raise ValueError(
-            f"expected {file} to hold statistics, got an empty state_dict: the state of a "
-            "SerialEnv or a ParallelEnv has none of its envs; save the state of one of them"
-        )
-    return dict(state)
 
 
 def _load_state(transform: T.Transform, state: Mapping[str, Any], file: str) -> None:

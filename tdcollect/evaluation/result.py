@@ -17,7 +17,12 @@ import numpy as np
 from tdcollect import check
 from tdcollect.display import listed_text, one_line
 from tdcollect.evaluation import ledger
-from tdcollect.evaluation.directory import check_data, read_trajectory, write_trajectory
+from tdcollect.evaluation.directory import (
+    Directory,
+    check_data,
+    read_trajectory,
+    write_trajectory,
+)
 from tdcollect.evaluation.episodes.steps import first_difference
 from tdcollect.evaluation.ledger import Episode, trajectory_name, trajectory_path
 from tdcollect.evaluation.npz import dump
@@ -334,6 +339,28 @@ class EvaluationResult:
         counts = [f"{len(self.episodes)} episodes", failed, *[f"{lost} lost"] * bool(lost)]
         more = (f"mean return {mean}", f"digest {self.digest[:16]}")
         return one_line(self, self.manifest["env"]["id"], *counts, *more)
+
+
+def finish(directory: Directory, result: EvaluationResult, recheck: bool = True) -> None:
+    """Sort the ledger, and write all that follows from it; the last file marks it as finished.
+
+    The same result gives the same bytes, whoever ran its episodes.
+
+    Args:
+        directory: the directory of the evaluation; data that are kept are there.
+        result: all episodes of the directory.
+        recheck: False if no episode ran once more, which the last file then says.
+    """
+    note = {} if recheck else {ledger.RECHECK: False}
+    directory.finish(result.episodes)
+    if directory.shard is not None:
+        directory.finish_shard(**note)
+        return
+    from tdcollect.pages.evaluation import write_report
+
+    summary = result.summary()
+    write_report(directory.path, directory.manifest, result.episodes, summary)
+    directory.write_results(**note, **summary.to_dict())
 
 
 Evaluations = Mapping[int, Sequence[Episode]]

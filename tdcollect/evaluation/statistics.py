@@ -32,6 +32,18 @@ def generator(seed: int, *stream: int) -> np.random.Generator:
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=stream))
 
 
+class Resampling(NamedTuple):
+    """How intervals and p-values are drawn: each from a stream of its own of the seed."""
+
+    confidence: float
+    resamples: int
+    seed: tuple[int, ...]
+
+    def drawing(self, stream: int) -> tuple[int, np.random.Generator]:
+        """Return the last arguments of a function that draws resamples."""
+        return self.resamples, generator(*self.seed, stream)
+
+
 def in_units(values: Values) -> tuple[Values, float]:
     """Return values ``[E]`` in units of a power of two near the largest finite one, and the unit.
 
@@ -622,9 +634,13 @@ def summarize(
     resamples = check_settings(confidence, resamples, seed, len(episodes))
     records = in_order(episodes)
     completed = [episode for episode in records if episode.completed]
-    returns = np.array([e.episode_return for e in completed], dtype=np.float64)
-    lengths = np.array([e.length for e in completed], dtype=np.float64)
-    generators = [generator(seed, stream) for stream in range(4)]
+    metrics = metrics_of(completed)
+    columns = [[e.episode_return for e in completed], [e.length for e in completed]]
+    how = Resampling(confidence, resamples, (seed,))
+    returns, lengths, *others = (
+        describe([value for value in column if value is not None], how, 2 * place)
+        for place, column in enumerate([*columns, *metrics.values()])
+    )
     lost = sum(episode.lost for episode in records)
     return Summary(
         episodes=len(records),
@@ -632,22 +648,14 @@ def summarize(
         failed=len(records) - len(completed) - lost,
         restarted=sum(episode.restarts > 0 for episode in records),
         distinct=len({episode.digest or episode.index for episode in completed}),
-        returns=describe(returns, confidence, resamples, generators[:2]),
-        lengths=describe(lengths, confidence, resamples, generators[2:]),
+        returns=returns,
+        lengths=lengths,
         success=_success(records, confidence),
         confidence=confidence,
         resamples=resamples,
         seed=seed,
         lost=lost,
-        metrics={
-            name: describe(
-                np.array([value for value in values if value is not None], np.float64),
-                confidence,
-                resamples,
-                [generator(seed, stream) for stream in (4 + 2 * place, 5 + 2 * place)],
-            )
-            for place, (name, values) in enumerate(metrics_of(completed).items())
-        },
+        metrics=dict(zip(metrics, others, strict=True)),
     )
 
 
@@ -658,20 +666,20 @@ def metrics_of(completed: Sequence[Episode]) -> dict[str, list[float | None]]:
 
 
 def metric_difference(
-    pairs: Sequence[tuple[float | None, float | None]],
-    confidence: float,
-    resamples: int,
-    rngs: Sequence[np.random.Generator],
+    pairs: Sequence[tuple[float | None, float | None]], how: Resampling, stream: int
 ) -> MetricDifference:
-    """Return the difference of a metric, of pairs of a baseline's value and another's."""
+    """Return the difference of a metric, of pairs of a baseline's value and another's.
+
+    ``stream`` is the first of three that are drawn from.
+    """
     both = [pair for pair in pairs if None not in pair]
     baseline, own = np.array(both, np.float64).reshape(-1, 2).T
     values = minus(own, baseline)
-    found = describe(values, confidence, resamples, rngs[:2])
-    if found.mean is None:
-        return MetricDifference(None, None, found, None)
-    p_value = sign_flip_p_value(values, resamples, rngs[2])
-    return MetricDifference(exact_mean(own), exact_mean(baseline), found, p_value)
+    difference = describe(values, how, stream)
+    if difference.mean is None:
+        return MetricDifference(None, None, difference, None)
+    p_value = sign_flip_p_value(values, *how.drawing(stream + 2))
+    return MetricDifference(exact_mean(own), exact_mean(baseline), difference, p_value)
 
 
 def minus(values: Values, baseline: Values) -> Values:
@@ -696,11 +704,9 @@ def in_order(episodes: Sequence[Episode]) -> list[Episode]:
     return records
 
 
-def describe(
-    values: Values, confidence: float, resamples: int, rngs: Sequence[np.random.Generator]
-) -> Quantity:
-    """Return the statistics of ``values [E]``, with a generator for each of the two intervals."""
-    count = len(values)
+def describe(sample: Sequence[float] | Values, how: Resampling, stream: int) -> Quantity:
+    """Return the statistics of a sample; ``stream`` is that of the first of two intervals."""
+    values, count = np.array(sample, np.float64), len(sample)
     not_finite = int(np.count_nonzero(~np.isfinite(values)))
     if not count or not_finite:
         return Quantity(count, not_finite)
@@ -717,9 +723,9 @@ def describe(
         interquartile_mean=exact_mean(middle),
         min=float(values.min()),
         max=float(values.max()),
-        mean_interval=mean_interval(values, confidence, resamples, rngs[0]),
+        mean_interval=mean_interval(values, how.confidence, *how.drawing(stream)),
         interquartile_mean_interval=interquartile_mean_interval(
-            values, confidence, resamples, rngs[1]
+            values, how.confidence, *how.drawing(stream + 1)
         ),
     )
 

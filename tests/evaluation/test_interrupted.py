@@ -88,7 +88,7 @@ def kills(arguments: list[str]) -> int:
 
 @pytest.mark.parametrize("more", [(), ("--shard=1/2",)], ids=["whole", "shard"])
 def test_killed_between_each_file_and_the_next(tmp_path: Path, monkeypatch, more) -> None:
-    """Manifest, mark, ledger in order, results, figure, page, the notes on the run, the request."""
+    """Manifest, mark, ledger in order, results, figure, page, the notes on the run."""
     shrink(monkeypatch)
     whole, out = tmp_path / "whole", tmp_path / "killed"
     assert main(command(whole, *more, episodes=6)) == 0

@@ -19,10 +19,10 @@ from torchrl.envs import EnvBase
 
 from tdcollect.cleanup import ended_on_error
 from tdcollect.evaluation.directory import Directory, check_directory, check_report_extras
-from tdcollect.evaluation.episodes.collector import EvaluationCollector, Feed
+from tdcollect.evaluation.episodes.collector import EvaluationCollector
 from tdcollect.evaluation.episodes.data import POLICY_ADVICE, Finished, unlike
 from tdcollect.evaluation.episodes.steps import MOST
-from tdcollect.evaluation.episodes.trial import Again
+from tdcollect.evaluation.episodes.trial import Again, Feed
 from tdcollect.evaluation.imports import exits_refused
 from tdcollect.evaluation.ledger import (
     COMPLETED,

@@ -28,8 +28,8 @@ from torchrl.weight_update import WeightStrategy
 
 from tdcollect.cleanup import ended_on_error
 from tdcollect.envs.traits import all_transforms_of
-from tdcollect.evaluation.episodes.collector import EvaluationCollector, Feed
-from tdcollect.evaluation.episodes.trial import Again
+from tdcollect.evaluation.episodes.collector import EvaluationCollector
+from tdcollect.evaluation.episodes.trial import Again, Feed
 from tdcollect.evaluation.ledger import FAILED
 from tdcollect.evaluation.manifest import known_of, subject
 from tdcollect.evaluation.requested import RequestedEnv, placed, policy_from

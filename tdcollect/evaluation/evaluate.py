@@ -19,10 +19,10 @@ from torchrl.envs import EnvBase
 
 from tdcollect.cleanup import ended_on_error
 from tdcollect.evaluation.directory import Directory, check_directory, check_report_extras
-from tdcollect.evaluation.episodes.collector import EvaluationCollector, Feed
+from tdcollect.evaluation.episodes.collector import EvaluationCollector
 from tdcollect.evaluation.episodes.data import POLICY_ADVICE, Finished, unlike
 from tdcollect.evaluation.episodes.steps import MOST
-from tdcollect.evaluation.episodes.trial import Again
+from tdcollect.evaluation.episodes.trial import Again, Feed
 from tdcollect.evaluation.imports import exits_refused
 from tdcollect.evaluation.ledger import (
     COMPLETED,
@@ -436,7 +436,7 @@ class Recording:
 
     @property
     def fresh_envs(self) -> bool | None:
-        """Whether episodes run on new envs, as an earlier run found; None if that is not known."""
+        """True if episodes run on new envs, as an earlier run found; None if that is not known."""
         return self._known.get(FRESH_ENVS)
 
     @property
@@ -458,9 +458,14 @@ class Recording:
             self.directory.note_mixed(manifest)
 
     def note(self, entries: Mapping[str, Any]) -> None:
-        """Note entries of the manifest that are known once episodes run."""
+        """Note entries of the manifest that are known once episodes run.
+
+        That envs are used again is not noted: after an interruption, too few episodes may be left
+        to find out, and the files are to be those of one run.
+        """
         if self.directory is not None and not self.directory.begun:
             return  # what is there may be of another env; later rounds tell it again
+        entries = {name: value for name, value in entries.items() if value}
         if any(self._known.get(name) != value for name, value in entries.items()):
             if self.directory is not None:
                 self.directory.note(entries)

@@ -18,7 +18,7 @@ from tdcollect import cleanup
 
 
 def is_named(text: str) -> bool:
-    """Tell whether a text is ``module:name``; gymnasium ids like ``ale_py:ALE/Pong-v5`` are not."""
+    """Return whether a text is ``module:name``; the id ``ale_py:ALE/Pong-v5`` is not."""
     module, colon, name = text.rpartition(":")
     return bool(colon and module) and re.fullmatch(r"[^\W\d][\w.]*", name) is not None
 
@@ -52,14 +52,14 @@ def load_named(text: str, directory: Path, look: bool = True) -> Any:
             f"expected module:name or path/to/file.py:name, got {text!r} (for example "
             "examples/policies.py:lean)"
         )
-    found: Any = _module_of_file(directory / where) if where.endswith(".py") else None
-    if found is None:
-        found = _module(where, directory if look else None)
+    thing: Any = _module_of_file(directory / where) if where.endswith(".py") else None
+    if thing is None:
+        thing = _module(where, directory if look else None)
     for part in name.split("."):
-        if not hasattr(found, part):
+        if not hasattr(thing, part):
             raise AttributeError(f"expected {where} to have {name!r}, which it has not")
-        found = getattr(found, part)
-    return found
+        thing = getattr(thing, part)
+    return thing
 
 
 def called(item: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -90,7 +90,7 @@ def _module(name: str, directory: Path | None) -> ModuleType:
     if directory is not None:
         _look_in(directory)
     try:
-        found = importlib.import_module(name)
+        module = importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise  # the module is there; what it imports is not
@@ -102,7 +102,7 @@ def _module(name: str, directory: Path | None) -> ModuleType:
         ) from error
     if directory is not None:
         _check_imported(name.partition(".")[0], directory)
-    return found
+    return module
 
 
 def _check_imported(name: str, directory: Path) -> None:

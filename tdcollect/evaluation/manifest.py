@@ -27,7 +27,7 @@ from tdcollect.envs.traits import all_transforms_of, innermost, of_kind
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.data import digested_entries
 from tdcollect.evaluation.episodes.groups import GroupPolicies
-from tdcollect.evaluation.episodes.measures import Measure
+from tdcollect.evaluation.episodes.measures import GroupMeasure
 from tdcollect.evaluation.ledger import (
     BATCHES,
     FORMAT,
@@ -165,7 +165,7 @@ def _metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entry of metrics: those known as text, functions by name and their code."""
     return {
         name: str(metric)
-        if isinstance(metric, Measure)
+        if isinstance(metric, GroupMeasure)
         else {"function": _class(metric), "code": code_digest(metric)}
         if callable(metric)
         else metric

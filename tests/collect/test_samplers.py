@@ -415,7 +415,7 @@ def scores_at_once(**options: Any) -> bool:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tdcollect.collect.run.Policy", Watched)
-        patch.setattr("tdcollect.evaluation.episodes.policy.Policy", Watched)
+        patch.setattr("tdcollect.evaluation.episodes.inference.Policy", Watched)
         run_scored(**options)
     scored = made[-1]._scored
     return scored is None or scored[1] not in made[-1].calls

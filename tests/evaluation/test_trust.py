@@ -23,7 +23,7 @@ from tdcollect.cli import program as printing
 from tdcollect.display import visible
 from tdcollect.evaluation import Request
 from tdcollect.evaluation.ledger import sha256
-from tdcollect.evaluation.sb3 import _read_normalization
+from tdcollect.evaluation.sb3.model import _read_normalization
 from tdcollect.pages.evaluation import named_in
 from tdcollect.states import unpack
 

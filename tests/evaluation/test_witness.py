@@ -22,9 +22,9 @@ from torchrl.modules import IndependentNormal, ProbabilisticActor, TanhNormal
 
 import tdcollect
 from tdcollect import make_env
-from tdcollect.evaluation.episodes.collector import EvaluationCollector, Feed
+from tdcollect.evaluation.episodes.collector import EvaluationCollector
 from tdcollect.evaluation.episodes.steps import first_difference, sketch
-from tdcollect.evaluation.episodes.trial import Again
+from tdcollect.evaluation.episodes.trial import Again, Feed
 from tdcollect.evaluation.step_files import Journal, read_block, read_steps, read_witness
 from tdcollect.policies import from_function
 from tdcollect.randomness import NotReproducibleError

@@ -22,26 +22,19 @@ from tdcollect.policies import SpacePolicy
 
 @dataclass(frozen=True)
 class Group:
-    """A group of agents of an env.
-
-    Attributes:
-        name: its name, ``"red"``.
-        path: of its TensorDict.
-        agents: the names of its agents, or their places where the env has none.
-        entries: its entries in the following step, of those of ``KINDS`` that it has.
-    """
+    """A group of agents of an env."""
 
     name: str
-    path: tuple[str, ...]
-    agents: tuple[str, ...]
-    entries: Mapping[str, Key]
+    path: tuple[str, ...]  # of its TensorDict
+    agents: tuple[str, ...]  # their names, or their places where the env has none
+    entries: Mapping[str, Key]  # in the following step, of those of ``KINDS`` that it has
 
 
 def groups_of(env: EnvBase) -> dict[str, Group]:
     """Return the groups of agents of an env, by name; none where actions are not in groups."""
     named = getattr(innermost(env), "group_map", None) or {}
     actions = env.full_action_spec_unbatched
-    found = {}
+    groups = {}
     acting = {as_path(key)[:-1] for key in env.action_keys if key[-1] == ACTION}
     for path in sorted(acting - {()}):
         name = entry_path(path)
@@ -49,12 +42,11 @@ def groups_of(env: EnvBase) -> dict[str, Group]:
         agents = tuple(map(_plain, named.get(name, ())))
         if len(set(agents)) != count:
             agents = tuple(map(str, range(count)))
-        found[name] = Group(_plain(name, "/"), path, agents, dict(_entries(env, path)))
-    return found
+        groups[name] = Group(_plain(name, "/"), path, agents, dict(_entries(env, path)))
+    return groups
 
 
 def _entries(env: EnvBase, path: tuple[str, ...]) -> Iterable[tuple[str, Key]]:
-    """Yield the entries of a group that tell of each of ``KINDS``."""
     if (*path, keys.REWARD) in env.reward_keys:
         yield "return", under_next((*path, keys.REWARD))
     flag = (*path, keys.DONE)
@@ -120,7 +112,7 @@ def _check_module(name: str, policy: Any) -> None:
 
 
 def is_absolute(name: str, policy: Any) -> bool:
-    """Tell whether a module names entries from the root, ``("red", "observation")``."""
+    """Return whether a module names entries from the root, ``("red", "observation")``."""
     own = name.split("/")
     keys = [*policy.in_keys, *policy.out_keys]
     return any(len(as_path(key)) > len(own) and [*as_path(key)[: len(own)]] == own for key in keys)
@@ -129,9 +121,9 @@ def is_absolute(name: str, policy: Any) -> bool:
 def checked_groups(policies: GroupPolicies, env: EnvBase) -> list[Group]:
     """Return the groups of an env, each of which must have a policy."""
     there = {entry_path(group.path): group for group in groups_of(env).values()}
-    asked = policies.policies
-    if asked.keys() != there.keys() or not there:
-        unknown, without = sorted(asked.keys() - there.keys()), sorted(there.keys() - asked.keys())
+    named = policies.policies.keys()
+    if named != there.keys() or not there:
+        unknown, without = sorted(named - there.keys()), sorted(there.keys() - named)
         many, names = ("one", unknown) if unknown else ("none", without)
         groups = listed_text(sorted(there), 12) or "of which it has none"
         raise ValueError(

@@ -25,11 +25,11 @@ GROUP, AGENT = "group", "agent"
 
 
 def is_measure(text: Any) -> bool:
-    """Tell whether a text asks for a number of a group, as ``return/red`` does, or of an agent."""
+    """Return whether a text asks for a number of a group, ``return/red``, or of an agent."""
     return isinstance(text, str) and text.startswith(tuple(f"{kind}/" for kind in KINDS))
 
 
-class Measure:
+class GroupMeasure:
     """A number of a group, or of one of its agents, as a function of an episode's data ``[L]``.
 
     The return of a group is the mean over its agents, as in a record's ``group_returns``. The
@@ -67,19 +67,19 @@ class Measure:
         return np.broadcast_to(rows, (len(data), len(self._group.agents)))
 
 
-def with_measures(metrics: Mapping[str, Any] | None, env: EnvBase) -> dict[str, Any] | None:
+def with_measures(metrics: Mapping[str, Any], env: EnvBase) -> dict[str, Any]:
     """Return metrics with functions in the place of texts such as ``return/red``.
 
     Raises:
         ValueError: for a group or an agent that the env does not have.
     """
-    asked = dict(metrics or {})
-    wanted = asked.pop(BY, None)
+    named = dict(metrics)
+    wanted = named.pop(BY, None)
     if wanted not in (None, GROUP, AGENT):  # a metric of this name
-        asked[BY], wanted = wanted, None
-    texts = [text for text in asked.values() if is_measure(text)]
+        named[BY], wanted = wanted, None
+    texts = [text for text in named.values() if is_measure(text)]
     if not texts and wanted is None:
-        return dict(metrics) if metrics else None
+        return named
     every = {str(measure): measure for measure in _every(groups_of(env).values())}
     unknown = [text for text in texts if text not in every]
     if unknown or not every:
@@ -88,15 +88,15 @@ def with_measures(metrics: Mapping[str, Any] | None, env: EnvBase) -> dict[str, 
             f"expected metrics of groups that the env has, {there}, got "
             f"{unknown[0] if unknown else f'{BY}={wanted}'}"
         )
-    found = {name: every.get(text, text) for name, text in asked.items()}
+    resolved = {name: every.get(text, text) for name, text in named.items()}
     for text, measure in every.items() if wanted is not None else ():
         if wanted == AGENT or measure.agent is None:
-            found.setdefault(text, measure)
-    return {name: found[name] for name in sorted(found)}
+            resolved.setdefault(text, measure)
+    return {name: resolved[name] for name in sorted(resolved)}
 
 
-def _every(groups: Iterable[Group]) -> Iterable[Measure]:
+def _every(groups: Iterable[Group]) -> Iterable[GroupMeasure]:
     for group in groups:
         for kind in group.entries:
-            yield Measure(kind, group)
-            yield from (Measure(kind, group, agent) for agent in group.agents)
+            yield GroupMeasure(kind, group)
+            yield from (GroupMeasure(kind, group, agent) for agent in group.agents)

@@ -41,10 +41,10 @@ from tdcollect.collect.arguments import (
     give_options,
     round_up,
 )
+from tdcollect.collect.monitor import Monitor, StatsAttribute, slots_of, with_progress
 from tdcollect.collect.policy import unknown_class
 from tdcollect.collect.resume import FirstStates, add_state, keep_state, load_state
 from tdcollect.collect.run import Explanation, Runner, short
-from tdcollect.collect.statistics import Monitor, StatsAttribute, slots_of, with_progress
 from tdcollect.collect.torchrl_loop import changed
 from tdcollect.display import one_line
 from tdcollect.envs.adopted import lost_ends, take_over

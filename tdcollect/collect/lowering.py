@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 from torchrl.envs import EnvBase, TransformedEnv
@@ -19,23 +19,21 @@ from torchrl.envs.llm.transforms import PolicyVersion
 from tdcollect import keys
 from tdcollect._upstream import torchrl as upstream
 from tdcollect.collect import transforms as on_steps
+from tdcollect.collect.inner import InnerEnv
 from tdcollect.collect.step_dict import StepDict
-from tdcollect.collect.transforms import Applied, Changed, Island, Mapped, OwnCode, StepTransform
+from tdcollect.collect.transforms import (
+    Applied,
+    Changed,
+    Island,
+    Mapped,
+    OwnCode,
+    StepTransform,
+    inverted,
+)
 from tdcollect.envs.traits import EnvAction, NotKnown, of_kind, runs_once, traits_of, transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.keys import Key, from_next, is_next
 from tdcollect.states import equal
-
-if TYPE_CHECKING:
-    from tdcollect.collect.arrays import InnerEnv
-
-
-def inverted(transforms: Sequence[StepTransform], step: StepDict) -> StepDict:
-    """The step as the env below these transforms, innermost first, takes it."""
-    given = StepDict(step)
-    for transform in reversed(transforms):
-        transform.inv(given)
-    return given
 
 
 class FrameSkip(StepTransform):
@@ -73,7 +71,8 @@ class FrameSkip(StepTransform):
             parent = self._transform.parent
             self._below = [*self._further, *lower_transforms(transforms_of(parent), parent)]
             for transform in self._below:
-                transform.attach(self._inner, self._further)
+                if isinstance(transform, FrameSkip):
+                    transform.attach(self._inner, self._further)
         given = inverted(self._below, step)
         (buffers,) = self._inner.allocate(1, False, False)
         following, error = self._inner.step(given, None, buffers)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -36,6 +36,7 @@ from torchrl.modules.distributions.utils import sample_and_log_prob
 from torchrl.modules.tensordict_module import SafeProbabilisticModule, SafeSequential
 from torchrl.modules.tensordict_module.probabilistic import SafeProbabilisticTensorDictSequential
 
+from tdcollect import keys
 from tdcollect._upstream import torchrl as upstream
 from tdcollect._upstream.names import missing
 from tdcollect.collect.arguments import missing_entries, no_tensordict
@@ -43,7 +44,7 @@ from tdcollect.collect.samplers import CompositeDraw, Draw, GlobalNoise, Noise, 
 from tdcollect.collect.step_dict import StepDict, is_plain, leaves
 from tdcollect.envs.spaces import DrawableBox, nested, overflows
 from tdcollect.envs.traits import NotKnown
-from tdcollect.keys import Key, entry_path, name_of
+from tdcollect.keys import Key, entry_path, is_next, name_of
 
 Call = Callable[[StepDict], None]
 Score = Callable[[dict[Key, Tensor], StepDict], None]
@@ -54,6 +55,22 @@ ON_TENSORDICT = "on a TensorDict"
 _STRAIGHT = "called straight"
 _OWN = "its own code, on arrays"
 _DRAWN = "drawn from the action spec, on arrays"
+
+
+class Unscored(NamedTuple):
+    """A draw without its score, which is for draws that nothing reads the score of meanwhile.
+
+    Attributes:
+        at: the index of the call that draws and scores.
+        entries: those concerned: calls after it must touch none of them.
+        call: draws alone.
+        score: scores all draws of a batch; None where nobody reads scores at all.
+    """
+
+    at: int
+    entries: set[Key]
+    call: Call
+    score: Score | None
 
 
 class Policy:
@@ -109,8 +126,8 @@ class Policy:
         self._checked = checked
         self._noise = noise or GlobalNoise()
         self._late, self._unread = late, unread
-        # A draw, the same without its score, what scores a batch, and the entries concerned.
-        self._scored: tuple[Call, Call, Score | None, set[Key]] | None = None
+        self._touched: list[set[Key] | None] = []  # by each call; None for any entry
+        self._unscored: Unscored | None = None  # of the last draw that has one
         self.score: Score | None = None
         if select is not None:
             as_it_is = "is compiled"
@@ -118,15 +135,30 @@ class Policy:
             self._call_as_it_is(policy, as_it_is, select)
         else:
             self._lower(policy)
-        if self._scored is not None and self._scored[0] in self.calls:
-            call, unscored, self.score, _ = self._scored
-            self.calls[self.calls.index(call)] = unscored
-            self.sampling.add(unscored)
+        if (draw := self._unscored) is not None:
+            after = self._touched[draw.at + 1 :]
+            if all(touched is not None and draw.entries.isdisjoint(touched) for touched in after):
+                self.calls[draw.at], self.score = draw.call, draw.score
+                self.sampling.add(draw.call)
 
     def __call__(self, step: StepDict) -> None:
         """Run the policy; its outputs join the step."""
         for call in self.calls:
             call(step)
+
+    def forgets(self, step: StepDict, carried: list[Key]) -> list[Key]:
+        """The outputs in a step that must be zeroed when an episode starts.
+
+        The policy reads them before it writes them, or may leave them unwritten. TorchRL zeroes
+        them where some slots, but not all, are reset; the loop by episodes, wherever one starts.
+        """
+        others = {*carried, *keys.FLAGS, keys.TRAJ_IDS, *(self.writes - self.reads_first)}
+        return [key for key in step if key not in others and not is_next(key)]
+
+    def restart(self) -> None:
+        """Begin a batch: forget draws of one that broke off."""
+        for draw in self._samplers:
+            draw.restart()
 
     def check(self) -> None:
         """Raise where a draw had parameters that its distribution refuses."""
@@ -175,11 +207,8 @@ class Policy:
             if isinstance(module, M.OrnsteinUhlenbeckProcessModule):
                 self.reads_first.update([module.is_init_key, *module.ou.out_keys])
         elif not isinstance(module, ProbabilisticTensorDictModule):
-            scored = self._scored
-            self._add(_module_call(module, self._batch_size), label(module), _STRAIGHT)
-            touched = {*module.in_keys, *module.out_keys}
-            if scored and not missing and touched.isdisjoint(scored[-1]):
-                self._scored = scored  # a value, say, which has nothing to do with it
+            touched = None if missing else {*module.in_keys, *module.out_keys}
+            self._add(_module_call(module, self._batch_size), label(module), _STRAIGHT, touched)
         else:
             draw = self._draw(module)
             drawing = draw and sampler(draw)
@@ -190,8 +219,8 @@ class Policy:
                 given = [entries[name] for name in draw.names]
                 call = _draw_call(module, _reading(drawing, given))
                 self._add_draws(call, label(module), [drawing])
-                if draw.scored:
-                    self._leave_score(module, draw, drawing, given, call)
+                if draw.scored and not missing:
+                    self._leave_score(module, draw, drawing, given)
         if missing:
             # A module that is called on a TensorDict may write them, and as tensors.
             as_it_is = _call_on_tensordict(module, self._batch_size, self._device)
@@ -219,28 +248,27 @@ class Policy:
         draw: Draw,
         drawing: Sampler,
         given: Sequence[Key],
-        call: Call,
     ) -> None:
-        """Remember how to do without the score of a draw, if nothing that follows may read it."""
+        """Remember how to do without the score of the latest draw."""
         key: Key = module.log_prob_key
-        concerned: set[Key] = {key, *module.dist_sample_keys, *given}
+        at, entries = len(self.calls) - 1, {key, *module.dist_sample_keys, *given}
         if self._late is not None and drawing.late and self._late(key):
-            dims = len(self._batch_size)
-            self._scored = call, *_late_calls(module, drawing, given, dims), concerned
+            calls = _late_calls(module, drawing, given, len(self._batch_size))
+            self._unscored = Unscored(at, entries, *calls)
         if self._unread is not None and self._unread(key):
             unscored = cast(Sampler, sampler(draw._replace(scored=False)))
             self._samplers.append(unscored)
-            unscored_call = _draw_call(module, _reading(unscored, given))
-            self._scored = call, unscored_call, None, concerned
+            call = _draw_call(module, _reading(unscored, given))
+            self._unscored = Unscored(at, entries, call, None)
 
     def _add_draws(self, call: Call, name: str, samplers: list[Sampler]) -> None:
         self._add(call, name, "computed straight, checked once per batch")
         self._samplers += samplers
         self.sampling.add(call)
 
-    def _add(self, call: Call, name: str, how: str) -> None:
-        self._scored = None
+    def _add(self, call: Call, name: str, how: str, touched: set[Key] | None = None) -> None:
         self.calls.append(call)
+        self._touched.append(touched)
         self.described.append((name, how))
 
     def _call_as_it_is(self, module: Any, reason: str, select: Sequence[Key] | None = None) -> None:

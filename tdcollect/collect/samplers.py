@@ -101,6 +101,10 @@ class Sampler:
 
     def __init__(self, draw: Draw):
         self._draw = draw
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget draws that were neither checked nor scored."""
         self._kept: list[tuple[Tensor, ...]] = []  # what scores are made of, or the score
         self._scores: list[Tensor] = []
 
@@ -222,6 +226,9 @@ class _Categorical(Sampler):
         self._one_hot = draw.kind in _ONE_HOT
         self._masked = draw.kind in _MASKED
         self.late = not self._masked and draw.interaction is _RANDOM
+
+    def restart(self) -> None:
+        super().restart()
         self._normalizers: list[Tensor] = []
         self._logits: list[Tensor] = []  # whose normalizers were not needed
 
@@ -352,6 +359,7 @@ class _Normal(Sampler):
     """Normal distributions: the first draw builds one, which checks its arguments."""
 
     late = True
+    _dtype: torch.dtype | None = None
 
     def __call__(self, loc: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         drawn, kept = self._sample(loc, scale)
@@ -375,7 +383,8 @@ class _Normal(Sampler):
         assert scale is not None
         if scale.device != loc.device:
             scale = scale.to(loc.device)
-        if self._event_dims is None:
+        if loc.dtype is not self._dtype:  # at first
+            self._dtype = loc.dtype
             kwargs = {key: value for key, value in self._draw.kwargs.items() if key != "scale"}
             self._build(self._draw.kind(loc, scale, **kwargs))
         loc = self._moved(loc)
@@ -452,10 +461,11 @@ class _TanhNormal(_Normal):
 
 
 class _TanhDelta(Sampler):
-    _squash: _Squash | None = None
+    _dtype: torch.dtype | None = None
 
     def __call__(self, param: Tensor) -> tuple[Tensor, None]:
-        if self._squash is None:
+        if param.dtype is not self._dtype:  # at first
+            self._dtype = param.dtype
             built = TanhDelta(param, **self._draw.kwargs)
             self._half = (built.high - built.low) / 2 if built.non_trivial else None
             self._low = built.low

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain, repeat
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -16,13 +16,11 @@ from torchrl.modules import RandomPolicy
 
 from tdcollect._upstream.collectors import CollectorState, rollout_with_gradients
 from tdcollect.collect.arguments import missing_entries
+from tdcollect.collect.monitor import CollectionLog
+from tdcollect.collect.policy import Policy
 from tdcollect.collect.step_dict import flat, is_plain
+from tdcollect.collect.turns import Lower
 from tdcollect.keys import Key
-
-if TYPE_CHECKING:
-    from tdcollect.collect.policy import Policy
-    from tdcollect.collect.statistics import CollectionLog
-    from tdcollect.collect.turns import Lower
 
 
 def torchrl_rollout(

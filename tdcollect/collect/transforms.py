@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -29,9 +29,6 @@ from tdcollect.collect.step_dict import StepDict, like_rows
 from tdcollect.envs.spaces import nested, nested_unchecked
 from tdcollect.envs.traits import EnvAction, NotKnown, Trait, draws_or_calls
 from tdcollect.keys import Key, as_path, under
-
-if TYPE_CHECKING:
-    from tdcollect.collect.arrays import InnerEnv
 
 
 class StepTransform:
@@ -83,14 +80,19 @@ class StepTransform:
         has ``"_reset"``, bool ``[N, 1]`` (``[1]`` unbatched): the slots that begin an episode.
         """
 
-    def attach(self, inner: InnerEnv, further: Sequence[StepTransform]) -> None:
-        """Be told of the env, and of the transforms that it has of its own, innermost first."""
-
     def _initial(self, marks: StepDict, initial: Any, value: Tensor) -> Tensor:
         """``initial`` in the slots that begin an episode, ``value`` elsewhere."""
         if self.merged:
             value = torch.zeros_like(value)
         return value.masked_fill(like_rows(marks[keys.RESET], value), initial)
+
+
+def inverted(transforms: Sequence[StepTransform], step: StepDict) -> StepDict:
+    """The step as the env below these transforms, innermost first, takes it."""
+    given = StepDict(step)
+    for transform in reversed(transforms):
+        transform.inv(given)
+    return given
 
 
 # ---------------------------------------------------------------------------- by TorchRL's own code
@@ -143,8 +145,6 @@ class Mapped(OwnCode):
         super().__init__(transform, env, trait)
         self._pairs = list(zip(transform.in_keys, transform.out_keys, strict=True))
         self._map: Callable[[Tensor], Tensor] = upstream.mapping_of(transform)
-        if type(transform) is T.ClipTransform:
-            self._map = _clip_of(transform)
 
     def step(self, step: StepDict, following: StepDict) -> None:
         if not all(in_key in following for in_key, _ in self._pairs):
@@ -152,24 +152,6 @@ class Mapped(OwnCode):
             return
         for in_key, out_key in self._pairs:
             following[out_key] = self._map(following[in_key])
-
-
-def _clip_of(transform: T.ClipTransform) -> Callable[[Tensor], Tensor]:
-    """The function of a ClipTransform; few numbers are clipped in NumPy, to the same bits."""
-    own, bounds = upstream.mapping_of(transform), (transform.low, transform.high)
-    # Which zero is the larger, of two signs, is not agreed on.
-    if any(b is None or b.ndim or b.device.type != "cpu" or not b for b in bounds):
-        return own
-    low, high = (bound.numpy() for bound in bounds)
-
-    def clip(value: Tensor) -> Tensor:
-        if not _is_small(value):
-            return own(value)
-        array = value.numpy()
-        above = np.maximum(array, low, dtype=array.dtype)
-        return torch.from_numpy(np.minimum(above, high, out=above, casting="same_kind"))
-
-    return clip
 
 
 class Applied(OwnCode):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -38,24 +38,21 @@ RETURN, SUCCESS = "return", "success"  # what a policy may be better in
 T = TypeVar("T")
 
 
-class Evaluation(Protocol):
+class Evaluated(Protocol):
     """An evaluation to compare: its manifest and its records."""
 
     @property
-    def manifest(self) -> Mapping[str, Any]:
-        """The manifest of the evaluation."""
-
+    def manifest(self) -> Mapping[str, Any]: ...
     @property
-    def episodes(self) -> Sequence[Episode]:
-        """Its records."""
+    def episodes(self) -> Sequence[Episode]: ...
 
 
 def check_same_episodes(
-    first: Evaluation, second: Evaluation, names: tuple[str, str], across_envs: bool = False
+    first: Evaluated, second: Evaluated, names: tuple[str, str], across_envs: bool = False
 ) -> None:
     """Refuse evaluations that are not of the same episodes; or, across envs, of the same policy."""
-    found = _manifest_differences(first, second, SAME_ACROSS if across_envs else SAME, names)
-    reasons = [text for text in found if not text.startswith(TRANSFORMS)]
+    unlike = _manifest_differences(first, second, SAME_ACROSS if across_envs else SAME, names)
+    reasons = [text for text in unlike if not text.startswith(TRANSFORMS)]
     a, b = (
         {e.index: e.env_seed for e in statistics.in_order(one.episodes)} for one in (first, second)
     )
@@ -87,11 +84,8 @@ def check_same_episodes(
         )
 
 
-def _policy_difference(first: Evaluation, second: Evaluation) -> tuple[int, Any] | None:
-    """Return the episode by which it was tried whether policies differ, and how they do.
-
-    None if there is none that both kept, or nothing of it could be compared.
-    """
+def _policy_difference(first: Evaluated, second: Evaluated) -> tuple[int, Any] | None:
+    """Return the episode by which policies were compared, and how they differ; None without one."""
     one, other = (getattr(evaluation, "witness", None) for evaluation in (first, second))
     if one is None or other is None or one.record.index != other.record.index:
         return None
@@ -100,7 +94,7 @@ def _policy_difference(first: Evaluation, second: Evaluation) -> tuple[int, Any]
 
 
 def remarks(
-    first: Evaluation, second: Evaluation, names: tuple[str, str], across_envs: bool = False
+    first: Evaluated, second: Evaluated, names: tuple[str, str], across_envs: bool = False
 ) -> Iterator[str]:
     """Yield their other differences that may change a return, one sentence each."""
     if across_envs:
@@ -136,13 +130,15 @@ def remarks(
 
 
 def _manifest_differences(
-    first: Evaluation, second: Evaluation, keys: Sequence[str], names: tuple[str, str]
+    first: Evaluated, second: Evaluated, keys: Sequence[str], names: tuple[str, str]
 ) -> list[str]:
     entries = [
         (k, manifest_entry(first.manifest, k), manifest_entry(second.manifest, k)) for k in keys
     ]
     return [
-        _differs(*found, names) for entry in entries for found in ledger.leaf_differences(*entry)
+        _differs(*difference, names)
+        for entry in entries
+        for difference in ledger.leaf_differences(*entry)
     ]
 
 
@@ -165,8 +161,7 @@ class Difference:
             have no difference, and do not count below.
         baseline_failed: the number of episodes that failed with the baseline alone.
         both_failed: the number of episodes that failed with both.
-        mean: mean return of the policy over ``episodes``; None if there are
-            none.
+        mean: mean return of the policy over ``episodes``; None if there are none.
         baseline_mean: mean return of the baseline over them.
         difference: the statistics of ``values``, with their intervals.
         won: the number of episodes with a higher return of the policy.
@@ -220,8 +215,7 @@ class Difference:
     def improvement(self) -> float | None:
         """The probability of improvement: ``(won + tied / 2) / episodes``.
 
-        The share of these episodes with a higher return of the policy; a tie counts half. None if
-        there are none, or if a difference is not finite.
+        None if there are no episodes, or if a difference is not finite.
         """
         if not self.values or self.difference.not_finite:
             return None
@@ -230,7 +224,7 @@ class Difference:
     def is_worse(
         self, margin: float = 0.0, on: str = RETURN, lower_is_better: bool = False
     ) -> bool:
-        """Tell whether the policy is shown to be worse than the baseline by more than ``margin``.
+        """Return whether the policy is shown to be worse than the baseline by over ``margin``.
 
         It is if the whole interval of the difference lies below ``-margin``: of the adjusted one
         if there is one. Without an interval nothing is shown.
@@ -248,7 +242,7 @@ class Difference:
         return interval is not None and interval.high < -_margin(margin)
 
     def is_not_worse(self, margin: float, on: str = RETURN, lower_is_better: bool = False) -> bool:
-        """Tell whether the policy is shown to be worse by less than ``margin``, if at all.
+        """Return whether the policy is shown to be worse by less than ``margin``, if at all.
 
         It is if the whole interval of the difference lies above ``-margin``; see :meth:`is_worse`.
         """
@@ -279,10 +273,7 @@ class Difference:
         return self.success.difference, self.success.interval
 
     def episodes_needed(self, difference: float, power: float = 0.8) -> int:
-        """Return the number of episodes that would show a mean difference this large.
-
-        See :func:`episodes_needed`; with the standard deviation of these differences.
-        """
+        """Return :func:`episodes_needed`, for the standard deviation of these differences."""
         if self.difference.std is None:
             raise ValueError(
                 "expected at least two episodes that both policies completed, to know how the "
@@ -293,8 +284,7 @@ class Difference:
     def detectable(self, power: float = 0.8) -> float | None:
         """Return the mean difference that this many episodes would show with this power.
 
-        This is :func:`episodes_needed` solved for the difference; None for fewer than three
-        episodes.
+        See :func:`episodes_needed`; None for fewer than three episodes.
         """
         factor, correction = sample_size_terms(power, self.confidence)
         if self.difference.std is None or len(self.values) <= correction:
@@ -359,15 +349,10 @@ class Comparison(display.Table):
 
     def success_rows(self) -> list[list[str]]:
         """Return the rows that are about success; none if no env reports it."""
-        every = [d.success for d in self.differences]
-        if not any(every):
+        tests = [d.success for d in self.differences]
+        if not any(tests):
             return []
-        columns = [
-            s and [s.rate, s.baseline_rate, s.difference, s.interval, f"{s.gained}, {s.lost}"]
-            for s in every
-        ]
-        labels = ["success rate", "difference of success rates", "  gained, lost"]
-        return [*self._block(labels, columns, every)]
+        return self._block("success rate", "difference of success rates", tests, "  gained, lost")
 
     def return_rows(self) -> list[list[str]]:
         """Return the rows that are about returns, and the episodes that differ."""
@@ -398,37 +383,25 @@ class Comparison(display.Table):
             rows.append(row("  Holm's correction", lambda d: display.p_text(d.adjusted_p_value)))
         rows.append(row("detectable difference", lambda d: d.detectable()))
         for name in _metric_names(self.differences):
-            every = [d.metrics.get(name) for d in self.differences]
-            columns = [
-                m and [m.mean, m.baseline_mean, m.difference.mean, m.difference.mean_interval]
-                for m in every
-            ]
-            rows += self._block([f"mean {name}", f"difference of {name}"], columns, every)
+            tests = [d.metrics.get(name) for d in self.differences]
+            rows += self._block(f"mean {name}", f"difference of {name}", tests)
         if any(map(_failed_text, self.differences)):
             rows.append(row("failed, no difference", lambda d: _failed_text(d) or "0"))
         return display.number_columns(rows)
 
     def _block(
         self,
-        labels: Sequence[str],
-        columns: Iterable[Sequence[Any] | None],
+        what: str,
+        difference: str,
         tests: Sequence[SuccessDifference | MetricDifference | None],
-    ) -> Iterator[list[str]]:
-        """Yield the rows of success or of a metric, its numbers apart from those of returns.
-
-        A policy without it, or without a test of it, has None for a column, and a test.
-        """
-        what, difference, *more = labels
+        *more: str,
+    ) -> list[list[str]]:
+        """Return the rows of success or of a metric, its numbers apart from those of returns."""
         interval = f"  {display.percent_text(self.confidence)} interval"
-        labels = [what, f"{what} of {self.names[0]}", difference, interval, *more, "  p-value"]
-        labels += ["    Holm's correction"] * (len(self.differences) > 1)
-        texts = []
-        for column, test in zip(columns, tests, strict=True):
-            numbers = display.column_texts(map(statistics.ends, column or ["-"] * (4 + len(more))))
-            p_values = (test.p_value, test.adjusted_p_value) if test else (None, None)
-            texts.append([*numbers, *map(display.p_text, p_values)])
-        for label, *row in zip(labels, *texts, strict=False):
-            yield [label, *row]
+        labels = [what, f"{what} of {self.names[0]}", difference, interval, *more]
+        labels += ["  p-value", "    Holm's correction"][: len(self.differences)]
+        columns = [display.column_texts(_cells(one)) if one else ["-"] * 7 for one in tests]
+        return [[*row] for row in zip(labels, *columns, strict=False)]
 
     def notes(self) -> list[str]:
         alpha = 1 - self.confidence
@@ -478,9 +451,9 @@ class Comparison(display.Table):
 
 
 def compare(
-    first: Evaluation,
-    second: Evaluation,
-    *more: Evaluation,
+    first: Evaluated,
+    second: Evaluated,
+    *more: Evaluated,
     names: Sequence[str] | None = None,
     confidence: float = 0.95,
     resamples: int | None = None,
@@ -587,7 +560,7 @@ def sample_size(std: float, difference: float, terms: tuple[float, float]) -> in
     return math.ceil(factor * ratio**2 + correction)
 
 
-class _Part(NamedTuple):
+class _Sample(NamedTuple):
     """Some episodes of an evaluation."""
 
     manifest: Mapping[str, Any]
@@ -595,19 +568,19 @@ class _Part(NamedTuple):
     witness: Any = None
 
 
-def _shared(first: Evaluation, others: Sequence[Evaluation]) -> Evaluation:
+def _shared(first: Evaluated, others: Sequence[Evaluated]) -> Evaluated:
     """Return the episodes of the first that the others have, if these have the same, and fewer."""
     indices, *more = ({episode.index for episode in other.episodes} for other in others)
     there = {episode.index for episode in first.episodes}
     if not indices < there or any(other != indices for other in more):
         return first
     episodes = [e for e in first.episodes if e.index in indices]
-    return _Part(first.manifest, episodes, getattr(first, "witness", None))
+    return _Sample(first.manifest, episodes, getattr(first, "witness", None))
 
 
 def _difference(
-    first: Evaluation,
-    second: Evaluation,
+    first: Evaluated,
+    second: Evaluated,
     every: Sequence[Episode],
     names: tuple[str, str],
     confidence: float,
@@ -659,7 +632,7 @@ def _difference(
     )
 
 
-def _metrics_of_both(first: Evaluation, second: Evaluation) -> Iterator[str]:
+def _metrics_of_both(first: Evaluated, second: Evaluated) -> Iterator[str]:
     """Yield the metrics that are defined alike in both evaluations, and the returns of groups."""
     rewards = manifest_entry(first.manifest, "returns.rewards") or ()
     # Whether they were asked for or not.
@@ -712,7 +685,7 @@ def holm(p_values: Mapping[T, float]) -> dict[T, float]:
     return {name: min(1.0, value) for name, value in zip(tested, running, strict=True)}
 
 
-def _names(evaluations: Sequence[Evaluation], names: Sequence[str] | None) -> list[str]:
+def _names(evaluations: Sequence[Evaluated], names: Sequence[str] | None) -> list[str]:
     if names is None:
         classes = [manifest_entry(e.manifest, "policy.class") or "policy" for e in evaluations]
         names = [str(name).rpartition(".")[2] for name in classes]
@@ -733,6 +706,16 @@ def _margin(value: float) -> float:
 
 def _differing_text(d: Difference) -> str:
     return f"{'-' if d.differing is None else d.differing}, {d.differing_outcomes}"
+
+
+def _cells(test: SuccessDifference | MetricDifference) -> list[Any]:
+    """Return the cells of a test, those of its p-values last."""
+    p_values = map(display.p_text, (test.p_value, test.adjusted_p_value))
+    if isinstance(test, SuccessDifference):
+        numbers = [test.rate, test.baseline_rate, test.difference, statistics.ends(test.interval)]
+        return [*numbers, f"{test.gained}, {test.lost}", *p_values]
+    interval = statistics.ends(test.difference.mean_interval)
+    return [test.mean, test.baseline_mean, test.difference.mean, interval, *p_values]
 
 
 def _failed_text(difference: Difference) -> str:

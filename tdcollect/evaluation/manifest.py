@@ -59,7 +59,7 @@ def describe(collector: EvaluationCollector) -> dict[str, Any]:
     return {**subject(collector), "git": git_state()}
 
 
-def found(collector: EvaluationCollector) -> dict[str, Any]:
+def known_of(collector: EvaluationCollector) -> dict[str, Any]:
     """Return the entries of the manifest that are known once episodes run, as far as they are."""
     streams = STREAMS if collector.batches is None else OF_BATCHES
     known = {} if collector.fresh_envs is None else {FRESH_ENVS: collector.fresh_envs}
@@ -156,9 +156,9 @@ def _digest_value(digest: Any, name: str, value: Any) -> None:
 
 def _options(settings: EvaluationSettings, indices: Sequence[int]) -> dict[str, Any]:
     """Return the entry of the episodes' reset options: where they come from, and all of them."""
-    given = settings.options_by_index
-    assert given is not None
-    return {"name": given.name, "options": [given[index] for index in indices]}
+    options = settings.options_by_index
+    assert options is not None
+    return {"name": options.name, "options": [options[index] for index in indices]}
 
 
 def _metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -44,11 +44,11 @@ class Verification:
 
     def __str__(self) -> str:
         checked = f"{count_text(self.episodes, 'record')} and the data of {self.kept} checked"
-        found = "passed"
+        verdict = "passed"
         if self.problems:
-            found = f"failed, {count_text(len(self.problems), 'problem')}"
+            verdict = f"failed, {count_text(len(self.problems), 'problem')}"
         of = "" if self.shard is None else f"{ledger.Shard(*self.shard)}, "
-        lines = [*map(str, self.problems), f"{self.directory}: {of}{checked}: {found}"]
+        lines = [*map(str, self.problems), f"{self.directory}: {of}{checked}: {verdict}"]
         return "\n".join(map(visible, lines))
 
     def to_dict(self) -> dict[str, Any]:
@@ -113,59 +113,59 @@ def verify(path: str | os.PathLike[str]) -> Verification:
 
 def _of_parts(root: Path, kind: Kind) -> Verification:
     """Check the evaluations of a directory, and if they are sound all that follows from them."""
-    found: list[Verification] = []
+    checked: list[Verification] = []
     problems: list[Problem] = []
     try:
         for part in kind.evaluations(root):
-            found.append(_of_evaluation(part))
-            problems += found[-1].problems
+            checked.append(_of_evaluation(part))
+            problems += checked[-1].problems
         problems += [] if problems else kind.problems(root)
     except (ValueError, OSError) as error:
         problems.append(Problem(root, str(error)))
-    episodes, kept = (sum(getattr(one, name) for one in found) for name in ("episodes", "kept"))
-    return Verification(root, episodes, kept, tuple(problems))
+    episodes, data = (sum(getattr(one, name) for one in checked) for name in ("episodes", "kept"))
+    return Verification(root, episodes, data, tuple(problems))
 
 
 def _of_evaluation(root: Path) -> Verification:
     problems: list[Problem] = []
     try:
-        found = ledger.read_directory(root, problems.append)
+        files = ledger.read_directory(root, problems.append)
     except ValueError as error:
         return Verification(root, 0, 0, (Problem(root / ledger.MANIFEST, str(error)),))
-    problems += _unfinished(found, bool(problems))
-    if not problems and found.shard is None:
-        problems += _derived(found)
-    kept, more = _kept(found)
-    more += step_files.problems(found)
-    return Verification(root, len(found.episodes), kept, (*problems, *more), found.shard)
+    problems += _unfinished(files, bool(problems))
+    if not problems and files.shard is None:
+        problems += _derived(files)
+    data, more = _kept(files)
+    more += step_files.problems(files)
+    return Verification(root, len(files.episodes), data, (*problems, *more), files.shard)
 
 
-def _unfinished(found: Files, altered: bool) -> Iterator[Problem]:
+def _unfinished(files: Files, altered: bool) -> Iterator[Problem]:
     """Tell what an evaluation or a shard lacks, and the episodes that are of other shards."""
-    name = "the evaluation" if found.shard is None else str(found.shard)
-    there = {episode.index for episode in found.episodes}
-    if others := sorted(there.difference(found.own)):
+    name = "the evaluation" if files.shard is None else str(files.shard)
+    there = {episode.index for episode in files.episodes}
+    if others := sorted(there.difference(files.own)):
         text = f"episodes {listed_text(others)} are not of {name}"
-        yield Problem(found.root / ledger.EPISODES, text)
-    if missing := len(found.own) - len(there) + len(others):
+        yield Problem(files.root / ledger.EPISODES, text)
+    if missing := len(files.own) - len(there) + len(others):
         text = f"{name} is unfinished: it lacks {count_text(missing, 'episode')}"
-        yield Problem(found.root / ledger.EPISODES, text)
-    elif found.last is None and not altered:
+        yield Problem(files.root / ledger.EPISODES, text)
+    elif files.last is None and not altered:
         file, lacks = ledger.RESULTS, "without this file nothing tells of an altered record"
-        if found.shard is not None:
+        if files.shard is not None:
             file, lacks = ledger.SHARD, "this file has no digest that tells of altered records"
-        yield Problem(found.root / file, f"{name} is unfinished: {lacks}")
+        yield Problem(files.root / file, f"{name} is unfinished: {lacks}")
 
 
-def _derived(found: Files) -> Iterator[Problem]:
+def _derived(files: Files) -> Iterator[Problem]:
     """Check the statistics of a finished evaluation against its records."""
-    file, results = found.root / ledger.RESULTS, found.last or {}
+    file, results = files.root / ledger.RESULTS, files.last or {}
     try:
         settings = {name: results[name] for name in ("confidence", "resamples", "seed")}
         if settings["resamples"] > statistics.MOST_RESAMPLES:  # would take any time and memory
             most = statistics.MOST_RESAMPLES
             raise ValueError(f"resamples is {settings['resamples']}, above {most}")
-        expected = statistics.summarize(found.episodes, **settings).to_dict()
+        expected = statistics.summarize(files.episodes, **settings).to_dict()
     except (KeyError, TypeError, ValueError) as error:
         yield Problem(file, f"its statistics cannot be computed again ({error})")
         return
@@ -174,19 +174,19 @@ def _derived(found: Files) -> Iterator[Problem]:
             yield Problem(file, f"{name} is {results.get(name)!r}, and by the ledger {value!r}")
 
 
-def _kept(found: Files) -> tuple[int, list[Problem]]:
+def _kept(files: Files) -> tuple[int, list[Problem]]:
     """Check data that were kept; return their number, and the problems."""
-    records = {ledger.trajectory_name(e.index): e for e in found.episodes if e.completed}
-    folder, kept, problems = found.root / ledger.TRAJECTORIES, 0, list[Problem]()
+    records = {ledger.trajectory_name(e.index): e for e in files.episodes if e.completed}
+    folder, checked, problems = files.root / ledger.TRAJECTORIES, 0, list[Problem]()
     there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    for name in sorted(there | (found.kept or {}).keys()):
+    for name in sorted(there | (files.kept or {}).keys()):
         if name in records:
-            kept += 1
+            checked += 1
             try:
-                check_data(found.root, records[name], found.manifest, found.kept)
+                check_data(files.root, records[name], files.manifest, files.kept)
             except ValueError as error:
                 problems.append(Problem(folder / name, str(error)))
         elif not name.endswith(".part") and not name.startswith("."):
             why = "the ledger has no completed episode of this index"
             problems.append(Problem(folder / name, why))
-    return kept, problems
+    return checked, problems

@@ -22,9 +22,9 @@ from torchrl.envs import EnvBase
 from tdcollect import keys
 from tdcollect.cleanup import close_env
 from tdcollect.display import html_table, one_line, visible
-from tdcollect.envs.differences import Row
 from tdcollect.envs.process.worker import old_api
 from tdcollect.keys import Key, under_next
+from tdcollect.testing.differences import Row
 
 Env: TypeAlias = gym.Env[Any, Any]
 E = TypeVar("E")
@@ -152,8 +152,8 @@ def _table(findings: tuple[Finding, ...]) -> list[str]:
 
 
 @dataclass(eq=False)  # by identity, as exceptions are
-class Outcome(Exception):
-    """The outcome of a check; see :class:`Finding` for the fields."""
+class Verdict(Exception):
+    """What a check decides; see :class:`Finding` for the fields."""
 
     evidence: str
     cause: str = ""
@@ -165,23 +165,23 @@ class Outcome(Exception):
         return self.evidence
 
 
-class Passed(Outcome):
+class Passed(Verdict):
     """The rule holds; returned rather than raised."""
 
     status = PASSED
 
 
-class Warned(Outcome):
+class Warned(Verdict):
     """The rule holds with a reservation: mind the advice."""
 
     status = WARNED
 
 
-class Failed(Outcome):
+class Failed(Verdict):
     """The rule does not hold."""
 
 
-class Skipped(Outcome):
+class Skipped(Verdict):
     """The rule says nothing about this env, or could not be checked."""
 
     status = SKIPPED
@@ -246,42 +246,34 @@ def run_checks(
     findings: list[Finding] = []
     for one in checks:
         if one.name in skip:
-            found: Outcome = Skipped("skipped as asked")
+            verdict: Verdict = Skipped("skipped as asked")
         elif findings and findings[0].status == FAILED:
-            found = Skipped(f"the env does not run (see {findings[0].name})")
+            verdict = Skipped(f"the env does not run (see {findings[0].name})")
         else:
-            found = _outcome(one, player)
+            verdict = _verdict(one, player)
             for earlier in findings:  # one fault is told once
-                if found.status == earlier.status == FAILED and found.evidence == earlier.evidence:
-                    found = Skipped(f"it meets the fault reported above (see {earlier.name})")
-        advice = found.advice
-        if found.status == FAILED:
+                if verdict.status == earlier.status == FAILED and str(verdict) == earlier.evidence:
+                    verdict = Skipped(f"it meets the fault reported above (see {earlier.name})")
+        if verdict.status == FAILED:
             player.failed.append(one.name)
-            advice = advice or one.advice
-        about = found.status, found.evidence, found.cause, advice, found.data
-        findings.append(Finding(one.name, one.rule, *about))
+            verdict.advice = verdict.advice or one.advice
+        findings.append(Finding(one.name, one.rule, verdict.status, **vars(verdict)))
     return tuple(findings)
 
 
-def _outcome(one: Check, player: Player[Any]) -> Outcome:
+def _verdict(one: Check, player: Player[Any]) -> Verdict:
     try:
         player.require(*one.needs)
         result = one.run(player)
         return Passed(result) if isinstance(result, str) else result
-    except Outcome as outcome:
-        return outcome
+    except Verdict as verdict:
+        return verdict
     except (Exception, SystemExit) as error:
-        return _raised(error)
-
-
-def _raised(error: BaseException) -> Failed:
-    """Return the failure of a check in which the env raised: the error and its place."""
-    frames = traceback.extract_tb(error.__traceback__)
-    at = f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}, in {frames[-1].name}"
-    text = " ".join(str(error).split())[:300]
-    return Failed(
-        f"{type(error).__name__}: {text} ({at})", advice=old_api(text) or "mend what raises"
-    )
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        at = f"{Path(last.filename).name}, line {last.lineno}, in {last.name}"
+        text = " ".join(str(error).split())[:300]
+        fault = f"{type(error).__name__}: {text} ({at})"
+        return Failed(fault, advice=old_api(text) or "mend what raises")
 
 
 @dataclass(eq=False)
@@ -361,17 +353,12 @@ class GymnasiumPlayer(Player[Env]):
     def rows(self, env: Env, seed: int | None, action_seed: int | None = None) -> Iterator[Row]:
         """Yield the rows of one episode, first its reset; ``action_seed`` draws other actions."""
         actions = seeded(env.action_space, self.seed if action_seed is None else action_seed)
-        given: Any = env.reset(seed=seed)
-        _check_tuple(given, "(observation, info)", "reset")
-        observation = given[0]
-        yield gymnasium_row(given)
+        returned: Any = env.reset(seed=seed)
+        yield gymnasium_row(returned, "reset")
         for _ in range(self.max_episode_steps):
-            action = actions.sample() if self.policy is None else self.policy(observation)
-            given = env.step(action)
-            _check_tuple(given, "(observation, reward, terminated, truncated, info)", "step")
-            observation = given[0]
-            row = gymnasium_row(given)
-            yield row
+            action = actions.sample() if self.policy is None else self.policy(returned[0])
+            returned = env.step(action)
+            yield (row := gymnasium_row(returned, "step"))
             if row.ends:
                 return
 
@@ -405,31 +392,31 @@ def seeded(space: gym.Space[Any], seed: int) -> gym.Space[Any]:
     return drawn_from
 
 
-def gymnasium_row(given: tuple[Any, ...]) -> Row:
-    """Record what ``reset`` (two values) or ``step`` (five values) returned."""
-    outcome = given[1:-1] or (None, False, False)
-    names = (keys.OBSERVATION, keys.REWARD, keys.TERMINATED, keys.TRUNCATED)
-    entries: dict[Key, Any] = dict(zip(names, deepcopy((given[0], *outcome)), strict=True))
-    ends = any(map(bool, outcome[1:]))
-    return Row(entries, ends, len(given) == 2, _copy_info(given[-1]), given)
+_RETURNED = {
+    "reset": "(observation, info)",
+    "step": "(observation, reward, terminated, truncated, info)",
+}
 
 
-def _copy_info(info: Any) -> Any:
-    try:
-        return deepcopy(info)
-    except Exception:  # infos may hold anything; values that cannot be copied are not compared
-        return copy(info)
-
-
-def _check_tuple(given: Any, expected: str, call: str) -> None:
-    advice = "make it as gymnasium.Env has it"
-    if not isinstance(given, tuple) or len(given) != len(expected.split()):
-        got = f"{len(given)} values" if isinstance(given, tuple) else type(given).__name__
-        found = f"{call} gave {got}, expected {expected}"
-        raise Failed(found, advice=old_api(found) or advice)
-    if not isinstance(given[-1], dict):
-        got = type(given[-1]).__name__
+def gymnasium_row(returned: Any, call: str) -> Row:
+    """Record what ``reset`` or ``step`` returned."""
+    advice, expected = "make it as gymnasium.Env has it", _RETURNED[call]
+    if not isinstance(returned, tuple) or len(returned) != len(expected.split()):
+        got = f"{len(returned)} values" if isinstance(returned, tuple) else type(returned).__name__
+        fault = f"{call} gave {got}, expected {expected}"
+        raise Failed(fault, advice=old_api(fault) or advice)
+    observation, *outcome, info = returned
+    if not isinstance(info, dict):
+        got = type(info).__name__
         raise Failed(f"{call} gave an info that is {got}, expected a dict", advice=advice)
+    names = (keys.OBSERVATION, keys.REWARD, keys.TERMINATED, keys.TRUNCATED)
+    values = deepcopy((observation, *(outcome or (None, False, False))))
+    entries: dict[Key, Any] = dict(zip(names, values, strict=True))
+    try:
+        info = deepcopy(info)
+    except Exception:  # infos may hold anything; values that cannot be copied are not compared
+        info = copy(info)
+    return Row(entries, any(map(bool, values[2:])), not outcome, info, returned)
 
 
 class TorchRLPlayer(Player[EnvBase]):
@@ -453,11 +440,11 @@ class TorchRLPlayer(Player[EnvBase]):
         """Yield the rows from a seeded reset on; entries are those of ``step``, by their keys."""
         root = self.start(env, seed)
         for i in range(self.max_episode_steps):
-            given = env.step_and_maybe_reset(self.act(env, root, self.seed + i))
-            step, after = (tensordict.clone() for tensordict in given)
+            returned = env.step_and_maybe_reset(self.act(env, root, self.seed + i))
+            step, after = (tensordict.clone() for tensordict in returned)
             ends = bool(ended_slots(env, step).any())
-            yield Row(_tensors(step), ends, extra=_tensors(after), given=given)
-            root = given[1].clone()
+            yield Row(_tensors(step), ends, extra=_tensors(after), returned=returned)
+            root = returned[1].clone()
 
     def play(self, env: EnvBase, seed: int) -> list[Row]:
         """Play until each slot has ended once, and two more steps."""

@@ -139,7 +139,7 @@ def test_json_is_all_that_is_printed_and_the_same_command_changes_nothing(typed,
     status, out, err = typed(f"{command} --seed 1")
     assert (status, out) == (1, "")
     assert "tdcollect: run holds another evaluation: seeds.root is 0 there and 1 here" in err
-    assert "remove this one to start anew\n" in err
+    assert "remove this one to start again\n" in err
 
 
 def test_a_checkpoint_is_loaded_and_replay_tells_that_it_has_changed(typed, here) -> None:

@@ -32,6 +32,7 @@ import tdcollect
 from tdcollect.cli import main
 from tdcollect.evaluation import Request
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
+from tdcollect.pages.evaluation import again_of
 
 from .ledgers import Payload
 
@@ -343,7 +344,8 @@ def test_replay_runs_them_again(ask, here: Path, capsys) -> None:
     assert main([*words, "--output-dir", "typed"]) == 0
     of = [tdcollect.EvaluationResult.load(name).digest for name in ("run", "typed")]
     assert of[0] == of[1]
-    (command,) = re.findall(r"<code>tdcollect (.*?)</code>", Path("run/report.html").read_text())
+    again = again_of({}, Path("run"), Path(), "")
+    command = again.of_row("1").removeprefix("tdcollect ")
     assert " --env FILE.py:make_env " in command
     named = command.replace("DIR", "run").replace("FILE.py:make_env", "envs.py:made")
     assert main(shlex.split(named)) == 0

@@ -62,7 +62,7 @@ def curve(out: Path) -> None:
         with torch.no_grad():
             policy.module[0].module[-1].bias += torch.randn(2)
         result = evaluate(folder.step_path(step), policy)
-        folder.note(point_of(step, result.summary(), result.digest), "Walk", policy.state_dict)
+        folder.note(point_of(step, result.summary(), result.digest), policy.state_dict)
     folder.close()
 
 

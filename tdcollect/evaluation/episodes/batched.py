@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torchrl.envs import EnvBase, ParallelEnv, SerialEnv
 
-from tdcollect.collect.arrays import Plan, Stepped, by_episodes
+from tdcollect.collect.arrays import Plan, by_episodes
 from tdcollect.collect.episodes import Start
+from tdcollect.collect.inner import Stepped
 from tdcollect.collect.step_dict import StepDict, flat, like_rows
 from tdcollect.envs.traits import innermost
 from tdcollect.envs.wrapper import GymnasiumEnv

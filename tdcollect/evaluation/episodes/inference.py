@@ -12,7 +12,7 @@ from torch import nn
 from tdcollect import keys
 from tdcollect._upstream.torchrl import TorchDispatchMode, schema_of
 from tdcollect.collect.policy import Call, Policy
-from tdcollect.collect.step_dict import StepDict, forgotten_entries, is_plain, sent
+from tdcollect.collect.step_dict import StepDict, is_plain, sent
 from tdcollect.evaluation.episodes.draws import DrawByRow, RowNoise, stream
 from tdcollect.evaluation.episodes.policy import Actor, Layout
 from tdcollect.keys import Key, name_of
@@ -157,7 +157,7 @@ class Inference(Actor):
         first = probe.repeated()
         alike = size == 1 or (not self._mode.picks and probe.rows_are_alike())
         self._group = size if alike else 1
-        remembered = forgotten_entries(StepDict({**rows, **first}), carried, program)
+        remembered = program.forgets(StepDict({**rows, **first}), carried)
         probe.check_starts([key for key in remembered if key not in rows])
         for place in {0, self._group - 1} if size > 1 else ():
             probe.check_place(place, self._mode.picks)

@@ -13,7 +13,8 @@ from torchrl.envs import EnvBase
 from tdcollect.collect.arguments import explain_unfit_observations, missing_entries
 from tdcollect.collect.arrays import SteppedEnv
 from tdcollect.collect.episodes import Episodes, Start
-from tdcollect.collect.step_dict import StepDict, placement
+from tdcollect.collect.step_dict import StepDict
+from tdcollect.collect.store import placement
 from tdcollect.evaluation.episodes.actions import ActionCheck
 from tdcollect.evaluation.episodes.data import Assembly, Finished
 from tdcollect.evaluation.episodes.policy import Actor, two_readings

@@ -26,7 +26,7 @@ class Row:
     ends: bool = False
     is_reset: bool = False
     extra: Any = None
-    given: tuple[Any, ...] = ()
+    returned: tuple[Any, ...] = ()
 
     def __getitem__(self, key: Key) -> Any:
         return self.entries[key]
@@ -98,18 +98,12 @@ class Divergence:
         return f"seed {self.seed}, episode {self.episode}, {at}: {self.mismatch}"
 
 
-def first_divergence(
-    seed: int, first: Episodes, second: Episodes, exact: bool = False
-) -> Divergence | None:
-    """Return the first difference of two runs on one seed, or None.
-
-    ``exact`` tells 0.0 from -0.0, and NaNs by their bits; otherwise these are equal.
-    """
+def first_divergence(seed: int, first: Episodes, second: Episodes) -> Divergence | None:
+    """Return the first difference of two runs on one seed, or None."""
     for episode, (one, other) in enumerate(zip(first, second, strict=True)):
         for step, (a, b) in enumerate(zip(one, other, strict=False)):
-            found = row_mismatch(a, b, exact)
-            if found is not None:
-                return Divergence(seed, episode, step, *found)
+            if different := row_mismatch(a, b):
+                return Divergence(seed, episode, step, *different)
         if len(one) != len(other):
             lengths = len(one) - 1, len(other) - 1
             apart = float(abs(lengths[0] - lengths[1]))
@@ -117,20 +111,19 @@ def first_divergence(
     return None
 
 
-def row_mismatch(first: Row, second: Row, exact: bool = False) -> Mismatch | None:
+def row_mismatch(first: Row, second: Row) -> Mismatch | None:
     """Return the first entry in which two rows differ, or None."""
     for key, value in first.entries.items():
         name = key if isinstance(key, str) else repr(key)
         if key not in second.entries:
             return Mismatch(name, "there", "gone", None)
-        found = mismatch(name, value, second.entries[key], exact)
-        if found is not None:
-            return found
+        if different := mismatch(name, value, second.entries[key]):
+            return different
     return None
 
 
-def mismatch(entry: str, first: Any, second: Any, exact: bool = False) -> Mismatch | None:
-    """Return the first leaf in which two (nested) values differ, or None."""
+def mismatch(entry: str, first: Any, second: Any) -> Mismatch | None:
+    """Return the first leaf in which two (nested) values differ, or None; NaNs are equal."""
     if isinstance(first, dict) and isinstance(second, dict):
         if first.keys() != second.keys():
             a, b = (short(sorted(map(str, value))) for value in (first, second))
@@ -141,35 +134,28 @@ def mismatch(entry: str, first: Any, second: Any, exact: bool = False) -> Mismat
             return Mismatch(f"the length of {entry}", len(first), len(second), None)
         parts = list(zip(range(len(first)), first, second, strict=True))
     else:
-        return _leaf_mismatch(entry, _as_array(first), _as_array(second), exact)
-    found = (mismatch(f"{entry}[{key!r}]", a, b, exact) for key, a, b in parts)
-    return next((one for one in found if one is not None), None)
+        return _leaf_mismatch(entry, _as_array(first), _as_array(second))
+    return next(filter(None, (mismatch(f"{entry}[{key!r}]", a, b) for key, a, b in parts)), None)
 
 
 def _as_array(value: Any) -> Any:
     return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
 
 
-def _leaf_mismatch(entry: str, a: Any, b: Any, exact: bool) -> Mismatch | None:
+def _leaf_mismatch(entry: str, a: Any, b: Any) -> Mismatch | None:
     if a.dtype.kind not in "biufc" or b.dtype.kind not in "biufc":
         are_objects = object in (a.dtype, b.dtype)
         same = _are_same_objects(a, b) if are_objects else np.array_equal(a, b)
         return None if same else Mismatch(entry, short(a.tolist()), short(b.tolist()), None)
     if a.shape != b.shape:
         return Mismatch(f"the shape of {entry}", list(a.shape), list(b.shape), None)
-    if a.dtype == b.dtype and a.tobytes() == b.tobytes():
+    different = (a != b) & ~((a != a) & (b != b))
+    if not different.any():
         return None
     wide = np.complex128 if "c" in (a.dtype.kind, b.dtype.kind) else np.float64
     with np.errstate(invalid="ignore"):
         apart = np.abs(a.astype(wide) - b.astype(wide))
-    different = (a != b) & ~((a != a) & (b != b))
-    if exact:
-        bits = [x.tobytes() != y.tobytes() for x, y in zip(a.flat, b.flat, strict=True)]
-        different = np.array(bits, bool).reshape(a.shape)
-    if not different.any():
-        return None
-    apart = np.where(different, apart, -1.0)
-    apart = np.where(np.isnan(apart), np.inf, apart)
+    apart = np.where(different, np.where(np.isnan(apart), np.inf, apart), -1.0)
     at = np.unravel_index(int(apart.argmax()), apart.shape)
     place = "".join(f"[{i}]" for i in at)
     return Mismatch(f"{entry}{place}", a[at].item(), b[at].item(), float(apart[at]))

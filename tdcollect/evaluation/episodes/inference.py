@@ -34,6 +34,7 @@ class Inference(Actor):
     A matrix product rounds differently at another batch size. So slots run in groups of that size,
     and the last group is padded. If an operation of the policy rounds a row differently at another
     place in the batch, each slot is a group of its own, padded with copies.
+
     The policy is a callable on TensorDicts, as a collector would call it; ``unread`` tells of an
     entry whether nobody reads it. Each episode has one of ``streams``, by slot.
     """

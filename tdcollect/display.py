@@ -19,8 +19,8 @@ _UNSEEN = re.compile(
 
 def visible(text: str, *, lines: bool = False) -> str:
     """Escape control characters as Python does; keep line feeds and tabs with ``lines``."""
-    kept = "\n\t" if lines else ""
-    return _UNSEEN.sub(lambda at: at[0] if at[0] in kept else ascii(at[0])[1:-1], text)
+    unchanged = "\n\t" if lines else ""
+    return _UNSEEN.sub(lambda at: at[0] if at[0] in unchanged else ascii(at[0])[1:-1], text)
 
 
 LONGEST_LINE = 200  # characters

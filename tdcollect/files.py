@@ -71,8 +71,8 @@ def naming(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError) as error:
-        found = error if isinstance(error, OSError) else error.__context__
-        code = found.errno if isinstance(found, OSError) else None
+        cause = error if isinstance(error, OSError) else error.__context__
+        code = cause.errno if isinstance(cause, OSError) else None
         if code in _FULL or os.strerror(errno.ENOSPC) in str(error):
             code = code or errno.ENOSPC
             text = f"{os.strerror(code)}; free some space: the same command goes on"
@@ -136,14 +136,14 @@ def check_no_links(root: Path, *names: str | Path) -> None:
 _FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
-def folder_name(given: Any, what: str) -> str:
+def folder_name(name: Any, what: str) -> str:
     """Return a name that is to be a folder's; raise ValueError for one that cannot be."""
-    if not isinstance(given, str) or not _FOLDER.fullmatch(given):
+    if not isinstance(name, str) or not _FOLDER.fullmatch(name):
         raise ValueError(
             f"expected the {what} to be letters, digits, '.', '-' and '_', 100 at most, as it "
-            f"names a folder, got {given!r}"
+            f"names a folder, got {name!r}"
         )
-    return given
+    return name
 
 
 def distinct_names(names: Iterable[str], things: str) -> None:

@@ -43,10 +43,10 @@ def unmet() -> str:
 
 def untested() -> str:
     """Return the packages whose version is newer than all that were tested; empty if none is."""
-    found = {name: _installed(name) or "0" for name in KNOWN}
+    installed = {name: _installed(name) or "0" for name in KNOWN}
     return " and ".join(
         f"{name} {version}"
-        for name, version in found.items()
+        for name, version in installed.items()
         if (end := KNOWN[name][1]) and _release(version) >= _release(end)
     )
 
@@ -76,8 +76,8 @@ def own_version() -> str:
 @functools.cache  # reading them takes longer than a short episode
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that may change an episode."""
-    found = {"python": platform.python_version()} | {n: _installed(n) for n in _DECIDING}
-    return {name: version for name, version in found.items() if version is not None}
+    installed = {"python": platform.python_version()} | {n: _installed(n) for n in _DECIDING}
+    return {name: version for name, version in installed.items() if version is not None}
 
 
 def _installed(name: str) -> str | None:
@@ -140,8 +140,8 @@ def lazy(
         modules: modules that are attributes themselves, likewise.
     """
     source = (pkgutil.get_data(package, "__init__.py") or b"").decode()  # from a zip file, too
-    found = re.findall(r"^    from (\S+) import (?:\(\s+)?(\w+) as \2\b", source, re.MULTILINE)
-    places = {name: module for module, name in found}
+    imports = re.findall(r"^    from (\S+) import (?:\(\s+)?(\w+) as \2\b", source, re.MULTILINE)
+    places = {name: module for module, name in imports}
     shown = {*places, *modules.split()}
 
     def get(name: str) -> Any:
@@ -153,9 +153,9 @@ def lazy(
             if why := unmet():
                 raise ImportError(f"{package}.{name}: {why}", name=error.name) from error
             raise
-        found = getattr(module, name) if name in places else module
-        setattr(sys.modules[package], name, found)
-        return found
+        value = getattr(module, name) if name in places else module
+        setattr(sys.modules[package], name, value)
+        return value
 
     def listed() -> list[str]:
         return sorted({*vars(sys.modules[package]), *shown})

@@ -269,12 +269,12 @@ class Outside:
 
 def torch_generators(device: torch.device | None) -> list[torch.Generator]:
     """Return torch's global generators that an env on a device may draw from."""
-    found = [torch.default_generator]
+    generators = [torch.default_generator]
     if device is not None and device.type == "cuda":
         torch.cuda.init()
         index = torch.cuda.current_device() if device.index is None else device.index
-        found.append(torch.cuda.default_generators[index])
-    return found
+        generators.append(torch.cuda.default_generators[index])
+    return generators
 
 
 def _numpy_bytes(generator: np.random.MT19937) -> bytes:

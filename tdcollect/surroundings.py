@@ -123,25 +123,25 @@ def _of_torch(torch: Any) -> dict[str, Any]:
     """Return the settings of torch, by the names of their setters or of their backends."""
     if torch is None:
         return {}
-    found = {
+    settings = {
         "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
         "deterministic_debug_mode": torch.get_deterministic_debug_mode(),
     }
     with suppress(RuntimeError):  # backends have precisions of their own
-        found["float32_matmul_precision"] = torch.get_float32_matmul_precision()
+        settings["float32_matmul_precision"] = torch.get_float32_matmul_precision()
     for name in _BACKENDS:
         with suppress(AttributeError):
-            found[name] = attrgetter(name)(torch.backends)
-    return found
+            settings[name] = attrgetter(name)(torch.backends)
+    return settings
 
 
 def _filters() -> tuple[tuple[Any, ...], ...]:
-    found = []
+    filters = []
     for action, message, category, module, line in warnings.filters:
         kinds = category if isinstance(category, tuple) else (category,)
         named = tuple((kind.__module__, kind.__qualname__) for kind in kinds)
-        found.append((action, message, named, module, line))
-    return tuple(found)
+        filters.append((action, message, named, module, line))
+    return tuple(filters)
 
 
 def _text(pattern: Any) -> str:

@@ -23,8 +23,8 @@ PACKAGE = ROOT / "tdcollect"
 LIMITS = ROOT / "tests" / "limits.toml"
 TRACE = ROOT / "tests" / "trace.py"
 PUBLIC = ("collect", "collectors", "envs", "evaluation", "lab", "testing", "trajectories")
-REGISTRY = "tdcollect.cli.registry"
-"""The one module outside of the lab that may import it."""
+REGISTRY = "registry.py"
+"""The one file outside of the lab that names it."""
 VAGUE = {"found", "given", "asked", "made", "kept"}
 """Names that say nothing of what they hold."""
 Functions = ast.FunctionDef | ast.AsyncFunctionDef
@@ -76,13 +76,15 @@ def functions() -> dict[str, int]:
     }
 
 
+def module_of(name: str) -> str:
+    """The name by which a file is imported."""
+    return ".".join(("tdcollect", *Path(name).with_suffix("").parts)).removesuffix(".__init__")
+
+
 @cache
 def imports() -> dict[str, set[str]]:
     """The modules of the package that each module imports, but for packages' own lists of names."""
-    modules = {
-        ".".join(("tdcollect", *Path(name).with_suffix("").parts)).removesuffix(".__init__"): name
-        for name in trees()
-    }
+    modules = {module_of(name): name for name in trees()}
     targets: dict[str, set[str]] = {module: set() for module in modules}
     for module, file in modules.items():
         if not file.endswith("__init__.py"):
@@ -126,14 +128,22 @@ def circles() -> list[list[str]]:
 
 
 def imports_of_lab() -> list[str]:
-    """The modules outside of the lab that import it."""
-    lab = "tdcollect.lab"
-    return sorted(
+    """The files outside of the lab that import it, or a module of it by its name as text."""
+    return [
         name
-        for name, targets in imports().items()
-        if not (name == REGISTRY or name.startswith(lab))
-        and any(target.startswith(lab) for target in targets)
-    )
+        for name, tree in trees().items()
+        if name != REGISTRY
+        and not name.startswith("lab/")
+        and any(target.startswith("tdcollect.lab") for target in named(name, tree))
+    ]
+
+
+def named(name: str, tree: ast.Module) -> Iterator[str]:
+    """The modules of the package that a file imports, or whose names it has as text."""
+    yield from imports()[module_of(name)]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
 
 
 def classes_in_two_files() -> list[str]:

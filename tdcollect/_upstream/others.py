@@ -68,9 +68,9 @@ def state_of(actor: Any) -> ActorState:
     """The state of an actor, from the cluster: it takes a quarter of a millisecond."""
     from ray._private import state
 
-    found = state.actors(actor._actor_id.hex())
-    cause = found.get("DeathCause")
+    record = state.actors(actor._actor_id.hex())
+    cause = record.get("DeathCause")
     died = getattr(cause, "actor_died_error_context", None)
     failed = getattr(cause, "creation_task_failure_context", None)
     reason = getattr(died, "error_message", "") or getattr(failed, "formatted_exception_string", "")
-    return ActorState(found["State"], found["Pid"], found["Address"]["IPAddress"], reason)
+    return ActorState(record["State"], record["Pid"], record["Address"]["IPAddress"], reason)

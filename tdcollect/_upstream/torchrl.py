@@ -115,8 +115,8 @@ def resets_with_seed(env: EnvBase) -> bool:
     return False
 
 
-def skipped_step(env: EnvBase, given: TensorDictBase) -> TensorDictBase:
-    return env._skip_tensordict(given)
+def skipped_step(env: EnvBase, entries: TensorDictBase) -> TensorDictBase:
+    return env._skip_tensordict(entries)
 
 
 # ------------------------------------------------------------------------ GymWrapper, batched envs
@@ -230,8 +230,8 @@ def lives_reader(transform: T.EndOfLifeTransform, base: EnvBase) -> Callable[[],
     follow = attrgetter(".".join(path))
 
     def lives() -> Any:
-        found = follow(wrapped_env(base))
-        return found() if callable(found) else found
+        value = follow(wrapped_env(base))
+        return value() if callable(value) else value
 
     return lives
 
@@ -302,10 +302,10 @@ class VecNormSums(View):
 
     def of(self, key: Key) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
         """An entry's sum, sum of squares and count, to be changed in place; None before it came."""
-        kept = self.kept
-        if kept is None or (total := kept.get(_append_last(key, "_sum"), None)) is None:
+        sums = self.kept
+        if sums is None or (total := sums.get(_append_last(key, "_sum"), None)) is None:
             return None
-        return total, kept.get(_append_last(key, "_ssq")), kept.get(_append_last(key, "_count"))
+        return total, sums.get(_append_last(key, "_ssq")), sums.get(_append_last(key, "_count"))
 
 
 class VecNormV2Statistics(View):
@@ -369,10 +369,10 @@ _global_hooks = attrgetter(*(f"_global_{kind}_hooks" for kind in _HOOKS))
 
 def has_hooks(module: nn.Module) -> bool:
     """Tell whether a call of a module also calls hooks: its own, or those of all modules."""
-    return any(_own_hooks(module)) or _all_modules_have_hooks()
+    return any(_own_hooks(module)) or all_modules_have_hooks()
 
 
-def _all_modules_have_hooks() -> bool:
+def all_modules_have_hooks() -> bool:
     return any(_global_hooks(_module))
 
 
@@ -386,7 +386,7 @@ def only_projects(module: nn.Module) -> bool:
         list(module._forward_hooks.values()) == [project_outputs]
         and not module._forward_hooks_with_kwargs
         and not any(_own_hooks(module)[1:])
-        and not _all_modules_have_hooks()
+        and not all_modules_have_hooks()
     )
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tdcollect import check
 from tdcollect.display import number_text, visible
-from tdcollect.evaluation.ledger import RESULTS, SUITE, sha256
+from tdcollect.evaluation.ledger import RESULTS
 from tdcollect.evaluation.npz import dump
 from tdcollect.evaluation.statistics import ends
 from tdcollect.files import locked, remove, write_atomically, write_json
@@ -40,17 +40,15 @@ def report_on(suite: Suite, directory: Path) -> SuiteResults:
     with locked(directory, wait=WAIT):
         note_report(directory, suite)
         results = read_results(suite, directory)
-        written = [directory / name for name in FILES if results.aggregates is not None]
-        if written:
+        if results.aggregates is not None:
             export(results, "npz", directory / "scores.npz")
             export(results, "csv", directory / "leaderboard.csv")
             export(results, "markdown", directory / "leaderboard.md")
         else:
             for name in FILES:
                 remove(directory / name)  # of results that have changed since
-        written.append(write_atomically(directory / REPORT, suite_page(results).html()))
-        files = {file.name: sha256(file) for file in (directory / SUITE, *written)}
-        write_json(directory / RESULTS, {**results.to_dict(), "files": files})
+        write_atomically(directory / REPORT, suite_page(results).html())
+        write_json(directory / RESULTS, results.to_dict())
     return results
 
 

@@ -440,11 +440,11 @@ class TorchRLPlayer(Player[EnvBase]):
         """Yield the rows from a seeded reset on; entries are those of ``step``, by their keys."""
         root = self.start(env, seed)
         for i in range(self.max_episode_steps):
-            given = env.step_and_maybe_reset(self.act(env, root, self.seed + i))
-            step, after = (tensordict.clone() for tensordict in given)
+            returned = env.step_and_maybe_reset(self.act(env, root, self.seed + i))
+            step, after = (tensordict.clone() for tensordict in returned)
             ends = bool(ended_slots(env, step).any())
-            yield Row(_tensors(step), ends, extra=_tensors(after), given=given)
-            root = given[1].clone()
+            yield Row(_tensors(step), ends, extra=_tensors(after), returned=returned)
+            root = returned[1].clone()
 
     def play(self, env: EnvBase, seed: int) -> list[Row]:
         """Play until each slot has ended once, and two more steps."""

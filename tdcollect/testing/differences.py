@@ -26,7 +26,7 @@ class Row:
     ends: bool = False
     is_reset: bool = False
     extra: Any = None
-    given: tuple[Any, ...] = ()
+    returned: tuple[Any, ...] = ()
 
     def __getitem__(self, key: Key) -> Any:
         return self.entries[key]

@@ -36,13 +36,13 @@ _WATCHED_STEPS = 200
 
 @_rule("seed", "a seed decides the episodes that follow it")
 def _seed(exam: Examination) -> str:
-    found = exam.unrepeatable
-    if found is not None:
+    difference = exam.unrepeatable
+    if difference is not None:
         raise Failed(
-            f"two new envs under one seed and the same actions: {found}",
-            cause=_why_unrepeatable(exam, found),
+            f"two new envs under one seed and the same actions: {difference}",
+            cause=_why_unrepeatable(exam, difference),
             advice=OWN_RANDOM,
-            data=found.to_dict(),
+            data=difference.to_dict(),
         )
     first = exam.fresh[exam.seed]
     others = [exam.fresh[seed] for seed in exam.seeds[1:]]
@@ -66,8 +66,8 @@ def _seed(exam: Examination) -> str:
     )
 
 
-def _why_unrepeatable(exam: Examination, found: differences.Divergence) -> str:
-    where = "reset" if found.step == 0 else "step"
+def _why_unrepeatable(exam: Examination, difference: differences.Divergence) -> str:
+    where = "reset" if difference.step == 0 else "step"
     for name, said in GLOBAL.items():
         if exam.repeats_with([name]):
             return f"{said}: the runs agree once that global generator starts from the same state"
@@ -175,17 +175,17 @@ def _neighbours(exam: Examination) -> str:
         exam.check_unchanged()
     alone = exam.fresh[exam.seed][:1]
     rows = exam.in_turn(len(alone[0]) // 2)
-    found = first_divergence(exam.seed, alone, [rows])
+    difference = first_divergence(exam.seed, alone, [rows])
     exam.check_unchanged()
-    if found is None:
+    if difference is None:
         return f"{len(rows) - 1} steps alone and in turn with others: the same"
     raise Failed(
-        f"alone, and in turn with another env: {found}",
+        f"alone, and in turn with another env: {difference}",
         cause="state that envs share: class attributes, module globals, global random numbers, or "
         "a simulator of which there is one",
         advice="keep state in self, made in __init__ or reset. As it is, give each env a process "
         "of its own: make_env(..., backend='process', num_workers=num_envs)",
-        data=found.to_dict(),
+        data=difference.to_dict(),
     )
 
 
@@ -353,14 +353,14 @@ def _aliasing(exam: Examination) -> str:
         exam.require("seed", "global-random", "neighbours")
     except Skipped as reason:
         return f"the env does not change them later; writing to them was not tried: {reason}"
-    found = _inner_buffer(exam)
-    if not found:
+    change = _inner_buffer(exam)
+    if not change:
         return "the env does not change them later, and writing to them does not change it"
     exam.check_unchanged()
-    if _inner_buffer(exam) != found:
-        raise exam.by_chance(found)
+    if _inner_buffer(exam) != change:
+        raise exam.by_chance(change)
     raise Failed(
-        found,
+        change,
         cause="the observation is the env's own array",
         advice="return a copy: self.state.copy()",
     )
@@ -371,12 +371,10 @@ def _inner_buffer(exam: Examination) -> str:
     alone = exam.fresh[exam.seed][0]
     with exam.another() as env:
         for step, row in enumerate(exam.rows(env, exam.seed)):
-            found = row_mismatch(alone[step], row)
-            if found:
-                return (
-                    f"step {step}: writing zeros into observations given out changes {found.entry}"
-                )
-            for _, leaf in leaves("observation", row.given[0]):
+            if difference := row_mismatch(alone[step], row):
+                entry = difference.entry
+                return f"step {step}: writing zeros into observations given out changes {entry}"
+            for _, leaf in leaves("observation", row.returned[0]):
                 if isinstance(leaf, np.ndarray) and leaf.flags.writeable:
                     leaf[...] = 0
             if step == 50:
@@ -466,7 +464,7 @@ def _resumes(exam: Examination) -> str | Passed:
 def _made(exam: Examination, backend: str) -> GymnasiumEnv:
     with children_hash_by("2" if hash_seed() == "1" else "1"):
         return make_env(
-            exam.given,
+            exam.source,
             2,
             backend=backend,
             env_kwargs=exam.kwargs,
@@ -497,12 +495,12 @@ def _batches(exam: Examination) -> str:
                 advice="give an id, or a callable that cloudpickle can send",
             ) from error
         steps = _compared_steps(exam)
-        ends, found = _compare_with_plain_loop(exam, env, steps)
-        if found:
-            evidence = f"backend={backend!r} and a plain loop: {found}"
+        ends, difference = _compare_with_plain_loop(exam, env, steps)
+        if difference:
+            evidence = f"backend={backend!r} and a plain loop: {difference}"
             again = _compare_with_plain_loop(exam, _made(exam, backend), steps)[1]
             exam.check_unchanged()
-            if again != found:
+            if again != difference:
                 raise exam.by_chance(evidence)
             raise _unlike(backend, evidence)
         seen.append(f"{backend}: {2 * steps} rows, {ends} of them final")
@@ -553,8 +551,8 @@ def _compare_with_plain_loop(exam: Examination, env: GymnasiumEnv, steps: int) -
                 for t in range(steps):
                     # Before the step: an env may write into its last observation.
                     backend.observation.write_slot(observation, roots, 0)
-                    given, reward, terminated, truncated, _ = plain.step(actions[t][slot])
-                    backend.observation.write_slot(given, values, 0)
+                    following, reward, terminated, truncated, _ = plain.step(actions[t][slot])
+                    backend.observation.write_slot(following, values, 0)
                     for where, source, rows in (("", batch, roots), ("next ", nexts, values)):
                         for path, expected in zip(paths, rows, strict=False):
                             key = path if len(path) > 1 else path[0]
@@ -567,11 +565,13 @@ def _compare_with_plain_loop(exam: Examination, env: GymnasiumEnv, steps: int) -
                         keys.TRUNCATED: truncated,
                     }
                     for name, value in scalars.items():
-                        found = nexts.get(name, None)  # agents have rewards of their own
-                        if found is not None and mismatch("", found[slot, t], np.asarray([value])):
+                        collected = nexts.get(name, None)  # agents have rewards of their own
+                        if collected is not None and mismatch(
+                            "", collected[slot, t], np.asarray([value])
+                        ):
                             return 0, f"slot {slot}, step {t}: {name} differs"
                     ended = bool(terminated) or bool(truncated)
-                    observation = plain.reset()[0] if ended else given
+                    observation = plain.reset()[0] if ended else following
         return int(nexts[keys.DONE].sum()), ""
     finally:
         collector.shutdown()
@@ -629,12 +629,12 @@ def diagnose(
 
 @checks.rule("runs", "runs", "the env can be made, reset and stepped")
 def _runs(exam: Examination) -> str:
-    asked = exam.max_episode_steps
+    most = exam.max_episode_steps
     exam.open()
     exam.time()
     evidence = rules.episodes_run(exam)
     steps = exam.max_episode_steps
-    cut = "" if steps == asked else f"; cut at {steps}, to bound time or memory"
+    cut = "" if steps == most else f"; cut at {steps}, to bound time or memory"
     played = f"{evidence} with random actions{cut}"
     if not callable(replaced := exam.env.action_space.seed):
         raise Warned(

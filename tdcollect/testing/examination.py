@@ -78,23 +78,23 @@ class Examination(GymnasiumPlayer):
 
     def __init__(
         self,
-        given: str | Callable[..., Env],
+        source: str | Callable[..., Env],
         backend: str | None,
         kwargs: Mapping[str, Any],
         max_episode_steps: int,
         seed: int,
     ):
-        self.given = given
+        self.source = source
         self.kwargs = kwargs
         self.pooled = backend == "envpool"
         make: Callable[..., Env]
-        if not isinstance(given, str):
-            make = partial(given, **kwargs)
+        if not isinstance(source, str):
+            make = partial(source, **kwargs)
         elif self.pooled:
-            make = partial(PooledEnv, given, **kwargs)
+            make = partial(PooledEnv, source, **kwargs)
         else:
             # gymnasium's own checks warn and raise at first steps; the doctor's go further.
-            make = partial(make_by_id, given, disable_env_checker=True, **kwargs)
+            make = partial(make_by_id, source, disable_env_checker=True, **kwargs)
         super().__init__(None, make, None, max_episode_steps, seed)  # type: ignore[arg-type]
         self.is_closed = True  # until it is made
         self.step_seconds = 0.0
@@ -190,8 +190,10 @@ class Examination(GymnasiumPlayer):
     def unrepeatable(self) -> Divergence | None:
         """The first difference of two new envs under one seed, or None."""
         runs = self.fresh.items()
-        found = (first_divergence(seed, run, self.run_new(seed, len(run))) for seed, run in runs)
-        return next(filter(None, found), None)
+        differences = (
+            first_divergence(seed, run, self.run_new(seed, len(run))) for seed, run in runs
+        )
+        return next(filter(None, differences), None)
 
     @cached_property
     def leak(self) -> Leak | None:
@@ -199,14 +201,14 @@ class Examination(GymnasiumPlayer):
 
         None also if the difference is not of the env's own past: see ``changed`` and ``unsteady``.
         """
-        found = self._leak()
-        if found is None or self.is_changed(found.divergence.seed):
+        leak = self._leak()
+        if leak is None or self.is_changed(leak.divergence.seed):
             return None
         again = self._leak()
-        if again is None or str(again.divergence) != str(found.divergence):
-            self.unsteady = found.divergence
+        if again is None or str(again.divergence) != str(leak.divergence):
+            self.unsteady = leak.divergence
             return None
-        return found
+        return leak
 
     def _leak(self) -> Leak | None:
         with self.another() as env:
@@ -214,9 +216,9 @@ class Examination(GymnasiumPlayer):
             lifetime = 0
             for played, seed in enumerate([*self.seeds, *reversed(self.seeds)]):
                 run = [self.play(env, seed)]
-                found = first_divergence(seed, self.fresh[seed][:1], run)
-                if found is not None:
-                    return Leak(found, played, lifetime, False, self._left_over(env, seed))
+                difference = first_divergence(seed, self.fresh[seed][:1], run)
+                if difference is not None:
+                    return Leak(difference, played, lifetime, False, self._left_over(env, seed))
                 lifetime += len(run[0]) + 1
                 self.leave_unfinished(env, seed + 1)
             if self.pooled:  # its seeded reset makes a new pool
@@ -224,9 +226,9 @@ class Examination(GymnasiumPlayer):
             more, lived = self._live(env, self.lifetime - lifetime)
             self.lifetime = lifetime + lived
             for played, seed in enumerate(self.seeds, 8 + more):
-                found = first_divergence(seed, self.fresh[seed][:1], [self.play(env, seed)])
-                if found is not None:
-                    return Leak(found, played, self.lifetime, True, self._left_over(env, seed))
+                difference = first_divergence(seed, self.fresh[seed][:1], [self.play(env, seed)])
+                if difference is not None:
+                    return Leak(difference, played, self.lifetime, True, self._left_over(env, seed))
             return None
 
     def _live(self, env: Env, steps: int) -> tuple[int, int]:
@@ -276,7 +278,7 @@ class Examination(GymnasiumPlayer):
         """Episodes on several seeds, each with its own actions."""
         return [list(self.rows(self.env, seed, action_seed=seed + 1)) for seed in self.seeds]
 
-    def by_chance(self, evidence: str, found: Divergence | None = None) -> Failed:
+    def by_chance(self, evidence: str, difference: Divergence | None = None) -> Failed:
         """Return the failure of runs that should agree, and differ otherwise when repeated."""
         self.has_chance = len(self.failed)
         return Failed(
@@ -284,7 +286,7 @@ class Examination(GymnasiumPlayer):
             cause="random numbers that reset(seed=) does not reach, drawn now and then, or the "
             "clock",
             advice=OWN_RANDOM,
-            data={} if found is None else found.to_dict(),
+            data={} if difference is None else difference.to_dict(),
         )
 
     def affordable_steps(self) -> int:
@@ -313,9 +315,9 @@ class Examination(GymnasiumPlayer):
                 else gymnasium_row(each.step(deepcopy(action)), "step")
                 for each in (env, other)
             )
-            found = differences.row_mismatch(one, two)
-            if found is not None:
-                return f"it comes back, but {step + 1} steps on {found}"
+            difference = differences.row_mismatch(one, two)
+            if difference is not None:
+                return f"it comes back, but {step + 1} steps on {difference}"
             ended = one.ends
         return None
 
@@ -337,11 +339,11 @@ def _unlike(path: str, first: Any, second: Any, inside: bool = True) -> Iterator
     for name in getattr(first, "__dict__", {}) | getattr(second, "__dict__", {}):
         mine, its = getattr(first, name, None), getattr(second, name, None)
         if _is_plain(mine) and _is_plain(its):
-            found = differences.mismatch(f"{path}.{name}", _settled(mine), _settled(its))
-            if found is not None:
-                values = f" ({shown(found.first)} and {shown(found.second)})"
+            difference = differences.mismatch(f"{path}.{name}", _settled(mine), _settled(its))
+            if difference is not None:
+                values = f" ({shown(difference.first)} and {shown(difference.second)})"
                 drawn = isinstance(mine, np.random.Generator)
-                yield f"{found.entry}{'' if drawn else values}"
+                yield f"{difference.entry}{'' if drawn else values}"
         elif inside and not isinstance(mine, gym.Env) and type(mine) is type(its):
             yield from _unlike(f"{path}.{name}", mine, its, inside=False)
 
@@ -384,8 +386,8 @@ class PooledEnv(gym.Env[Any, Any]):
         return _first(self._pool.reset())
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        given = np.asarray(action, dtype=self.action_space.dtype)[None]
-        observation, reward, terminated, truncated, info = _first(self._pool.step(given))
+        actions = np.asarray(action, dtype=self.action_space.dtype)[None]
+        observation, reward, terminated, truncated, info = _first(self._pool.step(actions))
         ended = bool(truncated)
         return observation, float(reward), bool(terminated) and not ended, ended, info
 
@@ -393,7 +395,7 @@ class PooledEnv(gym.Env[Any, Any]):
         self._pool.close()
 
 
-def _first(given: tuple[Any, ...]) -> Any:
+def _first(returned: tuple[Any, ...]) -> Any:
     """Return the values of slot 0, of what a call of a pool returned."""
-    *values, info = slot_of(given, 0)
+    *values, info = slot_of(returned, 0)
     return *values, {name: item for name, item in info.items() if name != "players"}

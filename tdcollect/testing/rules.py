@@ -68,9 +68,9 @@ def check_env(
         >>> check_env(lambda: MyEnv(size=5)).raise_if_failed()
     """
     check.positive_int(max_episode_steps=max_episode_steps)
-    made, make = _make(env)
-    kind: Any = GymnasiumPlayer if isinstance(made, gym.Env) else TorchRLPlayer
-    player: checks.Player[Any] = kind(made, make, policy, max_episode_steps, seed)
+    first, make = _make(env)
+    kind: Any = GymnasiumPlayer if isinstance(first, gym.Env) else TorchRLPlayer
+    player: checks.Player[Any] = kind(first, make, policy, max_episode_steps, seed)
     try:
         chosen = checks.select(GYMNASIUM if kind is GymnasiumPlayer else TORCHRL, skip=skip)
         # The env's draws from torch's global generator must not show outside.
@@ -78,7 +78,7 @@ def check_env(
             findings = checks.run_checks(chosen.values(), player, skip)
     finally:
         player.close()
-    return checks.Report(_name(env, made), findings)
+    return checks.Report(_name(env, first), findings)
 
 
 def _make(env: Any) -> tuple[gym.Env[Any, Any] | EnvBase, Callable[[], Any] | None]:
@@ -94,22 +94,22 @@ def _make(env: Any) -> tuple[gym.Env[Any, Any] | EnvBase, Callable[[], Any] | No
             f"{type(env).__name__} {env!r}"
         )
     make = partial(make, **alike(make) or {})
-    made = make()
-    if isinstance(made, VectorEnv):
-        return make_env(made), lambda: make_env(make())
-    if isinstance(made, (gym.Env, EnvBase)):
-        return made, make
+    first = make()
+    if isinstance(first, VectorEnv):
+        return make_env(first), lambda: make_env(make())
+    if isinstance(first, (gym.Env, EnvBase)):
+        return first, make
     raise TypeError(
-        f"expected a callable that makes a gymnasium env or an EnvBase, got {type(made).__name__}"
+        f"expected a callable that makes a gymnasium env or an EnvBase, got {type(first).__name__}"
     )
 
 
-def _name(env: Any, made: Any) -> str:
+def _name(env: Any, first: Any) -> str:
     if isinstance(env, str):
         return env
-    if isinstance(made, gym.Env):
-        return made.spec.id if made.spec is not None else type(made.unwrapped).__name__
-    return type(made).__name__
+    if isinstance(first, gym.Env):
+        return first.spec.id if first.spec is not None else type(first.unwrapped).__name__
+    return type(first).__name__
 
 
 def seed_rules(group: str) -> None:
@@ -149,12 +149,12 @@ def fresh_reset(player: checks.Player[Any]) -> str:
 
 def check_same(first: list[Row], second: list[Row]) -> None:
     """Raise ``Failed`` with the first difference of two episodes, if they differ."""
-    found = first_divergence(0, [first], [second])
-    if found is None:
+    difference = first_divergence(0, [first], [second])
+    if difference is None:
         return
-    if found.entry == "length":
+    if difference.entry == "length":
         raise Failed(f"one lasts {_steps(first)} steps, the other {_steps(second)}")
-    raise Failed(f"step {found.step}: {found.mismatch}")
+    raise Failed(f"step {difference.step}: {difference.mismatch}")
 
 
 def _steps(episode: list[Row]) -> int:
@@ -255,11 +255,11 @@ def _is_first_of_next(player: GymnasiumPlayer, seed: int, episode: list[Row]) ->
 @rule(GYMNASIUM, "entries given out do not change later (no aliasing)")
 def no_aliasing(player: GymnasiumPlayer) -> str:
     for where, row in player.all_rows():
-        observation, info = row.given[0], row.given[-1]
+        observation, info = row.returned[0], row.returned[-1]
         pairs = {"observation": (row[keys.OBSERVATION], observation), "info": (row.extra, info)}
         for name, (then, now) in pairs.items():
-            if found := mismatch(name, then, now):
-                raise Failed(f"{where}: the {name} was changed after it was given out: {found}")
+            if change := mismatch(name, then, now):
+                raise Failed(f"{where}: the {name} was changed after it was given out: {change}")
     return ""
 
 
@@ -272,8 +272,8 @@ def action_kept(player: GymnasiumPlayer) -> str:
         action = actions.sample() if player.policy is None else player.policy(observation)
         before = deepcopy(action)
         observation, _, terminated, truncated, _ = env.step(action)
-        if found := mismatch("action", before, action):
-            raise Failed(f"step {step}: {found}")
+        if change := mismatch("action", before, action):
+            raise Failed(f"step {step}: {change}")
         if terminated or truncated:
             break
     return ""
@@ -478,8 +478,8 @@ def _partial_reset(player: TorchRLPlayer) -> str:
     alone = _two_steps(player, partial=False)
     if _other_slots(env, alone, _two_steps(player, partial=False)):
         raise Skipped("the env does not repeat itself under one seed")
-    if found := _other_slots(env, alone, _two_steps(player, partial=True)):
-        raise Failed(found)
+    if difference := _other_slots(env, alone, _two_steps(player, partial=True)):
+        raise Failed(difference)
     return "slot 0 was reset, and all were stepped on"
 
 
@@ -488,8 +488,8 @@ def _other_slots(env: EnvBase, first: TwoSteps, second: TwoSteps) -> str | None:
     for name, a, b in zip(("reset", "step after it"), first, second, strict=True):
         others = _flat_rows(env, b)
         for key, value in _flat_rows(env, a).items():
-            if found := mismatch(repr(key), value[1:], others[key][1:]):
-                return f"{key!r} of slots that go on differs in the {name}: {found}"
+            if difference := mismatch(repr(key), value[1:], others[key][1:]):
+                return f"{key!r} of slots that go on differs in the {name}: {difference}"
     return None
 
 
@@ -524,13 +524,13 @@ def _flat_rows(env: EnvBase, values: TensorDictBase) -> dict[Key, torch.Tensor]:
 @rule(TORCHRL, "entries given out do not change later (no aliasing)")
 def _no_aliasing(player: TorchRLPlayer) -> str:
     for where, row in player.all_rows():
-        for values, given in zip((row.entries, row.extra), row.given, strict=True):
+        for values, returned in zip((row.entries, row.extra), row.returned, strict=True):
             for key, value in values.items():
                 # Entries that a collector or a policy adds to a given TensorDict are no change.
-                now = given.get(key)
-                found = "it is gone" if now is None else mismatch(repr(key), value, now)
-                if found:
-                    raise Failed(f"{where}: {key!r} was changed after it was given out: {found}")
+                now = returned.get(key)
+                change = "it is gone" if now is None else mismatch(repr(key), value, now)
+                if change:
+                    raise Failed(f"{where}: {key!r} was changed after it was given out: {change}")
     return ""
 
 
@@ -542,8 +542,8 @@ def _action_kept(player: TorchRLPlayer) -> str:
     before = {key: acted[key].clone() for key in env.action_keys}
     step = env.step(acted)
     for key, value in before.items():
-        if found := mismatch(repr(key), value, step[key]):
-            raise Failed(str(found))
+        if change := mismatch(repr(key), value, step[key]):
+            raise Failed(str(change))
     return ""
 
 

@@ -339,10 +339,10 @@ class TrajectoryAssembler:
         return _where(_then(ahead, fed), order), order < len(ahead.serial)
 
     def _give(self, sources: list[TensorDict], pieces: Pieces) -> TensorDict:
-        given = gather(sources, pieces)
-        given.names = self._template.names
+        rows = gather(sources, pieces)
+        rows.names = self._template.names
         if self._adds_ids is not None:
             key, device = self._adds_ids
             serial = np.repeat(pieces.serial, pieces.length)
-            given.set(key, torch.from_numpy(serial).to(device))
-        return given
+            rows.set(key, torch.from_numpy(serial).to(device))
+        return rows

@@ -112,9 +112,9 @@ class TrajectoryIndex:
         done = _grid(batch, keys.NEXT_DONE if done_key is None else done_key, time_dim)
         mask = _grid(batch, beside(ids_at, keys.MASK), time_dim)
 
-        asked = (("trajectory ids", trajectory_key, ids), ("done flags", done_key, done))
-        for what, key, found in asked:
-            if key is not None and found is None:
+        named = (("trajectory ids", trajectory_key, ids), ("done flags", done_key, done))
+        for what, key, entry in named:
+            if key is not None and entry is None:
                 raise KeyError(f"expected an entry {key!r} with {what}, got {entries_of(batch)}")
         if ids is not None and (ids.is_floating_point() or ids.is_complex()):
             raise TypeError(f"expected integer ids in {ids_at!r}, got {ids.dtype}")

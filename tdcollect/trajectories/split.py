@@ -102,8 +102,8 @@ def split_trajectories(
         if ids in batch.keys(include_nested=True):
             trajectory_key = ids
         else:
-            found = index_of(batch, index, None, keys.NEXT_DONE if done_key is None else done_key)
-            index, done_key = replace(found, trajectory_key=ids, has_ids=False), None
+            by_done = index_of(batch, index, None, keys.NEXT_DONE if done_key is None else done_key)
+            index, done_key = replace(by_done, trajectory_key=ids, has_ids=False), None
     index = index_of(batch, index, trajectory_key, done_key)
     flat = rows_of(batch, index)
     if not index.has_ids:
@@ -274,14 +274,14 @@ def join_trajectories(
     if index is not None:
         trajectory_key = index.trajectory_key
     mask_key = beside(keys.TRAJ_IDS if trajectory_key is None else trajectory_key, keys.MASK)
-    found: list[int] | None = None
+    sizes: list[int] | None = None
     if not isinstance(trajectories, TensorDictBase):
-        flat, found = _join_list(trajectories)
+        flat, sizes = _join_list(trajectories)
     elif any(_is_nested(value) for value in leaves(trajectories)):
-        flat, found = _join_jagged(trajectories)
+        flat, sizes = _join_jagged(trajectories)
     elif trajectories.ndim == 2 and mask_key in trajectories.keys(include_nested=True):
         flat = unpad(trajectories, mask_key=mask_key)
-        found = trajectories.get(mask_key).sum(-1).tolist()
+        sizes = trajectories.get(mask_key).sum(-1).tolist()
     elif trajectories.ndim == 1:
         flat = map_entries(trajectories, lambda values: values, trajectories.batch_size)
     else:
@@ -292,10 +292,10 @@ def join_trajectories(
         )
     if index is None:
         return flat
-    if found is not None and found != index.lengths.tolist():
+    if sizes is not None and sizes != index.lengths.tolist():
         raise ValueError(
             f"expected the {len(index)} trajectories of the index, {index.frames} steps, each of "
-            f"its length there; got {len(found)} of {sum(found)} steps: pass the index of the "
+            f"its length there; got {len(sizes)} of {sum(sizes)} steps: pass the index of the "
             "batch that was split, and trajectories in their order"
         )
     if flat.batch_size[0] != index.frames:

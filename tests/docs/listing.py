@@ -11,21 +11,28 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[2] / "tdcollect"
 PAGE = PACKAGE.parent / "docs" / "architecture.md"
-FOLDERS = (
-    *("", "_upstream", "processes", "envs", "envs/process", "collect", "collectors"),
-    *("trajectories", "evaluation", "evaluation/episodes", "evaluation/workers"),
-    *("pages", "lab", "lab/pages", "cli", "testing"),
+STAGES = (
+    ("", "_upstream", "processes"),
+    ("trajectories",),
+    ("envs", "envs/process"),
+    ("collect",),
+    ("collectors",),
+    ("evaluation", "evaluation/episodes", "evaluation/sb3", "evaluation/workers", "pages"),
+    ("testing",),
+    ("lab", "lab/pages"),
+    ("cli",),
 )
-"""In the order of the flow: no folder imports one that comes later."""
+"""In the order of the flow: no folder imports one of a later stage."""
 _BLOCK = re.compile(r"```\ntdcollect/\n.*?```\n", re.DOTALL)
 
 
 def listing() -> str:
     """The block of the page."""
     there = {path.parent.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py")}
-    assert {folder or "." for folder in FOLDERS} == there, "correct FOLDERS"
+    folders = [folder for stage in STAGES for folder in stage]
+    assert {folder or "." for folder in folders} == there, "correct STAGES"
     lines = ["```", "tdcollect/"]
-    for folder in FOLDERS:
+    for folder in folders:
         depth = "  " * (folder.count("/") + 1 if folder else 0)
         paths = sorted((PACKAGE / folder).glob("*.py"))
         if folder:

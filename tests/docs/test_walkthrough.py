@@ -1,4 +1,4 @@
-"""docs/walkthrough.md shows the functions that really run, in their order."""
+"""docs/walkthrough.md shows the functions that run, and docs/architecture.md the imports."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from torchrl.modules import OneHotCategorical, ProbabilisticActor
 
 import tdcollect
 
+from .. import sizes
 from . import listing
 
 PACKAGE = Path(tdcollect.__file__).parent
@@ -97,3 +98,24 @@ def test_the_files_that_the_page_names_are_there_with_the_functions() -> None:
 
 def test_the_listing_of_the_architecture_page_is_that_of_the_package() -> None:
     assert listing.shown() == listing.listing(), "python tests/docs/listing.py writes it"
+
+
+def test_no_folder_imports_one_of_a_later_stage() -> None:
+    stage_of = {folder: i for i, stage in enumerate(listing.STAGES) for folder in stage}
+    stages = {sizes.module_of(n): stage_of[n.rpartition("/")[0]] for n in sizes.trees()}
+    lab = stage_of["lab"]  # whose imports tests/limits.toml counts
+    later = [
+        f"{module} imports {target}"
+        for module, targets in sizes.imports().items()
+        for target in targets
+        if stages[module] < stages[target] != lab and module != "tdcollect.__main__"
+    ]
+    assert later == []
+
+
+def test_the_architecture_page_has_the_stages() -> None:
+    page = listing.PAGE.read_text()
+    (line,) = re.findall(r"none of a later stage: (.*?)\. ", page)
+    shown = [[*re.findall(r"`(\w+)`", stage)] for stage in line.split(" < ")]
+    folders = [[folder for folder in stage if "/" not in folder] for stage in listing.STAGES]
+    assert shown == [[folder for folder in stage if folder] for stage in folders]

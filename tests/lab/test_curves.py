@@ -18,7 +18,7 @@ import tdcollect
 from tdcollect.cli import main
 from tdcollect.lab import curves
 from tdcollect.lab.curves import Curves, over_runs
-from tdcollect.pages.curve import curves_page
+from tdcollect.lab.pages.curves import curves_page
 
 from ..evaluation.envs import Walk
 from ..evaluation.policies import categorical

@@ -35,9 +35,7 @@ from ..evaluation.envs import Walk
 from ..evaluation.ledgers import alter, contents
 from ..forkserver import start
 from . import parts
-from .parts import FILE, HERE, changed, folder, net, save_runs, small, small_reports, tables
-
-__all__ = ["folder", "small_reports"]  # fixtures
+from .parts import FILE, HERE, changed, net, save_runs, small, tables
 
 pytestmark = pytest.mark.usefixtures("small_reports")
 
@@ -556,7 +554,6 @@ def test_a_suite_is_viewed_without_its_file(
 ALTERED = [
     ("results.json", {"cells": [{"task": "../..", "policy": "net", "run": "0"}]}, "KeyError"),
     ("results.json", {"episodes": 7}, "its episodes are not what suite.json and the eval"),
-    ("results.json", {"files": []}, "as `tdcollect suite report` writes it, got something else"),
     ("results.json", {"remarks": ["All is well."]}, "its remarks are not what suite.json"),
     ("results.json", {"aggregates": None}, "its aggregates are not what suite.json and"),
     ("results.json", None, "no report yet"),

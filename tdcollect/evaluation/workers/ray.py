@@ -6,7 +6,6 @@ import contextlib
 import math
 import os
 import pickle
-import re
 import socket
 import threading
 import time
@@ -20,7 +19,7 @@ from tdcollect._upstream.others import bounded, started_here
 from tdcollect.display import count_text
 from tdcollect.evaluation.workers import local
 from tdcollect.packages import extra_module
-from tdcollect.processes.child import GRACE, HASH_SEED, hash_seed
+from tdcollect.processes.child import HASH_SEED, hash_seed
 from tdcollect.progress import warn
 
 _UNREAD = 16  # answers of a worker that wait for the driver; with data if trajectories are kept
@@ -92,10 +91,10 @@ class RayWorkers(local.Workers):
         """Copy the arguments only; a copy in another process connects to the same cluster."""
         names = ("num_workers", "num_cpus", "num_gpus", "timeout", "max_lost")
         arguments = {name: getattr(self, name) for name in names}
-        made = partial(RayWorkers, address=ray_cluster.address() or self.address, **arguments)
-        return made, (), {"_local": self._local}
+        copied = partial(RayWorkers, address=ray_cluster.address() or self.address, **arguments)
+        return copied, (), {"_local": self._local}
 
-    def start(self, rank: int) -> local.Worker:
+    def start(self, rank: int) -> local.Member:
         if self._end is None or not self._actors.connected:
             if self._end is not None:
                 self._end()
@@ -124,7 +123,7 @@ class RayWorkers(local.Workers):
             f"each; {waiting} will wait until it grows"
         )
 
-    def wait(self, seconds: float) -> Iterator[tuple[local.Worker, local.Message | None]]:
+    def wait(self, seconds: float) -> Iterator[tuple[local.Member, local.Message | None]]:
         deadline = time.monotonic() + seconds
         answered = False
         while not answered and self.crew:
@@ -182,7 +181,6 @@ class _Actors:
         self._placed: dict[int, Any] = {}  # answers of those that have been asked for a sign
         self._had_room = False
         self._look_at, self._say_at, self._alone_since = 0.0, math.inf, 0.0
-        self._lives = 0
         self._stored: tuple[bytes, Any] = b"", None
 
     @property
@@ -190,15 +188,13 @@ class _Actors:
         """True while the connection stands; without it, Ray must not be called."""
         return ray_cluster.current() == self._connection
 
-    def begin(self, rank: int) -> tuple[Any, int]:
-        """Return an actor for a worker, and the number of the worker's life."""
-        if rank not in self._by_rank:
-            actor = self._by_rank[rank] = self._make.remote(self._local, hash_seed())
-            self._placed[rank] = actor.beats.options(**_LOOK).remote(-1)
-            self._alone_since = time.monotonic()
-            self._say_at = self._alone_since + _PATIENCE
-        self._lives += 1
-        return self._by_rank[rank], self._lives
+    def begin(self, rank: int) -> Any:
+        """Return a new actor for a worker."""
+        actor = self._by_rank[rank] = self._make.remote(self._local, hash_seed())
+        self._placed[rank] = actor.beats.options(**_LOOK).remote()
+        self._alone_since = time.monotonic()
+        self._say_at = self._alone_since + _PATIENCE
+        return actor
 
     def drop(self, rank: int) -> None:
         """End an actor, which may have ended."""
@@ -221,11 +217,7 @@ class _Actors:
         return self._stored[1]
 
     def check_places(self) -> None:
-        """Warn once of actors that have no place after some time.
-
-        Raises RuntimeError if no machine can take one any more; a cluster that never had one may
-        grow.
-        """
+        """Warn once of actors without a place; raise RuntimeError if all machines have gone."""
         import ray
 
         now = time.monotonic()
@@ -259,15 +251,15 @@ class _Actors:
         ray_cluster.disconnect(self._connection)
 
 
-class _Remote(local.Worker):
+class _Remote(local.Member):
     """A worker beside an actor."""
 
     def __init__(self, rank: int, actors: _Actors):
         super().__init__(rank)
         self._actors = actors
-        self._actor, self._life = actors.begin(rank)
+        self._actor = actors.begin(rank)
         # Its answers, and that to the latest question for its steps, if there is one.
-        self.stream: Any = self._actor.answers.options(**bounded(_UNREAD)).remote(self._life)
+        self.stream: Any = self._actor.answers.options(**bounded(_UNREAD)).remote()
         self.asked: Any = None
         self._asked_at = 0.0
         self._beats = 0
@@ -284,15 +276,15 @@ class _Remote(local.Worker):
 
     @property
     def how(self) -> str | None:
-        """Tells how it was lost; None while it runs."""
+        """How it was lost; None while it runs."""
         if self._how is None and not self._actors.connected:
-            self._lose("lost its Ray, which was shut down", outside=True)
+            self._lose("lost its Ray, which was shut down")
         return self._how
 
     def send(self, message: local.Message | None) -> None:
         if self.how is None:
             pickled = self._actors.stored(pickle.dumps(message))
-            self._actor.put.options(**_PUT).remote(self._life, pickled)
+            self._actor.put.options(**_PUT).remote(pickled)
 
     def read(self) -> Iterator[local.Message | None]:
         """Yield the answer that is there; None if the worker was lost instead."""
@@ -302,15 +294,14 @@ class _Remote(local.Worker):
             try:
                 item = ray.get(next(self.stream))
             except (ray.exceptions.RayError, StopIteration) as error:
-                self._actors.drop(self.rank)
-                self._lose(_reason(error), _is_outside(error, self.where))
+                self._lose(_reason(error))
             else:
                 if isinstance(item, bytes):
                     yield pickle.loads(item)
                 elif self._where is None:
                     self._where = item
                 else:
-                    self._lose(*item)
+                    self._lose(item)
         if self._how is not None:
             yield None
 
@@ -318,7 +309,7 @@ class _Remote(local.Worker):
         """Ask for its steps, unless that was done no longer than some seconds ago."""
         now = time.monotonic()
         if self.asked is None and now > self._asked_at + seconds and self.how is None:
-            self.asked, self._asked_at = self._actor.beats.options(**_LOOK).remote(self._life), now
+            self.asked, self._asked_at = self._actor.beats.options(**_LOOK).remote(), now
 
     def hear(self) -> None:
         """Take the answer in, unless the worker was lost meanwhile."""
@@ -338,22 +329,15 @@ class _Remote(local.Worker):
         return self._where is not None and self._how is None
 
     def end(self, seconds: float = 0.0) -> str:
-        import ray
-
         if self.how is None:
-            ended = []
-            if self._where is not None:
-                killed = self._actor.kill.options(**_LOOK).remote(self._life)
-                ended, _ = ray.wait([killed], timeout=GRACE)
-            if not ended:
-                self._actors.drop(self.rank)
-            self._lose("was ended", outside=False)
+            self._lose("was ended")
         assert self._how is not None
         return self._how
 
-    def _lose(self, how: str, outside: bool) -> None:
-        self._how, self.outside = how, outside
+    def _lose(self, how: str) -> None:
+        self._how = how
         self.stream = self.asked = None
+        self._actors.drop(self.rank)
 
 
 @contextlib.contextmanager
@@ -365,17 +349,6 @@ def _handlers_raise() -> Iterator[None]:
         if error.__cause__ is None:
             raise
         raise error.__cause__ from None
-
-
-def _is_outside(error: BaseException, where: str) -> bool:
-    """Tell whether an actor is known to be lost by a cause outside of the process beside it."""
-    from ray import exceptions
-
-    if isinstance(error, exceptions.OutOfMemoryError):  # if another process took the most
-        most = re.search(r"memory users:\D*(\d+)", str(error))
-        return most is not None and f"process {most[1]} " not in where
-    lost = (exceptions.RayActorError, exceptions.NodeDiedError, exceptions.ObjectLostError)
-    return isinstance(error, lost) and "creation task" not in str(error)
 
 
 def _reason(error: BaseException) -> str:
@@ -399,60 +372,37 @@ def _reason(error: BaseException) -> str:
 
 
 class Host:
-    """Starts local workers beside the actor, one at a time, and passes messages on.
+    """Starts a local worker beside the actor, and passes messages on.
 
-    Env and policy do not run in the actor itself. There, they would run outside of the main thread
-    and beside Ray's threads, which do not survive a fork; an env that holds the interpreter's lock
-    would stop all answers; and a crash would cost the actor, which takes seconds to start.
-
-    Each worker has a number, its life, so that late messages to the one before do not reach it.
-    Nothing here imports torch.
+    In the actor itself, env and policy would run outside of the main thread and beside Ray's
+    threads, which do not survive a fork. Nothing here imports torch.
     """
 
     def __init__(self, workers: local.LocalWorkers, seed_of_hashes: str):
         os.environ[HASH_SEED] = seed_of_hashes  # of the processes that it starts
         self._workers = workers
-        self._changed = threading.Condition()
-        self._life = -1
-        self._worker: local.LocalWorker | None = None
+        self._is_up = threading.Event()
+        self._worker: Any = None
 
-    def answers(self, life: int) -> Iterator[bytes | str | tuple[str, bool]]:
-        """Start a worker; yield its place, its pickled answers, and how it ended.
-
-        The end comes with True if its cause is known to lie outside of env and policy.
-        """
-        worker: Any = self._workers.start(0)
+    def answers(self) -> Iterator[bytes | str]:
+        """Start the worker; yield its place, its pickled answers, and how it ended."""
+        worker = self._worker = self._workers.start(0)
         worker.read = bytes
-        with self._changed:
-            self._life, self._worker = life, worker
-            self._changed.notify_all()
+        self._is_up.set()
         yield f"{worker.where} on {socket.gethostname()}"
-        while self._worker is not None:
+        while self._workers.crew:
             for _, answer in self._workers.wait(_ANY_TIME):
-                if answer is not None:
+                if answer is None:
+                    self._workers.crew.clear()
+                    yield worker.end(local.EXIT_SECONDS)
+                else:
                     yield answer  # type: ignore[misc]  # bytes
-                    continue
-                with self._changed:
-                    self._worker = None
-                    how = worker.end(local.EXIT_SECONDS)
-                yield how, worker.outside
 
-    def put(self, life: int, message: bytes) -> None:
+    def put(self, message: bytes) -> None:
         """Pass a pickled message on, once the worker is up."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._life >= life)
-            worker = self._worker if self._life == life else None
-        if worker is not None:
-            worker.send_bytes(message)
+        self._is_up.wait()
+        self._worker.send_bytes(message)
 
-    def beats(self, life: int) -> int:
+    def beats(self) -> int:
         """Return the number of steps that the worker has finished."""
-        with self._changed:
-            worker = self._worker if self._life == life else None
-            return 0 if worker is None else worker.beats()
-
-    def kill(self, life: int) -> None:
-        """Kill the worker; the rest of its answers follows."""
-        with self._changed:
-            if self._worker is not None and self._life == life:
-                self._worker.process.kill()
+        return 0 if self._worker is None else int(self._worker.beats())

@@ -355,10 +355,7 @@ def _with_rows(
 
 @dataclass
 class _Channel:
-    """The channel to one slot, for the commands of TorchRL's ``ParallelEnv``.
-
-    ``digest`` identifies the ``lifted`` transforms, which run once for all slots.
-    """
+    """The channel to one slot; ``digest`` is that of the lifted transforms."""
 
     slots: ProcessBackend
     slot: int
@@ -605,10 +602,7 @@ _made: WeakKeyDictionary[EnvBase, tuple[Sequence[Any], GymnasiumEnv]] = WeakKeyD
 
 
 def take_over(env: EnvBase) -> None:
-    """Have a ``ParallelEnv`` of TorchRL's start our workers, if it has started none.
-
-    It stays the user's object, and becomes one of :class:`tdcollect.envs.ParallelEnv`.
-    """
+    """Have a ``ParallelEnv`` of TorchRL's start our workers, if it has started none."""
     ParallelEnv.adopt(base_of(env))
 
 

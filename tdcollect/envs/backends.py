@@ -222,8 +222,7 @@ def check_wrappers(env: VectorEnv[Any, Any, Any], mode: AutoresetMode) -> bool:
 def share_no_options(env: VectorEnv[Any, Any, Any]) -> None:
     """Have ``RecordEpisodeStatistics`` pass on a copy of its reset options.
 
-    gymnasium's vector envs pop the mask of slots from the options. The wrapper looks for the mask
-    afterwards, in the same dict, and would reset the sums of all slots.
+    The vector env pops the mask of slots, for which the wrapper looks afterwards.
     """
     for layer in _layers(env):
         if isinstance(layer, RecordEpisodeStatistics) and not isinstance(layer.env, _OwnOptions):
@@ -336,10 +335,7 @@ class VectorBackend(Backend):
         for_each_slot("reset", slots, write)
 
     def _show_fresh(self, slots: Sequence[int], out: SlotBuffers) -> Sequence[int]:
-        """Write the episodes that the vector env began by itself; returns the slots still to reset.
-
-        Where the vector env can only reset all slots at once, all of them are still to reset.
-        """
+        """Write episodes that the vector env began by itself; returns the slots still to reset."""
         waiting = [slot for slot in slots if slot not in self._fresh]
         if waiting and not self.can.reset_singly:
             return slots

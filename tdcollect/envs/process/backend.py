@@ -110,11 +110,7 @@ class ProcessBackend(Backend):
             raise SlotError("step", dict(sorted(outcome.failed.items())))
 
     def _steps(self, actions: Sequence[Array], slots: Sequence[int] | None) -> Commands:
-        """The steps of ``slots``, by worker.
-
-        Actions go to shared memory. Those of another dtype are sent as they are: ``serial`` gives
-        them to envs so, too.
-        """
+        """The steps of ``slots``, by worker; actions of an odd dtype are sent, not shared."""
         arrays: list[Array] = []
         flatten(self.action.read(actions), arrays)
         shared = all(v.dtype == a.dtype for v, a in zip(arrays, self._actions, strict=True))
@@ -168,10 +164,7 @@ class ProcessBackend(Backend):
         self._pool.forget()
 
     def _write(self, slots: Sequence[int], outcome: Outcome, out: SlotBuffers) -> Sequence[int]:
-        """Write observations and infos, from shared memory or as they came.
-
-        Returns the slots that are written; adds the errors of the others to those that failed.
-        """
+        """Write observations and infos; returns the slots, and adds the errors of the others."""
         failed, misfits = outcome
         if failed:
             slots = [slot for slot in slots if slot not in failed]

@@ -40,10 +40,7 @@ class WorkerLost(RuntimeError):
 
 
 class WorkerProcess:
-    """The worker process that holds the envs of some slots.
-
-    ``control`` is memory in which it notes the slot at work and its calls, two int64 per worker.
-    """
+    """The worker process of some slots; in ``control`` it notes the slot at work and its calls."""
 
     def __init__(self, index: int, slots: range, child: Child, control: memoryview):
         self.index = index
@@ -70,10 +67,7 @@ class WorkerProcess:
         return True
 
     def answer(self) -> bytes | None:
-        """Return the answer to the latest command, or raise EOFError if the worker has gone.
-
-        None if one to an earlier command came, which was interrupted.
-        """
+        """The answer to the latest command; None for one to an earlier, interrupted command."""
         try:
             _, sequence, payload = self.connection.receive()
         except OSError as error:
@@ -267,10 +261,7 @@ class WorkerPool:
         return outcome
 
     def post(self, verb: str, kind: int, commands: Commands) -> None:
-        """Have workers that have answered their last command step or reset, and go on.
-
-        :meth:`collect` gives the answers.
-        """
+        """Have idle workers step or reset, and go on; :meth:`collect` gives the answers."""
         with InterruptsHeld():  # a command that is on record has been sent
             for process, (slots, payload) in commands.items():
                 assert process not in self._posted, "a worker has one command at a time"
@@ -280,10 +271,9 @@ class WorkerPool:
                 self._posted[process] = command
 
     def collect(self, slots: int, seconds: float | None = None) -> list[Command]:
-        """Wait for posted commands of so many slots, or for so long and then for the next one.
+        """Wait for posted commands of so many slots, or for ``seconds`` and the next one.
 
-        Returns:
-            The commands that are done, in the order of their workers.
+        Returns those that are done, in the order of their workers.
         """
         end = math.inf if seconds is None else time.monotonic() + seconds
         posted = self._posted.values()
@@ -322,7 +312,7 @@ class WorkerPool:
                 self._end_hanging(commands)
 
     def _receive(self, seconds: float | None) -> None:
-        """Read answers as they come, for so long at most."""
+        """Read answers as they arrive, for up to ``seconds``."""
         events = poll_awake(self._poll, self._awake[0])
         events = events or self._poll.poll(None if seconds is None else 1000 * seconds)
         with InterruptsHeld() if self._posted else _NOT_HELD:  # an answer that was read is kept

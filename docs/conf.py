@@ -68,7 +68,7 @@ nitpick_ignore = [
         "evaluation.episodes.data.Finished",
         "evaluation.episodes.collector.Feed",
         "evaluation.episodes.actions.Verdict",
-        "evaluation.comparison.Evaluation",
+        "evaluation.comparison.Evaluated",
         "lab.race.Looks",
         "evaluation.settings.EpisodeOptions",
         "evaluation.workers.local.Workers",

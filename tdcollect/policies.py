@@ -150,33 +150,31 @@ def compiled_from(function: Any) -> Any:
 
 def parts_of(source: Any) -> dict[str, Any]:
     """What a function or an object holds, by name: enclosed values, arguments, attributes."""
-    found: dict[str, Any] = {}
+    parts: dict[str, Any] = {}
     while isinstance(source, partial):
-        found |= {str(at): part for at, part in enumerate(source.args)} | source.keywords
+        parts |= {str(at): part for at, part in enumerate(source.args)} | source.keywords
         source = source.func
     if ismethod(source):
         own = {"class": type(source.__self__), **parts_of(source.__self__)}
-        found |= {f"self.{name}": part for name, part in own.items()}  # not the globals' names
+        parts |= {f"self.{name}": part for name, part in own.items()}  # not the globals' names
         source = source.__func__
     source = compiled_from(source)
     if isfunction(source):
         named, defaults = getclosurevars(source), source.__defaults__ or ()
-        found |= {**named.globals, **named.nonlocals, **(source.__kwdefaults__ or {})}
-        found |= {f"default {at}": part for at, part in enumerate(defaults)}
+        parts |= {**named.globals, **named.nonlocals, **(source.__kwdefaults__ or {})}
+        parts |= {f"default {at}": part for at, part in enumerate(defaults)}
     elif not isinstance(source, (type, ModuleType)):
-        found |= attributes_of(source)
-    return {name: compiled_from(part) for name, part in found.items()}
+        parts |= attributes_of(source)
+    return {name: compiled_from(part) for name, part in parts.items()}
 
 
 def attributes_of(thing: Any) -> dict[str, Any]:
-    """The attributes of an object, in ``__slots__`` too."""
     state: Any = object.__getstate__(thing)
     own, slots = state if isinstance(state, tuple) else (state, None)
     return {**(own or {}), **(slots or {})}
 
 
 def parameters_of(function: Any) -> dict[str, inspect.Parameter]:
-    """The parameters of a function by name; none where they are not known."""
     try:
         return dict(inspect.signature(function).parameters)
     except (TypeError, ValueError):

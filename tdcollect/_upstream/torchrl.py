@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter, methodcaller
 from types import SimpleNamespace
@@ -370,10 +369,10 @@ _global_hooks = attrgetter(*(f"_global_{kind}_hooks" for kind in _HOOKS))
 
 def has_hooks(module: nn.Module) -> bool:
     """Return whether a call of a module also calls hooks: its own, or those of all modules."""
-    return any(_own_hooks(module)) or _all_modules_have_hooks()
+    return any(_own_hooks(module)) or all_modules_have_hooks()
 
 
-def _all_modules_have_hooks() -> bool:
+def all_modules_have_hooks() -> bool:
     return any(_global_hooks(_module))
 
 
@@ -387,7 +386,7 @@ def only_projects(module: nn.Module) -> bool:
         list(module._forward_hooks.values()) == [project_outputs]
         and not module._forward_hooks_with_kwargs
         and not any(_own_hooks(module)[1:])
-        and not _all_modules_have_hooks()
+        and not all_modules_have_hooks()
     )
 
 
@@ -398,24 +397,6 @@ def is_compiled(module: nn.Module) -> bool:
 
 as_plain_tensors = torch._C._disabled_torch_function_impl
 """As ``__torch_function__`` of a class of tensors: results are plain ones."""
-
-_requires_grad = attrgetter("requires_grad")
-_use_count = getattr(torch.Tensor, "_use_count", None)
-_storage_use_count = getattr(torch._C, "_storage_Use_Count", None)
-
-
-def users_of(whole: torch.Tensor, views: Sequence[torch.Tensor]) -> tuple[int, ...] | None:
-    """Numbers that change if more of torch (not of Python) uses a tensor's memory, or changes it.
-
-    None if torch cannot tell, or if a gradient was asked for.
-    """
-    if _use_count is None or _storage_use_count is None:
-        return None
-    if whole.is_floating_point() and True in map(_requires_grad, views):
-        return None
-    storage = whole.untyped_storage()
-    users = _storage_use_count(storage._cdata), sys.getrefcount(storage), whole._version
-    return (*users, whole.data_ptr(), sum(map(_use_count, views)))
 
 
 def validates_arguments() -> bool:

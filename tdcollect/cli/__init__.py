@@ -32,8 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError:
         print(f"tdcollect: {install_text('click', 'the command line')}", file=sys.stderr)
         return 1
-    from tdcollect.cli import commands  # noqa: F401, adds the commands
+    from tdcollect import registry
     from tdcollect.cli.program import PIPE_CLOSED, drop_output, program
+
+    registry.load(registry.COMMANDS)
 
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:

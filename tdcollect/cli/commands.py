@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Mapping
-from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from tdcollect.cli import comparing as comparing  # adds its commands
 from tdcollect.cli import options
 from tdcollect.cli import program as terminal
-from tdcollect.cli.program import Program, print_json, program, running, say, tell
+from tdcollect.cli.program import print_json, program, running, say, tell
 from tdcollect.display import count_text, visible
 
 if TYPE_CHECKING:
@@ -93,11 +90,11 @@ def evaluate(
             check_directory(output_dir)  # before an env is made for the policy
         film = given.pop("film")
         indices_of(film or "failed")  # refuses other texts
-        request = _request(env, policy, given)
+        request = request_of(env, policy, given)
         made_env, made_policy = request.make()
         if episodes is None:
             episodes = 100 if given["env_seeds"] is None else len(given["env_seeds"])
-        _settle(given)
+        settle(given)
         result = tdcollect.evaluate(
             made_env,
             made_policy,
@@ -113,7 +110,7 @@ def evaluate(
     return terminal.say_result(result, output_dir, as_json, quiet, given["shard"])
 
 
-def _request(env: str, policy: str, given: dict[str, Any], **own: Any) -> Request:
+def request_of(env: str, policy: str, given: dict[str, Any], **own: Any) -> Request:
     """Return env and policy by name, out of the options; takes those out that are only its own."""
     from tdcollect.evaluation.request import Request
 
@@ -124,7 +121,7 @@ def _request(env: str, policy: str, given: dict[str, Any], **own: Any) -> Reques
     return Request(env, policy, **named, directory=os.getcwd())
 
 
-def _settle(given: dict[str, Any]) -> None:
+def settle(given: dict[str, Any]) -> None:
     """Make the options that decide an episode the arguments of ``evaluate``."""
     from torchrl.envs.utils import ExplorationType
 
@@ -133,117 +130,6 @@ def _settle(given: dict[str, Any]) -> None:
     given["exploration_type"] = ExplorationType[given["exploration_type"].upper()]
     given["env_kwargs"] = given["env_kwargs"] or None
     given["metrics"] = given["metrics"] and named_metrics(given["metrics"], Path.cwd())
-
-
-of_policy = partial(click.option, multiple=True, callback=options.by_name)
-
-
-@program.command()
-@click.argument("env")
-@of_policy(
-    "--policy",
-    "policies",
-    required=True,
-    metavar="NAME=POLICY",
-    help=f"A policy and its name, twice or more. {options.POLICY}",
-)
-@of_policy(
-    "--checkpoint",
-    "checkpoints",
-    metavar="NAME=FILE",
-    help=f"{options.CHECKPOINT} Of the policy of this name.",
-)
-@of_policy(
-    "--vecnormalize",
-    "vecnormalizes",
-    metavar="NAME=FILE",
-    help=f"{options.VECNORMALIZE} Of the policy of this name.",
-)
-@options.shown("--max-episodes", type=int, default=1000, help="Most episodes of a policy.")
-@options.shown("--on", default="return", help="return, success, or the name of a --metric.")
-@options.flag("--lower-is-better", help="Of a metric such as a cost.")
-@click.option(
-    "--return-range",
-    type=(float, float),
-    metavar="LOW HIGH",
-    help="Lowest and highest return of an episode. Without it, signs of differences are compared.",
-)
-@options.shown("--alpha", default=0.05, help="Probability of a wrong decision.")
-@click.option("--margin", type=float, help="End, too, once no difference is larger than this.")
-@click.option(
-    "--failed",
-    type=click.Choice(["worst", "leave out"]),
-    help="How failed and lost episodes count.  [default: worst, where there is a worst value]",
-)
-@options.shown("--block", default=10, help="Episodes between two looks, which belong to the rule.")
-@options.shown("--seed", type=int, default=0, help="Root seed.")
-@click.option("--num-envs", type=int, help="Number of slots.  [default: 16]")
-@options.crew
-@options.output_dir(help="Directory for the race and its report. Resumes the race found there.")
-@options.episode
-@options.allow_mixed
-@options.recheck
-@options.flag("--keep-trajectories", help="Keep the episodes' data in --output-dir.")
-@options.flag("--quiet", help="Show no progress and no table.")
-@options.as_json
-def race(
-    env: str,
-    policies: dict[str, str],
-    checkpoints: dict[str, str] | None,
-    vecnormalizes: dict[str, str] | None,
-    output_dir: Path | None,
-    quiet: bool,
-    as_json: bool,
-    **given: Any,
-) -> int:
-    """Have policies play the same episodes until it is decided which is better.
-
-    ENV is that of evaluate. The exit status is 3 if episodes were lost with their workers; else 1
-    if episodes failed. An undecided race is no failure.
-    """
-    if given["keep_trajectories"] and output_dir is None:
-        raise click.UsageError("--keep-trajectories needs a directory: --output-dir DIR")
-    checkpoints, vecnormalizes = checkpoints or {}, vecnormalizes or {}
-    for name in checkpoints | vecnormalizes:
-        if name not in policies:
-            raise click.UsageError(f"expected a name of --policy, {[*policies]}, got {name!r}")
-    with running(output_dir, given) as crew:
-        import tdcollect
-
-        requests = {
-            name: _request(
-                env,
-                policy,
-                given,
-                checkpoint=checkpoints.get(name),
-                vecnormalize=vecnormalizes.get(name),
-            )
-            for name, policy in policies.items()
-        }
-        made = {name: request.make() for name, request in requests.items()}
-        _settle(given)
-        result = tdcollect.race(
-            next(iter(made.values()))[0],
-            {name: policy for name, (_, policy) in made.items()},
-            output_dir=output_dir,
-            progress=not quiet,
-            requests=None if output_dir is None else requests,
-            workers=crew,
-            **given,
-        )
-    from tdcollect.pages.build import REPORT
-
-    report = None if output_dir is None else output_dir / REPORT
-    if as_json:
-        print_json(winner=result.winner, report=report, **result.to_dict())
-    elif not quiet:
-        say(f"{result}" + (f"\n\nreport {report}" if report else ""))
-    records = [record for one in result.results.values() for record in one.episodes]
-    lost = sum(record.lost for record in records)
-    failed = sum(not record.completed for record in records) - lost
-    if failed:
-        say(f"tdcollect: {failed} of {len(records)} episodes failed", err=True)
-    return terminal.status_of(failed, lost)
 
 
 @program.command()
@@ -281,47 +167,53 @@ def merge(
 @of_groups("--policy", help=options.POLICY)
 @of_groups("--checkpoint", metavar="FILE", help=options.CHECKPOINT)
 @click.option("--vecnormalize", metavar="FILE", help=options.VECNORMALIZE)
-@click.option(
-    "--env-kwargs", metavar="JSON", type=options.json_object, help="Arguments of the env."
-)
+@options.env_kwargs
 @click.option("--backend", help=options.BACKEND)
 @click.option("--device", help="Device that the policy runs on.")
-@options.flag(
-    "--trust", help="Run the code that the directory names, unless named here. It may be any code."
-)
 @options.as_json
-def replay(directory: Path, index: int | None, trust: bool, as_json: bool, **typed: Any) -> None:
+def replay(
+    directory: Path,
+    index: int | None,
+    video: Path | None,
+    film: str | None,
+    env: str | None,
+    policy: str | None,
+    as_json: bool,
+    **how: Any,
+) -> None:
     """Run episode INDEX of an evaluation again, and check that it is the same to the bit.
 
-    This runs the env and the policy that --env and --policy name. Code that the directory names is
-    printed, and runs only with --trust.
+    This runs the env and the policy that --env and --policy name, and nothing that the directory
+    names.
     """
-    video, film = typed.pop("video"), typed.pop("film")
     if (index is None) == (film is None) or (film is not None and video is not None):
         raise click.UsageError("expected INDEX, with --video FILE or without; or --film EPISODES")
     with terminal.others_on_stderr():
         import tdcollect
         from tdcollect.evaluation.ledger import indices_of
+        from tdcollect.pages.evaluation import again_of
 
         # Refuse a wrong directory or episode before anything is made.
-        found = tdcollect.EvaluationResult.load(directory)
-        for at in indices_of(film, found.episodes) if index is None else [index]:
-            found.record(at)
-        asked = f"--film {film}" if index is None else f"{index}"
-        request = _wanted(directory, asked, typed, trust)
+        result = tdcollect.EvaluationResult.load(directory)
+        for at in indices_of(film, result.episodes) if index is None else [index]:
+            result.record(at)
+        if env is None or policy is None:
+            asked = str(index) if film is None else f"--film {film}"
+            again = again_of(result.manifest, directory, Path(), "this directory").of_row(asked)
+            typed = again.replace(" DIR ", f" {shlex.quote(os.fspath(directory))} ", 1)
+            raise ValueError(
+                "expected --env ENV and --policy POLICY, as replay runs only what you name, got "
+                f"{'no --env' if env is None else 'no --policy'}; the evaluation was run as in: "
+                f"{typed} (it may name any code)"
+            )
+        request = request_of(env, policy, how)
         # In a directory that somebody sent, a module may have the name of one that was meant.
-        look = trust or not Path.cwd().is_relative_to(directory.resolve())
+        look = not Path.cwd().is_relative_to(directory.resolve())
         made_env, made_policy = request.make(look)
-        result = tdcollect.EvaluationResult.load(
-            directory,
-            made_env,
-            made_policy,
-            env_kwargs=request.env_kwargs or None,
-            backend=request.backend,
-            device=request.device,
-        )
+        how["env_kwargs"] = how["env_kwargs"] or None
+        result = tdcollect.EvaluationResult.load(directory, made_env, made_policy, **how)
         if index is None:
-            films = result.film(film)
+            films = result.film(film or "")
         else:
             record = result.replayed(index, video).record
     if index is None:
@@ -338,66 +230,6 @@ def replay(directory: Path, index: int | None, trust: bool, as_json: bool, **typ
     )
     if video is not None:
         say(f"video {video}")
-
-
-class UntrustedError(click.ClickException):
-    """The directory names code that was not typed: it is printed, and not run."""
-
-    def show(self, file: IO[Any] | None = None) -> None:
-        """Print the message, which has lines of its own."""
-        click.echo(visible(self.message, lines=True), file, err=True)
-
-
-def _wanted(directory: Path, asked: str, typed: Mapping[str, Any], trust: bool) -> Request:
-    """Return the env and the policy to run again: as typed, or with ``trust`` as kept there.
-
-    Raises:
-        UntrustedError: if something is not typed, and the directory names it.
-        ValueError: if something is not typed, and the directory does not name it either.
-    """
-    from tdcollect.evaluation.request import Request
-
-    given = {name: value for name, value in typed.items() if value is not None}
-    enough = "env" in given and "policy" in given
-    # If all is typed, nothing of the directory is even read.
-    kept = None if enough and not trust else Request.read(directory)
-    if kept is None and enough:
-        return Request(directory=os.getcwd(), **given)
-    if kept is None:
-        raise ValueError(
-            f"{directory} does not say how to make its env and its policy, as no finished "
-            "`tdcollect evaluate` wrote it; say it: --env ENV --policy MODULE:FACTORY "
-            "[--checkpoint FILE]"
-        )
-    absolute = Request(**{"env": "", "policy": "", **given}).with_paths(os.path.abspath)
-    request = replace(kept, **{name: getattr(absolute, name) for name in given})
-    if not trust:
-        raise UntrustedError(_ways(directory, asked, request, typed))
-    return request
-
-
-def _ways(directory: Path, asked: str, request: Request, typed: Mapping[str, Any]) -> str:
-    """Return the message with what the directory names, and how to go on."""
-    from tdcollect.evaluation.request import MAKE_ENV, typed_options
-
-    named = {name: value for name, value in asdict(request).items() if value}
-    lines = "\n".join(
-        f"  {name.replace('_', '-'):<13} {visible(str(one))}"
-        for name, value in named.items()
-        for one in (value if isinstance(value, list) else [value])
-    )
-    command = request.command(asked, directory, os.getcwd())
-    trusting = ["tdcollect", "replay", os.fspath(directory), *asked.split(), "--trust"]
-    trusting += typed_options(typed)
-    own = f", with {MAKE_ENV} that makes such an env" if MAKE_ENV in command else ""
-    return (
-        "tdcollect: replay runs what you name, and what a directory names only with --trust, as it "
-        f"may be any code. Nothing was run. {visible(str(directory))} names\n\n{lines}\n\n"
-        "Is the directory your own, or do you trust who wrote it?\n\n"
-        f"  {visible(shlex.join(trusting))}\n\n"
-        f"Otherwise name all that is to be run{own}; as the directory has it:\n\n"
-        f"  {visible(command)}"
-    )
 
 
 @program.command()
@@ -455,176 +287,20 @@ def doctor(env: str, as_json: bool, **settings: Any) -> int:
 
 @program.command()
 @click.argument("directory", type=options.FOLDER, metavar="DIR")
-@options.shown(
-    "--output-dir",
-    type=options.FOLDER,
-    default="pages",
-    help="Folder for the pages; new, empty, or with pages of this command, which are replaced.",
-)
-@options.flag(
-    "--overwrite", help="Replace pages that lie in DIR, too, and all that is beside them."
-)
-@options.shown(
-    "--episodes",
-    default="worst:5",
-    help="Of those whose data are there, the ones with a page: worst:3, failed, or 1,5.",
-)
-@click.option(
-    "--serve",
-    type=click.IntRange(0, 65535),
-    is_flag=False,
-    flag_value=0,
-    metavar="[PORT]",
-    help="Serve the pages on 127.0.0.1, at a free port unless one is named, until interrupted.",
-)
+@options.shown("--confidence", type=float, default=0.95, help="Of every interval.")
 @options.as_json
-def view(directory: Path, output_dir: Path, serve: int | None, as_json: bool, **how: Any) -> None:
-    """Write the pages of all evaluations, learning curves and suites below DIR, with an index.
+def summary(directory: Path, confidence: float, as_json: bool) -> None:
+    """Print the statistics of an evaluation again.
 
-    The pages are static files that need no network. They are made anew from the ledgers, which are
-    read as data: nothing that DIR names is run.
+    Nothing is run. The evaluation may be unfinished.
     """
-    from tdcollect.lab.pages.view import HOST, server_of
-    from tdcollect.lab.pages.view import view as write
-
-    index, found = write(directory, output_dir, **how)
-    server = None if serve is None else server_of(output_dir, serve)
-    address = None if server is None else f"http://{HOST}:{server.server_port}/"
-    if as_json:
-        print_json(index=index, address=address, found=[one.to_dict() for one in found])
-    else:
-        pages = sum(one.page is not None for one in found)
-        say(f"{count_text(pages, 'page')} of {len(found)} found below {directory}\nindex {index}")
-        for one in found:
-            if one.page is None:
-                say(f"tdcollect: {one.path}: {one.status}", err=True)
-        if address is not None:
-            say(f"serving {address} until interrupted (Ctrl-C)")
-    if server is not None:
-        with server:
-            try:
-                server.serve_forever()
-            except KeyboardInterrupt:
-                say("stopped", err=True)
-
-
-suite_file = click.argument("file", type=options.FOLDER)
-
-
-@program.group(cls=Program)
-def suite() -> None:
-    """Many policies on many tasks: run, list, validate, report."""
-
-
-@suite.command()
-@suite_file
-@options.output_dir(
-    required=True,
-    help="Directory of the evaluations and the report. Resumes the suite found there.",
-)
-@options.selection
-@options.size
-@options.crew
-@options.shard(help="Run shard I of N of the evaluations, I from 0; shards may share --output-dir.")
-@options.flag("--keep-trajectories", help="Keep the episodes' data.")
-@options.allow_mixed
-@options.retry_lost
-@options.recheck
-@options.flag("--quiet", help="Show no progress and no table.")
-@options.as_json
-def run(file: Path, output_dir: Path, quiet: bool, as_json: bool, **chosen: Any) -> int:
-    """Run the evaluations of a suite that --output-dir lacks, and write the report.
-
-    FILE is the TOML file of the suite. The exit status is 3 if episodes were lost with their
-    workers; else 1 if an evaluation could not run, or episodes failed.
-    """
-    with running(output_dir, chosen) as crew:
-        read = _suite_of(file, chosen)
-        found = read.run(output_dir, workers=crew, progress=not quiet, **chosen)
-    return _say_suite(found, output_dir, as_json, quiet)
-
-
-@suite.command()
-@suite_file
-@options.output_dir(help="Directory that may have some of them.")
-@options.selection
-@options.size
-@options.as_json
-def ls(file: Path, output_dir: Path | None, as_json: bool, **chosen: Any) -> None:
-    """List the evaluations of a suite, and which of them are finished.
-
-    FILE is the TOML file of the suite. Nothing that it names is run.
-    """
-    from tdcollect.display import text_table
-    from tdcollect.lab.results import state_of
-
-    read = _suite_of(file, chosen)
-    rows = []
-    for cell in read.cells(**chosen):
-        missing = [*cell.missing.values()]
-        status, ended = ("-", 0) if output_dir is None else state_of(cell, output_dir)
-        note = f"no file {missing[0]}" if missing else ""
-        rows.append([cell.name, cell.task.env, cell.policy.factory, status, f"{ended}", note])
-    names = ("name", "env", "policy", "status", "episodes", "note")
-    cells = [dict(zip(names, row, strict=True)) | {"episodes": int(row[4])} for row in rows]
-    head = f"{read.name} {read.version}, {len(rows)} evaluations of {read.episodes} episodes"
-    text = f"{head}\n\n{text_table(rows, ['task/policy/run', *names[1:4], 'ended', ''])}"
-    about = {"version": read.version, "episodes": read.episodes, "cells": cells}
-    tell(as_json, text, suite=read.name, **about)
-
-
-@suite.command()
-@suite_file
-@options.selection
-@options.flag("--quiet", help="Show no progress.")
-@options.as_json
-def validate(file: Path, quiet: bool, as_json: bool, **chosen: Any) -> int:
-    """Find before anything runs what would fail: envs, extras, checkpoints, scores.
-
-    FILE is the TOML file of the suite. This makes each env and each policy, has the doctor look at
-    the envs, and runs a step of each evaluation. The exit status is 1 if there is a problem.
-    """
-    with terminal.others_on_stderr():
-        found = _suite_of(file, {}).validate(**chosen, progress=not quiet)
-    tell(as_json, found, **found.to_dict(), passed=found.passed)
-    return 0 if found.passed else 1
-
-
-@suite.command()
-@suite_file
-@options.output_dir(required=True, help="Directory of the evaluations.")
-@options.size
-@options.as_json
-def report(file: Path, output_dir: Path, as_json: bool, **size: Any) -> int:
-    """Write the report on the evaluations that are there, and print the leaderboard.
-
-    FILE is the TOML file of the suite. Nothing is run.
-    """
-    return _say_suite(_suite_of(file, size).report(output_dir), output_dir, as_json)
-
-
-def _suite_of(file: Path, given: dict[str, Any]) -> Any:
-    """Return the suite of a file; its size is taken out of the options."""
     import tdcollect
 
-    read = tdcollect.Suite.read(file)
-    episodes, limit = given.pop("episodes", None), given.pop("limit", None)
-    if episodes is not None:
-        read = replace(read, episodes=episodes)
-    return read if limit is None else read.limited(limit)
-
-
-def _say_suite(found: Any, output_dir: Path, as_json: bool, quiet: bool = False) -> int:
-    from tdcollect.pages.build import REPORT
-
-    report = output_dir / REPORT
-    if as_json:
-        print_json(**found.to_dict(), failures=found.failures, report=report)
-    elif not quiet:
-        say(found)
-        say(f"\nreport {report}")
-    for name, reason in found.failures.items():
-        say(f"tdcollect: {name} could not run: {reason}", err=True)
-    if found.failed_episodes:
-        say(f"tdcollect: {found.failed_episodes} episodes failed", err=True)
-    return terminal.status_of(bool(found.failures or found.failed_episodes), found.lost_episodes)
+    result = tdcollect.EvaluationResult.load(directory)
+    found = result.summary(confidence=confidence)
+    fields: dict[str, Any] = {"missing": result.missing, **found.to_dict()}
+    head = visible(f"{result.manifest['env']['id']}, {result.manifest['policy']['class']}")
+    tell(as_json, f"{head}\n\n{found}\n\nledger {result.digest}", ledger=result.digest, **fields)
+    if result.missing:
+        count = count_text(len(result.missing), "episode")
+        say(f"tdcollect: {directory} is unfinished: it lacks {count}", err=True)

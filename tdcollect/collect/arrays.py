@@ -6,45 +6,47 @@ own code on TensorDicts.
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict
 from torchrl.data.utils import contains_lazy_spec
 from torchrl.envs import EnvBase, ParallelEnv, TransformedEnv
 
 from tdcollect import keys
 from tdcollect._upstream.names import missing
 from tdcollect._upstream.torchrl import (
-    arguments_of_resets,
     carried_entries,
-    complete_done,
-    env_reset_of,
-    env_step_of,
     replaced_methods,
     skipped_step,
     steps_alone,
 )
-from tdcollect.collect.lowering import Shown, inverted, joined, lower_members, lower_transforms
-from tdcollect.collect.step_dict import (
-    StepDict,
-    chunk_steps,
-    flat,
-    like_rows,
-    sent,
-    with_index,
+from tdcollect.collect.inner import (
+    InnerEnv,
+    MemberSlots,
+    Options,
+    Seeds,
+    SlotArrays,
+    Stepped,
+    TorchRLEnv,
+    WholeEnv,
 )
-from tdcollect.collect.transforms import StepTransform
+from tdcollect.collect.lowering import (
+    FrameSkip,
+    Shown,
+    joined,
+    lower_members,
+    lower_transforms,
+)
+from tdcollect.collect.step_dict import StepDict, flat, like_rows, sent, with_index
+from tdcollect.collect.transforms import StepTransform, inverted
 from tdcollect.envs.adopted import ParallelEnv as OurParallelEnv
 from tdcollect.envs.adopted import adopt, reset_arguments
-from tdcollect.envs.beside import HonouredStarts
 from tdcollect.envs.slots import Can, SlotError, Stepper
-from tdcollect.envs.spaces import StepBuffers, nested
+from tdcollect.envs.spaces import nested
 from tdcollect.envs.traits import NotKnown, all_transforms_of, base_of, transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv, is_of_agents
 from tdcollect.keys import Key, from_next
@@ -53,11 +55,6 @@ _CPU = torch.device("cpu")
 
 Exact: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 """Carries float64 rewards through the transforms."""
-
-Seeds: TypeAlias = list[int] | None
-Options: TypeAlias = dict[str, Any] | None
-Stepped: TypeAlias = tuple[StepDict, SlotError | None]
-"""The following step's entries; the error of slots whose envs raised, whose rows mean nothing."""
 
 
 class SteppedEnv:
@@ -88,7 +85,7 @@ class SteppedEnv:
 
     @property
     def broken_episodes(self) -> Mapping[int, Exception]:
-        """The errors of slots whose envs the latest step built anew, by slot."""
+        """The errors of slots whose envs the latest step built again, by slot."""
         return {} if self.base is None else self.base.broken_episodes
 
     def latest_info(self, slot: int) -> Mapping[str, Any]:
@@ -101,7 +98,7 @@ class SteppedEnv:
         return self.base.stepper.backend.latest_infos(slots, names)
 
     def rebuild_slots(self, slots: list[int]) -> None:
-        """Build the envs of ``slots`` anew."""
+        """Build the envs of ``slots`` again."""
         assert self.base is not None
         self.base.rebuild_slots(slots)
 
@@ -109,7 +106,7 @@ class SteppedEnv:
         """Have transforms leave the rows of all other slots, which wait, out of statistics."""
 
     def hands_through(self, key: Key) -> bool:
-        """Tell whether the env and its transforms are known not to read an output of the policy."""
+        """Return whether env and transforms are known not to read an output of the policy."""
         return False
 
     def reset_all(self, seeds: Seeds, options: Options) -> StepDict:
@@ -148,195 +145,6 @@ class SteppedEnv:
             options: gymnasium's reset options.
         """
         raise NotImplementedError
-
-
-class InnerEnv:
-    """An env without its transforms.
-
-    Attributes:
-        slots: the env on gymnasium slots; None where it has none.
-        step_bytes: the size of one step's observations, over all slots.
-        whole: whether a reset gives entries of slots that go on, too, which mean nothing.
-        follows_specs: as of :class:`StepTransform`.
-        transforms: those that run inside of it, innermost first.
-        home: the device of its entries.
-        resets_by_mask: whether resets may be asked for at every step, by marks alone.
-        how: the way in which it is stepped, in words.
-        cost: about what that costs where it leaves the arrays; empty on them.
-    """
-
-    slots: GymnasiumEnv | None = None
-    step_bytes: int
-    whole: bool = False
-    follows_specs: bool = True
-    transforms: Sequence[StepTransform] = ()
-    home: torch.device = _CPU
-    resets_by_mask: bool = False
-    how: str = "steps on arrays"
-    cost: str = ""
-    rewards: Sequence[Key] = (keys.REWARD,)  # the entries that no reset gives
-
-    def on_host(self, flag: torch.Tensor) -> torch.Tensor | None:
-        """The flag's copy on the CPU, if there is one already."""
-        return None
-
-    def allocate(self, count: int, pinned: bool, exact: bool) -> list[Any]:
-        """Buffers for ``count`` steps; see :meth:`GymnasiumEnv.allocate`."""
-        return [None] * count
-
-    def step(self, given: StepDict, slots: list[int] | None, buffers: Any) -> Stepped:
-        """Step ``slots`` (None for all); see :meth:`SteppedEnv.advance`."""
-        raise NotImplementedError
-
-    def reset(self, marks: StepDict, slots: list[int], seeds: Seeds, options: Options) -> StepDict:
-        """Start an episode in ``slots``, those marked; the entries of all slots, with flags."""
-        raise NotImplementedError
-
-
-class SlotArrays(InnerEnv):
-    """gymnasium slots, which write into arrays."""
-
-    slots: GymnasiumEnv
-
-    def __init__(self, slots: GymnasiumEnv):
-        self.slots = slots
-        self.step_bytes = _bytes_of(slots)
-        self.rewards = slots.reward_keys
-        self._pinned = False
-        self._done: tuple[torch.Tensor, torch.Tensor] | None = None  # at home, and on the CPU
-
-    def allocate(self, count: int, pinned: bool, exact: bool) -> list[StepBuffers]:
-        self._pinned = pinned
-        return self.slots.allocate(count, pinned, exact, again=True)
-
-    def step(self, given: StepDict, slots: list[int] | None, buffers: StepBuffers) -> Stepped:
-        error = None
-        try:
-            self.slots.stepper.step(self.slots.read_actions(given), slots, buffers)
-        except SlotError as raised:
-            error = raised
-        return self.entries(buffers), error
-
-    def entries(self, buffers: StepBuffers) -> StepDict:
-        """The entries of a step or reset, at home."""
-        entries = StepDict(zip(self.slots.writes, buffers.tensors, strict=True))
-        if self.slots.stepper.group_map:
-            del entries[keys.REWARD]  # the sum of the agents'
-        if self.home == _CPU:
-            return entries
-        at_home = StepDict((key, sent(value, self.home)) for key, value in entries.items())
-        self._done = at_home[keys.DONE], entries[keys.DONE]
-        return at_home
-
-    def on_host(self, flag: torch.Tensor) -> torch.Tensor | None:
-        # No transform that is known to follow the specs writes into the flag itself.
-        return self._done[1] if self._done is not None and flag is self._done[0] else None
-
-    def reset(self, marks: StepDict, slots: list[int], seeds: Seeds, options: Options) -> StepDict:
-        spare = self.slots.stepper.pool.spare
-        if not spare:
-            spare += self.allocate(chunk_steps(self.step_bytes), self._pinned, False)
-        buffers = spare.pop(0)  # the last one tells soonest that they are in use
-        self.slots.stepper.reset(slots, buffers, seeds, options)
-        begun = self.entries(buffers)
-        for key in self.rewards:
-            del begun[key]
-        return begun
-
-
-class MemberSlots(SlotArrays):
-    """The slots of envs that begin their episodes by their own resets, transforms included."""
-
-    whole = True
-
-    def __init__(
-        self,
-        slots: GymnasiumEnv,
-        members: Sequence[EnvBase],
-        transforms: Sequence[StepTransform],
-        shown: Mapping[Key, torch.Tensor],
-    ):
-        super().__init__(slots)
-        self.transforms = transforms
-        self._members, self._shown = members, shown
-        self._specified: set[Key] | None = None
-        if not all(transform.follows_specs for transform in transforms):
-            specs = members[0].output_spec.values()
-            self._specified = {key for spec in specs for key in spec.keys(True, True)}
-
-    def step(self, given: StepDict, slots: list[int] | None, buffers: StepBuffers) -> Stepped:
-        given = inverted(self.transforms, given)
-        following, error = super().step(given, slots, buffers)
-        for transform in self.transforms:
-            transform.step(given, following)
-        if self._specified is not None:  # the SerialEnv has room for no other entries
-            for key in [key for key in following if key not in self._specified]:
-                del following[key]
-        # Its buffers are zero where an env writes nothing, in steps and in resets.
-        for key in self._shown.keys() - following.keys():
-            following[key] = torch.zeros_like(self._shown[key])
-        return following, error
-
-    def entries(self, buffers: StepBuffers) -> StepDict:
-        # Its transforms run on the CPU, wherever home is.
-        return StepDict(zip(self.slots.writes, buffers.tensors, strict=True))
-
-    def reset(self, marks: StepDict, slots: list[int], seeds: Seeds, options: Options) -> StepDict:
-        starting = torch.ones(1, dtype=torch.bool)
-        for i, slot in enumerate(slots):
-            member = self._members[slot]
-            given = nested([(keys.RESET, starting)], member.batch_size, member.device)
-            seed = None if seeds is None else [seeds[i]]
-            row = flat(member.reset(given, **reset_arguments(member, seed, options)))
-            for key, shown in self._shown.items():
-                if key in row:
-                    shown[slot] = row[key]
-        self.slots.stepper.follow()
-        begun = StepDict((key, shown.clone()) for key, shown in self._shown.items())
-        flags = torch.zeros_like(marks[keys.RESET])
-        begun.update((key, flags) for key in keys.FLAGS)
-        return begun
-
-
-class TorchRLEnv(InnerEnv):
-    """Any TorchRL env without its transforms, stepped by its own code on TensorDicts."""
-
-    whole = True
-    follows_specs = False
-    cost = "its own step, and 30 to 60 us"
-
-    def __init__(self, env: EnvBase, reason: str):
-        self.how = f"steps by its own code, on TensorDicts: {reason}"
-        self.step_bytes = _bytes_of(env)
-        self._env = env
-        # Statically at first: wrappers would ask the env inside.
-        has_it = inspect.getattr_static(env, "resets_by_mask", False)
-        self.resets_by_mask = bool(has_it and env.resets_by_mask)
-        self.home = with_index(env.device) if env.device else _CPU
-        self._flags = [(key, spec.shape) for key, spec in env.full_done_spec.items(True, True)]
-        self._step, self._reset = env_step_of(env), env_reset_of(env)
-        self._arguments = arguments_of_resets(env)
-        self._starts = HonouredStarts(env)
-
-    def step(self, given: StepDict, slots: list[int] | None, buffers: None) -> Stepped:
-        with self._starts:
-            return self._completed(self._step(self._packed(given))), None
-
-    def _packed(self, entries: StepDict) -> TensorDict:
-        env = self._env
-        return nested(entries.items(), env.batch_size, env.device and self.home)
-
-    def _completed(self, made: TensorDictBase) -> StepDict:
-        entries = flat(made)
-        if all(key in entries and entries[key].shape == shape for key, shape in self._flags):
-            return entries
-        complete_done(self._env, made)
-        return flat(made)
-
-    def reset(self, marks: StepDict, slots: list[int], seeds: Seeds, options: Options) -> StepDict:
-        arguments = {**self._arguments, **reset_arguments(self._env, seeds, options)}
-        with self._starts:  # transforms may step in resets
-            return self._completed(self._reset(self._packed(marks), **arguments))
 
 
 class RewardShape(StepTransform):
@@ -392,11 +200,9 @@ class ArrayEnv(SteppedEnv):
         ends_by_done: whether a trajectory is known to end only where the flag ``"done"`` is true.
             A user's env or transform may truncate without it: TorchRL then resets nothing, but
             gives a new trajectory id, and the next step keeps the flag.
-        drops_unspecified: whether entries without a spec are left out of the following step, as
-            TorchRL's preallocated batches have no room for them.
     """
 
-    drops_unspecified = False
+    _drops_unspecified = False
 
     def __init__(
         self,
@@ -424,7 +230,7 @@ class ArrayEnv(SteppedEnv):
         self._changed: list[Key] | None = None  # actions that transforms change; None at first
         self._attended: Sequence[int] = range(self.batch_size.numel())
         known = inner.follows_specs and all(transform.follows_specs for transform in transforms)
-        self._unspecified: list[Key] | None = [] if known else None
+        self._unspecified: list[Key] | None = None
         self.ends_by_done = known
         # Agents may be done before their episode ends.
         self.carried += [k for k in transformed.done_keys if not known or isinstance(k, tuple)]
@@ -444,6 +250,15 @@ class ArrayEnv(SteppedEnv):
                 reason = "a trajectory may end without done"
             self.can, self.why = self.can._replace(wait_num=None), {"asynchronous": reason}
 
+    def start(self, drops_unspecified: bool) -> None:
+        """Begin a batch.
+
+        ``drops_unspecified``: leave entries without a spec out of the following step, as TorchRL's
+        preallocated batches have no room for them.
+        """
+        self._drops_unspecified = drops_unspecified and not self.ends_by_done
+        self._unspecified = None
+
     def allocate(self, count: int, pinned: bool = False) -> list[Any]:
         return self.inner.allocate(count, pinned, self._exact is not None)
 
@@ -459,21 +274,21 @@ class ArrayEnv(SteppedEnv):
     def advance(
         self, step: StepDict, next_keys: list[Key], buffers: Any, slots: list[int] | None = None
     ) -> Stepped:
-        given = self._taken = step
+        inner_step = self._taken = step
         if self.transforms:
-            given = self._inverted(step)
-            if keys.STEP in given:
-                slots = self._chosen(given, slots)
+            inner_step = self._inverted(step)
+            if keys.STEP in inner_step:
+                slots = self._chosen(inner_step, slots)
                 if slots == []:
-                    return self._skipped(given, next_keys), None
-        following, error = self.inner.step(given, slots, buffers)
+                    return self._skipped(inner_step, next_keys), None
+        following, error = self.inner.step(inner_step, slots, buffers)
         for key in next_keys:
             following.setdefault(from_next(key), step[key])  # the env's own entry wins
         for transform in self.transforms:
-            transform.step(given, following)
+            transform.step(inner_step, following)
         if self._away:
             self._bring_home(following)
-        if self.drops_unspecified:
+        if self._drops_unspecified:
             if self._unspecified is None:
                 self._unspecified = self._without_spec(following, next_keys)
             for key in self._unspecified:
@@ -483,14 +298,14 @@ class ArrayEnv(SteppedEnv):
 
     def _inverted(self, step: StepDict) -> StepDict:
         """The step as the env takes it."""
-        given = inverted(self.transforms, step)
+        inner_step = inverted(self.transforms, step)
         if self._exact is not None:
             if self._changed is None:
                 names = self.transformed.action_keys
-                self._changed = [key for key in names if given.get(key) is not step.get(key)]
-            sent = ((keys.under(keys.SENT, key), given[key]) for key in self._changed)
+                self._changed = [key for key in names if inner_step.get(key) is not step.get(key)]
+            sent = ((keys.under(keys.SENT, key), inner_step[key]) for key in self._changed)
             self._sent = StepDict(sent)
-        return given
+        return inner_step
 
     def _add_exact(self, following: StepDict, buffers: Any) -> None:
         """Add the entries that evaluations read, which are no part of a batch."""
@@ -509,8 +324,8 @@ class ArrayEnv(SteppedEnv):
 
     def send(self, step: StepDict, slots: list[int]) -> None:
         """Have ``slots`` take a step, and return at once."""
-        self._taken = given = self._inverted(step)
-        self.stepper.send(self.base.read_actions(given), slots)  # type: ignore[union-attr]
+        self._taken = inner_step = self._inverted(step)
+        self.stepper.send(self.base.read_actions(inner_step), slots)  # type: ignore[union-attr]
 
     def send_reset(self, slots: list[int], seeds: Seeds, options: Options) -> None:
         """Start an episode in ``slots``, and return at once."""
@@ -543,11 +358,11 @@ class ArrayEnv(SteppedEnv):
                 transform.reset(begun, StepDict({keys.RESET: marks}), before)
         return Arrived(following, *came, begun, written)
 
-    def _chosen(self, given: StepDict, slots: list[int] | None) -> list[int] | None:
+    def _chosen(self, inner_step: StepDict, slots: list[int] | None) -> list[int] | None:
         """Of ``slots``, those that a transform has chosen to be stepped; None for all."""
-        chosen = given[keys.STEP].reshape(-1)
+        chosen = inner_step[keys.STEP].reshape(-1)
         if chosen.all():
-            del given[keys.STEP]
+            del inner_step[keys.STEP]
             return slots
         if isinstance(self.inner, MemberSlots):
             raise NotImplementedError(
@@ -555,15 +370,15 @@ class ArrayEnv(SteppedEnv):
                 f"{keys.STEP!r} over envs with transforms of their own; set "
                 "the environment variable TDCOLLECT_ARRAYS=0"
             )
-        found: list[int] = chosen.nonzero()[:, 0].tolist()
-        return found if slots is None else [slot for slot in slots if slot in found]
+        slots_chosen: list[int] = chosen.nonzero()[:, 0].tolist()
+        return slots_chosen if slots is None else [slot for slot in slots if slot in slots_chosen]
 
-    def _skipped(self, given: StepDict, next_keys: list[Key]) -> StepDict:
+    def _skipped(self, step: StepDict, next_keys: list[Key]) -> StepDict:
         """The entries of a step that no slot takes: no transform sees it."""
         env = self.transformed
-        following = flat(skipped_step(env, nested(given.items(), env.batch_size, env.device)))
+        following = flat(skipped_step(env, nested(step.items(), env.batch_size, env.device)))
         for key in next_keys:
-            following.setdefault(from_next(key), given[key])
+            following.setdefault(from_next(key), step[key])
         return following
 
     def ends(self, following: StepDict) -> tuple[list[int], list[int]]:
@@ -596,7 +411,7 @@ class ArrayEnv(SteppedEnv):
     def hands_through(self, key: Key) -> bool:
         inverse = (transform.in_keys_inv for transform in all_transforms_of(self.transformed))
         known = isinstance(self.inner, SlotArrays) and self.ends_by_done and not self._away
-        return known and key not in self.carried and not any(key in given for given in inverse)
+        return known and key not in self.carried and not any(key in entries for entries in inverse)
 
     def over(self, following: StepDict) -> torch.Tensor:
         """The flag of slots whose trajectories end, at home."""
@@ -615,7 +430,7 @@ class ArrayEnv(SteppedEnv):
         options: Options = None,
     ) -> StepDict:
         marks = StepDict()
-        if isinstance(self.inner, _WholeEnv):  # keeps the rows of the other slots itself
+        if isinstance(self.inner, WholeEnv):  # keeps the rows of the other slots itself
             marks = StepDict(following).exclude(keys.REWARD, keys.EXACT_REWARD, inplace=True)
         marks[keys.RESET] = starting
         for transform in reversed(self.transforms):
@@ -648,35 +463,6 @@ class ArrayEnv(SteppedEnv):
                 begun[key] = own.masked_fill(mask, 0)  # as TorchRL does
 
 
-class _WholeEnv(InnerEnv):
-    """Any TorchRL env with its transforms, by its own ``step``."""
-
-    def __init__(self, env: EnvBase, exact: bool):
-        base = base_of(env)
-        self.slots = base if isinstance(base, GymnasiumEnv) else None
-        self.step_bytes = _bytes_of(env)
-        self.home = with_index(env.device) if env.device else _CPU
-        self._env, self._exact, self._starts = env, exact, HonouredStarts(env)
-
-    def step(self, given: StepDict, slots: list[int] | None, buffers: None) -> Stepped:
-        packed = nested(given.items(), self._env.batch_size, self._env.device)
-        exact = self.slots.exact_rewards() if self._exact and self.slots else nullcontext()
-        with exact, self._starts:
-            return flat(self._env.step(packed).get(keys.NEXT)), None
-
-    def reset(self, marks: StepDict, slots: list[int], seeds: Seeds, options: Options) -> StepDict:
-        given = nested(marks.items(), self._env.batch_size, self._env.device)
-        arguments = reset_arguments(base_of(self._env), seeds, options)
-        with self._starts:
-            return flat(self._env.reset(given, select_reset_only=True, **arguments))
-
-
-def _bytes_of(env: EnvBase) -> int:
-    """The size of one step's observations, over all slots."""
-    leaves = env.observation_spec.values(True, True)
-    return sum(leaf.shape.numel() * leaf.dtype.itemsize for leaf in leaves)
-
-
 # ------------------------------------------------------------------------------------- the plan
 
 RUN_ON_ARRAYS = os.environ.get("TDCOLLECT_ARRAYS") != "0"
@@ -693,41 +479,44 @@ class Plan(NamedTuple):
 def plan_for(env: EnvBase, exact: Exact | None = None, reasons: Sequence[str] = ()) -> Plan:
     """Decide how an env, with its transforms, is stepped; ``reasons`` are those against arrays."""
     base = env.base_env if type(env) is TransformedEnv else env
-    reasons = [*reasons, *([] if RUN_ON_ARRAYS else ["TDCOLLECT_ARRAYS=0"])]
-    reasons += missing()
+    refused = [*reasons, *([] if RUN_ON_ARRAYS else ["TDCOLLECT_ARRAYS=0"]), *missing()]
     replaced = {*replaced_methods(env), *replaced_methods(base)}
-    reasons += [f"the env has a {name} of its own" for name in sorted(replaced)]
+    refused += [f"the env has a {name} of its own" for name in sorted(replaced)]
     if any(env.full_done_spec[key].dtype is not torch.bool for key in env.done_keys):
-        reasons.append("the env has flags of another dtype than bool")
-    groups: Mapping[str, Any] = {}
-    how = ""
-    plain = type(env) is GymnasiumEnv or _has_plain_entries(env)
-    if not plain:
-        reasons.append("the env has entries that are no tensors of one shape")
+        refused.append("the env has flags of another dtype than bool")
+    transforms: list[StepTransform] = []
+    inner: InnerEnv | None = None
+    further: list[StepTransform] = []
     try:
-        given = transforms_of(env)
-        transforms = lower_transforms(given, env) if given else []
-        if plain:
+        transforms = lower_transforms(transforms_of(env), env)
+        if type(env) is GymnasiumEnv or _has_plain_entries(env):
             mixes = not all(transform.by_row for transform in transforms)
             inner, further = _inner(base, env is not base, mixes)
-            how = inner.how
-            if inner.slots is not None:
-                groups = inner.slots.stepper.group_map
-    except NotKnown as refused:
-        reasons += refused.reasons
-    unlike = [key for key in env.done_keys if key not in keys.FLAGS]
-    if not all(is_of_agents(key, groups, *keys.FLAGS) for key in unlike):
-        text = f"the env has the flags {list(env.done_keys)}, not one of each per slot"
-        reasons.append(text + f"; it {how}" * bool(how))
-    if reasons:
-        return Plan(None, reasons)
+        else:
+            refused.append("the env has entries that are no tensors of one shape")
+    except NotKnown as unknown:
+        refused += unknown.reasons
+    refused += _odd_flags(env, inner)
+    if inner is None or refused:
+        return Plan(None, refused)
     if env.device is not None and not all(part.anywhere for part in (*further, *transforms)):
         inner.home = with_index(env.device)  # the CPU would not give the same
     for transform in transforms:
-        transform.attach(inner, further)
+        if isinstance(transform, FrameSkip):
+            transform.attach(inner, further)
     last = [RewardShape(env)] if isinstance(inner, TorchRLEnv) else []
-    parts = joined([*further, *transforms]) if transforms else further
-    return Plan(ArrayEnv(inner, [*parts, *last], env, exact))
+    return Plan(ArrayEnv(inner, [*joined([*further, *transforms]), *last], env, exact))
+
+
+def _odd_flags(env: EnvBase, inner: InnerEnv | None) -> list[str]:
+    """The reason against arrays where an env has other flags than one of each per slot."""
+    slots = None if inner is None else inner.slots
+    groups = {} if slots is None else slots.stepper.group_map
+    others = [key for key in env.done_keys if key not in keys.FLAGS]
+    if all(is_of_agents(key, groups, *keys.FLAGS) for key in others):
+        return []
+    how = "" if inner is None else f"; it {inner.how}"
+    return [f"the env has the flags {list(env.done_keys)}, not one of each per slot{how}"]
 
 
 def by_episodes(plan: Plan, env: EnvBase, exact: Exact | None = None) -> ArrayEnv:
@@ -737,9 +526,9 @@ def by_episodes(plan: Plan, env: EnvBase, exact: Exact | None = None) -> ArrayEn
         ValueError: for an env whose slots do not end one by one, each with a flag of its own, or
             whose observations are not tensors of fixed shapes.
     """
-    found = plan.env
-    if found is not None and found.base is not None and found.home.type == "cpu":
-        return found
+    planned = plan.env
+    if planned is not None and planned.base is not None and planned.home.type == "cpu":
+        return planned
     if keys.DONE not in env.done_keys or len(env.done_keys_groups) > 1:
         raise ValueError(
             f"expected an env with one {keys.DONE!r} flag per slot, got the flags "
@@ -752,7 +541,7 @@ def by_episodes(plan: Plan, env: EnvBase, exact: Exact | None = None) -> ArrayEn
             "expected an env whose observations are tensors of fixed shapes, got other ones "
             f"in {odd}; collect by frames"
         )
-    whole = ArrayEnv(_WholeEnv(env, exact is not None), [], env, exact)
+    whole = ArrayEnv(WholeEnv(env, exact is not None), [], env, exact)
     # The slots of any other env cannot wait, and cannot be seeded, one by one.
     whole.can = whole.can._replace(pause=False, wait_num=None)
     return whole
@@ -787,7 +576,7 @@ def _inner(
 
 
 def _has_plain_entries(env: EnvBase) -> bool:
-    """Tell whether all entries are single tensors of fixed shapes."""
+    """Return whether all entries are single tensors of fixed shapes."""
     for spec in (env.output_spec, env.input_spec):
         nodes = [spec, *spec.values(True, False)]
         if contains_lazy_spec(spec) or any(

@@ -15,28 +15,27 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from tdcollect import keys
-from tdcollect.collect.arrays import Options, Seeds
-from tdcollect.collect.step_dict import Placement, StepDict, Store, by_slot, next_step, zero_rows
-from tdcollect.collect.turns import Act, Turns, set_ids
+from tdcollect.collect.hooks import Watch
+from tdcollect.collect.inner import Options, Seeds
+from tdcollect.collect.step_dict import StepDict, by_slot, next_step, zero_rows
+from tdcollect.collect.store import Placement, Store
+from tdcollect.collect.turns import Act, set_ids, turns_of
 from tdcollect.envs.process.values import EachOptions
 from tdcollect.envs.slots import SlotError
 from tdcollect.keys import Key
-
-if TYPE_CHECKING:
-    from tdcollect.collect.hooks import Watch
 
 
 @dataclass(frozen=True)
 class Start:
     """An episode to run; its seed is None to go on with the env's own generator.
 
-    ``rebuild``: build the slot's env anew for it.
+    ``rebuild``: build the slot's env again for it.
     """
 
     index: int
@@ -127,7 +126,7 @@ class Episodes:
                 f"expected no max_episode_steps: the env has no {keys.TRUNCATED!r} flag to mark "
                 "the limit with; put it under TorchRL's StepCounter(max_steps=...)"
             )
-        self._turns = Turns(self.env, self.act, self.place, StepDict())
+        self._turns = turns_of(self.env, self.act, self.place, StepDict())
         self._slots = list(range(self.env.batch_size.numel()))
         if self.resets is None:
             self.resets = np.zeros(len(self._slots), np.int64)
@@ -203,7 +202,7 @@ class Episodes:
             return True
 
     def _rebuild(self, slots: Sequence[int]) -> None:
-        """Build the envs of slots anew."""
+        """Build the envs of slots again."""
         if slots:
             self.env.rebuild_slots(list(slots))
             self.resets[[*slots]] = 0
@@ -248,42 +247,31 @@ class Episodes:
         A step that is lost in every slot gives no rows: all episodes start again.
         """
         turns, env, running = self._turns, self.env, self._running
-        if env.can.asynchronous:
-            turns.ready = [slot for slot in turns.ready if slot in running]
-            came = turns.exchange(env.stepper.idle(turns.ready), buffers)
-        else:
-            env.attend(list(running))
-            try:
-                came = turns.all_together(list(running), buffers)
-            except SlotError as error:
-                self._break_off(error, list(running))
-                return
+        try:
+            came = turns.exchange(turns.able(running), buffers)
+        except SlotError as error:
+            self._break_off(error, list(running))
+            return
         step, following, failed = turns.present, came.following, came.failed
         if came.stepped and failed is None and env.broken_episodes:
             failed = SlotError("step", env.broken_episodes)
         gone = () if failed is None else failed.causes
-        stepped = came.stepped  # in step, those that run
-        if gone or env.can.asynchronous:
-            stepped = [slot for slot in stepped if slot in running and slot not in gone]
+        stepped = [slot for slot in came.stepped if slot in running and slot not in gone]
         ended = self._ended(following, stepped)
-        store.append(step, following, stepped if env.can.asynchronous else None)
+        store.append(step, following, stepped)
         if failed is not None:
             self._break_off(failed, [slot for slot in gone if slot in running], came.failed is None)
-        self._counts[:2, stepped if env.can.asynchronous else slice(None)] += 1
+        self._counts[:2, turns.rows(stepped)] += 1
         if self.on_step is not None:
             self.on_step({slot: running[slot] for slot in stepped})
         for slot in ended:
             took = time.perf_counter() - self._began[slot]
             self._cut(slot, running.pop(slot), True, None, env.latest_info(slot), took)
-        if env.can.asynchronous:
-            turns.take(came)
-            self._note({s: self._beginning.pop(s) for s in came.began if s in self._beginning})
-            if came.failed_begins is not None:
-                causes = came.failed_begins.causes
-                starts = {s: self._beginning.pop(s) for s in causes if s in self._beginning}
-                self._give_up(came.failed_begins, starts)
-        else:
-            turns.present = next_step(step, following, env.carried, turns.next_keys)
+        turns.take(came)
+        self._note({s: self._beginning.pop(s) for s in came.began if s in self._beginning})
+        if (error := came.failed_begins) is not None:
+            lost = [slot for slot in error.causes if slot in self._beginning]
+            self._give_up(error, {slot: self._beginning.pop(slot) for slot in lost})
         began = [*came.began, *self._begin_free(step, following)]
         if self.watch is not None:
             if stepped:
@@ -376,7 +364,7 @@ class Episodes:
         self._give_up(error, starts, built)
 
     def _give_up(self, error: SlotError, starts: dict[int, Start], built: bool = False) -> None:
-        """Build the envs that raised anew, unless built; take their episodes out of ``starts``."""
+        """Build the envs that raised again, unless built; take their episodes out of ``starts``."""
         if not error.causes:  # the policy's, as it acted: the envs are sound
             return
         if self.on_error is None or not self.env.can.rebuild:
@@ -442,13 +430,13 @@ class FirstToStart(SlotStarts):
         final = torch.zeros(self._ids, dtype=torch.int64)
         chosen = []
         for entries, pieces in blocks:
-            kept = []
+            renumbered = []
             for piece in pieces:
                 start, rank = piece.start, ranks.get(piece.start.index)
                 if rank is not None:
                     final[start.traj_id] = ids[rank]
-                    kept.append(piece._replace(start=Start(rank, None, start.traj_id)))
-            chosen.append(Block(entries, kept))
+                    renumbered.append(piece._replace(start=Start(rank, None, start.traj_id)))
+            chosen.append(Block(entries, renumbered))
         for entries, _ in chosen:
             if keys.TRAJ_IDS in entries:
                 entries[keys.TRAJ_IDS] = final[entries[keys.TRAJ_IDS].cpu()]

@@ -10,16 +10,23 @@ from typing import Any, NamedTuple
 
 import torch
 from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import composite_lp_aggregate, skip_existing
+from tensordict.nn.probabilistic import interaction_type
+from torch import nn
 from torchrl.collectors import Collector as TorchRLCollector
 from torchrl.envs import EnvBase, GymWrapper
 from torchrl.envs.utils import exploration_type, set_exploration_type
 from torchrl.modules import RandomPolicy
 
 from tdcollect import keys
+from tdcollect._upstream import torchrl as upstream
 from tdcollect._upstream.collectors import CollectorState, new_ids_of
+from tdcollect.collect import arrays
 from tdcollect.collect.arguments import by_arrival_needs, check_arrival_buffer
 from tdcollect.collect.arrays import ArrayEnv, Plan, by_episodes, plan_for
 from tdcollect.collect.episodes import Block, Episodes, FirstToStart, Start, join_episodes
+from tdcollect.collect.facts import Facts, facts_of_env
+from tdcollect.collect.monitor import CollectionLog
 from tdcollect.collect.policy import (
     ON_TENSORDICT,
     Policy,
@@ -29,18 +36,16 @@ from tdcollect.collect.policy import (
     warning_of_draws,
 )
 from tdcollect.collect.resume import FirstStates
-from tdcollect.collect.statistics import CollectionLog
 from tdcollect.collect.step_dict import (
     NotTensors,
-    Placement,
     StepDict,
     flat,
     is_plain,
     nested_shapes,
-    placement,
     shaped_like,
     stacked_lazily,
 )
+from tdcollect.collect.store import Placement, placement
 from tdcollect.collect.torchrl_loop import changed, torchrl_rollout, warn_of_lost
 from tdcollect.collect.transforms import Norm
 from tdcollect.collect.turns import Acting, Arrivals, Frames, Lower, NewIds
@@ -137,6 +142,10 @@ class Runner:
         self.env_state: Any = None
         self.explained: Explanation | None = None
         self._places: list[Any] = []  # of the slots, where the collector has left them
+        self._plan = Plan(None)
+        self._planned_for: Facts | None = None
+        self._lowered: Policy | None = None
+        self._lowered_for: Facts | None = None
         self._warned: set[str] = set()
 
     @property
@@ -267,8 +276,8 @@ class Runner:
         collector = self._collector
         if self.first_states is not None:
             self.first_states.restore()
-        if (asked := collector.reset_options) is not None:
-            asked.start(len(asked.begun))
+        if (options := collector.reset_options) is not None:
+            options.start(len(options.begun))
         following = TorchRLCollector.set_seed(collector, seed, static_seed=static_seed)
         return following, early_seeds(base_of(collector.env), seed, static_seed)
 
@@ -286,7 +295,11 @@ class Runner:
         if self._not_tensors:
             entries = self._not_tensors
             reasons.append(f"the policy writes entries that are no dense tensors, {entries}")
-        return plan_for(collector.env, reasons=reasons)
+        values = reasons, arrays.RUN_ON_ARRAYS
+        if self._planned_for is None or not self._planned_for.hold(collector.env, *values):
+            self._plan = plan_for(collector.env, reasons=reasons)
+            self._planned_for = facts_of_env(collector.env, *values)
+        return self._plan
 
     def explain(self) -> Explanation:
         """The parts of iteration, and how they run, or ran to the last batch; nothing is run."""
@@ -294,13 +307,13 @@ class Runner:
             return self.explained
         collector, plan = self._collector, self.plan(iterating=True)
         with set_exploration_type(collector.exploration_type):
-            given = StepDict() if self.stacked_lazily else flat(self._parent.carrier)
-            policy = self.lower(given, checked=plan.env is None)
+            step = StepDict() if self.stacked_lazily else flat(self._parent.carrier)
+            policy = self.lower(step, checked=plan.env is None)
             if self._ignores_masks:
                 ((what, how),) = policy.described
                 policy.described = [(what, f"{how}; action masks are ignored, as in TorchRL")]
             if plan.env is not None and self._parent.acts_randomly():
-                ((what, how),) = self.lower(given, policy=self._random).described
+                ((what, how),) = self.lower(step, policy=self._random).described
                 policy.described.insert(0, (f"{what}, until init_random_frames", how))
         parts = [*self._own_loops(), *_parts_of(collector.env, plan), *self._moved_by_others()]
         parts += [
@@ -341,9 +354,9 @@ class Runner:
         if collector.reset_at_each_iter:
             self._parent.carrier.update(collector.env.reset())
             self._parent.start_new_trajectories()
-        asked = collector.frames_asked if collector.by_arrival else collector.frames_per_batch
+        frames = collector.frames_asked if collector.by_arrival else collector.frames_per_batch
         with set_exploration_type(collector.exploration_type):
-            batch = self._on_arrays(plan, int(asked), log, random)
+            batch = self._on_arrays(plan, int(frames), log, random)
         if batch is None:
             self.owns_batch = False
             warn_of_lost(self._parent, self._not_tensors)
@@ -386,6 +399,7 @@ class Runner:
         """Collect whole episodes from a fresh start: ``[sum of lengths]``."""
         collector = self._collector
         env = by_episodes(self.plan(), collector.env)
+        self._planned_for = None  # its transforms will leave out the rows of slots that wait
         self._warn_of_statistics(env)
         env, lower = log.timed_parts(env, self._lowering(random))
         first_seeds = None if seed is None else self._seed(seed)[1]
@@ -433,10 +447,10 @@ class Runner:
     def _warn_of_statistics(self, env: ArrayEnv) -> None:
         """Warn of statistics that slots take part in while they wait for the last episodes."""
         right = {part.label for part in env.parts if isinstance(part, Norm)}
-        given = [
+        keeping = [
             type(t).__name__ for t in all_transforms_of(env.transformed) if keeps_statistics(t)
         ]
-        if (odd := sorted(set(given) - right)) and env.batch_size.numel() > 1:
+        if (odd := sorted(set(keeping) - right)) and env.batch_size.numel() > 1:
             self._warn_once(
                 f"{', '.join(odd)} also count the rows of slots that wait for the last episodes, "
                 "which are in no batch: freeze statistics before collect(episodes=...)"
@@ -469,9 +483,9 @@ class Runner:
     def _frames(self, env: ArrayEnv, random: bool, log: CollectionLog) -> Frames:
         collector, place = self._collector, self._place(env)
         at_each_step = log.watch is not None or env.can.asynchronous or place.moves
-        late = None if at_each_step else env.hands_through
+        late = None if at_each_step else env
         tracked = isinstance(collector.policy_version, int)
-        env.drops_unspecified = self._parent.preallocates
+        env.start(self._parent.preallocates)
         env, lower = log.timed_parts(env, self._lowering(random, late))
         return Frames(
             env,
@@ -609,7 +623,7 @@ class Runner:
             return False
         return is_masked(env.full_action_spec)
 
-    def _lowering(self, random: bool, late: Callable[[Key], bool] | None = None) -> Lower:
+    def _lowering(self, random: bool, late: ArrayEnv | None = None) -> Lower:
         # Gradients are those of the distributions' own classes.
         policy = self._random if random else None
         return partial(self.lower, checked=torch.is_grad_enabled(), policy=policy, late=late)
@@ -619,9 +633,36 @@ class Runner:
         step: StepDict,
         checked: bool = False,
         policy: Callable[..., Any] | None = None,
-        late: Callable[[Key], bool] | None = None,
+        late: ArrayEnv | None = None,
     ) -> Policy:
-        """The policy, or another in its place, on StepDicts."""
+        """The policy, or another in its place, on StepDicts.
+
+        The collector's own, if it is a module, is kept from batch to batch while its facts are the
+        same. Where there is ``late``, scores that this env hands through may be late.
+        """
+        if policy is not None or not isinstance(self._parent.wrapped_policy, nn.Module):
+            return self._lower_again(step, checked, policy, late)
+        collector, parent = self._collector, self._parent
+        values = (
+            [(key, value.shape, value.dtype, value.device) for key, value in step.items()],
+            (checked, late, collector.policy_device, parent.carrier.device),
+            (interaction_type(), skip_existing(), composite_lp_aggregate()),
+            (upstream.validates_arguments(), upstream.all_modules_have_hooks()),
+        )
+        module, facts = parent.wrapped_policy, self._lowered_for
+        if self._lowered is None or facts is None or not facts.hold(module, *values):
+            self._lowered = self._lower_again(step, checked, policy, late)
+            self._lowered_for = Facts(module.modules(), *values)
+        self._lowered.restart()
+        return self._lowered
+
+    def _lower_again(
+        self,
+        step: StepDict,
+        checked: bool,
+        policy: Callable[..., Any] | None,
+        late: ArrayEnv | None,
+    ) -> Policy:
         collector, parent = self._collector, self._parent
         told = [warning_of_draws(policy or collector.policy)]
         if policy is None and self._ignores_masks:
@@ -640,7 +681,7 @@ class Runner:
             collector.policy_device if cast else parent.carrier.device,
             select=parent.policy_output_keys if compiled and policy is None else None,
             checked=checked,
-            late=late,
+            late=None if late is None else late.hands_through,
             as_it_is="the env's entries are stacked lazily" if lazy else None,
         )
         if policy is not None and policy is not parent.wrapped_policy:

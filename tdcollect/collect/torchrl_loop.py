@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain, repeat
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -16,13 +16,11 @@ from torchrl.modules import RandomPolicy
 
 from tdcollect._upstream.collectors import CollectorState, rollout_with_gradients
 from tdcollect.collect.arguments import missing_entries
+from tdcollect.collect.monitor import CollectionLog
+from tdcollect.collect.policy import Policy
 from tdcollect.collect.step_dict import flat, is_plain
+from tdcollect.collect.turns import Lower
 from tdcollect.keys import Key
-
-if TYPE_CHECKING:
-    from tdcollect.collect.policy import Policy
-    from tdcollect.collect.statistics import CollectionLog
-    from tdcollect.collect.turns import Lower
 
 
 def torchrl_rollout(
@@ -119,10 +117,10 @@ class _PolicyOnSteps:
                     return self._policy(tensordict)
                 except KeyError as error:
                     raise missing_entries(self._policy, step) or error from error
-        given = dict(step)
+        before = dict(step)
         self._lowered(step)
         for key, value in step.items():
-            if given.get(key) is not value:
+            if before.get(key) is not value:
                 tensordict.set(key, value)
                 if not is_plain(value):  # the next steps could not have it
                     self._as_it_is = True

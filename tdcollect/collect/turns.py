@@ -1,4 +1,4 @@
-"""One turn: the policy acts, slots step, ended episodes begin anew. Collecting by frames.
+"""One turn: the policy acts, slots step, ended episodes begin again. Collecting by frames.
 
 Batches ``[N, T]`` are to the bit TorchRL's; with slots that step asynchronously, rows can also be
 collected in the order of their arrival.
@@ -7,10 +7,10 @@ collected in the order of their arrival.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,28 +18,24 @@ from tensordict import TensorDict, TensorDictBase
 
 from tdcollect import keys
 from tdcollect.collect.arrays import ArrayEnv, Arrived, SteppedEnv
+from tdcollect.collect.hooks import Watch
 from tdcollect.collect.policy import Policy
 from tdcollect.collect.step_dict import (
     NotReset,
     NotTensors,
-    Placement,
     StepDict,
-    Store,
     check_tensors,
     flat,
-    forgotten_entries,
     like_rows,
     next_step,
     numbered,
     sent,
     zero_rows,
 )
+from tdcollect.collect.store import Placement, Store
 from tdcollect.envs.process.values import Array
 from tdcollect.envs.spaces import nested
 from tdcollect.keys import Key, is_next
-
-if TYPE_CHECKING:
-    from tdcollect.collect.hooks import Watch
 
 Lower = Callable[[StepDict], Policy]
 """Gives a policy on StepDicts, for the entries that it first finds."""
@@ -77,7 +73,7 @@ class Acting:
             self._policy = policy = self.lower(step)
         self.place.run(policy, step)
         if self._remembered is None:
-            self._remembered = forgotten_entries(step, self.env.carried, policy)
+            self._remembered = policy.forgets(step, self.env.carried)
         return self._remembered
 
     def check(self) -> None:
@@ -94,20 +90,15 @@ class Acting:
 class Turns:
     """The slots of an env between two steps, and the policy that acts for them.
 
-    Where slots step asynchronously, the policy is still called on the rows of all, and its outputs
-    are taken over in those that act: a row's bits are those of a step of all slots.
-
     Attributes:
-        present: the step that each slot is at, with the policy's outputs for those in flight.
-        ready: asynchronously, the slots that wait to act.
+        present: the step that each slot is at.
+        ready: the slots that wait to act.
         next_keys: the policy's outputs that belong to the following step.
         zeroed: the entries that are zeroed where an episode begins.
     """
 
-    _env: ArrayEnv  # where slots step asynchronously
-
     def __init__(self, env: SteppedEnv, act: Act, place: Placement, present: StepDict):
-        self._env = env  # type: ignore[assignment]
+        self._env = env
         self._act = act
         self._place = place
         self._count = env.batch_size.numel()
@@ -130,22 +121,47 @@ class Turns:
             self.zeroed = remembered
             self._has_acted = True
 
-    def all_together(self, active: list[int], buffers: Any) -> Arrived:
-        """Have all slots act and step; the rows of ``active`` matter."""
-        self.act(self.present, active)
+    def able(self, running: Iterable[int]) -> list[int]:
+        """Of slots with an episode, those that can act now."""
+        return list(running)
+
+    def exchange(self, acting: list[int], buffers: Any) -> Arrived:
+        """Have slots act, and wait for those that come back: here all of them."""
+        self._env.attend(acting)
+        self.act(self.present, acting)
         # Others wait where the env lets them; else they run on, unseen.
-        slots = active if self._env.can.pause and len(active) < self._count else None
-        given = self._place.for_env(self.present)
-        following, error = self._env.advance(given, self.next_keys, buffers, slots)
+        slots = acting if self._env.can.pause and len(acting) < self._count else None
+        placed = self._place.for_env(self.present)
+        following, error = self._env.advance(placed, self.next_keys, buffers, slots)
         self._place.keep_apart(following)
-        return Arrived(following, active, [], error)
+        return Arrived(following, acting, [], error)
 
-    # ------------------------------------------------------------------------------ asynchronous
+    def rows(self, stepped: list[int]) -> Any:
+        """The slots of which a step has rows, as an index."""
+        return slice(None)
 
-    def resume(self, before: Turns) -> None:
+    def take(self, came: Arrived) -> None:
+        """Take the slots that have come back to where they are."""
+        self.present = next_step(self.present, came.following, self._env.carried, self.next_keys)
+
+
+class AsynchronousTurns(Turns):
+    """The slots where they step asynchronously; ``present`` has the outputs for those in flight.
+
+    The policy is still called on the rows of all, and its outputs are taken over in those that act:
+    a row's bits are those of a step of all slots.
+    """
+
+    _env: ArrayEnv
+
+    def resume(self, before: AsynchronousTurns) -> None:
         """Go on where other turns, of the same env, are."""
         self.present, self.ready, self._has_acted = before.present, before.ready, before._has_acted
         self.next_keys, self.zeroed = before.next_keys, before.zeroed
+
+    def able(self, running: Iterable[int]) -> list[int]:
+        self.ready = [slot for slot in self.ready if slot in running]
+        return self._env.stepper.idle(self.ready)
 
     def exchange(self, acting: list[int], buffers: Any) -> Arrived:
         """Have slots act (ascending, idle), and wait for some of those in flight."""
@@ -162,8 +178,10 @@ class Turns:
         self.ready = [slot for slot in self.ready if slot not in acting]
         return self._env.receive(self.next_keys, buffers)
 
+    def rows(self, stepped: list[int]) -> Any:
+        return stepped
+
     def take(self, came: Arrived) -> None:
-        """Take the slots that have come back to where they are."""
         upcoming = StepDict(self.present)
         for source, slots in ((came.following, came.stepped), (came.begun, came.began)):
             if not slots:
@@ -186,6 +204,12 @@ class Turns:
         mask = torch.zeros(self._count, dtype=torch.bool)
         mask[list(slots)] = True
         return mask
+
+
+def turns_of(env: Any, act: Act, place: Placement, present: StepDict) -> Any:
+    """The turns of an env's slots, as these step."""
+    kind = AsynchronousTurns if env.can.asynchronous else Turns
+    return kind(env, act, place, present)
 
 
 def _where(mask: torch.Tensor, value: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -288,8 +312,8 @@ def set_ids(step: StepDict, slots: Sequence[int], ids: Sequence[int] | Array) ->
     if keys.TRAJ_IDS in step:
         entry = step[keys.TRAJ_IDS].numpy().copy()
         rows = entry.reshape(-1)
-        for slot, given in zip(slots, ids, strict=True):  # few, mostly: an index takes longer
-            rows[slot] = given
+        for slot, new_id in zip(slots, ids, strict=True):  # few, mostly: an index takes longer
+            rows[slot] = new_id
         step[keys.TRAJ_IDS] = torch.from_numpy(entry)
 
 
@@ -305,20 +329,20 @@ class Arrivals:
     Attributes:
         surplus: rows that came together with the last of the latest batch.
         surplus_slots: their slots.
-        turns: the slots, some in flight; None if all wait at the collector's step.
+        turns: the slots, some of them in flight; None if all wait at the collector's step.
         left: the step that the latest batch left the collector with.
     """
 
     surplus: Rows = field(default_factory=dict)
     surplus_slots: list[int] = field(default_factory=list)
-    turns: Turns | None = None
+    turns: AsynchronousTurns | None = None
     left: TensorDictBase | None = None
 
     def leave_out(self, slots: Collection[int]) -> None:
         """Drop the rows of some slots, whose trajectories are cut short."""
-        kept = [row for row, slot in enumerate(self.surplus_slots) if slot not in slots]
-        self.surplus = {key: value[kept] for key, value in self.surplus.items()}
-        self.surplus_slots = [self.surplus_slots[row] for row in kept]
+        rows = [row for row, slot in enumerate(self.surplus_slots) if slot not in slots]
+        self.surplus = {key: value[rows] for key, value in self.surplus.items()}
+        self.surplus_slots = [self.surplus_slots[row] for row in rows]
 
 
 @dataclass
@@ -353,7 +377,7 @@ class Frames:
         step = flat(self.carrier)
         self.place.enter(step, (*self.env.carried, *keys.FLAGS))
         self._acting = Acting(self.env, self.lower, self.place, self.version)
-        self._turns = Turns(self.env, self._acting, self.place, step)
+        self._turns = turns_of(self.env, self._acting, self.place, step)
         self._moved = False  # whether the envs have gone on from the present step
 
     def _store(self, steps: int | None) -> Store:
@@ -383,8 +407,8 @@ class Frames:
                 step = turns.present
                 turns.act(step, slots)
                 self._moved = True
-                given = place.for_env(step)
-                following, error = env.advance(given, turns.next_keys, buffers)
+                placed = place.for_env(step)
+                following, error = env.advance(placed, turns.next_keys, buffers)
                 if error is not None:
                     raise error
                 place.keep_apart(following)
@@ -392,7 +416,7 @@ class Frames:
                 if begun is not following:
                     place.keep_apart(begun, of_reset=True)
                 self._moved = False
-                store.append(step, following)
+                store.append(step, following, slots)
                 turns.present = next_step(step, begun, env.carried, turns.next_keys)
                 ends.renew(turns.present, turns.zeroed)
                 if self.watch is not None:

@@ -44,12 +44,11 @@ def worker_of(traj_ids: torch.Tensor) -> torch.Tensor:
 
 
 class TrajectoryIds:
-    """Counts the trajectory ids of one worker, in TorchRL's place for such a counter.
+    """Counts the trajectory ids of one worker, in the place of TorchRL's counter.
 
-    Worker w gives the ids ``w << 40``, ``(w << 40) + 1``, ...: worker 0 those that one collector
-    would. TorchRL's workers share one counter, so that an id depends on which of them came first;
-    these repeat, are unique on several machines too, and those of a worker that takes the place of
-    a lost one are new, whatever the lost one gave.
+    Worker w gives the ids ``w << 40``, ``(w << 40) + 1``, .... Unlike those of a counter that
+    workers share, they do not depend on which worker came first, and are unique on several
+    machines.
     """
 
     def __init__(self, worker: int):
@@ -112,10 +111,7 @@ def report_of(collector: Any, parts: Any = ()) -> WorkerReport:
 
 
 def seeds_of(seed: int, worker: int, replacement: int = 0) -> list[int]:
-    """The seeds in a worker: of torch's, NumPy's and Python's global generators, and of its env.
-
-    That of the env is for a replacement, 1 being the first: it repeats no episode of the lost one.
-    """
+    """Return the seeds of a worker's torch, NumPy and Python, and of a replacement's env."""
     key = (worker, replacement, 7) if replacement else (worker,)
     *generators, env = np.random.SeedSequence(seed, spawn_key=key).generate_state(4)
     return [*map(int, generators), int(env >> 1)]
@@ -133,8 +129,7 @@ def seeded(
     """Seed the global generators of a worker's process and its env, and restart.
 
     ``root`` is the seed of the whole collection, ``env_seed`` that of the env, whose slots are
-    numbered from ``first_slot``; None is for a replacement. Returns the seed for the next env, as
-    TorchRL computes it.
+    numbered from ``first_slot``; None is for a replacement. Returns the seed for the next env.
     """
     torchs, numpys, pythons, envs = seeds_of(root, worker, replacement)
     torch.manual_seed(torchs)
@@ -164,10 +159,7 @@ def take_weights(collector: Any, weights: Any, version: int) -> None:
 def take_place(
     collector: Any, worker: int, weights: Any, version: int, seeding: tuple[Any, ...] | None
 ) -> None:
-    """Make a new collector that of a worker that was lost.
-
-    ``weights`` is None for those that it has, ``seeding`` the arguments of :func:`seeded`, if any.
-    """
+    """Make a new collector that of a lost worker, with weights and seeds if there are any."""
     collector.worker_idx = worker
     if weights is not None:
         take_weights(collector, weights, version)
@@ -236,11 +228,7 @@ def options_of_workers(reset_options: Any, kind: Any, workers: int) -> list[dict
 
 @dataclass(eq=False)
 class InnerCollector:
-    """Makes the collector of a worker: given to TorchRL in the place of a class, and pickled.
-
-    Each worker has a number that its trajectory ids begin with, a channel for its reports, and
-    arguments of its own.
-    """
+    """Makes the collector of a worker: given to TorchRL in the place of a class, and pickled."""
 
     cls: type[Collector]
     numbers: Sequence[int]
@@ -251,8 +239,8 @@ class InnerCollector:
         """A collector, in a worker."""
         meta: Any = type(self.cls)
         # TorchRL sets attributes of the class before it makes the collector.
-        given = {k: v for k, v in vars(self).items() if k not in self.__dataclass_fields__}
-        cls = meta(f"{self.cls.__name__}InWorker", (WorkerMethods, self.cls), given)
+        attributes = {k: v for k, v in vars(self).items() if k not in self.__dataclass_fields__}
+        cls = meta(f"{self.cls.__name__}InWorker", (WorkerMethods, self.cls), attributes)
         worker = kwargs.get("worker_idx") or 0
         kwargs["traj_pool"] = TrajectoryIds(self.numbers[worker])
         collector = cls(*args, backend="direct", **kwargs, **self.options[worker])
@@ -265,8 +253,8 @@ class InnerCollector:
 def _share_tensors_alone(collector: Collector, use_buffers: bool | None) -> None:
     """Give each batch memory of its own where some entries, such as strings, are no tensors.
 
-    The parent process would see those of the first batch in all that follow: the worker sends its
-    batch once, and shares the memory of the tensors in it. ``use_buffers=True`` is an error then.
+    The parent would see those of the first batch in all that follow, as a worker sends its batch
+    once.
     """
     state = CollectorState(collector)
     if not state.preallocates:
@@ -363,23 +351,20 @@ class WorkerLostError(RuntimeError):
 # --------------------------------------------------------------------- on the side of the parent
 
 
-class Asking(BaseCollector):
-    """A mixin of collectors with workers, over one way to ask them.
+Calls = Mapping[int, Sequence[Any]]
+"""The arguments of a function of the worker's collector, by the index of the worker."""
 
-    Attributes:
-        lost: the workers that were lost, and how many frames at most with them.
-    """
+
+class Asking(BaseCollector):
+    """A mixin of collectors with workers, over one way to ask them."""
 
     lost = LostWorkers()
     _facts: Sequence[WorkerFacts] | None = None
     """None until the workers are known, and where they run another's collector."""
 
     @abstractmethod
-    def _ask(self, function: Callable[..., Any], given: Mapping[int, Sequence[Any]]) -> list[Any]:
-        """Call ``function(collector, *arguments)`` in workers, all at once; return its results.
-
-        Workers import the function. The arguments are given by the index of the worker.
-        """
+    def _ask(self, function: Callable[..., Any], calls: Calls) -> list[Any]:
+        """Call ``function(collector, *arguments)`` in workers, all at once; return its results."""
 
     def _ask_all(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Ask all workers, with the same arguments."""
@@ -401,15 +386,12 @@ class Asking(BaseCollector):
             raise ValueError(f"{text}; give their envs the same num_envs")
 
     def _seed_workers(self, seed: int, static_seed: bool) -> Any:
-        """Seed all workers; return the seed for the next env, as TorchRL computes it.
-
-        The slots of all workers are numbered on, as those of one env, where envs can.
-        """
+        """Seed all workers, their slots numbered on where envs can; return TorchRL's next seed."""
         if all(one.seeds_in_a_row for one in self._facts or ()):
             firsts = accumulate(self._slots[:-1], initial=0)
-            given = {w: (seed, seed, w, 0, static_seed, first) for w, first in enumerate(firsts)}
-            self._ask(seeded, given)
-            return seed if static_seed else chain(seed, len(given) + 1)[-1]
+            calls = {w: (seed, seed, w, 0, static_seed, first) for w, first in enumerate(firsts)}
+            self._ask(seeded, calls)
+            return seed if static_seed else chain(seed, len(calls) + 1)[-1]
         following = seed
         for worker in range(self.num_workers):
             call = following, seed, worker, 0, static_seed
@@ -502,12 +484,12 @@ def merged_states(
         if state["latest"] is not None
     ]
     logged = [state.get("logged", {}) for state in states]
-    found = {
+    logs = {
         name: _merged_windows([(one[name], one[name]) for one in logged if name in one], window)[0]
         for name in dict.fromkeys(name for one in logged for name in one)
     }
     return {
-        "logged": found,
+        "logged": logs,
         "lifetime": _merged([state["lifetime"] for state in states]),
         "window": _merged_windows([state["window"] for state in states], window),
         "latest": _merged(latest) if latest else None,
@@ -545,9 +527,9 @@ def _merged_windows(windows: Sequence[tuple[Any, Any]], size: int) -> tuple[Any,
     """The latest episodes of each worker in turn, the newest last."""
     newest = [zip(returns[::-1], lengths[::-1], strict=True) for returns, lengths in windows]
     episodes = [one for group in zip_longest(*newest) for one in group if one is not None]
-    kept = episodes[:size][::-1]
-    returns = np.array([episode[0] for episode in kept], np.float64)
-    return returns, np.array([episode[1] for episode in kept], np.int64)
+    newest_last = episodes[:size][::-1]
+    returns = np.array([episode[0] for episode in newest_last], np.float64)
+    return returns, np.array([episode[1] for episode in newest_last], np.int64)
 
 
 def merged_explanation(reports: Sequence[WorkerReport], slots: Sequence[int]) -> Explanation:

@@ -17,14 +17,6 @@ from tdcollect.collect.arguments import check_arguments
 from tdcollect.collect.collector import extends
 from tdcollect.display import count_text, one_line
 
-_REMOTE = "torchrl.collectors.distributed"
-_CLASSES = {
-    "process": ("MultiCollector", "torchrl.collectors"),
-    "ray": ("RayCollector", _REMOTE),
-    "rpc": ("RPCCollector", _REMOTE),
-    "distributed": ("DistributedCollector", _REMOTE),
-    "submitit": ("DistributedCollector", _REMOTE),
-}
 _SELECTORS = ("backend_options", "num_collectors", "num_workers", "sync")
 
 
@@ -37,10 +29,7 @@ def collector_of_workers(
     num_collectors: int | None,
     sync: bool | None,
 ) -> Any:
-    """Make the collector that runs others in workers, for ``Collector(..., backend=)``.
-
-    ``options`` are the ``backend_options``, with the class of the collectors inside.
-    """
+    """Make the collector that runs others in workers, for ``Collector(..., backend=)``."""
     check.positive_int_or_none(num_collectors=num_collectors)
     if sync is not None and not isinstance(sync, bool):
         raise TypeError(f"expected sync to be True, False or None, got {sync!r}")
@@ -50,22 +39,18 @@ def collector_of_workers(
             f"expected each argument once, got {twice} in backend_options, which have an argument "
             "of their own; pass them there alone"
         )
-    if backend not in _CLASSES:  # TorchRL names those that there are
-        given = None if backend == service_backend() else backend
-        return upstream.Collector(*args, backend=given, **kwargs)
+    if backend not in ("process", "ray"):
+        # On torch.distributed and its RPC the collectors are TorchRL's, with ours in workers.
+        # Of others, TorchRL names those that there are.
+        chosen = None if backend == service_backend() else backend
+        how = {"backend_options": options, "num_collectors": num_collectors, "sync": sync}
+        return upstream.Collector(*args, backend=chosen, **how, **kwargs)
     args, kwargs, count = one_env_each(args, {**kwargs, **options}, num_collectors)
-    name, pool = _CLASSES[backend]
-    drop_generic_defaults(getattr(import_module(pool), name), kwargs)
+    name = "MultiCollector" if backend == "process" else "RayCollector"
+    cls = getattr(import_module("tdcollect.collectors"), name)
+    drop_generic_defaults(cls, kwargs)
     if backend == "ray":
         kwargs["num_collectors"] = count
-    if backend == "submitit" and kwargs.setdefault("launcher", "submitit") != "submitit":
-        raise ValueError(
-            f"expected launcher='submitit' for backend='submitit', got {kwargs['launcher']!r}; "
-            "choose backend='distributed'"
-        )
-    # On torch.distributed and its RPC, TorchRL's collectors are the user's: ours are in workers.
-    ours = backend in ("process", "ray")
-    cls = getattr(import_module("tdcollect.collectors" if ours else pool), name)
     return cls(*args, sync=bool(sync), **kwargs)
 
 
@@ -106,9 +91,9 @@ def _batch_size(env: Any, env_kwargs: Any) -> torch.Size:
     if isinstance(env, EnvBase):
         return env.batch_size
     env_kwargs = env_kwargs or {}
-    made = env(**(env_kwargs if isinstance(env_kwargs, Mapping) else env_kwargs[0]))
-    made.close()
-    return made.batch_size
+    one = env(**(env_kwargs if isinstance(env_kwargs, Mapping) else env_kwargs[0]))
+    one.close()
+    return one.batch_size
 
 
 def check_on_worker_lost(on_worker_lost: Any, options: Mapping[str, Any]) -> None:
@@ -130,32 +115,23 @@ def check_on_worker_lost(on_worker_lost: Any, options: Mapping[str, Any]) -> Non
         )
 
 
-def class_of_collectors(given: Any) -> Any:
-    """The class of the collectors in the workers: tdcollect's for None and ``"single"``.
-
-    Raises:
-        ValueError: for another name.
-        TypeError: for what makes no collector.
-    """
-    if given in (None, "single"):
+def class_of_collectors(chosen: Any) -> Any:
+    """Return the class of the collectors in the workers: tdcollect's for None and ``"single"``."""
+    if chosen in (None, "single"):
         return Collector
-    if not callable(given):
-        kind = ValueError if isinstance(given, str) else TypeError
+    if not callable(chosen):
+        kind = ValueError if isinstance(chosen, str) else TypeError
         raise kind(
-            f"expected collector_class to be 'single', a class or a function, got {given!r}; leave "
-            "it out for tdcollect.Collector"
+            f"expected collector_class to be 'single', a class or a function, got {chosen!r}; "
+            "leave it out for tdcollect.Collector"
         )
-    return given
+    return chosen
 
 
 def check_shared_buffer(env: Any, policy: Any, options: Mapping[str, Any]) -> None:
     """Refuse a one-dimensional replay buffer, shared by workers, for an env of several slots.
 
-    The env is made once to know its slots, and closed, if the buffer has one dimension, has not
-    been written to, and is to hold batches ``[N, T]`` rather than trajectories.
-
-    Raises:
-        ValueError: for such a buffer, naming ``ndim=2``.
+    The env is made once to know its slots, and closed, unless its batches fit in any case.
     """
     buffer = options.get("replay_buffer")
     storage = getattr(buffer, "storage", None)

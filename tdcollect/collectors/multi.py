@@ -8,7 +8,7 @@ import signal
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from copy import deepcopy
 from multiprocessing import util
@@ -155,11 +155,7 @@ class MultiCollector(asking.Asking, upstream.MultiCollector, metaclass=_BySync):
 
     @property
     def procs(self) -> list[Any]:
-        """The processes. TorchRL looks at them before it talks to them; here lost ones are found.
-
-        Raises:
-            WorkerLostError: where one has died, for ``on_worker_lost="raise"``.
-        """
+        """The processes; TorchRL looks at them before it talks to them, so lost ones are found."""
         self._look()
         if self._guard is None or self._guard.closed:
             return self._procs
@@ -255,12 +251,12 @@ class MultiCollector(asking.Asking, upstream.MultiCollector, metaclass=_BySync):
                 pipe.go_on()
         return following
 
-    def _ask(self, function: Callable[..., Any], given: Mapping[int, Sequence[Any]]) -> list[Any]:
+    def _ask(self, function: Callable[..., Any], calls: asking.Calls) -> list[Any]:
         self._look()
-        for worker, arguments in given.items():
+        for worker, arguments in calls.items():
             call: Any = "run_function", (function, *arguments), {}
             self.pipes[worker].send((call, "cascade_execute"))
-        answers = [WorkersState(self).answer(worker)[0] for worker in given]
+        answers = [WorkersState(self).answer(worker)[0] for worker in calls]
         for answer in answers:
             if isinstance(answer, Exception):
                 raise answer
@@ -295,11 +291,11 @@ class MultiCollector(asking.Asking, upstream.MultiCollector, metaclass=_BySync):
         Raises:
             ValueError: for the state of more or fewer workers.
         """
-        given = sum(str(name).startswith("worker") for name in state_dict)
-        if given != self.num_workers:
+        count = sum(str(name).startswith("worker") for name in state_dict)
+        if count != self.num_workers:
             raise ValueError(
                 f"expected the state of {count_text(self.num_workers, 'worker')}, got that of "
-                f"{given}; make the collector with {given}"
+                f"{count}; make the collector with {count}"
             )
         if not self._ours:
             super().load_state_dict(state_dict)

@@ -28,9 +28,8 @@ _RUN_FREE, _PAUSE, _RESTART = "run_free", "pause", "restart"
 class WorkerPipe:
     """The parent's end of the pipe to a worker, whichever process that is.
 
-    TorchRL sends its messages on it. A worker of an async collector that is asked something while
-    it collects drops its batch and waits; it is told to go on here. A process that takes the place
-    of a lost one is told and asked what that one was.
+    A worker of an async collector drops its batch and waits when it is asked something; it is told
+    to go on here. A process that takes the place of a lost one gets the messages of that one.
     """
 
     def __init__(self, pipe: connection.Connection, guard: Guard):
@@ -111,10 +110,7 @@ class WorkerPipe:
 
 
 class WorkerQueue:
-    """The queue on which workers give word of their batches.
-
-    A worker that takes a lost one's place has a queue of its own, read here too.
-    """
+    """The queue on which workers give word of their batches; replacements have others."""
 
     def __init__(self, queue: Any, pipes: list[WorkerPipe], guard: Guard):
         self.first = queue
@@ -126,10 +122,7 @@ class WorkerQueue:
         self._begun: set[int] = set()
 
     def begin(self) -> None:
-        """Begin an iteration: TorchRL's has forgotten the memory that workers collect into.
-
-        They name it with their first batch only. Here it is named with the first of each iteration.
-        """
+        """Begin an iteration, for which workers name their memory with their first batch again."""
         self._begun = set(self._batches)
 
     def add(self, queue: Any, worker: int) -> None:
@@ -183,7 +176,7 @@ class WorkerQueue:
                 self._next(0.0)
 
     def full(self) -> bool:
-        """Tell whether the first workers' queue is full."""
+        """Return whether the first workers' queue is full."""
         return bool(self.first.full())
 
     def close(self) -> None:
@@ -271,11 +264,10 @@ class _Watched:
 
 
 class Guard:
-    """Watches the worker processes of a collector.
+    """Watches the worker processes of a collector, in a thread and wherever one is waited for.
 
-    A thread of it waits until a process ends. Whoever waits for a worker in another thread looks
-    here too. ``replace(worker, count)`` starts the count-th replacement of a lost worker and
-    returns its process; None is to raise.
+    ``replace(worker, count)`` starts the count-th replacement of a lost worker and returns its
+    process; None is to raise.
     """
 
     def __init__(self, collector: Any, procs: list[Any], replace: Callable[[int, int], Any] | None):
@@ -371,10 +363,7 @@ class Guard:
     # ------------------------------------------------------------------------- while it runs free
 
     def raise_in_main_thread(self) -> None:
-        """From now on, raise in the main thread when a worker is lost: nothing else may ask here.
-
-        As torch's DataLoader does it: by a handler of SIGCHLD, which calls the one before it.
-        """
+        """From now on, raise in the main thread when a worker is lost, by a handler of SIGCHLD."""
         if self._handler is not None or not _can_signal():
             return
         previous, itself = signal.getsignal(_SIGNAL), weakref.ref(self)
@@ -413,10 +402,7 @@ class Guard:
 
 
 def _give_back(locks: Sequence[Any]) -> None:
-    """Give back the locks that workers, all of which have ended, held as they ended.
-
-    Otherwise whoever uses the replay buffer after them would wait for ever.
-    """
+    """Give back the locks of workers that have ended, for whom others would wait for ever."""
     for lock in locks:
         if isinstance(lock, Lock) and kept_by_others(lock, _PATIENCE):
             lock.release()

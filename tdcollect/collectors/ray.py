@@ -80,8 +80,8 @@ class RayCollector(asking.Asking, TorchRLRayCollector):
         **kwargs: Any,
     ):
         check_on_worker_lost(on_worker_lost, kwargs)
-        given = (kwargs.get(name) for name in ("weight_sync_schemes", "weight_updater"))
-        self._sends = not any(given) and getattr(policy, "service_backend", None) != "ray"
+        senders = (kwargs.get(name) for name in ("weight_sync_schemes", "weight_updater"))
+        self._sends = not any(senders) and getattr(policy, "service_backend", None) != "ray"
         self.on_worker_lost = on_worker_lost
         self._seed: int | None = None
         self._replacements: Counter[int] = Counter()  # of a worker, since the seed
@@ -144,19 +144,19 @@ class RayCollector(asking.Asking, TorchRLRayCollector):
             return self.remote_collectors.pop()
 
         self._start_one = start_one
-        given = [{**options, **self._ids(i)} for i, options in enumerate(collector_kwargs)]
-        start(create_env_fn, num_envs, policy, given, remote_configs)
+        numbered = [{**options, **self._ids(i)} for i, options in enumerate(collector_kwargs)]
+        start(create_env_fn, num_envs, policy, numbered, remote_configs)
 
     def _ids(self, worker: int) -> dict[str, Any]:
         """The argument that gives a worker trajectory ids of its own."""
         return {"traj_pool": asking.TrajectoryIds(worker)} if self._one_env else {}
 
-    def _ask(self, function: Callable[..., Any], given: Mapping[int, Sequence[Any]]) -> list[Any]:
+    def _ask(self, function: Callable[..., Any], calls: asking.Calls) -> list[Any]:
         self._check_open()
-        tasks = [self._call(worker, function, *arguments) for worker, arguments in given.items()]
+        tasks = [self._call(worker, function, *arguments) for worker, arguments in calls.items()]
         return [
-            self._result(worker, task, function, *given[worker])
-            for worker, task in zip(given, tasks, strict=True)
+            self._result(worker, task, function, *calls[worker])
+            for worker, task in zip(calls, tasks, strict=True)
         ]
 
     def _call(self, worker: int, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -190,13 +190,13 @@ class RayCollector(asking.Asking, TorchRLRayCollector):
             while pending:
                 worker, batch = self._first_of(pending)
                 batches[worker] = batch
-            found = [batches[worker] for worker in range(self.num_workers)]
-            if found[0] is None:  # the workers have written to the replay buffer themselves
+            parts = [batches[worker] for worker in range(self.num_workers)]
+            if parts[0] is None:  # the workers have written to the replay buffer themselves
                 self.collected_frames += self.frames_per_batch
                 yield None
                 continue
             # An env without slots has batches of one dim, the time; they are put end to end.
-            batch = torch.stack(found) if found[0].ndim else torch.cat(found)
+            batch = torch.stack(parts) if parts[0].ndim else torch.cat(parts)
             self.collected_frames += batch.numel()
             yield batch
         if torchrl.thread is None:
@@ -223,10 +223,7 @@ class RayCollector(asking.Asking, TorchRLRayCollector):
             self.shutdown()
 
     def _first_of(self, pending: dict[Any, int]) -> tuple[int, Any]:
-        """Wait for the first of some batches, and take it out; return its worker and the batch.
-
-        A worker that is lost is replaced, and asked again.
-        """
+        """Wait for the first of some batches and take it out; replace workers that are lost."""
         while True:
             (task,), _ = ray.wait(list(pending), num_returns=1)
             worker = pending.pop(task)
@@ -248,11 +245,7 @@ class RayCollector(asking.Asking, TorchRLRayCollector):
     # ------------------------------------------------------------------------------ lost workers
 
     def _replace(self, worker: int, error: Exception) -> None:
-        """Start another worker in the place of one that is lost.
-
-        Raises:
-            WorkerLostError: if workers are not to be replaced, or this one was too often.
-        """
+        """Start another worker in the place of a lost one, or raise :class:`WorkerLostError`."""
         with self._changing:
             state = state_of(self.remote_collectors[worker])
             if state.name != "DEAD":
@@ -301,7 +294,7 @@ class RayCollector(asking.Asking, TorchRLRayCollector):
         They go by Ray's object store, once per machine. Where the parent sends them over
         connections of its own, a worker that dies while it does costs a minute.
         """
-        given = {"worker_ids": worker_ids, "model_id": model_id, "weights_dict": weights_dict}
+        chosen_by = {"worker_ids": worker_ids, "model_id": model_id, "weights_dict": weights_dict}
         with self._changing:
             self._check_open()
             if (
@@ -310,7 +303,7 @@ class RayCollector(asking.Asking, TorchRLRayCollector):
                 or model_id not in (None, "policy")
                 or "policy_weights" in kwargs
             ):
-                super().update_policy_weights_(policy_or_weights, **given, **kwargs)
+                super().update_policy_weights_(policy_or_weights, **chosen_by, **kwargs)
                 return
             if weights_dict is not None:
                 (policy_or_weights,) = weights_dict.values()

@@ -143,15 +143,15 @@ class ParallelEnv(torchrl.envs.ParallelEnv, metaclass=_Meta):
             "policy_proof": self.policy_proof is not None,
             "a system without POSIX": os.name != "posix",
         }
-        for name, given in options.items():
-            if given:
+        for name, theirs in options.items():
+            if theirs:
                 raise NotKnown(f"{name} is TorchRL's")
-        made: list[tuple[Any, Any, Parts]] = []
+        kinds: list[tuple[Any, Any, Parts]] = []
         for create, kwargs in zip(self.create_env_fn, self.create_env_kwargs, strict=True):
-            if not any(create is other and kwargs == given for other, given, _ in made):
-                made.append((create, kwargs, parts_of_made(create, kwargs, SINGLE)))
-        first = made[0][2]
-        for _, _, parts in made[1:]:
+            if not any(create is other and kwargs == theirs for other, theirs, _ in kinds):
+                kinds.append((create, kwargs, parts_of_made(create, kwargs, SINGLE)))
+        first = kinds[0][2]
+        for _, _, parts in kinds[1:]:
             if first._replace(lifted=(), name="") != parts._replace(lifted=(), name=""):
                 raise NotKnown("its slots have different envs or transforms")
         return first
@@ -179,7 +179,6 @@ class ParallelEnv(torchrl.envs.ParallelEnv, metaclass=_Meta):
         super()._start_workers()
 
     def _start_slots(self, parts: Parts) -> None:
-        """Start our workers; raises NotKnown if TorchRL's must do it."""
         forks = upstream.start_method(self) == "fork"
         settings = SlotSettings(
             parts.plan,
@@ -235,7 +234,6 @@ class ParallelEnv(torchrl.envs.ParallelEnv, metaclass=_Meta):
         return {name: v for name, v in state.items() if name not in ("_known", "inner", "shown")}
 
     def _ours(self) -> EnvBase | None:
-        """The env that runs the slots, started; None where TorchRL's workers do."""
         if self.is_closed and upstream.owns_workers(self):  # TorchRL says that a view is closed
             self._create_td()
             self._start_workers()
@@ -271,22 +269,21 @@ class ParallelEnv(torchrl.envs.ParallelEnv, metaclass=_Meta):
         inner = self._ours()
         if inner is None:
             if isinstance(kwargs.get("seed"), Sequence):
-                given = kwargs.pop("seed")
-                kwargs["list_of_kwargs"] = [{**kwargs, "seed": seed} for seed in given]
+                own = kwargs.pop("seed")
+                kwargs["list_of_kwargs"] = [{**kwargs, "seed": seed} for seed in own]
             return super()._reset(tensordict, **kwargs)
         arguments = _reset_arguments(self.num_workers, **kwargs)
         mask = None if tensordict is None else tensordict.get(keys.RESET, None)
         every = list(range(self.num_workers))
         marked = every if mask is None else mask.flatten().nonzero().flatten().tolist()
         with torch.no_grad():
-            for slots, given in _calls(marked, arguments):
-                reset = upstream.env_reset_of(inner)(self._mark(tensordict, slots), **given)
+            for slots, own in _calls(marked, arguments):
+                reset = upstream.env_reset_of(inner)(self._mark(tensordict, slots), **own)
                 others = [slot for slot in every if slot not in slots]
                 self._show(_with_rows(reset, others, self.shown))
         return reset
 
     def _mark(self, tensordict: TensorDictBase | None, slots: Sequence[int]) -> TensorDictBase:
-        """The entries that a reset of ``slots`` is given."""
         rows = torch.zeros((self.num_workers, 1), dtype=torch.bool, device=self.device)
         rows[list(slots)] = True
         marks = TensorDict({keys.RESET: rows}, self.batch_size, device=self.device)
@@ -325,7 +322,6 @@ def _reset_arguments(
     options: dict[str, Any] | None = None,
     list_of_kwargs: Sequence[Mapping[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
-    """The seed and the options of each slot, if there are any."""
     seeds = [seed] * count if seed is None or isinstance(seed, int) else list(seed)
     if len(seeds) != count:
         raise ValueError(f"expected one seed per slot, {count}, got {len(seeds)}; pass as many")
@@ -335,12 +331,12 @@ def _reset_arguments(
             f"expected list_of_kwargs with one dict per slot, {count}, got {len(further)}; pass "
             "as many"
         )
-    unknown = {name for given in further for name in given} - {"seed", "options"}
+    unknown = {name for own in further for name in own} - {"seed", "options"}
     if unknown:
         raise TypeError(f"reset() takes seed and options, got {sorted(unknown)}; leave it out")
     together = zip(seeds, further, strict=True)
-    every = [{"seed": one, "options": options, **given} for one, given in together]
-    return [{name: v for name, v in given.items() if v is not None} for given in every]
+    every = [{"seed": one, "options": options, **own} for one, own in together]
+    return [{name: v for name, v in own.items() if v is not None} for own in every]
 
 
 def _calls(
@@ -350,10 +346,10 @@ def _calls(
     shared = [{**arguments[slot], "seed": "seed" in arguments[slot]} for slot in slots]
     calls = []
     for group in [slots] if all(one == shared[0] for one in shared) else [[s] for s in slots]:
-        given = dict(arguments[group[0]]) if group else {}
-        if "seed" in given:
-            given["seed"] = [arguments[slot]["seed"] for slot in group]
-        calls.append((group, given))
+        own = dict(arguments[group[0]]) if group else {}
+        if "seed" in own:
+            own["seed"] = [arguments[slot]["seed"] for slot in group]
+        calls.append((group, own))
     return calls
 
 
@@ -362,7 +358,6 @@ def _with_rows(
     slots: Sequence[int],
     others: Mapping[Any, torch.Tensor] | TensorDictBase,
 ) -> TensorDictBase:
-    """Give some slots the rows that they have elsewhere; zeros where they have none."""
     if slots:
         for key in entries.keys(True, True):
             source = others.get(key, None)
@@ -384,7 +379,6 @@ class _Channel:
     answer: Any = None
 
     def send(self, message: tuple[Any, Any]) -> None:
-        """Have the slot carry out a command."""
         name, data = message
         (self.answer,) = self.slots.call("command", name, data, slots=[self.slot])
         if self.lifted and self.slot == self.slots.num_envs - 1:
@@ -410,7 +404,6 @@ class _Channel:
         self.digest = digests[0]
 
     def recv(self) -> Any:
-        """The answer to the latest command."""
         return self.answer
 
     def close(self) -> None:
@@ -442,7 +435,6 @@ def _on(spec: Composite, device: torch.device | None) -> Composite:
 
 
 def _vector_env(num_envs: int, create: Callable[[], EnvBase]) -> GymnasiumEnv:
-    """An env of ``num_envs`` slots of an env, on worker processes."""
     try:
         parts = parts_of_made(create, {}, SINGLE)
     except NotKnown as reason:
@@ -604,12 +596,12 @@ def reset_arguments(
     env: EnvBase, seeds: Sequence[int] | None, options: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """The arguments with which the ``reset`` of an env without transforms seeds its slots."""
-    given: dict[str, Any] = {} if options is None else {"options": options}
+    arguments: dict[str, Any] = {} if options is None else {"options": options}
     if seeds is None:
-        return given
+        return arguments
     if isinstance(env, BatchedEnvBase):
-        return {"list_of_kwargs": [{"seed": seed, **given} for seed in seeds]}
-    return {"seed": seeds if env.batch_size else seeds[0], **given}
+        return {"list_of_kwargs": [{"seed": seed, **arguments} for seed in seeds]}
+    return {"seed": seeds if env.batch_size else seeds[0], **arguments}
 
 
 class _Borrowed(SerialBackend):
@@ -644,10 +636,10 @@ def adopt(env: EnvBase) -> Adopted:
     shown: dict[Any, torch.Tensor] = {}
     if type(env) is SerialEnv:
         _check_methods(env)
-        found, kept = upstream.serial_envs(env), upstream.shown_by_resets(env)
-        if found is None or kept is None:
+        envs, buffers = upstream.serial_envs(env), upstream.shown_by_resets(env)
+        if envs is None or buffers is None:
             raise NotKnown("it is closed, or its envs cannot share a batch")
-        members, shown = found, kept
+        members, shown = envs, buffers
         singles = [_check_single(_member(member)) for member in members]
     elif isinstance(env, BatchedEnvBase):
         why = env.fallback_reason if isinstance(env, ParallelEnv) else None

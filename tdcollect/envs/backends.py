@@ -16,7 +16,7 @@ action per episode and is refused, and so are gymnasium's wrappers that break th
 
 ``envpool`` has EnvPool's C++ envs, in lock step. EnvPool declares NEXT_STEP, but a subset of its
 slots restarts at once with ``reset(env_ids)``, and the next step is then a real one. It takes seeds
-at construction only: for other seeds, the pool is built anew.
+at construction only: for other seeds, the pool is built again.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class SerialBackend(Backend):
 
     def reset(self, starts: Starts, options: dict[str, Any] | None, out: SlotBuffers) -> None:
         def begin(slot: int) -> None:
-            given = values.options_of(options, slot)
-            observation, info = self.envs[slot].reset(seed=starts[slot], options=given)
+            own = values.options_of(options, slot)
+            observation, info = self.envs[slot].reset(seed=starts[slot], options=own)
             self.observation.write_slot(observation, out.observation, slot)
             if self.info:
                 write_info(self.info, info, out.info, slot)
@@ -124,17 +124,16 @@ class SerialBackend(Backend):
     def _write_singly(
         self, results: Sequence[Any], stepped: Sequence[int], out: SlotBuffers
     ) -> dict[int, Exception]:
-        """Write the results that fit their spaces; returns the errors of the others, by slot."""
-        given = dict(zip(stepped, results, strict=True))
+        by_slot = dict(zip(stepped, results, strict=True))
 
         def write(slot: int) -> None:
-            observation, reward, terminated, truncated, info = given[slot]
+            observation, reward, terminated, truncated, info = by_slot[slot]
             self._write_row(slot, observation, reward, (terminated, truncated), out)
             write_info(self.info, info, out.info, slot)
 
         failed = failures(stepped, write)
         written = [slot for slot in stepped if slot not in failed]
-        self._latest = written, [given[slot][4] for slot in written]
+        self._latest = written, [by_slot[slot][4] for slot in written]
         return failed
 
     def latest_info(self, slot: int) -> Mapping[str, Any]:
@@ -297,7 +296,7 @@ class VectorBackend(Backend):
             if not slots:
                 return
         seeds: Any = [starts.get(slot) for slot in range(self.num_envs)]
-        given = dict(options or {})
+        passed = dict(options or {})
         if len(slots) == self.num_envs:
             seeds = _compact(seeds)
         else:
@@ -306,12 +305,12 @@ class VectorBackend(Backend):
                     f"{self.env} cannot reset slots {slots} alone; reset all of its "
                     f"{self.num_envs} slots, or use backend='serial'"
                 )
-            given["reset_mask"] = mask = np.zeros(self.num_envs, bool)
+            passed["reset_mask"] = mask = np.zeros(self.num_envs, bool)
             mask[slots] = True
         seeded = any(seed is not None for seed in starts.values())
         try:
             observation, info = self.env.reset(
-                seed=seeds if seeded else None, options=given or None
+                seed=seeds if seeded else None, options=passed or None
             )
         except Exception as error:
             if self.can.each_seed or not (seeded and isinstance(seeds, list)):
@@ -379,14 +378,12 @@ class VectorBackend(Backend):
                 for_each_slot("step", ended, lambda slot: self._end(slot, final, final_info, out))
 
     def _end(self, slot: int, final: Any, info: Mapping[str, Any], out: SlotBuffers) -> None:
-        """Keep the first observation of the slot's next episode, and write this one's final one."""
         self._fresh[slot] = [array[slot].copy() for array in (*out.observation, *out.info)]
         self.observation.write_slot(slot_of(final, slot), out.observation, slot)
         if self.info:
             self._write_info(info, out, slot)
 
     def _final(self, info: Mapping[str, Any], name: str) -> Any:
-        """The entry of a step's infos about the episodes that it ended."""
         if name not in info:
             raise ValueError(
                 f"expected info[{name!r}] of {self.env} at a step that ends an episode, as "
@@ -416,8 +413,8 @@ class VectorBackend(Backend):
     def _write_info(self, info: Mapping[str, Any], out: SlotBuffers, slot: int) -> None:
         here = {}
         for entry in self.info:
-            given = info.get(f"_{entry.key}")
-            if entry.key in info and (given is None or given[slot]):
+            flags = info.get(f"_{entry.key}")
+            if entry.key in info and (flags is None or flags[slot]):
                 here[entry.key] = info[entry.key][slot]
         write_info(self.info, here, out.info, slot)
 
@@ -456,7 +453,6 @@ def _autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
 
 
 def _compact(seeds: list[int | None]) -> int | list[int | None] | None:
-    """Consecutive seeds as the first of them, which vector envs of one generator accept, too."""
     first = seeds[0]
     consecutive = first is not None and all(s == first + i for i, s in enumerate(seeds))
     return first if consecutive else seeds

@@ -81,7 +81,6 @@ def parts_of_made(
 
 
 def _parts_of(env: EnvBase, known: Sequence[type[EnvBase]]) -> Parts:
-    """Take an env apart; its transforms are cloned."""
     _ = env.specs  # transforms note their entries when the specs are made
     base, transforms = env.base_env if type(env) is TransformedEnv else env, transforms_of(env)
     is_plain = _check_base(base, known)
@@ -124,12 +123,11 @@ def _parts_of(env: EnvBase, known: Sequence[type[EnvBase]]) -> Parts:
 
 
 def _beside_env(base: EnvBase, transforms: Sequence[T.Transform]) -> EnvBase:
-    """The env with the transforms that run beside it; these have no parent yet."""
     return TransformedEnv(base, T.Compose(*transforms)) if transforms else base
 
 
 def _check_base(base: EnvBase, known: Sequence[type[EnvBase]]) -> bool:
-    """Check that the env itself can be a slot; tell whether its own code may be left out."""
+    """Check that the env itself can be a slot; return whether its own code may be left out."""
     if type(base) not in known:
         raise NotKnown(f"the env is a {type(base).__name__}, not a GymEnv or GymWrapper")
     if upstream.is_vectorised(base) or base.batch_size:
@@ -164,7 +162,7 @@ def _check_specs(inner: EnvBase, base: EnvBase) -> None:
 
 
 def _is_read_alike(base: Any, others: Sequence[str]) -> bool:
-    """Tell whether observations can be read off the env itself, rather than by TorchRL's code."""
+    """Return whether observations can be read off the env itself, rather than by TorchRL's code."""
     space = upstream.wrapped_env(base).observation_space
     try:
         codec = SpaceCodec(
@@ -184,7 +182,6 @@ def _same_entries(codec: SpaceCodec, spec: Composite) -> bool:
 
 
 def described(spec: Composite) -> dict[Any, Any]:
-    """The shape and dtype of each entry of a spec."""
     return {key: (tuple(s.shape), s.dtype) for key, s in spec.items(True, True)}
 
 
@@ -215,11 +212,6 @@ def _split(env: EnvBase) -> tuple[list[InfoEntry], list[InfoEntry]]:
     return entries, boxes
 
 
-def _box(entry: InfoEntry) -> gym.spaces.Box:
-    low, high = limits(entry.dtype) if entry.dtype.kind in "iu" else (-np.inf, np.inf)
-    return gym.spaces.Box(low, high, entry.shape, entry.dtype)
-
-
 def _dict_space(tree: Mapping[str, Any]) -> gym.spaces.Dict:
     parts = {k: _dict_space(v) if isinstance(v, dict) else v for k, v in tree.items()}
     return gym.spaces.Dict(parts)
@@ -237,7 +229,6 @@ def _digest_of(transforms: Sequence[T.Transform]) -> str:
 
 
 def _text(value: Any) -> str:
-    """The contents of a setting, where it is data; else its type."""
     if isinstance(value, torch.Tensor):
         array = value.detach().cpu().contiguous()
         raw = array.view(torch.uint8).numpy().tobytes() if array.ndim else repr(array.item())
@@ -263,7 +254,6 @@ class SlotSettings(NamedTuple):
 def make_slot(
     create: Callable[..., EnvBase], kwargs: Mapping[str, Any], settings: SlotSettings
 ) -> SlotEnv:
-    """Make the env of a slot, in its worker."""
     torch.set_num_threads(settings.threads)
     return (_DirectSlot if settings.plan.direct else _TensorDictSlot)(create, kwargs, settings)
 
@@ -322,11 +312,9 @@ class SlotEnv(gym.Wrapper[Any, Any, Any, Any]):
         return getattr(self.env, name)
 
     def digest(self) -> str:
-        """Identify the transforms that run once for all slots, as this slot has them."""
         return _digest_of(self._lifted)
 
     def lifted_state(self) -> list[Any]:
-        """The state dicts of these transforms."""
         return [dict(transform.state_dict()) for transform in self._lifted]
 
     def command(self, name: str | tuple[str, ...], data: Any) -> Any:
@@ -483,9 +471,9 @@ class _Recorder(gym.Wrapper[Any, Any, Any, Any]):
     latest: tuple[Any, dict[str, Any]]
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        given = self.env.step(action)
-        self._keep(given[0], given[4])
-        return given
+        stepped = self.env.step(action)
+        self._keep(stepped[0], stepped[4])
+        return stepped
 
     def reset(self, *, seed: int | None = None, options: Options | None = None) -> Begun:
         observation, info = self.env.reset(seed=seed, options=options)
@@ -501,10 +489,12 @@ class _TensorDictSlot(SlotEnv):
     """A slot that TorchRL's own code steps, on TensorDicts."""
 
     def _prepare(self, plan: SlotPlan) -> None:
-        self.observation_space = _dict_space(
-            keys.by_name((box.key, _box(box)) for box in plan.boxes)
-        )
-        self._boxes = [box.key for box in plan.boxes]
+        boxes = {}
+        for key, shape, dtype in plan.boxes:
+            low, high = limits(dtype) if dtype.kind in "iu" else (-np.inf, np.inf)
+            boxes[key] = gym.spaces.Box(low, high, shape, dtype)
+        self.observation_space = _dict_space(keys.by_name(boxes.items()))
+        self._boxes = list(boxes)
         self._entries = [entry.key for entry in plan.entries]
         categorical = upstream.is_categorical(self._base)
         self._codec = SpaceCodec(self.action_space, keys.ACTION, categorical=categorical)
@@ -513,13 +503,13 @@ class _TensorDictSlot(SlotEnv):
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, Any]:
         arrays = self._codec.empty(1)
         self._codec.write_slot(action, arrays, 0)
-        given = self._present
+        step = self._present
         for path, array in zip(self._codec.paths, arrays, strict=True):
-            given[key_of(path)] = torch.from_numpy(array[0, ...])
+            step[key_of(path)] = torch.from_numpy(array[0, ...])
         with self._drawing(), self._starts:
-            given = self._inner.step(given)
-        following = given[keys.NEXT]
-        self._present = self._inner.step_mdp(given)
+            step = self._inner.step(step)
+        following = step[keys.NEXT]
+        self._present = self._inner.step_mdp(step)
         observation, info = self._read(following)
         ends = bool(following[keys.TERMINATED]), bool(following[keys.TRUNCATED])
         return observation, following[keys.REWARD].item(), *ends, info
@@ -543,7 +533,6 @@ def _without_none(**arguments: Any) -> dict[str, Any]:
 
 
 def _fresh_states() -> dict[str, Any]:
-    """The global random states of a process that has not seeded them."""
     generator = torch.Generator()
     generator.seed()
     return {

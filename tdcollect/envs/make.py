@@ -108,9 +108,9 @@ def make_env(
             however few; None to wait for ``wait_num``.
         check_finite: take NaN or infinite observations and rewards for failures of the env.
         on_env_error: the response to a failure: ``"raise"`` an error that names slot, episode, step
-            and seed, or ``"restart"``: the env is built anew, and the step that failed is a
+            and seed, or ``"restart"``: the env is built again, and the step that failed is a
             truncated row that ``("next", "env_error")`` marks (``docs/robustness.md``).
-        max_restarts: of ``"restart"``: how many envs may be built anew, over all slots, before a
+        max_restarts: of ``"restart"``: how many envs may be built again, over all slots, before a
             failure raises after all; None for 100.
         resumable: let the collector's ``state_dict()`` bring the envs back in another process. Each
             env notes how its episode began, and the actions since. ``"history"`` keeps those of all
@@ -151,26 +151,26 @@ def make_env(
         raise TypeError(f"env_kwargs {sorted(kwargs)} cannot change an env that is made already")
 
     def slots_with(settings: Mapping[str, Any], seeds: Sequence[int] | None = None) -> Stepper:
-        made: Backend
+        base: Backend
         if chosen == "envpool":
             assert isinstance(env, str)
-            made = EnvPoolBackend(env, slots, seeds, settings, categorical_action_encoding)
+            base = EnvPoolBackend(env, slots, seeds, settings, categorical_action_encoding)
         elif isinstance(env, VectorEnv):
-            made = VectorBackend(env, categorical_action_encoding)
+            base = VectorBackend(env, categorical_action_encoding)
         elif chosen == "process":
             from tdcollect.envs.process.backend import ProcessBackend
 
             factories = _factories(env, slots, settings, resumable, elsewhere=True)
-            made = ProcessBackend(factories, categorical_action_encoding, **workers)
+            base = ProcessBackend(factories, categorical_action_encoding, **workers)
         else:
             factories = _factories(env, slots, settings, resumable)
-            made = SerialBackend(factories, categorical_action_encoding)
-        made.can = made.can._replace(resume=bool(resumable))
-        with ended_on_error(made.close):
+            base = SerialBackend(factories, categorical_action_encoding)
+        base.can = base.can._replace(resume=bool(resumable))
+        with ended_on_error(base.close):
             if info_keys:
-                made.read_info(info_keys)
+                base.read_info(info_keys)
             stepper = Stepper(
-                made, bookkeeping, name=_name(env), check_finite=check_finite, max_restarts=restarts
+                base, bookkeeping, name=_name(env), check_finite=check_finite, max_restarts=restarts
             )
             stepper.makes = env, settings
         return stepper
@@ -179,7 +179,7 @@ def make_env(
     batched = num_envs is not None or isinstance(env, VectorEnv)
     is_made = isinstance(env, (gym.Env, VectorEnv))
     with ended_on_error(stepper.close):
-        made = GymnasiumEnv(
+        built = GymnasiumEnv(
             stepper,
             batched=batched,
             device=device,
@@ -187,8 +187,8 @@ def make_env(
             remake=None if is_made else slots_with,
         )
         if seed is not None:
-            stepper.set_seeds(made.seeds_of(seed, range(slots)))
-        return made
+            stepper.set_seeds(built.seeds_of(seed, range(slots)))
+        return built
 
 
 def _check_backend(env: Any, backend: str | None) -> str:
@@ -244,22 +244,20 @@ def _check_workers(
     timeout: float | None,
     start_method: str | None,
 ) -> dict[str, Any]:
-    """The options that were given for the process backend's constructor."""
     options = {"num_workers": num_workers, "timeout": timeout, "start_method": start_method}
-    given = {name: value for name, value in options.items() if value is not None}
-    if given and backend != "process":
-        raise TypeError(f"backend={backend!r} takes no {', '.join(given)}; use backend='process'")
+    passed = {name: value for name, value in options.items() if value is not None}
+    if passed and backend != "process":
+        raise TypeError(f"backend={backend!r} takes no {', '.join(passed)}; use backend='process'")
     note = "the number of slots, or None for the cores there are"
     check.int_up_to(slots, note, num_workers=num_workers)
     check.seconds_or_none(timeout=timeout)
     check.one_of((*START_METHODS, None), start_method=start_method)
-    return given
+    return passed
 
 
 def _check_waiting(
     backend: str, num_envs: int | None, wait_num: int | None, wait_timeout: float | None
 ) -> dict[str, Any]:
-    """The options about slots that are ready, for the process backend's constructor."""
     if wait_num is None:
         if wait_timeout is not None:
             raise TypeError(
@@ -282,7 +280,7 @@ def _check_waiting(
 def _check_restarts(
     env: Any, backend: str, on_env_error: str, max_restarts: int | None
 ) -> int | None:
-    """The number of envs that may be built anew; None if failures raise."""
+    """The number of envs that may be built again; None if failures raise."""
     check.one_of(("raise", "restart"), on_env_error=on_env_error)
     if on_env_error == "raise":
         if max_restarts is not None:
@@ -328,8 +326,8 @@ def _factories(
         spec = None if ":" in env else spec_of(env)
         factory = partial(make_by_id, spec if elsewhere and spec else env, **kwargs)
     elif isinstance(env, gym.Env):
-        made = env
-        factory = lambda: made  # noqa: E731
+        one = env
+        factory = lambda: one  # noqa: E731
     else:
         factory = partial(as_env, env, **kwargs)
     factories = [factory] * slots
@@ -347,17 +345,17 @@ def _factories(
 
 
 def takes_slot(make: Any, kwargs: Mapping[str, Any] | None = None) -> bool:
-    """Tell whether a function makes the env of a slot from its index, ``slot``.
+    """Return whether a function makes the env of a slot from its index, ``slot``.
 
     One that is given its ``slot``, by ``kwargs`` or by ``functools.partial``, does not.
     """
-    given = {**(kwargs or {}), **(make.keywords if isinstance(make, partial) else {})}
+    passed = {**(kwargs or {}), **(make.keywords if isinstance(make, partial) else {})}
     try:
-        asked = inspect.signature(make).parameters.get("slot")
+        one = inspect.signature(make).parameters.get("slot")
     except (TypeError, ValueError):  # no function, or one of some that are written in C
         return False
-    by_name = asked is not None and asked.kind in (asked.POSITIONAL_OR_KEYWORD, asked.KEYWORD_ONLY)
-    return by_name and "slot" not in given
+    by_name = one is not None and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+    return by_name and "slot" not in passed
 
 
 def alike(make: Any, kwargs: Mapping[str, Any] | None = None) -> dict[str, Any] | None:

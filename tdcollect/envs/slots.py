@@ -10,6 +10,7 @@ from __future__ import annotations
 import abc
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from enum import IntEnum
 from itertools import repeat
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, TypeAlias
@@ -50,6 +51,16 @@ class Can(NamedTuple):
     def asynchronous(self) -> bool:
         """Slots that are ready may go on while others step."""
         return self.wait_num is not None
+
+
+class Phase(IntEnum):
+    """Where a slot is."""
+
+    RUNNING = 0  # amid an episode, or in flight
+    ENDED = 1  # as the flag done has it, or its env has failed
+    UNSTARTED = 2  # to be reset before it is stepped
+    FALLEN = 3  # amid an episode, but its env was built anew together with one that failed
+    UNSENT = 4  # fallen, and sent: receive() gives its failure
 
 
 Starts: TypeAlias = Mapping[int, int | None]
@@ -106,14 +117,13 @@ class SlotError(RuntimeError):
 
 
 def joined(one: SlotError | None, other: SlotError | None) -> SlotError | None:
-    """One error for both, if there are two."""
     if one is None or other is None:
         return one or other
     return SlotError(one.verb, {**one.causes, **other.causes}, {**one.where, **other.where})
 
 
 class RestartsExhausted(RuntimeError):
-    """An env failed after as many had been built anew as ``max_restarts`` allows."""
+    """An env failed after as many had been built again as ``max_restarts`` allows."""
 
 
 def not_finite(
@@ -125,7 +135,7 @@ def not_finite(
     reward: Array | None = None,
 ) -> SlotError | None:
     """Join failures with those of slots whose observations or stored rewards are not finite."""
-    found: dict[int, Exception] = {}
+    causes: dict[int, Exception] = {}
     named = zip(map("/".join, observation.paths), out.observation, strict=True)
     for name, array in (*named, *([] if reward is None else [("reward", reward)])):
         finite: Any = np.isfinite(array) if array.dtype.kind == "f" else True
@@ -133,14 +143,14 @@ def not_finite(
             continue
         odd = ~finite.reshape(len(array), -1).all(1)
         for slot in slots:
-            if odd[slot] and slot not in found and (failed is None or slot not in failed.causes):
+            if odd[slot] and slot not in causes and (failed is None or slot not in failed.causes):
                 row = np.atleast_1d(array[slot])
                 where = tuple(np.argwhere(~np.isfinite(row))[0].tolist())
-                found[slot] = ValueError(
+                causes[slot] = ValueError(
                     "expected finite numbers, as check_finite=True asks for, got "
                     f"{row[where]} at {list(where)} of {name!r}"
                 )
-    return joined(failed, SlotError(verb, dict(sorted(found.items()))) if found else None)
+    return joined(failed, SlotError(verb, dict(sorted(causes.items()))) if causes else None)
 
 
 def failures(slots: Iterable[int], call: Callable[[int], None]) -> dict[int, Exception]:
@@ -232,7 +242,7 @@ class Backend(abc.ABC):
         """Wait for the slots that are in flight, and forget where they came to."""
 
     def is_idle(self, slot: int) -> bool:
-        """Tell whether a slot may be sent; those that share a worker are busy together."""
+        """Return whether a slot may be sent; those that share a worker are busy together."""
         return True
 
     def latest_info(self, slot: int) -> Mapping[str, Any]:
@@ -246,7 +256,7 @@ class Backend(abc.ABC):
         return {slot: self.latest_info(slot) for slot in slots}
 
     def rebuild(self, slots: Sequence[int]) -> list[int]:
-        """Make the envs of ``slots``, and of those lost together with them, anew; returns all."""
+        """Make the envs of ``slots``, and of those lost together with them, again; returns all."""
         raise NotImplementedError(f"the backend {self.name!r} cannot build single slots anew")
 
     def save_states(self) -> dict[int, dict[str, Any]]:
@@ -319,14 +329,12 @@ class EpisodeCounters:
         self.episodes = [0] * num_envs  # resets so far
 
     def stepped(self, slots: Sequence[int] | None) -> None:
-        """Count a step of ``slots`` (None for all)."""
         self._clock += 1
         if slots is not None:  # the others wait
             self._begun += 1
             self._begun[list(slots)] -= 1
 
     def started(self, starts: Starts) -> None:
-        """Count the episodes that have begun."""
         for slot, seed in starts.items():
             self._begun[slot] = self._clock
             self.episodes[slot] += 1
@@ -334,7 +342,6 @@ class EpisodeCounters:
                 self.seeded[slot] = seed, self.episodes[slot] - 1
 
     def lengths(self) -> Array:
-        """The steps that each slot has taken in its episode, ``[N]`` int64."""
         return self._clock - self._begun
 
     def save_state(self) -> dict[str, Any]:
@@ -377,19 +384,18 @@ class Stepper:
     """Steps and resets slots on arrays.
 
     ``check_finite`` takes NaN or infinite observations and rewards for failures of the env; with
-    ``max_restarts``, so many envs may be built anew after failures, which raise otherwise.
+    ``max_restarts``, so many envs may be built again after failures, which raise otherwise.
 
     Attributes:
         entries: the entries beside reward and flags: observations, infos, bookkeeping.
         latest: the buffers of the latest step or reset, which hold the present state of all slots;
             None before the first reset.
-        broken: the failures of the latest step, by slot, after which the envs were built anew and
+        broken: the failures of the latest step, by slot, after which the envs were built again and
             the episodes broken off.
-        restarts: the envs built anew after failures so far.
+        restarts: the envs built again after failures so far.
         makes: the function that made the envs, if one did, and its arguments.
         reset_options: of the collector that steps the slots; given to resets without options.
         group_map: the agents of each group, in an env of many agents.
-        pool: lends buffers that have been used before.
         shown: masks of actions, by the place of their entry, that follow whenever slots have moved.
     """
 
@@ -431,16 +437,12 @@ class Stepper:
         self._set_entries()
         self._counters = EpisodeCounters(self.num_envs)
         self._finite = check_finite
-        # Slots whose envs were built anew together with one that failed, amid their own episodes.
-        self._fallen: dict[int, Exception] = {}
+        self._fallen: dict[int, Exception] = {}  # the failures of slots that have fallen
         self._returns = np.zeros(self.num_envs, np.float32)
-        self._must_reset = np.ones(self.num_envs, bool)
         self._seeds = WaitingSeeds()
         self._starting: dict[int, tuple[int | None, Any]] = {}  # seeds, options of resets in flight
-        self._unsent: dict[int, Exception] = {}  # failures of slots that could not be sent
 
     def _set_entries(self) -> None:
-        self.pool = spaces.BufferPool()
         backend, wanted, codec = self.backend, self.bookkeeping, self.backend.observation
         self.entries = [
             spaces.Entry(path, leaf.shape, leaf.dtype, leaf.spec)
@@ -467,11 +469,11 @@ class Stepper:
             [paths.index((group, name)) for name in (keys.REWARD, *keys.FLAGS)]
             for group in self.group_map
         ]
-        self._unstarted = set(self._every_slot)
+        self._phases = np.full(self.num_envs, Phase.UNSTARTED, np.uint8)
 
     def allocate(
         self, count: int, batched: bool = True, pinned: bool = False, exact: bool = False
-    ) -> spaces.Chunk:
+    ) -> list[StepBuffers]:
         """Zeroed buffers for ``count`` steps, allocated together.
 
         ``pinned`` ones are page-locked; in ``exact`` ones, the backend writes rewards in float64.
@@ -485,12 +487,11 @@ class Stepper:
         reward = zeros((1,), np.float32)
         written = [*arrays, reward, *(zeros((1,), bool) for _ in range(3))]
         own = [zeros((1,), np.float64)] if exact else []
-        blocks = [torch.from_numpy(b if batched else b[:, 0]) for b in (*written, *own)]
-        tensors = [block.unbind(0) for block in blocks]
+        tensors = [torch.from_numpy(b if batched else b[:, 0]).unbind(0) for b in (*written, *own)]
         steps = list(zip(*arrays, strict=True))
         infos = len(self.backend.observation.leaves)
         bookkeeping = infos + len(self.backend.info)
-        observed, told, kept = (
+        observed, told, counted = (
             map(operator.itemgetter(part), steps)
             for part in (slice(infos), slice(infos, bookkeeping), slice(bookkeeping, None))
         )
@@ -500,8 +501,7 @@ class Stepper:
         raw = map(SlotBuffers, observed, told, rewards, terminated, truncated)
         by_step = zip(*tensors[: len(written)], strict=True)
         raw_rewards = tensors[-1 if exact else len(arrays)]
-        made = map(StepBuffers, raw, kept, steps, stored, done, by_step, raw_rewards)
-        return spaces.Chunk(made, list(zip(blocks, tensors, strict=True)))
+        return list(map(StepBuffers, raw, counted, steps, stored, done, by_step, raw_rewards))
 
     def set_seeds(self, seeds: Sequence[int]) -> None:
         """Keep one seed per slot for that slot's next reset."""
@@ -520,15 +520,15 @@ class Stepper:
     def places(self) -> list[Any]:
         """Of each slot, what stays the same while nobody steps it, resets it or waits for it."""
         counters, in_flight = self._counters, map(self.away.__contains__, self._every_slot)
-        parts = counters.episodes, counters.lengths().tolist(), self._must_reset.tolist()
+        parts = counters.episodes, counters.lengths().tolist(), self._phases.tolist()
         return list(zip(repeat(counters), *parts, in_flight, strict=False))
 
     def follow(self) -> None:
         """Go on from slots that somebody else has reset or stepped."""
-        begun = [slot for slot in self._unstarted if not self._counters.episodes[slot]]
+        unstarted = self._in_phase(Phase.UNSTARTED)
+        begun = [slot for slot in unstarted if not self._counters.episodes[slot]]
         self._counters.started(dict.fromkeys(begun))
-        self._unstarted.clear()
-        self._must_reset[:] = False
+        self._phases[:] = Phase.RUNNING
         self.latest = None
 
     def read_info(self, examples: Mapping[str, Any]) -> None:
@@ -567,48 +567,46 @@ class Stepper:
         for flag in (out.raw.terminated, out.raw.truncated, out.done):
             for slot in slots:  # few, mostly: an index of a list takes longer
                 flag[slot] = False
-        self.recall(slots)
+        self.recall()
         starts = self._seeds.of(slots)
         if seeds is not None:
             starts.update(zip(slots, seeds, strict=True))
-        failed = self._reset_backend(starts, options, out.raw) if slots else None
+        failed = self._reset_backend(starts, options, out) if slots else None
         while failed is not None and self.max_restarts is not None:
             again = sorted(failed.causes)
             self._restart(failed, again)
             if seeds is None:
                 starts.update(self._seeds.of(again))
-            failed = self._reset_backend({s: starts[s] for s in again}, options, out.raw)
+            failed = self._reset_backend({s: starts[s] for s in again}, options, out)
         self._seeds.drop(slots)
-        for slot in slots if self._fallen else ():
-            self._fallen.pop(slot, None)
-        for slot in () if failed is None else failed.causes:
-            del starts[slot]
-        self._begun(starts, out)
         self._arrive(out)
         if failed is not None:
             raise failed
 
     def _reset_backend(
-        self, starts: Starts, options: dict[str, Any] | None, out: SlotBuffers
+        self, starts: Starts, options: dict[str, Any] | None, out: StepBuffers
     ) -> SlotError | None:
-        """Reset slots; returns the failures, with episode and seed."""
         failed: SlotError | None = None
         try:
-            self.backend.reset(starts, self._options(starts, options), out)
+            self.backend.reset(starts, self._options(starts, options), out.raw)
         except SlotError as error:
             failed = error
-        if self._finite:
-            failed = not_finite("reset", self.backend.observation, starts, out, failed)
-        return None if failed is None else self._counters.located(failed, starts)
+        return self._begin(starts, failed, out)
 
     def _options(self, starts: Starts, options: dict[str, Any] | None) -> dict[str, Any] | None:
-        """The options of resets: those given, or else those that the collector's function gives."""
         if options is None and self.reset_options is not None:
             return self.reset_options.of(starts)
         return options
 
-    def _begun(self, starts: Starts, out: StepBuffers) -> None:
-        """Note the episodes that have begun."""
+    def _begin(
+        self, starts: Starts, failed: SlotError | None, out: StepBuffers
+    ) -> SlotError | None:
+        """Complete the rows of resets but for those that failed; returns the failures, located."""
+        if self._finite:
+            failed = not_finite("reset", self.backend.observation, starts, out.raw, failed)
+        if failed is not None:
+            failed = self._counters.located(failed, starts)
+            starts = {slot: starts[slot] for slot in starts if slot not in failed.causes}
         self._counters.started(starts)
         rows = list(starts)
         if self.reset_options is not None:
@@ -616,10 +614,11 @@ class Stepper:
         if self.bookkeeping.episode_reward:
             self._returns[rows] = 0
         for slot in rows:
-            self._must_reset[slot] = False
-        self._unstarted.difference_update(rows)
+            self._phases[slot] = Phase.RUNNING
+            self._fallen.pop(slot, None)
         if out.bookkeeping:
             self._write_bookkeeping(rows, True, out)
+        return failed
 
     def step(
         self,
@@ -633,7 +632,7 @@ class Stepper:
 
         ``out`` receives the rows of these slots: observations (at an episode's end the true final
         one), reward and flags. The rows of the others show their present state. ``restart=False``
-        raises SlotError also where ``max_restarts`` would have envs built anew.
+        raises SlotError also where ``max_restarts`` would have envs built again.
 
         Raises:
             RuntimeError: if the stepper is closed, before the first reset, or if an action would
@@ -645,9 +644,7 @@ class Stepper:
         self._check_step(slots)
         if slots is not None:
             self._hold_present(out)
-        failed, stepped = None, slots
-        if self._fallen:
-            stepped, failed = self._without_fallen(slots)
+        stepped, failed = self._without_fallen(slots)
         try:
             self.backend.step(actions, stepped, out.raw)
         except SlotError as error:
@@ -689,7 +686,9 @@ class Stepper:
         if self._outcomes:  # some agents may have terminated, and all others been truncated
             ends = [out.entries[done].all((1, 2)) for _, done, _, _ in self._outcomes]
             np.logical_or(out.done, np.logical_and.reduce(ends), out=out.done)
-        self._must_reset[rows] = out.done[rows]
+        self._phases[rows] = out.done[rows]  # running, or ended
+        if self.broken:
+            self._phases[list(self.broken)] = Phase.UNSTARTED
         if out.bookkeeping:
             self._write_bookkeeping(rows, False, out)
         return failed
@@ -699,7 +698,11 @@ class Stepper:
     @property
     def away(self) -> set[int]:
         """The slots that were sent and have not been received."""
-        return {*self.backend.in_flight, *self._unsent}
+        return {*self.backend.in_flight, *(self._in_phase(Phase.UNSENT) if self._fallen else ())}
+
+    def _in_phase(self, phase: Phase) -> list[int]:
+        slots: list[int] = np.flatnonzero(self._phases == phase).tolist()
+        return slots
 
     def idle(self, slots: Iterable[int]) -> list[int]:
         """Those of ``slots`` that can be sent, ascending; others share a worker that is busy."""
@@ -708,11 +711,10 @@ class Stepper:
     def send(self, actions: Sequence[Array], slots: Sequence[int]) -> None:
         """Have ``slots``, idle ones, take a step, and go on; see :meth:`receive`."""
         self._check_step(slots)
-        if self._fallen:
-            slots, failed = self._without_fallen(slots)
-            if failed is not None:
-                self._unsent.update(failed.causes)
-        self.backend.send(actions, slots)
+        sent, failed = self._without_fallen(slots)
+        if failed is not None:
+            self._phases[list(failed.causes)] = Phase.UNSENT
+        self.backend.send(actions, sent)
 
     def send_reset(
         self,
@@ -727,12 +729,10 @@ class Stepper:
         self.check_open("reset")
         starts = self._seeds.of(slots)
         if seeds is not None:
-            given = zip(slots, seeds, strict=True)
-            starts.update({slot: seed for slot, seed in given if seed is not None})
+            pairs = zip(slots, seeds, strict=True)
+            starts.update({slot: seed for slot, seed in pairs if seed is not None})
         self._seeds.drop(slots)
         self._starting.update({slot: (seed, options) for slot, seed in starts.items()})
-        for slot in slots:
-            self._fallen.pop(slot, None)
         self.backend.send_reset(starts, self._options(starts, options))
 
     def receive(self, out: StepBuffers, *, restart: bool = True) -> Came:
@@ -744,10 +744,10 @@ class Stepper:
             RestartsExhausted: if a failure exceeds ``max_restarts``.
         """
         self._hold_present(out)
-        failed = self._take_unsent(None)
+        failed = self._take_unsent()
         came = self.backend.receive(out.raw) if failed is None else Came([], [], failed, None)
         begun, failed_begins = self._receive_begun(came, out)
-        failed = self._take_unsent(came.failed)
+        failed = joined(came.failed, self._take_unsent())
         slots = sorted([*came.stepped, *(() if failed is None else failed.causes)])
         if slots:
             failed = self._stepped(slots, came.stepped, failed, out, restart)
@@ -756,55 +756,51 @@ class Stepper:
         self._arrive(out)
         return Came(slots, begun, failed, failed_begins)
 
-    def _take_unsent(self, failed: SlotError | None) -> SlotError | None:
-        """Join failures with those of slots that could not be sent, if their workers are idle."""
-        taken = {s: error for s, error in self._unsent.items() if self.backend.is_idle(s)}
-        self._unsent = {s: error for s, error in self._unsent.items() if s not in taken}
-        return joined(failed, SlotError("step", taken) if taken else None)
+    def _take_unsent(self) -> SlotError | None:
+        """The failures of slots that could not be sent, once their workers are idle."""
+        unsent = self._in_phase(Phase.UNSENT) if self._fallen else ()
+        taken = {slot: self._fallen[slot] for slot in unsent if self.backend.is_idle(slot)}
+        self._phases[list(taken)] = Phase.FALLEN
+        return SlotError("step", taken) if taken else None
 
     def _receive_begun(self, came: Came, out: StepBuffers) -> tuple[list[int], SlotError | None]:
         """Complete the rows of resets that have come; returns their slots, and the failures."""
-        begun, failed = sorted(came.begun), came.failed_begins
-        if not begun and failed is None:
+        failed = came.failed_begins
+        if not came.begun and failed is None:
             return [], None
-        back = (*begun, *(() if failed is None else failed.causes))
-        asked = {slot: self._starting.pop(slot) for slot in back}
-        starts = {slot: seed for slot, (seed, _) in asked.items()}
         for flag in (out.raw.terminated, out.raw.truncated, out.done):
-            flag[begun] = False
-        if self._finite:
-            failed = not_finite("reset", self.backend.observation, begun, out.raw, failed)
-        if failed is not None:
-            begun = [slot for slot in begun if slot not in failed.causes]
-            failed = self._counters.located(failed, starts)
-        self._begun({slot: starts[slot] for slot in begun}, out)
+            flag[came.begun] = False
+        back = sorted([*came.begun, *(() if failed is None else failed.causes)])
+        sent = {slot: self._starting.pop(slot) for slot in back}
+        starts = {slot: seed for slot, (seed, _) in sent.items()}
+        failed = self._begin(starts, failed, out)
+        begun = [slot for slot in back if failed is None or slot not in failed.causes]
         if failed is not None and self.max_restarts is not None:
             again = sorted(failed.causes)
             self._restart(failed, again)
-            given = {s: self._options({s: starts[s]}, asked[s][1]) for s in again}
-            each = {s: values.options_of(options, s) for s, options in given.items()}
+            options = {s: self._options({s: starts[s]}, sent[s][1]) for s in again}
+            each = {s: values.options_of(one, s) for s, one in options.items()}
             self.send_reset(again, [starts[s] for s in again], values.EachOptions(each))
             failed = None
         return begun, failed
 
-    def recall(self, resetting: Sequence[int] = ()) -> None:
-        """Wait for slots in flight, if there are any, and forget where they came to.
-
-        They start anew before they are stepped, but for those being reset.
-        """
-        if self.backend.in_flight or self._unsent:
-            away = self.away
+    def recall(self) -> None:
+        """Wait for slots in flight; they must be reset before they are stepped."""
+        if away := self.away:
             self.backend.recall()
-            self._unsent, self._starting = {}, {}
-            self._unstarted.update(away.difference(resetting))
+            self._starting = {}
+            self._phases[list(away)] = Phase.UNSTARTED
 
     # --- failures ------------------------------------------------------------------------------
 
-    def _without_fallen(self, slots: Sequence[int] | None) -> tuple[list[int], SlotError | None]:
-        """Of ``slots``, those that can be stepped, and the failures of the fallen."""
-        asked = self._every_slot if slots is None else slots
-        fallen = {slot: self._fallen[slot] for slot in asked if slot in self._fallen}
-        rest = [slot for slot in asked if slot not in fallen]
+    def _without_fallen(
+        self, slots: Sequence[int] | None
+    ) -> tuple[Sequence[int] | None, SlotError | None]:
+        if not self._fallen:
+            return slots, None
+        every = self._every_slot if slots is None else slots
+        fallen = {slot: self._fallen[slot] for slot in every if slot in self._fallen}
+        rest = [slot for slot in every if slot not in fallen]
         return rest, SlotError("step", fallen) if fallen else None
 
     def _failed_step(
@@ -825,24 +821,21 @@ class Stepper:
                 out.entries[reward][rows] = out.entries[terminated][rows] = 0
             for slot in rows:
                 self._fallen.pop(slot, None)
-            self._unstarted.update(rows)
             self.broken = failed.causes
             return slots, None
-        self._must_reset[rows] = True
-        asked = self._every_slot if slots is None else slots
-        return [slot for slot in asked if slot not in failed.causes], failed
+        self._phases[[slot for slot in rows if slot not in self._fallen]] = Phase.ENDED
+        every = self._every_slot if slots is None else slots
+        return [slot for slot in every if slot not in failed.causes], failed
 
     def _truncate_agents(self, slots: Any, out: StepBuffers) -> None:
         for _, done, _, truncated in self._outcomes:
             out.entries[done][slots] = out.entries[truncated][slots] = True
 
     def _hold_present(self, out: StepBuffers) -> None:
-        """Write the present state of all slots, for those that a call leaves alone."""
         if self.latest is not None:
             out.copy_state(self.latest.state)
 
     def _restart(self, failed: SlotError, slots: list[int]) -> None:
-        """Build envs that failed anew, until that succeeds or the budget is spent."""
         assert self.max_restarts is not None
         while slots:
             if self.restarts + len(slots) > self.max_restarts:
@@ -862,30 +855,29 @@ class Stepper:
             return
 
     def rebuild(self, slots: Sequence[int]) -> list[int]:
-        """Make the envs of ``slots``, and those lost with them, anew; returns all, ascending.
+        """Make the envs of ``slots``, and those lost with them, again; returns all, ascending.
 
         Each must be reset. The next step of one that was amid an episode fails.
         """
         built = self.backend.rebuild(slots)
         for slot in built:
-            if slot not in slots and not self._must_reset[slot]:
-                self._fallen[slot] = RuntimeError(
-                    f"its env was built anew together with that of slot {slots[0]}"
-                )
-            else:
-                self._must_reset[slot] = True
-                self._unstarted.add(slot)
+            if slot in slots or self._phases[slot] in (Phase.ENDED, Phase.UNSTARTED):
+                self._phases[slot] = Phase.UNSTARTED
+                continue
+            self._fallen[slot] = RuntimeError(
+                f"its env was built anew together with that of slot {slots[0]}"
+            )
+            self._phases[slot] = max(self._phases[slot], Phase.FALLEN)  # or unsent
         return built
 
     # --- state, checks, end --------------------------------------------------------------------
 
     def save_state(self) -> dict[str, Any]:
-        """The present state of all slots, with counts, sums and waiting seeds."""
         return {
             "counters": self._counters.save_state(),
             "returns": self._returns.copy(),
-            "must_reset": self._must_reset.copy(),
-            "unstarted": sorted(self._unstarted),
+            "must_reset": (self._phases == Phase.ENDED) | (self._phases == Phase.UNSTARTED),
+            "unstarted": self._in_phase(Phase.UNSTARTED),
             "seeds": self._seeds.save_state(),
             "restarts": None if self.max_restarts is None else self.restarts,
             "latest": None if self.latest is None else [a.copy() for a in self.latest.state],
@@ -898,9 +890,8 @@ class Stepper:
         rows = list(slots)
         self._counters.load_state(state["counters"], rows)
         self._returns[rows] = state["returns"][rows]
-        self._must_reset[rows] = state["must_reset"][rows]
-        self._unstarted.difference_update(rows)
-        self._unstarted.update(set(rows).intersection(state["unstarted"]))
+        self._phases[rows] = state["must_reset"][rows]  # running, or ended
+        self._phases[list(set(rows).intersection(state["unstarted"]))] = Phase.UNSTARTED
         self._seeds.load_state(state["seeds"], rows)
         if self.max_restarts is not None and state["restarts"] is not None:
             self.restarts = state["restarts"]
@@ -924,29 +915,26 @@ class Stepper:
                 marks[list(self.broken)] = True
 
     def check_open(self, verb: str) -> None:
-        """Raise RuntimeError if the stepper is closed."""
         if self.is_closed:
             raise RuntimeError(f"cannot {verb} {self.name}: the env is closed; make a new one")
 
     def _check_step(self, slots: Sequence[int] | None) -> None:
         self.check_open("step")
-        if self._unstarted and (slots is None or self._unstarted.intersection(slots)):
+        phases = (self._phases if slots is None else self._phases[list(slots)]).tobytes()
+        if Phase.UNSTARTED in phases:
             raise RuntimeError("expected reset() before the first step(); call env.reset()")
         if slots is not None and not self.can.pause:
             raise RuntimeError(
                 f"expected a step of all {self.num_envs} slots, got one of slots {list(slots)}: "
                 "this vector env steps its slots together; use backend='serial' to step some"
             )
-        if not self.can.step_ended:
-            ended = self._must_reset if slots is None else self._must_reset[list(slots)]
-            if ended.any():
-                raise RuntimeError(
-                    f"the episodes of slots {np.flatnonzero(self._must_reset).tolist()} have "
-                    "ended and the env would ignore their actions; reset these slots first (a "
-                    "'_reset' mask, env.maybe_reset or env.step_and_maybe_reset do)"
-                )
+        if not self.can.step_ended and Phase.ENDED in phases:
+            raise RuntimeError(
+                f"the episodes of slots {self._in_phase(Phase.ENDED)} have ended and the env "
+                "would ignore their actions; reset these slots first (a '_reset' mask, "
+                "env.maybe_reset or env.step_and_maybe_reset do)"
+            )
 
     def close(self) -> None:
-        """Close the backend."""
         self.is_closed = True
         self.backend.close()

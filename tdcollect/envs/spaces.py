@@ -15,10 +15,7 @@ from __future__ import annotations
 import abc
 import math
 import operator
-import sys
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -104,7 +101,7 @@ class Leaf(abc.ABC):
         return value
 
     def takes(self, value: Array) -> bool:
-        """Tell whether the numbers go into the entry as they are; floats may lose digits."""
+        """Return whether the numbers go into the entry as they are; floats may lose digits."""
         return keeps(value, self.space_dtype)
 
     def _misfit(self, value: Array) -> str:
@@ -172,7 +169,6 @@ class _CategoricalLeaf(Leaf):
         self._counts_from_zero = not self.start.any()
 
     def index(self, value: Any, out: Array) -> Array:
-        """Integers counting from zero, checked to lie in the space."""
         index = self._checked(value, out) - self.start
         if ((index < 0) | (index >= self.n)).any():
             raise ValueError(
@@ -196,7 +192,6 @@ class _CategoricalLeaf(Leaf):
 
 
 def _whole(entry: Array) -> Array:
-    """One-hot actions as integers, to which TorchRL's spec cuts them."""
     return entry.astype(np.int64) if entry.dtype.kind == "f" else entry
 
 
@@ -259,7 +254,6 @@ class _StackLeaf(Leaf):
         )
 
     def _split(self, entry: Array) -> list[Array]:
-        """Views of the parts."""
         parts = np.moveaxis(entry, self._axis, 0)
         return [parts[i, ...] for i in range(len(parts))]
 
@@ -330,7 +324,6 @@ def _leaf_of(space: spaces.Space[Any], where: str, categorical: bool) -> Leaf:
 
 
 def _stacked_leaf(parts: Sequence[Leaf]) -> Leaf | None:
-    """The leaf of a ``Tuple`` of leaves, or None if these are too unlike to stack."""
     first = parts[0]
     alike = all(
         type(part.spec) is type(first.spec)
@@ -365,7 +358,6 @@ def _check_action(value: Array, dtype: np.dtype[Any]) -> None:
 
 
 def key_of(path: Path) -> str | Path:
-    """A path as a TensorDict key: a string if it has a single name."""
     return path[0] if len(path) == 1 else path
 
 
@@ -451,11 +443,9 @@ class SpaceCodec:
 
     @property
     def specs(self) -> list[tuple[Path, TensorSpec]]:
-        """The path and the unbatched spec of each entry."""
         return [(path, leaf.spec) for path, leaf in zip(self.paths, self.leaves, strict=True)]
 
     def empty(self, *lead: int) -> list[Array]:
-        """Uninitialized arrays ``[*lead, *shape]``, one per entry."""
         return [np.empty((*lead, *leaf.shape), leaf.dtype) for leaf in self.leaves]
 
     def write(self, value: Any, out: Sequence[Array]) -> None:
@@ -564,16 +554,16 @@ def nested(
 ) -> TensorDict:
     """Entries, each with its name or path, as a TensorDict that shares their memory."""
     # Of tensors that fit, it is made several times as fast as by TensorDict's constructor.
-    given, size = list(entries), torch.Size(batch_size)
+    pairs, size = list(entries), torch.Size(batch_size)
     dims = len(size)
-    for _, value in given:
+    for _, value in pairs:
         if type(value) is not torch.Tensor or value.is_nested or value.shape[:dims] != size:
             break
         if device is not None and value.device != device:
             break
     else:
-        return nested_unchecked(given, size, device)
-    return TensorDict(keys.by_name(given), batch_size=size, device=device)
+        return nested_unchecked(pairs, size, device)
+    return TensorDict(keys.by_name(pairs), batch_size=size, device=device)
 
 
 def nested_unchecked(
@@ -649,11 +639,6 @@ class StepBuffers(NamedTuple):
         """The arrays ``[N, ...]`` that say where slots are: all but the reward."""
         return [*self.entries, self.raw.terminated, self.raw.truncated, self.done]
 
-    @property
-    def arrays(self) -> list[Array]:
-        """All arrays ``[N, ...]``."""
-        return [*self.state, self.reward, self.raw.reward]
-
     def copy_state(self, arrays: Iterable[Array], slots: list[int] | None = None) -> None:
         """Copy the :attr:`state` of other buffers, of ``slots`` (None for all)."""
         for target, array in zip(self.state, arrays, strict=True):
@@ -661,66 +646,6 @@ class StepBuffers(NamedTuple):
                 np.copyto(target, array)
             else:
                 target[slots] = array[slots]
-
-
-class Chunk(list[StepBuffers]):
-    """The buffers of steps that were allocated together.
-
-    ``entries`` are those of all steps, ``[T, N, *shape]`` each, with the tensor of each step.
-    """
-
-    def __init__(
-        self,
-        steps: Iterable[StepBuffers],
-        entries: Sequence[tuple[torch.Tensor, Sequence[torch.Tensor]]],
-    ):
-        super().__init__(steps)
-        self.entries = entries
-
-
-class BufferPool:
-    """Lends buffers of steps again, once nobody has a part of them any more."""
-
-    def __init__(self) -> None:
-        self.spare: list[StepBuffers] = []  # for resets
-        # Of steps and of resets, in two sizes: one in use, and one whose last step still is.
-        self._kept: deque[_Kept] = deque(maxlen=8)
-
-    def __reduce__(self) -> Any:
-        return BufferPool, ()  # tensors and arrays of a copy would not share their memory
-
-    def lend(self, allocate: Callable[..., Chunk], *asked: Any) -> Chunk:
-        """Zeroed buffers, as ``allocate`` makes them of these arguments."""
-        for kept in self._kept:
-            if kept.asked == asked and kept.is_unused():
-                break
-        else:
-            kept = _Kept(asked, allocate(*asked))
-            self._kept.append(kept)
-        for memory in kept.memory:
-            memory.fill(0)
-        return Chunk(kept.chunk, kept.chunk.entries)
-
-
-class _Kept:
-    def __init__(self, asked: tuple[Any, ...], chunk: Chunk):
-        self.asked, self.chunk = asked, chunk
-        # The backend may write rewards into memory of their own, or where they are stored.
-        self.memory: list[Any] = [*{id(a.base): a.base for a in chunk[0].arrays}.values()]
-        # The last step is held longest: it says soonest that they are in use.
-        parts = ((step, *step.tensors, step.raw_reward, *step.arrays) for step in reversed(chunk))
-        self._last, self._rest = [*next(parts)], [*self.memory, *chain.from_iterable(parts)]
-        self._unused = [*self._users()]
-
-    def is_unused(self) -> bool:
-        """Tell whether nobody holds a step, a tensor or a view of the memory, as when new."""
-        return None not in self._unused and all(map(operator.eq, self._unused, self._users()))
-
-    def _users(self) -> Iterator[Any]:
-        yield sum(map(sys.getrefcount, self._last))
-        yield sum(map(sys.getrefcount, self._rest))
-        for whole, views in self.chunk.entries:
-            yield upstream.users_of(whole, views)
 
 
 def aligned_zeros(shape: Sequence[int], dtype: Any) -> Array:

@@ -56,15 +56,15 @@ class EnvAction(Transform):
         return self._pairs
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
-        for key, kept in self.pairs:
-            next_tensordict.set(kept, tensordict.get(key))
+        for key, copy in self.pairs:
+            next_tensordict.set(copy, tensordict.get(key))
         return next_tensordict
 
     def _reset(
         self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase
     ) -> TensorDictBase:
-        for key, kept in self.pairs:
-            tensordict_reset.set(kept, self._spec(key).zero())
+        for key, copy in self.pairs:
+            tensordict_reset.set(copy, self._spec(key).zero())
         return tensordict_reset
 
     def _spec(self, key: Key) -> Unbounded:
@@ -73,10 +73,10 @@ class EnvAction(Transform):
         return Unbounded(spec.shape, dtype=spec.dtype, device=spec.device)
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        for key, kept in self.pairs:
-            if kept in observation_spec.keys(True, True):
-                raise ValueError(f"expected no entry {kept!r} in the env: EnvAction writes it")
-            observation_spec[kept] = self._spec(key)
+        for key, copy in self.pairs:
+            if copy in observation_spec.keys(True, True):
+                raise ValueError(f"expected no entry {copy!r} in the env: EnvAction writes it")
+            observation_spec[copy] = self._spec(key)
         return observation_spec
 
 
@@ -165,17 +165,15 @@ TRAITS: dict[type[T.Transform], Trait] = {
 
 
 def traits_of(transform: T.Transform) -> Trait | None:
-    """The facts about a transform; None if its class is not known."""
     return TRAITS.get(type(transform))
 
 
 def of_kind(name: str) -> tuple[type[T.Transform], ...]:
-    """The transforms that have a trait."""
     return tuple(kind for kind, trait in TRAITS.items() if getattr(trait, name))
 
 
 def runs_once(transform: T.Transform) -> bool:
-    """Tell whether a transform of single envs gives the same for a batch as for each row."""
+    """Return whether a transform of single envs gives the same for a batch as for each row."""
     kind, trait = type(transform), traits_of(transform)
     if trait is None or not trait.once or _counts_axes_from_the_front(transform):
         return False
@@ -192,19 +190,19 @@ def runs_once(transform: T.Transform) -> bool:
 
 
 def draws_or_calls(primer: T.TensorDictPrimer) -> bool:
-    """Tell whether a primer's values are drawn, or made by functions."""
+    """Return whether a primer's values are drawn, or made by functions."""
     return primer.random or any(map(callable, dict(primer.default_value.items()).values()))
 
 
 def _counts_axes_from_the_front(transform: T.Transform) -> bool:
-    """Tell whether an axis of one env would be another one of a batch."""
+    """Return whether an axis of one env would be another one of a batch."""
     axes = [getattr(transform, name, -1) for name in ("dim", "first_dim", "last_dim")]
     axes += getattr(transform, "dims", ())
     return any(axis >= 0 for axis in axes)
 
 
 def leaves_random_numbers_alone(transform: T.Transform) -> bool:
-    """Tell whether a transform is known to draw no random numbers."""
+    """Return whether a transform is known to draw no random numbers."""
     if type(transform) is T.TensorDictPrimer:
         return not transform.random
     trait: Any = traits_of(transform)
@@ -213,8 +211,8 @@ def leaves_random_numbers_alone(transform: T.Transform) -> bool:
 
 def keeps_statistics(transform: T.Transform) -> bool:
     """Return whether a transform's statistics go on with each step, at any number of slots."""
-    kept = isinstance(transform, (T.VecNorm, T.VecNormV2, T.RNDTransform))
-    return kept and not getattr(transform, "frozen", False)
+    counts = isinstance(transform, (T.VecNorm, T.VecNormV2, T.RNDTransform))
+    return counts and not getattr(transform, "frozen", False)
 
 
 # ------------------------------------------------------------------------- the transforms of an env
@@ -234,15 +232,14 @@ def innermost(env: EnvBase) -> EnvBase:
 
 def all_transforms_of(env: EnvBase) -> list[T.Transform]:
     """The transforms of all layers of an env, innermost first; subclasses count as layers."""
-    found: list[T.Transform] = []
+    transforms: list[T.Transform] = []
     while isinstance(env, TransformedEnv):
-        found = [*flat_transforms(env.transform), *found]
+        transforms = [*flat_transforms(env.transform), *transforms]
         env = env.base_env
-    return found
+    return transforms
 
 
 def transforms_of(env: EnvBase) -> list[T.Transform]:
-    """The transforms of an env, innermost first; a ``Compose`` is taken apart."""
     return flat_transforms(env.transform) if type(env) is TransformedEnv else []
 
 

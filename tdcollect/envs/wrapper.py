@@ -25,7 +25,7 @@ from tdcollect.envs.process.agents import ACTION_MASK
 from tdcollect.envs.process.pool import WorkerLost
 from tdcollect.envs.process.values import Array, is_number
 from tdcollect.envs.slots import Can, Stepper
-from tdcollect.envs.spaces import Chunk, StepBuffers, compose, drawable, key_of, nested
+from tdcollect.envs.spaces import StepBuffers, compose, drawable, key_of, nested
 from tdcollect.seeding import slot_seed, slot_seeds
 
 
@@ -166,7 +166,7 @@ class GymnasiumEnv(EnvBase):
 
     @property
     def restarts(self) -> int | None:
-        """The envs built anew after failures so far; None where failures raise."""
+        """The envs built again after failures so far; None where failures raise."""
         return None if self.stepper.max_restarts is None else self.stepper.restarts
 
     @property
@@ -179,7 +179,7 @@ class GymnasiumEnv(EnvBase):
         return self.stepper.backend.latest_info(slot)
 
     def rebuild_slots(self, slots: Sequence[int]) -> list[int]:
-        """Make envs anew, to be reset next; returns these slots, and those lost with them."""
+        """Make envs again, to be reset next; returns these slots, and those lost with them."""
         return self.stepper.rebuild(slots)
 
     @property
@@ -305,17 +305,9 @@ class GymnasiumEnv(EnvBase):
             raise RuntimeError("The environment already has an info-dict reader.")
         return self.set_info_dict_reader(info_dict_reader, ignore_private)
 
-    def allocate(
-        self, count: int, pinned: bool = False, exact: bool = False, again: bool = False
-    ) -> Chunk:
-        """Zeroed buffers for ``count`` steps, of the env's batch size; see Stepper.allocate.
-
-        ``again``: in the memory of earlier ones, where nobody has a part of them any more.
-        """
-        stepper, asked = self.stepper, (count, self._batched, pinned, exact)
-        if again and not pinned:  # from there, copies to a GPU may be under way
-            return stepper.pool.lend(stepper.allocate, *asked)
-        return stepper.allocate(*asked)
+    def allocate(self, count: int, pinned: bool = False, exact: bool = False) -> list[StepBuffers]:
+        """Zeroed buffers for ``count`` steps, of the env's batch size; see Stepper.allocate."""
+        return self.stepper.allocate(count, self._batched, pinned, exact)
 
     def exact_reward(self, buffers: StepBuffers | None = None) -> torch.Tensor:
         """The rewards ``[N, 1]`` as the envs gave them, float64, of exact buffers or the latest."""
@@ -340,7 +332,6 @@ class GymnasiumEnv(EnvBase):
         return packed if self.device is None else packed.to(self.device)
 
     def _to_array(self, tensor: torch.Tensor) -> Array:
-        """A tensor of the env's batch size as an array ``[N, ...]`` on the CPU."""
         plain = tensor.is_cpu and not tensor.requires_grad
         array: Array = tensor.numpy() if plain else tensor.numpy(force=True)  # three times as long
         return array if self._batched else array[None]
@@ -371,7 +362,6 @@ class GymnasiumEnv(EnvBase):
         return self._pack(buffers).exclude(*self.reward_keys)
 
     def _slots(self, tensordict: TensorDictBase | None, key: str) -> list[int] | None:
-        """The slots that a mask entry marks, or None for all of them."""
         mask = None if tensordict is None else tensordict.get(key, None)
         if mask is None or mask.all():
             return None
@@ -416,7 +406,7 @@ class GymnasiumEnv(EnvBase):
         return [first + slot for slot in slots]
 
     def rebuild(self, **env_kwargs: Any) -> None:
-        """Make the envs of all slots anew, and close the old ones.
+        """Make the envs of all slots again, and close the old ones.
 
         Transforms around this env, and collectors over it, stay as they are; the next thing to call
         is ``reset`` (:meth:`tdcollect.Collector.rebuild_env` does both). Seeds do not carry over:
@@ -441,13 +431,13 @@ class GymnasiumEnv(EnvBase):
                 "give it an id or a callable"
             )
         settings = {**self._env_kwargs, **env_kwargs}
-        made = self._remake(settings)
-        with ended_on_error(made.close):
-            made.read_info(self._infos)
-            _check_alike(self.stepper, made)
-        made.restarts = self.stepper.restarts  # one count for the env's life
-        made.reset_options, made.shown = self.stepper.reset_options, self.stepper.shown
-        old, self.stepper = self.stepper, made
+        stepper = self._remake(settings)
+        with ended_on_error(stepper.close):
+            stepper.read_info(self._infos)
+            _check_alike(self.stepper, stepper)
+        stepper.restarts = self.stepper.restarts  # one count for the env's life
+        stepper.reset_options, stepper.shown = self.stepper.reset_options, self.stepper.shown
+        old, self.stepper = self.stepper, stepper
         self._env_kwargs = settings
         old.close()
 
@@ -466,7 +456,6 @@ class GymnasiumEnv(EnvBase):
         }
 
     def keep_slots(self) -> None:
-        """Take the state of the slots for :meth:`save_slots` after :meth:`close`."""
         with suppress(Exception):  # of a user's snapshot(), say: whoever saves later is told
             self._kept = self.save_slots()
 
@@ -475,11 +464,11 @@ class GymnasiumEnv(EnvBase):
 
     def check_slots(self, state: dict[str, Any]) -> None:
         """Raise ValueError if a state of :meth:`save_slots` has other slots or entries."""
-        found = self._described(), self.num_envs
+        here = self._described(), self.num_envs
         saved = state["entries"], len(state["envs"])
-        if found != saved:
+        if here != saved:
             raise ValueError(
-                f"expected the state of an env with {found[1]} slots and the entries {found[0]}, "
+                f"expected the state of an env with {here[1]} slots and the entries {here[0]}, "
                 f"got one with {saved[1]} slots and the entries {saved[0]}; make the env as it was"
             )
 
@@ -522,13 +511,11 @@ def shares_masks(spec: Any) -> bool:
 
 
 def is_of_agents(path: keys.Key, groups: Mapping[str, Any], *names: str) -> bool:
-    """Tell whether an entry is a group's, of one of these names."""
+    """Return whether an entry is a group's, of one of these names."""
     return len(path) == 2 and path[0] in groups and path[1] in names
 
 
 def _shape_groups(entries: Any, batch: torch.Size, groups: Mapping[str, Sequence[str]]) -> None:
-    """Give the specs or TensorDicts of groups a dimension of agents."""
-
     def widen(part: Any, shape: torch.Size) -> None:
         for inner in part.values():
             if isinstance(inner, (Composite, TensorDictBase)):
@@ -540,16 +527,14 @@ def _shape_groups(entries: Any, batch: torch.Size, groups: Mapping[str, Sequence
             widen(entries[group], torch.Size([*batch, len(agents)]))
 
 
-def lacks_action(key: keys.Key, given: Iterable[keys.Key]) -> KeyError:
-    """Return the error of a step without an action."""
+def lacks_action(key: keys.Key, present: Iterable[keys.Key]) -> KeyError:
     return KeyError(
         f"expected the entry {key!r} in the input of step(), got the entries "
-        f"{', '.join(map(keys.entry_path, given))}; have the policy write it (its out_keys)"
+        f"{', '.join(map(keys.entry_path, present))}; have the policy write it (its out_keys)"
     )
 
 
 def _check_alike(old: Stepper, new: Stepper) -> None:
-    """Raise ValueError if slots made anew do not fit the specs of the old ones."""
     pairs = {
         "observation space": (old.backend.observation.space, new.backend.observation.space),
         "action space": (old.backend.action.space, new.backend.action.space),

@@ -1,33 +1,69 @@
-"""The process that evaluates beside a training: requests in, answers out."""
+"""The process that evaluates beside a training, and the thread that takes requests to it."""
 
 from __future__ import annotations
 
+import logging
 import math
+import os
 import pickle
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from contextlib import closing, suppress
-from dataclasses import replace
-from multiprocessing.connection import Connection
+from dataclasses import dataclass, field, replace
+from functools import partial
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
+from torch import nn
 
 from tdcollect import keys
-from tdcollect.evaluation.curve import Best, Folder, Kind, Point, check_report, point_of
+from tdcollect.evaluation.curve import (
+    FIGURE,
+    PAGE,
+    TRANSFORMS,
+    Best,
+    Folder,
+    Kind,
+    Point,
+    check_report,
+    point_of,
+    read_folder,
+    read_report,
+    report_point,
+    step_name,
+    value_of,
+    with_point,
+)
 from tdcollect.evaluation.evaluate import Recording, run
+from tdcollect.evaluation.replay import Replay, Replayed, replayer
 from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.evaluation.statistics import exact_mean
 from tdcollect.evaluation.workers.dispatcher import Evaluation
 from tdcollect.evaluation.workers.local import LocalWorkers, Workers
-from tdcollect.evaluation.workers.worker import POLICY, on_cpu, template, unpickled
-from tdcollect.processes.channel import Described, described, packed
-from tdcollect.processes.child import leave
+from tdcollect.evaluation.workers.worker import (
+    POLICY,
+    Weights,
+    set_policy,
+    set_weights,
+    template,
+    unpickled,
+)
+from tdcollect.files import write_atomically
+from tdcollect.pages.build import REPORT
+from tdcollect.pages.curve import curve_page
+from tdcollect.processes.channel import Described, described, packed, raised_there
+from tdcollect.processes.child import Spawned, leave
 from tdcollect.surroundings import Surroundings
 from tdcollect.trajectories import split_trajectories
+
+logger = logging.getLogger("tdcollect")
 
 
 class Setup(NamedTuple):
@@ -44,11 +80,11 @@ class Setup(NamedTuple):
     around: Surroundings
 
 
-class Request(NamedTuple):
+class Order(NamedTuple):
     """One evaluation, at a training step, with pickled weights by model id.
 
-    ``policy`` is pickled if it is no module, as it was at the call; None for the job's own. A
-    ``"report"`` is of the weights of a step, with settings of its own.
+    ``policy`` is pickled if it is no module; None for the job's own. A ``"report"`` is of the
+    weights of a step, with settings of its own.
     """
 
     step: int
@@ -58,11 +94,7 @@ class Request(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The outcome of a request.
-
-    ``records`` are manifest, records and errors, pickled, as few callers want them; ``lost`` tells
-    in lines how workers ended.
-    """
+    """The outcome: manifest, records and errors pickled; ``lost`` says how workers ended."""
 
     records: bytes
     directory: Path | None
@@ -88,7 +120,7 @@ def metrics_of(
 ) -> dict[str, Any]:
     # Means of returns that are not finite are what arithmetic makes of them.
     mean = point.mean if point.mean is not None or not len(returns) else exact_mean(returns)
-    found = {
+    numbers = {
         "reward": mean,
         "reward_std": _std(returns),
         "reward_low": point.low,
@@ -100,7 +132,7 @@ def metrics_of(
         "step": point.step,
         **{f"metrics/{metric.name}": metric.mean for metric in point.metrics},
     }
-    known = {name: math.nan if value is None else value for name, value in found.items()}
+    known = {name: math.nan if value is None else value for name, value in numbers.items()}
     return {f"{prefix}/{name}": value for name, value in {**known, **custom}.items()}
 
 
@@ -117,12 +149,12 @@ def custom_metrics(
     """Return the user's metrics of the data ``[L]`` of completed episodes."""
     if not episodes:
         return {}
-    found = metrics_fn(padded(episodes))
-    if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
+    metrics = metrics_fn(padded(episodes))
+    if not isinstance(metrics, Mapping) or not all(isinstance(name, str) for name in metrics):
         raise TypeError(
-            f"expected metrics_fn to return a dict from names to numbers, got {found!r:.200}"
+            f"expected metrics_fn to return a dict from names to numbers, got {metrics!r:.200}"
         )
-    return on_cpu(found)
+    return _on_cpu(metrics)
 
 
 def padded(episodes: Mapping[int, TensorDict]) -> TensorDict:
@@ -149,9 +181,10 @@ class Answering:
             self._workers.template = template
         self._folder: Folder | None = None
         self._policy: bytes | None = None  # the latest one that came with a request
+        self._model: Any = None  # a policy whose weights can be set
         self._applied = False
 
-    def answer(self, request: Request) -> bytes:
+    def answer(self, request: Order) -> bytes:
         """Run a request; return the pickled :class:`Answer` or :class:`Failure`."""
         self._applied = False
         try:
@@ -160,7 +193,7 @@ class Answering:
         except Exception as error:
             return packed(Failure(described(error), self._applied))
 
-    def _evaluate(self, request: Request) -> Answer:
+    def _evaluate(self, request: Order) -> Answer:
         if request.policy is not None and request.policy != self._policy:
             self._job = replace(self._job, policy=pickle.loads(request.policy))
             self._policy = request.policy
@@ -212,7 +245,7 @@ class Answering:
 
     def _answer(
         self,
-        request: Request,
+        request: Order,
         evaluation: Evaluation,
         result: EvaluationResult,
         pace: float,
@@ -221,22 +254,54 @@ class Answering:
         point = point_of(request.step, result.summary(), result.digest)
         dispatcher = evaluation.dispatcher
         assert dispatcher is not None
-        name = str(evaluation.manifest["env"]["id"])
-        if self._folder is not None and request.kind == "report":
-            self._folder.write(name)
-        elif self._folder is not None:
-            kept = {} if self._report is None else _of_transforms(request.weights)
-            self._folder.note(point, name, lambda: dispatcher.policy_state(evaluation), kept)
+        folder = self._folder
+        if folder is not None and request.kind == "step":
+            transforms = {} if self._report is None else _of_transforms(request.weights)
+            folder.note(point, lambda: self._policy_state(request.weights), transforms)
+        if folder is not None:
+            write_page(folder, evaluation.manifest["env"]["id"], self._setup.best_by)
         custom = {} if self._metrics_fn is None else custom_metrics(self._metrics_fn, data)
         metrics = metrics_of(point, result.returns, pace, custom, self._setup.log_prefix)
         records = pickle.dumps((result.manifest, result.episodes, result.errors))
-        best = None if self._folder is None else self._folder.best
+        best = None if folder is None else folder.best
         return Answer(records, result.directory, metrics, point, best, dispatcher.lost)
+
+    def _policy_state(self, weights: Mapping[str, bytes]) -> dict[str, Any]:
+        """Return the ``state_dict`` of the policy with these weights, on the CPU; or no entries."""
+        if self._model is None:
+            job = unpickled(self._setup.job)  # workers are sent the other one, as it was
+            self._model = replace(job, settings=replace(job.settings, device=None)).made_policy()
+        if not isinstance(self._model, nn.Module):
+            return {}
+        if POLICY in weights:
+            set_policy(self._model, pickle.loads(weights[POLICY]))
+        return _on_cpu(self._model.state_dict())
 
     def close(self) -> None:
         self._workers.close()
         if self._folder is not None:
             self._folder.close()
+
+
+def write_page(folder: Folder, name: str, by: str) -> None:
+    """Write the page of a curve and its figure, the report of the best included."""
+
+    def page_of(step: int, kind: Kind = "step") -> str:
+        return f"{step_name(step, kind)}/{REPORT}"
+
+    report = report_point(folder.path, folder.best)
+    page = curve_page(folder.curve, folder.best, name, by, page_of, report)
+    for figure in page.figures()[:1]:
+        write_atomically(folder.path / FIGURE, figure.file())
+    write_atomically(folder.path / PAGE, page.html())
+
+
+def _on_cpu(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values by name, those that are tensors detached and on the CPU."""
+    return {
+        name: value.detach().cpu() if isinstance(value, torch.Tensor) else value
+        for name, value in values.items()
+    }
 
 
 def _of_transforms(weights: Mapping[str, bytes]) -> dict[str, Any]:
@@ -256,3 +321,295 @@ def main(end: int) -> None:
         finally:
             answering.close()
     leave()
+
+
+# --- on the side of the training --------------------------------------------------------------
+
+
+Method = Literal["evaluate", "trigger", "submit", "report"]
+"""The method of the evaluator that a request came by."""
+
+MOST_RESTARTS = 3
+"""Restarts of the process for one request."""
+
+_SECONDS = 1.0  # for a process that closed its connection to end by itself
+_GRACE = 5.0  # seconds for the thread to end, beside those for the process
+
+
+class DriverProcess(Spawned):
+    """A process that evaluates, in a fresh interpreter."""
+
+    def __init__(self) -> None:
+        super().__init__("tdcollect.evaluation.background:main")
+        self.connection = Connection(self.socket.detach())
+
+    def send(self, message: bytes) -> None:
+        """Send a message, unless it has gone; may wait until the process reads."""
+        with suppress(OSError):  # which reading tells
+            self.connection.send_bytes(message)
+
+    def end(self, seconds: float = 0.0) -> str:
+        """Close the connection, and reap the process; say how it ended."""
+        self.connection.close()
+        return super().end(seconds)
+
+
+@dataclass(eq=False)
+class Errand:
+    """A request on its way, with the future of its outcome."""
+
+    request: Order
+    kind: Method
+    future: Future[Any] = field(default_factory=Future)
+
+
+class Courier:
+    """Takes requests to a process one at a time, in their order; has the curve of the answers.
+
+    One daemon thread waits for both sides; the end of the interpreter would wait for an executor's.
+    """
+
+    def __init__(
+        self, setup: Setup, on_result: Callable[[TensorDictBase], Any] | None, queue_size: int
+    ):
+        self._setup, self.on_result, self._size = setup, on_result, queue_size
+        self._first = pickle.dumps(setup)
+        self.curve: list[Point] = []
+        self.best: Best | None = None
+        self.reports = setup.report is not None
+        self.report: tuple[int, EvaluationResult] | None = None  # of the best at a step
+        self._winner: Order | None = None  # with the weights of the best
+        if setup.output_dir is not None:
+            self.curve, self.best, _ = read_folder(setup.output_dir, setup.best_by, logger.warning)
+        self._owner = os.getpid()
+        self.changed = threading.Condition()  # of all that follows: a request starts or ends
+        self.unread: deque[Any] = deque()  # outcomes of triggered evaluations, also exceptions
+        self.closed = False
+        self.pending: deque[Errand] = deque()  # the first one may run
+        self._seconds = 0.0
+        self._latest: dict[str, bytes] = {}  # weights that hold where a request has none
+        self._process: DriverProcess | None = DriverProcess()
+        self._thread = threading.Thread(target=self._serve, name="tdcollect-evaluator", daemon=True)
+        self._thread.start()
+
+    def has_room(self) -> bool:
+        """Return whether a request would be taken without waiting."""
+        return len(self.pending) <= self._size
+
+    def in_thread(self) -> bool:
+        """Return whether the caller runs in the courier's thread, as ``on_result`` does."""
+        return threading.current_thread() is self._thread
+
+    def ask(self, request: Order, kind: Method) -> Future[Any]:
+        """Add a request; waits while the queue is full."""
+        errand = Errand(request, kind)
+        with self.changed:
+            if self.in_thread() and not self.has_room():
+                raise RuntimeError(
+                    "the queue of evaluations is full, and on_result runs in the thread that "
+                    "empties it; trigger evaluations in the training loop"
+                )
+            self.changed.wait_for(lambda: self.closed or self.has_room())
+            if self.closed:
+                raise RuntimeError("this Evaluator is shut down; make a new one")
+            self.pending.append(errand)
+            self.changed.notify_all()
+        return errand.future
+
+    def close(self, seconds: float = 0.0) -> int:
+        """End the process, and with it the request that runs; returns the number of lost ones."""
+        if os.getpid() != self._owner:  # a fork has neither the thread nor the process
+            return 0
+        with self.changed:
+            running = [errand for errand in self.pending if errand.future.running()]
+            lost = [errand for errand in self.pending if errand not in running]
+            self.pending, process = deque(running), self._process
+            if not self.closed:
+                self.closed, self._seconds = True, seconds
+            self.changed.notify_all()
+        for errand in lost:
+            errand.future.cancel()
+        if process is not None and running:
+            process.kill()
+        if not self.in_thread():
+            self._thread.join(seconds + _GRACE)
+            if self._thread.is_alive() and process is not None:  # which sends to one that hangs
+                process.kill()
+                self._thread.join(_GRACE)
+        return len(lost) + len(running)
+
+    # --- the thread ---
+
+    def _serve(self) -> None:
+        if self._process is not None:
+            self._process.send(self._first)
+        while (errand := self._next()) is not None:
+            try:
+                outcome = self._outcome(errand)
+            except Exception as error:
+                outcome = error
+            self._complete(errand, outcome)
+        with self.changed:
+            process, self._process = self._process, None
+        if process is not None:
+            process.end(self._seconds)
+
+    def _next(self) -> Errand | None:
+        """Wait for the next request that was not cancelled; None once closed."""
+        with self.changed:
+            while True:
+                self.changed.wait_for(lambda: self.closed or self.pending)
+                if self.closed:
+                    return None
+                if self.pending[0].future.set_running_or_notify_cancel():
+                    return self.pending[0]
+                self.pending.popleft()
+                self.changed.notify_all()
+
+    def _outcome(self, errand: Errand) -> Any:
+        """Return the metrics of a request, or its result if it came by ``submit``."""
+        if errand.kind == "report":
+            return self._report_of_best(errand)
+        request = errand.request
+        errand.request = request._replace(weights={**self._latest, **request.weights})
+        answer = self._answer(errand.request)
+        self.curve = with_point(self.curve, answer.point)
+        self.best = answer.best or _best_of(self.curve, self._setup.best_by)
+        if self.reports and self.best is not None and self.best.step == request.step:
+            self._winner = errand.request
+        if errand.kind == "evaluate":  # whose caller calls on_result itself
+            return answer.metrics
+        self.tell(answer.metrics)
+        if errand.kind == "trigger":
+            return answer.metrics
+        return self._result(errand.request, answer)
+
+    def _answer(self, request: Order) -> Answer:
+        """Send a request; return its answer, or raise the error of its failure."""
+        answer: Answer | Failure = pickle.loads(self._answered(request))
+        if request.kind == "step" and (isinstance(answer, Answer) or answer.applied):
+            self._latest.update(request.weights)
+        if isinstance(answer, Failure):
+            raise raised_there(answer.error, "the process that evaluates")
+        for line in answer.lost:
+            logger.warning("%s, at step %s", line, request.step)
+        return answer
+
+    def _result(self, request: Order, answer: Answer) -> EvaluationResult:
+        manifest, episodes, errors = pickle.loads(answer.records)
+        replay = _replay_of(self._setup, request)
+        return EvaluationResult(manifest, episodes, answer.directory, replay=replay, errors=errors)
+
+    def _report_of_best(self, errand: Errand) -> EvaluationResult:
+        """Return the report of the best, which is run unless it is there."""
+        best, folder, request = self.best, self._setup.output_dir, self._winner
+        if best is None:
+            raise RuntimeError("expected an evaluation with a finite return before a report")
+        if self.report is not None and self.report[0] == best.step:
+            return self.report[1]
+        wanted = [*pickle.loads(self._setup.report or b"").episode_indices]
+        result = None if folder is None else read_report(folder, best.step)
+        if result is None or [e.index for e in result.episodes if not e.lost] != wanted:
+            if request is None or request.step != best.step:
+                if folder is None:
+                    raise ValueError(f"step {best.step} is the best again: evaluate it once more")
+                weights = _kept_weights(folder, best)  # of a process before this one
+                request = errand.request._replace(step=best.step, weights=weights)
+            errand.request = request._replace(kind="report")
+            result = self._result(errand.request, self._answer(errand.request))
+        self.report = best.step, result
+        return result
+
+    def tell(self, metrics: Mapping[str, Any]) -> None:
+        if self.on_result is None:
+            return
+        try:
+            values = {name: torch.as_tensor(value) for name, value in metrics.items()}
+            self.on_result(TensorDict(values))
+        except Exception:
+            logger.warning("on_result of the Evaluator failed", exc_info=True)
+
+    def _answered(self, request: Order) -> bytes:
+        """Send a request and wait for its answer; repeat it if the process ends meanwhile."""
+        message = pickle.dumps(request)
+        if self._process is not None and self._process.connection.poll():
+            self._process.end(_SECONDS)  # it has ended while it was idle
+            self._process = None
+        ends = 0
+        while True:
+            with self.changed:  # so that close() knows each process
+                if self.closed:
+                    raise RuntimeError(
+                        f"the Evaluator was shut down before the evaluation at step {request.step}"
+                    )
+                messages = [message] if self._process is not None else [self._first, message]
+                process = self._process = self._process or DriverProcess()
+            for one in messages:
+                process.send(one)
+            try:
+                wait([process.connection])  # where other evaluations see that this thread waits
+                return process.connection.recv_bytes()
+            except (EOFError, OSError):
+                how = process.end(_SECONDS)
+                self._process = None
+            ends += 1
+            what = f"the process that evaluates beside training {how} at step {request.step}"
+            if ends > MOST_RESTARTS:
+                raise RuntimeError(
+                    f"{ends} times in a row: {what}; see its standard error, or run "
+                    "tdcollect.evaluate with this env and policy"
+                )
+            if not self.closed:
+                logger.warning("%s; a new one goes on", what)
+
+    def _complete(self, errand: Errand, outcome: Any) -> None:
+        failed = isinstance(outcome, BaseException)
+        is_read = errand.kind == "trigger" and not (failed and self.closed)
+        if failed and is_read:  # nobody may ever ask for its result
+            text = f"{type(outcome).__name__}: {outcome}"
+            logger.warning("the evaluation at step %s failed: %s", errand.request.step, text)
+        with self.changed:
+            self.pending.popleft()
+            if is_read:
+                self.unread.append(outcome)
+            self.changed.notify_all()
+        if failed:
+            errand.future.set_exception(outcome)
+        else:
+            errand.future.set_result(outcome)
+
+
+def _best_of(points: list[Point], by: str) -> Best | None:
+    """Return the best point, of equal ones the earliest; None without a finite return."""
+    best = max(points, key=lambda point: value_of(point, by))  # the first of the greatest
+    value = value_of(best, by)
+    return None if value == float("-inf") else Best(best.step, value, None)
+
+
+def _kept_weights(path: Path, best: Best) -> dict[str, bytes]:
+    """Return the weights of the best that a directory holds, pickled, by model id."""
+    weights = {} if best.path is None else {POLICY: torch.load(best.path, weights_only=True)}
+    if (file := path / TRANSFORMS).is_file():
+        transforms = torch.load(file, weights_only=True)
+        weights |= {name: Weights.from_saved(*one) for name, one in transforms.items()}
+    return {name: pickle.dumps(one) for name, one in weights.items()}
+
+
+def _replay_of(setup: Setup, request: Order) -> Replay:
+    """Return a function that runs an episode again, with a new env and policy."""
+
+    def replay(index: int, video: str | os.PathLike[str] | None) -> Replayed:
+        parts = unpickled(setup.job)
+        if request.kind == "report" and setup.report is not None:
+            parts = replace(parts, settings=pickle.loads(setup.report))
+        if request.policy is not None:
+            parts = replace(parts, policy=pickle.loads(request.policy))
+        again = replayer(
+            parts.env,
+            parts.made_policy(),
+            lambda i: replace(parts.settings, episodes=[i]),
+            partial(set_weights, weights=request.weights),
+        )
+        return again(index, video)
+
+    return replay

@@ -14,7 +14,13 @@ from tdcollect import check, display
 from tdcollect.evaluation import ledger, statistics
 from tdcollect.evaluation.episodes.steps import policy_difference
 from tdcollect.evaluation.ledger import Episode, manifest_entry
-from tdcollect.evaluation.statistics import Interval, MetricDifference, Quantity, mean_text
+from tdcollect.evaluation.statistics import (
+    Interval,
+    MetricDifference,
+    Quantity,
+    SuccessDifference,
+    mean_text,
+)
 from tdcollect.packages import extra_module
 
 OF_POLICY = ("policy.exploration", "policy.mode")
@@ -32,24 +38,21 @@ RETURN, SUCCESS = "return", "success"  # what a policy may be better in
 T = TypeVar("T")
 
 
-class Evaluation(Protocol):
+class Evaluated(Protocol):
     """An evaluation to compare: its manifest and its records."""
 
     @property
-    def manifest(self) -> Mapping[str, Any]:
-        """The manifest of the evaluation."""
-
+    def manifest(self) -> Mapping[str, Any]: ...
     @property
-    def episodes(self) -> Sequence[Episode]:
-        """Its records."""
+    def episodes(self) -> Sequence[Episode]: ...
 
 
 def check_same_episodes(
-    first: Evaluation, second: Evaluation, names: tuple[str, str], across_envs: bool = False
+    first: Evaluated, second: Evaluated, names: tuple[str, str], across_envs: bool = False
 ) -> None:
     """Refuse evaluations that are not of the same episodes; or, across envs, of the same policy."""
-    found = _manifest_differences(first, second, SAME_ACROSS if across_envs else SAME, names)
-    reasons = [text for text in found if not text.startswith(TRANSFORMS)]
+    unlike = _manifest_differences(first, second, SAME_ACROSS if across_envs else SAME, names)
+    reasons = [text for text in unlike if not text.startswith(TRANSFORMS)]
     a, b = (
         {e.index: e.env_seed for e in statistics.in_order(one.episodes)} for one in (first, second)
     )
@@ -81,11 +84,8 @@ def check_same_episodes(
         )
 
 
-def _policy_difference(first: Evaluation, second: Evaluation) -> tuple[int, Any] | None:
-    """Return the episode by which it was tried whether policies differ, and how they do.
-
-    None if there is none that both kept, or nothing of it could be compared.
-    """
+def _policy_difference(first: Evaluated, second: Evaluated) -> tuple[int, Any] | None:
+    """Return the episode by which policies were compared, and how they differ; None without one."""
     one, other = (getattr(evaluation, "witness", None) for evaluation in (first, second))
     if one is None or other is None or one.record.index != other.record.index:
         return None
@@ -94,7 +94,7 @@ def _policy_difference(first: Evaluation, second: Evaluation) -> tuple[int, Any]
 
 
 def remarks(
-    first: Evaluation, second: Evaluation, names: tuple[str, str], across_envs: bool = False
+    first: Evaluated, second: Evaluated, names: tuple[str, str], across_envs: bool = False
 ) -> Iterator[str]:
     """Yield their other differences that may change a return, one sentence each."""
     if across_envs:
@@ -130,13 +130,15 @@ def remarks(
 
 
 def _manifest_differences(
-    first: Evaluation, second: Evaluation, keys: Sequence[str], names: tuple[str, str]
+    first: Evaluated, second: Evaluated, keys: Sequence[str], names: tuple[str, str]
 ) -> list[str]:
     entries = [
         (k, manifest_entry(first.manifest, k), manifest_entry(second.manifest, k)) for k in keys
     ]
     return [
-        _differs(*found, names) for entry in entries for found in ledger.leaf_differences(*entry)
+        _differs(*difference, names)
+        for entry in entries
+        for difference in ledger.leaf_differences(*entry)
     ]
 
 
@@ -159,8 +161,7 @@ class Difference:
             have no difference, and do not count below.
         baseline_failed: the number of episodes that failed with the baseline alone.
         both_failed: the number of episodes that failed with both.
-        mean: mean return of the policy over ``episodes``; None if there are
-            none.
+        mean: mean return of the policy over ``episodes``; None if there are none.
         baseline_mean: mean return of the baseline over them.
         difference: the statistics of ``values``, with their intervals.
         won: the number of episodes with a higher return of the policy.
@@ -201,7 +202,7 @@ class Difference:
     confidence: float
     differing: int | None
     differing_outcomes: int
-    success: statistics.SuccessDifference | None
+    success: SuccessDifference | None
     metrics: Mapping[str, MetricDifference] = field(default_factory=dict)
     adjusted: statistics.Adjusted | None = None
 
@@ -214,8 +215,7 @@ class Difference:
     def improvement(self) -> float | None:
         """The probability of improvement: ``(won + tied / 2) / episodes``.
 
-        The share of these episodes with a higher return of the policy; a tie counts half. None if
-        there are none, or if a difference is not finite.
+        None if there are no episodes, or if a difference is not finite.
         """
         if not self.values or self.difference.not_finite:
             return None
@@ -224,7 +224,7 @@ class Difference:
     def is_worse(
         self, margin: float = 0.0, on: str = RETURN, lower_is_better: bool = False
     ) -> bool:
-        """Tell whether the policy is shown to be worse than the baseline by more than ``margin``.
+        """Return whether the policy is shown to be worse than the baseline by over ``margin``.
 
         It is if the whole interval of the difference lies below ``-margin``: of the adjusted one
         if there is one. Without an interval nothing is shown.
@@ -242,7 +242,7 @@ class Difference:
         return interval is not None and interval.high < -_margin(margin)
 
     def is_not_worse(self, margin: float, on: str = RETURN, lower_is_better: bool = False) -> bool:
-        """Tell whether the policy is shown to be worse by less than ``margin``, if at all.
+        """Return whether the policy is shown to be worse by less than ``margin``, if at all.
 
         It is if the whole interval of the difference lies above ``-margin``; see :meth:`is_worse`.
         """
@@ -273,10 +273,7 @@ class Difference:
         return self.success.difference, self.success.interval
 
     def episodes_needed(self, difference: float, power: float = 0.8) -> int:
-        """Return the number of episodes that would show a mean difference this large.
-
-        See :func:`episodes_needed`; with the standard deviation of these differences.
-        """
+        """Return :func:`episodes_needed`, for the standard deviation of these differences."""
         if self.difference.std is None:
             raise ValueError(
                 "expected at least two episodes that both policies completed, to know how the "
@@ -287,8 +284,7 @@ class Difference:
     def detectable(self, power: float = 0.8) -> float | None:
         """Return the mean difference that this many episodes would show with this power.
 
-        This is :func:`episodes_needed` solved for the difference; None for fewer than three
-        episodes.
+        See :func:`episodes_needed`; None for fewer than three episodes.
         """
         factor, correction = sample_size_terms(power, self.confidence)
         if self.difference.std is None or len(self.values) <= correction:
@@ -325,15 +321,13 @@ class Comparison(display.Table):
 
         The differences of single episodes are left out: the ledgers hold the returns.
         """
-        single = {"episodes", "values", "returns", "baseline_returns", "adjusted", ledger.METRICS}
-        differences = [
-            {name: value for name, value in vars(d).items() if name not in single}
-            | {"difference": asdict(d.difference), "success": d.success and asdict(d.success)}
-            | ({"adjusted": asdict(d.adjusted)} if d.adjusted else {})
-            | {"detectable": d.detectable(), "improvement": d.improvement}
-            | ({ledger.METRICS: {k: asdict(m) for k, m in d.metrics.items()}} if d.metrics else {})
-            for d in self.differences
-        ]
+        differences = []
+        single = ("episodes", "values", "returns", "baseline_returns")
+        for d in self.differences:
+            known = asdict(replace(d, **dict.fromkeys(single, ())))
+            known |= {"detectable": d.detectable(), "improvement": d.improvement}
+            left_out = {*single, *(name for name in ("adjusted", "metrics") if not known[name])}
+            differences.append({name: known[name] for name in known if name not in left_out})
         lists = {"names": [*self.names], "differences": differences, "remarks": [*self.remarks]}
         return {**vars(self), **lists}
 
@@ -356,14 +350,10 @@ class Comparison(display.Table):
 
     def success_rows(self) -> list[list[str]]:
         """Return the rows that are about success; none if no env reports it."""
-        if not any(d.success for d in self.differences):
+        tests = [d.success for d in self.differences]
+        if not any(tests):
             return []
-        percent = display.percent_text(self.confidence)
-        labels = ["success rate", f"success rate of {self.names[0]}", "difference of success rates"]
-        labels += [f"  {percent} interval", "  gained, lost", "  p-value"]
-        labels += ["    Holm's correction"] * (len(self.differences) > 1)
-        cells = zip(*(_success_texts(d.success) for d in self.differences), strict=True)
-        return [[label, *texts] for label, texts in zip(labels, cells, strict=False)]
+        return self._block("success rate", "difference of success rates", tests, "  gained, lost")
 
     def return_rows(self) -> list[list[str]]:
         """Return the rows that are about returns, and the episodes that differ."""
@@ -372,19 +362,17 @@ class Comparison(display.Table):
         def row(label: str, cell: Any) -> list[str]:
             return [label, *(cell(difference) for difference in self.differences)]
 
+        interval = f"  {percent} interval"
         adjusted = [
             row("adjusted mean difference", lambda d: d.adjusted and d.adjusted.mean),
-            row(
-                f"  {percent} interval",
-                lambda d: d.adjusted and statistics.ends(d.adjusted.interval),
-            ),
+            row(interval, lambda d: d.adjusted and statistics.ends(d.adjusted.interval)),
         ]
         rows = [
             row("episodes compared", lambda d: str(len(d.values))),
             row("mean return", lambda d: d.mean),
             row(f"mean return of {self.names[0]}", lambda d: d.baseline_mean),
             row("mean difference", lambda d: d.difference.mean),
-            row(f"  {percent} interval", lambda d: statistics.ends(d.difference.mean_interval)),
+            row(interval, lambda d: statistics.ends(d.difference.mean_interval)),
             *(adjusted if any(d.adjusted for d in self.differences) else []),
             row("standard deviation", lambda d: d.difference.std),
             row("won, tied, lost", lambda d: f"{d.won}, {d.tied}, {d.lost}"),
@@ -395,19 +383,26 @@ class Comparison(display.Table):
         if len(self.differences) > 1:
             rows.append(row("  Holm's correction", lambda d: display.p_text(d.adjusted_p_value)))
         rows.append(row("detectable difference", lambda d: d.detectable()))
-        rows += [*self._metric_rows(percent)]
+        for name in _metric_names(self.differences):
+            tests = [d.metrics.get(name) for d in self.differences]
+            rows += self._block(f"mean {name}", f"difference of {name}", tests)
         if any(map(_failed_text, self.differences)):
             rows.append(row("failed, no difference", lambda d: _failed_text(d) or "0"))
         return display.number_columns(rows)
 
-    def _metric_rows(self, percent: str) -> Iterator[list[Any]]:
-        """Yield the rows of each metric, its numbers apart from those of returns."""
-        for name in _metric_names(self.differences):
-            labels = [f"mean {name}", f"mean {name} of {self.names[0]}", f"difference of {name}"]
-            labels += [f"  {percent} interval", "  p-value"]
-            labels += ["    Holm's correction"] * (len(self.differences) > 1)
-            columns = [_metric_texts(d.metrics.get(name)) for d in self.differences]
-            yield from map(list, zip(labels, *(c[: len(labels)] for c in columns), strict=True))
+    def _block(
+        self,
+        what: str,
+        difference: str,
+        tests: Sequence[SuccessDifference | MetricDifference | None],
+        *more: str,
+    ) -> list[list[str]]:
+        """Return the rows of success or of a metric, its numbers apart from those of returns."""
+        interval = f"  {display.percent_text(self.confidence)} interval"
+        labels = [what, f"{what} of {self.names[0]}", difference, interval, *more]
+        labels += ["  p-value", "    Holm's correction"][: len(self.differences)]
+        columns = [display.column_texts(_cells(one)) if one else ["-"] * 7 for one in tests]
+        return [[*row] for row in zip(labels, *columns, strict=False)]
 
     def notes(self) -> list[str]:
         alpha = 1 - self.confidence
@@ -457,9 +452,9 @@ class Comparison(display.Table):
 
 
 def compare(
-    first: Evaluation,
-    second: Evaluation,
-    *more: Evaluation,
+    first: Evaluated,
+    second: Evaluated,
+    *more: Evaluated,
     names: Sequence[str] | None = None,
     confidence: float = 0.95,
     resamples: int | None = None,
@@ -566,7 +561,7 @@ def sample_size(std: float, difference: float, terms: tuple[float, float]) -> in
     return math.ceil(factor * ratio**2 + correction)
 
 
-class _Part(NamedTuple):
+class _Sample(NamedTuple):
     """Some episodes of an evaluation."""
 
     manifest: Mapping[str, Any]
@@ -574,19 +569,19 @@ class _Part(NamedTuple):
     witness: Any = None
 
 
-def _shared(first: Evaluation, others: Sequence[Evaluation]) -> Evaluation:
+def _shared(first: Evaluated, others: Sequence[Evaluated]) -> Evaluated:
     """Return the episodes of the first that the others have, if these have the same, and fewer."""
     indices, *more = ({episode.index for episode in other.episodes} for other in others)
     there = {episode.index for episode in first.episodes}
     if not indices < there or any(other != indices for other in more):
         return first
     episodes = [e for e in first.episodes if e.index in indices]
-    return _Part(first.manifest, episodes, getattr(first, "witness", None))
+    return _Sample(first.manifest, episodes, getattr(first, "witness", None))
 
 
 def _difference(
-    first: Evaluation,
-    second: Evaluation,
+    first: Evaluated,
+    second: Evaluated,
     every: Sequence[Episode],
     names: tuple[str, str],
     confidence: float,
@@ -598,12 +593,11 @@ def _difference(
     digests = [(a.digest, b.digest) for a, b in pairs]
     unknown = any(e.completed and e.digest is None for pair in pairs for e in pair)
     both = [(a, b) for a, b in pairs if a.completed and b.completed]
-    returns_a = np.array([a.episode_return for a, _ in both], np.float64)
-    returns_b = np.array([b.episode_return for _, b in both], np.float64)
+    returns = [(a.episode_return, b.episode_return) for a, b in both]
+    returns_a, returns_b = np.array(returns, np.float64).reshape(-1, 2).T
     values = statistics.minus(returns_b, returns_a)
-    finite = bool(np.isfinite(values).all())
-    rngs = [statistics.generator(*seed, stream) for stream in range(3)]
-    usable = len(both) > 0 and finite
+    how = statistics.Resampling(confidence, resamples, seed)
+    of_returns = statistics.metric_difference(returns, how, 0)
     whole = len(both) == len(pairs) and all(episode.completed for episode in every)
     all_a = np.array([e.episode_return for e in every] if whole else [], np.float64)
     return Difference(
@@ -616,13 +610,13 @@ def _difference(
         failed=sum(a.completed > b.completed for a, b in pairs),
         baseline_failed=sum(a.completed < b.completed for a, b in pairs),
         both_failed=sum(not (a.completed or b.completed) for a, b in pairs),
-        mean=statistics.exact_mean(returns_b) if usable else None,
-        baseline_mean=statistics.exact_mean(returns_a) if usable else None,
-        difference=statistics.describe(values, confidence, resamples, rngs[:2]),
+        mean=of_returns.mean,
+        baseline_mean=of_returns.baseline_mean,
+        difference=of_returns.difference,
         won=int((values > 0).sum()),
         tied=int((values == 0).sum()),
         lost=int((values < 0).sum()),
-        p_value=statistics.sign_flip_p_value(values, resamples, rngs[2]) if usable else None,
+        p_value=of_returns.p_value,
         adjusted_p_value=None,
         exact=statistics.flips_are_exact(len(both), resamples),
         confidence=confidence,
@@ -631,18 +625,15 @@ def _difference(
         success=statistics.success_difference(pairs, confidence),
         metrics={
             name: statistics.metric_difference(
-                [(a.numbers.get(name), b.numbers.get(name)) for a, b in both],
-                confidence,
-                resamples,
-                [statistics.generator(*seed, 3 + 3 * place + stream) for stream in range(3)],
+                [(a.numbers.get(name), b.numbers.get(name)) for a, b in both], how, 3 * place
             )
-            for place, name in enumerate(_metrics_of_both(first, second))
+            for place, name in enumerate(_metrics_of_both(first, second), 1)
         },
         adjusted=statistics.adjusted_mean(values, returns_a, all_a, confidence),
     )
 
 
-def _metrics_of_both(first: Evaluation, second: Evaluation) -> Iterator[str]:
+def _metrics_of_both(first: Evaluated, second: Evaluated) -> Iterator[str]:
     """Yield the metrics that are defined alike in both evaluations, and the returns of groups."""
     rewards = manifest_entry(first.manifest, "returns.rewards") or ()
     # Whether they were asked for or not.
@@ -695,7 +686,7 @@ def holm(p_values: Mapping[T, float]) -> dict[T, float]:
     return {name: min(1.0, value) for name, value in zip(tested, running, strict=True)}
 
 
-def _names(evaluations: Sequence[Evaluation], names: Sequence[str] | None) -> list[str]:
+def _names(evaluations: Sequence[Evaluated], names: Sequence[str] | None) -> list[str]:
     if names is None:
         classes = [manifest_entry(e.manifest, "policy.class") or "policy" for e in evaluations]
         names = [str(name).rpartition(".")[2] for name in classes]
@@ -718,24 +709,14 @@ def _differing_text(d: Difference) -> str:
     return f"{'-' if d.differing is None else d.differing}, {d.differing_outcomes}"
 
 
-def _success_texts(s: statistics.SuccessDifference | None) -> list[str]:
-    """Return the cells of :meth:`Comparison.success_rows`, that of the correction last."""
-    if s is None:
-        return ["-"] * 7
-    ends = (s.interval.low, s.interval.high)
-    shown = display.column_texts([s.rate, s.baseline_rate, s.difference, ends])
-    p_texts = [display.p_text(s.p_value), display.p_text(s.adjusted_p_value)]
-    return [*shown, f"{s.gained}, {s.lost}", *p_texts]
-
-
-def _metric_texts(metric: MetricDifference | None) -> list[str]:
-    """Return the cells of a metric, its numbers with the same decimals."""
-    if metric is None:
-        return ["-"] * 6
-    interval = statistics.ends(metric.difference.mean_interval)
-    numbers = [metric.mean, metric.baseline_mean, metric.difference.mean, interval]
-    p_texts = [display.p_text(metric.p_value), display.p_text(metric.adjusted_p_value)]
-    return [*display.column_texts(numbers), *p_texts]
+def _cells(test: SuccessDifference | MetricDifference) -> list[Any]:
+    """Return the cells of a test, those of its p-values last."""
+    p_values = map(display.p_text, (test.p_value, test.adjusted_p_value))
+    if isinstance(test, SuccessDifference):
+        numbers = [test.rate, test.baseline_rate, test.difference, statistics.ends(test.interval)]
+        return [*numbers, f"{test.gained}, {test.lost}", *p_values]
+    interval = statistics.ends(test.difference.mean_interval)
+    return [test.mean, test.baseline_mean, test.difference.mean, interval, *p_values]
 
 
 def _failed_text(difference: Difference) -> str:

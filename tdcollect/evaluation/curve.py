@@ -7,7 +7,6 @@ import io
 import json
 import math
 import os
-import pickle
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -20,9 +19,6 @@ from tdcollect.evaluation.comparison import SAME
 from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.evaluation.statistics import Summary, alike, ends
 from tdcollect.files import check_no_links, check_output, locked, write_atomically, write_json
-from tdcollect.packages import versions
-from tdcollect.pages.build import REPORT
-from tdcollect.pages.curve import curve_page
 from tdcollect.seeding import report_seed
 
 BEST_BY = ("mean", "iqm")
@@ -123,7 +119,7 @@ _ENDS = ("", ".low", ".high")  # of the columns of a metric
 
 
 def to_csv(curve: Iterable[Point]) -> bytes:
-    """Return a curve as CSV; floats read back to the same bits."""
+    """Return a curve as CSV; floats have all their digits."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     rows = [*curve]
@@ -135,48 +131,12 @@ def to_csv(curve: Iterable[Point]) -> bytes:
     return text.getvalue().encode()
 
 
-def read_csv(file: Path) -> list[Point]:
-    """Read a curve that :func:`to_csv` wrote."""
-    try:
-        header, *lines = csv.reader(io.StringIO(file.read_bytes().decode()))
-        names = [name.removeprefix("metrics.") for name in header[len(COLUMNS) :: len(_ENDS)]]
-        metrics = [f"metrics.{name}{end}" for name in names for end in _ENDS]
-        if header != [*COLUMNS, *metrics] or not all(map(ledger.is_metric_name, names)):
-            raise ValueError(f"its columns are {', '.join(header)}")
-        curve = [_point(line, names) for line in lines]
-        if [point.step for point in curve] != sorted({point.step for point in curve}):
-            raise ValueError("its steps do not rise")
-    except ValueError as error:
-        raise ValueError(
-            f"expected {file} to hold a curve as tdcollect.Evaluator writes it: {error}; remove "
-            "the file, and it is written anew"
-        ) from error
-    return curve
-
-
-def _point(line: Sequence[str], names: Sequence[str]) -> Point:
-    own, count = line[: len(COLUMNS)], len(_ENDS)
-    if len(line) != len(COLUMNS) + count * len(names) or not ledger.is_digest(own[-1]):
-        raise ValueError(f"a line is {line}")
-    step, episodes, failed = map(int, own[:3])
-    mean, low, high, std, iqm, length = map(_number, own[3:-1])
-    values = [*map(_number, line[len(COLUMNS) :])]
-    metrics = tuple(
-        MetricPoint(name, *values[count * at : count * at + count]) for at, name in enumerate(names)
-    )
-    return Point(step, episodes, failed, mean, low, high, std, iqm, length, own[-1], metrics)
-
-
-def _number(text: str) -> float | None:
-    return float(text) if text else None
-
-
 CURVE, PAGE, FIGURE = "curve.csv", "curve.html", "curve.svg"
 BEST, WEIGHTS, TRANSFORMS = "best.json", "best.pt", "best-transforms.pt"
 Kind = Literal["step", "report"]
 """The evaluations of a curve: its points, and reports of the best of them."""
 _PART = re.compile(r"(step|report)-(\d{9,})")
-_ANEW = "remove the file: the next evaluation writes it anew"
+_AGAIN = "remove the file: the next evaluation writes it again"
 _SECONDS = 2.0  # for a process that was killed to let go of its directory
 
 
@@ -199,23 +159,19 @@ class Folder:
         """Refuse an evaluation of other episodes than those of the curve."""
         begun = [d for d in steps_of(self.path).values() if (d / ledger.MANIFEST).exists()]
         there = ledger.read_manifest(begun[0]) if begun else manifest
-        if found := ledger.differences(episodes_of(there), episodes_of(manifest)):
+        if others := ledger.differences(episodes_of(there), episodes_of(manifest)):
             raise ValueError(
-                f"{self.path} holds a curve of other episodes: {ledger.differences_text(found)}. "
-                "Choose another directory, or remove this one to start anew"
+                f"{self.path} holds a curve of other episodes: {ledger.differences_text(others)}. "
+                "Choose another directory, or remove this one to start again"
             )
 
     def note(
         self,
         point: Point,
-        name: str,
         policy_state: Callable[[], Mapping[str, Any]],
         transforms: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """Add a point to the curve; if it is the best, keep the weights of policy and transforms.
-
-        Those of ``transforms`` are values that torch saves, by model id.
-        """
+        """Add a point to the curve; keep the weights of policy and transforms of the best."""
         self.curve = with_point(self.curve, point)
         value = value_of(point, self._by)
         before = (-math.inf, 0) if self.best is None else (self.best.value, -self.best.step)
@@ -228,12 +184,7 @@ class Folder:
                 entries |= {"weights": WEIGHTS, "digest": ledger.sha256(path)}
             self.best = Best(point.step, value, path if state else None)
             write_json(self.path / BEST, entries)
-        self.write(name)
-
-    def write(self, name: str) -> None:
-        """Write the files that follow from the evaluations, and from the report of the best."""
-        for file, data in _written(self.path, self.curve, self.best, name, self._by).items():
-            write_atomically(self.path / file, data)
+        write_atomically(self.path / CURVE, to_csv(self.curve))
 
     def close(self) -> None:
         """Release the directory."""
@@ -275,8 +226,8 @@ def check_report(step: Path, manifest: Mapping[str, Any]) -> None:
     wanted, own = ({key: one.get(key) for key in (*SAME, "policy")} for one in (chosen, manifest))
     wanted[root] = report_seed(ledger.manifest_entry(chosen, root))
     own[root] = ledger.manifest_entry(manifest, root)
-    if found := ledger.differences(wanted, own):
-        text = ledger.differences_text(found, "for this step")
+    if others := ledger.differences(wanted, own):
+        text = ledger.differences_text(others, "for this step")
         raise ValueError(
             f"expected a report of the weights of {step}, got another: {text}. Weights of an "
             "earlier process may not be kept whole: evaluate the step again with its weights; "
@@ -287,18 +238,17 @@ def check_report(step: Path, manifest: Mapping[str, Any]) -> None:
 def read_folder(
     path: Path, best_by: str | None = None, warn: Callable[[str], object] = lambda text: None
 ) -> tuple[list[Point], Best | None, str]:
-    """Return the curve that a directory holds, its best point, and the value that it has most of.
-
-    The points are those of the ledgers; the other files must say the same.
+    """Return the curve that a directory's ledgers hold, its best point, and what that is best by.
 
     Args:
         path: the directory.
         best_by: the value that the best was chosen by; None for that which the directory has.
-        warn: is told of weights that are not those of the best, as after a kill, too.
+        warn: is told of weights that are not those of the best, as after a kill.
 
     Raises:
-        ValueError: for a directory that holds something else, for files that were altered, and for
-            a directory whose best evaluation was chosen by another value.
+        ValueError: for a directory of something else, for files that were altered, and for one
+        whose
+            best evaluation was chosen by another value.
     """
     check_folder(path)
     points = {}
@@ -306,20 +256,14 @@ def read_folder(
         if ledger.is_finished(directory):
             result = EvaluationResult.load(directory)
             points[step] = point_of(step, result.summary(), result.digest)
-    curve, file = [*points.values()], path / CURVE
-    for row in read_csv(file) if file.exists() else ():
-        point = points.get(row.step)
-        if point is None and (path / step_name(row.step) / ledger.MANIFEST).exists():
-            continue  # it is to be run again
-        if point is None or not alike(row._asdict(), point._asdict()):
-            raise ValueError(f"{file} has {row}, and its evaluation {point}; {_ANEW}")
+    curve = [*points.values()]
     file, weights = path / BEST, path / WEIGHTS
     if not file.exists():
         return curve, None, best_by or BEST_BY[0]
     try:
-        kept = json.loads(file.read_bytes())
-        step, by, value = int(kept["step"]), str(kept["by"]), float(kept["value"])
-        named, digest = kept["weights"], kept.get("digest")
+        entries = json.loads(file.read_bytes())
+        step, by, value = int(entries["step"]), str(entries["by"]), float(entries["value"])
+        named, digest = entries["weights"], entries.get("digest")
         if by not in BEST_BY or named not in (None, WEIGHTS):
             raise ValueError(f"by {by!r}, weights {named!r}")
     except (ValueError, TypeError, KeyError, RecursionError) as error:
@@ -334,7 +278,7 @@ def read_folder(
         )
     own = value_of(points[step], by) if step in points else None
     if not alike(own, value):
-        raise ValueError(f"{file} has {value} of step {step}, and its evaluation {own}; {_ANEW}")
+        raise ValueError(f"{file} has {value} of step {step}, and its evaluation {own}; {_AGAIN}")
     now = ledger.sha256(weights) if weights.is_file() else None
     if now != digest:
         warn(f"{weights} has the digest {now}, and {digest} in {BEST}: it is not the best's")
@@ -343,47 +287,31 @@ def read_folder(
 
 def check_curve(path: Path) -> Iterator[ledger.Problem]:
     """Check the files of a curve against its evaluations, which were checked."""
-    found: list[str] = []
-    curve, best, by = read_folder(path, None, found.append)
-    yield from (ledger.Problem(path / WEIGHTS, text) for text in found)
+    warnings: list[str] = []
+    curve, best, by = read_folder(path, None, warnings.append)
+    yield from (ledger.Problem(path / WEIGHTS, text) for text in warnings)
     top = max((value_of(point, by) for point in curve), default=-math.inf)
     if top > (-math.inf if best is None else best.value):
         yield ledger.Problem(path / BEST, f"it lacks the best, {top}: its process was killed, say")
     for step in steps_of(path, "report"):
         read_report(path, step)
-    manifest = ledger.read_manifest(path / step_name(curve[0].step))
-    theirs = ledger.manifest_entry(manifest, "versions.tdcollect")
-    for name, data in _written(path, curve, best, manifest["env"]["id"], by).items():
-        there = (path / name).read_bytes() if (path / name).is_file() else b""
-        if name == CURVE:  # whose rows were compared, but for rounding
-            same = there.count(b"\n") == data.count(b"\n")
-        else:  # another tdcollect makes other pages
-            same = there == data or theirs != versions().get("tdcollect")
-        if not same:
-            yield ledger.Problem(path / name, f"it is not what the evaluations give; {_ANEW}")
+    file = path / CURVE
+    rows, wanted = map(_cells, (file.read_bytes() if file.is_file() else b"", to_csv(curve)))
+    if not alike(rows, wanted):
+        yield ledger.Problem(file, f"it is not what the evaluations give; {_AGAIN}")
 
 
-def _written(
-    path: Path, curve: Sequence[Point], best: Best | None, name: str, by: str
-) -> dict[str, bytes]:
-    """Return the files of a curve that nothing reads to go on, by their names."""
-    page_of, report = lambda *part: f"{step_name(*part)}/{REPORT}", report_point(path, best)
-    page = curve_page(curve, best, name, by, page_of, report)
-    drawn = page.figures()
-    return {CURVE: to_csv(curve), **({FIGURE: drawn[0].file()} if drawn else {}), PAGE: page.html()}
+def _cells(table: bytes) -> list[list[Any]]:
+    """Return the cells of a curve as numbers, and as text where they are none."""
+    rows = csv.reader(io.StringIO(table.decode(errors="replace"), newline=""))
+    return [[_number_or_text(cell) for cell in row] for row in rows]
 
 
-def kept_weights(path: Path, best: Best) -> dict[str, bytes]:
-    """Return the weights of the best that a directory holds, pickled, by model id."""
-    import torch
-
-    from tdcollect.evaluation.workers.worker import POLICY, Weights
-
-    found = {} if best.path is None else {POLICY: torch.load(best.path, weights_only=True)}
-    if (file := path / TRANSFORMS).is_file():
-        saved = torch.load(file, weights_only=True)
-        found |= {name: Weights.from_saved(*one) for name, one in saved.items()}
-    return {name: pickle.dumps(one) for name, one in found.items()}
+def _number_or_text(cell: str) -> float | str:
+    try:
+        return float(cell)
+    except ValueError:
+        return cell
 
 
 def report_point(path: Path, best: Best | None) -> Point | None:

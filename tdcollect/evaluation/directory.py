@@ -31,19 +31,13 @@ if TYPE_CHECKING:
 
     from tdcollect.evaluation.episodes.data import Finished
     from tdcollect.evaluation.episodes.steps import Steps
-    from tdcollect.evaluation.request import Request
-    from tdcollect.evaluation.result import EvaluationResult
 
 
 class Directory:
     """The directory of one evaluation, open for writing by one process.
 
-    Args:
-        path: the directory; made if it is missing.
-        manifest: the manifest of the evaluation.
-        shard: the part of the evaluation that runs there; None for all of it.
-        allow_mixed: go on from a manifest that differs in entries that may be mixed.
-        retry_lost: forget the episodes that are recorded as lost.
+    ``allow_mixed`` goes on from a manifest that differs in entries that may be mixed, and
+    ``retry_lost`` forgets the episodes that are recorded as lost.
 
     Attributes:
         manifest: the manifest found there, or written; what :meth:`note_mixed` adds is in it.
@@ -53,11 +47,11 @@ class Directory:
         rechecked: True if an episode ran once more there; None if it was unfinished.
         witness: the episode that whoever goes on here runs again first; None if there is none yet.
         was_finished: whether an evaluation or a shard was found there that had ended.
-        begun: whether it may be written to, since :meth:`begin`.
+        begun: whether it may be written to, since :meth:`begin`; then it has ``steps``.
+        is_tried: whether records count: there were some before, or the trial of the env is over.
 
     Raises:
-        ValueError: for a directory of another evaluation or shard, naming the differences, and for
-            one that holds something else, which is left as it is.
+        ValueError: for a directory of another evaluation or shard, or of something else.
         RuntimeError: if another process writes to it.
     """
 
@@ -71,19 +65,19 @@ class Directory:
     ):
         self.path, self.shard = Path(os.path.abspath(path)), shard
         self._made = not self.path.exists()
-        self.begun = False
+        self.begun = self.is_tried = False
         self._retry_lost = retry_lost
         with ExitStack() as opened:
             opened.enter_context(files.locked(self.path))
             if not (self.path / ledger.MANIFEST).exists():
                 check_directory(self.path)
                 files.write_json(self.path / ledger.MANIFEST, manifest)
-            self._found = found = ledger.read_directory(self.path)
-            self.manifest, self.episodes = found.manifest, found.episodes
-            self.kept, self.rechecked = found.kept, found.rechecked
-            self.was_finished = found.last is not None
+            self._before = before = ledger.read_directory(self.path)
+            self.manifest, self.episodes = before.manifest, before.episodes
+            self.kept, self.rechecked = before.kept, before.rechecked
+            self.was_finished = before.last is not None
             self._check_manifest(manifest, allow_mixed)
-            self._check_shard(found)
+            self._check_shard(before)
             files.check_no_links(
                 self.path,
                 ledger.EPISODES,
@@ -95,7 +89,7 @@ class Directory:
             for episode in self.episodes:
                 if episode.index in data:  # of a run that was interrupted: a digest is to come
                     check_data(self.path, episode, self.manifest, None)
-            for problem in step_files.altered(found):
+            for problem in step_files.altered(before):
                 raise ValueError(f"{problem}; ask for it as it was, or evaluate again elsewhere")
             self.witness = step_files.read_witness(self.path)
             self._gone = self._to_forget()
@@ -117,39 +111,39 @@ class Directory:
 
         Nothing changes before, so that whoever finds the directory can look at it first.
         """
-        if self.shard is not None and self._found.shard is None:
+        if self.shard is not None and self._before.shard is None:
             files.write_json(self.path / ledger.SHARD, {"shard": self.shard})
         if self._gone:
             self._forget()
         self._sweep()
-        self._steps = step_files.Journal(self.path)
+        self.steps = step_files.Journal(self.path)
         self._journal = self._opened.enter_context((self.path / ledger.EPISODES).open("a+b"))
-        self._opened.callback(self._steps.close)
+        self._opened.callback(self.steps.close)
         size = sum(map(len, ledger.complete_lines(self.path / ledger.EPISODES)))
         if self._journal.tell() > size:  # a process died as it wrote a line
             self._journal.truncate(size)
             self._journal.seek(size)
-        self._begins = not size
+        self.is_tried = bool(size)
         self.begun = True
 
     def _check_manifest(self, manifest: Mapping[str, Any], allow_mixed: bool) -> None:
         """Refuse to go on from the manifest found there if it is of another evaluation."""
-        found = ledger.differences(self.manifest, manifest)
-        mixable = all(ledger.may_be_mixed(path) for path, *_ in found)
-        if found and not (allow_mixed and mixable):
+        unlike = ledger.differences(self.manifest, manifest)
+        mixable = all(ledger.may_be_mixed(path) for path, *_ in unlike)
+        if unlike and not (allow_mixed and mixable):
             advice = "; or go on with allow_mixed=True (--allow-mixed)" if mixable else ""
             raise ValueError(
-                f"{self.path} holds another evaluation: {ledger.differences_text(found)}. Choose "
-                f"another directory, or remove this one to start anew{advice}"
+                f"{self.path} holds another evaluation: {ledger.differences_text(unlike)}. Choose "
+                f"another directory, or remove this one to start again{advice}"
             )
 
-    def _check_shard(self, found: ledger.Files) -> None:
+    def _check_shard(self, before: ledger.Files) -> None:
         """Refuse a directory of another shard, or of the whole."""
-        self._was_shard = self.shard is None and found.shard is not None
+        self._was_shard = self.shard is None and before.shard is not None
         if self.shard is None:
             return
-        there = None if found.shard is None else str(found.shard)
-        if there is None and found.last is not None:
+        there = None if before.shard is None else str(before.shard)
+        if there is None and before.last is not None:
             there = "the whole evaluation"
         elif there is None and self.episodes:  # a process may have died before it marked it
             own = {*self.shard.select(ledger.asked_indices(self.manifest))}
@@ -177,23 +171,19 @@ class Directory:
         self._write_ledger(self.episodes)
 
     def cut(self, episodes: Iterable[ledger.Episode], manifest: Mapping[str, Any]) -> None:
-        """Keep these episodes alone, all that a manifest asks for, which is from then on its own.
+        """Keep these episodes alone, all that a manifest asks for, which is the one from then on.
 
         A process may die between the two files: the ledger is then that of an unfinished run.
         """
-        kept = {episode.index: episode for episode in episodes}
-        self._write_ledger(kept[index] for index in sorted(kept))
-        for index in ledger.kept_trajectories(self.path) - kept.keys():
+        by_index = {episode.index: episode for episode in episodes}
+        self._write_ledger(by_index[index] for index in sorted(by_index))
+        for index in ledger.kept_trajectories(self.path) - by_index.keys():
             ledger.trajectory_path(self.path, index).unlink()
         self.manifest = dict(manifest)
         files.write_json(self.path / ledger.MANIFEST, self.manifest)
 
     def note_mixed(self, manifest: Mapping[str, Any]) -> None:
-        """Add to the manifest that episodes run here under another one, too.
-
-        It is rewritten before they run, so that a ledger never has episodes that it does not tell
-        of. Values that it has already change nothing.
-        """
+        """Add to the manifest, before they run, that episodes run here under another one, too."""
         mixed = ledger.mixed_entries(self.manifest, manifest)
         if mixed != ledger.mixed_values(self.manifest):
             self._unmark()
@@ -232,7 +222,7 @@ class Directory:
     ) -> None:
         """Write an episode: its data and its steps first, then its line."""
         if steps is not None:
-            self._steps.add(episode.index, steps)
+            self.steps.add(episode.index, steps)
         path = ledger.trajectory_path(self.path, episode.index)
         if data is None:
             path.unlink(missing_ok=True)  # its line was never written
@@ -243,30 +233,20 @@ class Directory:
             self._journal.write(episode.to_json().encode() + b"\n")
             self._journal.flush()
 
-    def take_data(self, index: int, source: Path) -> None:
-        """Take the data of an episode from another directory, before the ledger has its line."""
-        take_trajectory(source, ledger.trajectory_path(self.path, index))
-
-    def take_steps(self, index: int, steps: Steps) -> None:
-        """Take the steps of an episode from another directory."""
-        self._steps.add(index, steps)
-
     def finish(self, episodes: Sequence[ledger.Episode]) -> None:
         """Write the ledger again, with its records by index, as they are given."""
         if self.shard is None:
             files.remove(self.path / ledger.SHARD)  # and what a process that was killed left of it
-        self._steps.pack(episode.index for episode in episodes if episode.completed)
+        self.steps.pack(episode.index for episode in episodes if episode.completed)
         self._write_ledger(episodes)
 
     def _write_ledger(self, episodes: Iterable[ledger.Episode]) -> None:
         lines = (episode.to_json().encode() + b"\n" for episode in episodes)
         files.write_atomically(self.path / ledger.EPISODES, lambda file: file.writelines(lines))
 
-    def write_results(self, results: Mapping[str, Any], pages: Sequence[Path]) -> None:
+    def write_results(self, **results: Any) -> None:
         """Write the statistics and digests of the other files, which finishes the evaluation."""
-        digests = {str(file.relative_to(self.path)): ledger.sha256(file) for file in pages}
-        found = {**self._digests(), "files": digests, **results}
-        files.write_json(self.path / ledger.RESULTS, found)
+        files.write_json(self.path / ledger.RESULTS, {**self._digests(), **results})
 
     def finish_shard(self, **note: Any) -> None:
         """Write the digests of ledger and manifest, which finishes the shard, and a note."""
@@ -281,15 +261,15 @@ class Directory:
         before = [] if self.kept is None else self.episodes
         new = ledger.kept_trajectories(self.path) - {episode.index for episode in before}
         paths = [ledger.trajectory_path(self.path, index) for index in sorted(new)]
-        kept = (self.kept or {}) | {path.name: ledger.sha256(path) for path in paths}
-        found: dict[str, Any] = {
+        data = (self.kept or {}) | {path.name: ledger.sha256(path) for path in paths}
+        digests: dict[str, Any] = {
             name: ledger.sha256(self.path / file) for name, file in ledger.DIGESTED.items()
         }
-        found |= {ledger.TRAJECTORIES: kept} if kept else {}
+        digests |= {ledger.TRAJECTORIES: data} if data else {}
         steps = step_files.digests(self.path)
-        found |= {step_files.STEPS: steps} if steps else {}
+        digests |= {step_files.STEPS: steps} if steps else {}
         witness = self.path / step_files.WITNESS
-        return {**found, "witness": ledger.sha256(witness) if witness.exists() else None}
+        return {**digests, "witness": ledger.sha256(witness) if witness.exists() else None}
 
     def note_run(self, started: float, ran: int, how: Mapping[str, Any]) -> None:
         """Append the times of this run to the one file that holds times."""
@@ -302,8 +282,6 @@ class Directory:
         """Remove the files if no episode has ever counted; mark a refused evaluation as refused.
 
         None counts before the trial of the env has ended well, if this run was the first one here.
-        A refused evaluation is not taken for an unfinished one, and the directory is free again
-        once env or policy are corrected.
         """
         from tdcollect.randomness import NotReproducibleError  # which needs torch; reading does not
 
@@ -315,11 +293,10 @@ class Directory:
                 with suppress(OSError):  # of what another process has put there since
                     self.path.rmdir()
             return
-        untried = self._begins and ledger.FRESH_ENVS not in self.manifest
-        counted = self._journal.tell() and not (is_refused and untried)
+        counted = self._journal.tell() and (self.is_tried or not is_refused)
         if not counted and not (self.path / ledger.RUN).exists():
             self._sweep(data=True)
-            self._steps.remove()
+            self.steps.remove()
             files.remove(self.path / ledger.SHARD)
             for name in (ledger.EPISODES, ledger.MANIFEST):
                 (self.path / name).unlink()
@@ -343,33 +320,6 @@ def check_report_extras(what: str) -> None:
         extra_module(name, what)
 
 
-def finish(
-    directory: Directory, result: EvaluationResult, request: Request | None, recheck: bool = True
-) -> None:
-    """Sort the ledger, and write all that follows from it; the last file marks it as finished.
-
-    The same result gives the same bytes, whoever ran its episodes.
-
-    Args:
-        directory: the directory of the evaluation; data that are kept are there.
-        result: all episodes of the directory.
-        request: env and policy by name, if they are kept.
-        recheck: False if no episode ran once more, which the last file then says.
-    """
-    note = {} if recheck else {ledger.RECHECK: False}
-    directory.finish(result.episodes)
-    if request is not None:
-        request.write(directory.path)
-    if directory.shard is not None:
-        directory.finish_shard(**note)
-        return
-    from tdcollect.pages.evaluation import write_report
-
-    summary = result.summary()
-    pages = write_report(directory.path, directory.manifest, result.episodes, summary, request)
-    directory.write_results({**note, **summary.to_dict()}, pages)
-
-
 def check_directory(path: Path) -> None:
     """Refuse a path that neither holds nor can become an evaluation."""
     if (path / ledger.MANIFEST).exists():
@@ -391,7 +341,7 @@ _BFLOAT16 = np.dtype(np.uint16, metadata={"is": "bfloat16"})
 
 
 def write_trajectory(path: Path, data: TensorDict) -> None:
-    """Write the data ``[L]`` of an episode: a file of arrays, by the names of entries."""
+    """Write the data ``[L]`` of an episode as a file of arrays, by the names of entries."""
     import torch
 
     arrays = {}
@@ -410,7 +360,7 @@ def write_trajectory(path: Path, data: TensorDict) -> None:
 def take_trajectory(source: Path, path: Path) -> None:
     """Take over the data of an episode: a hard link to their file, or a copy where links fail.
 
-    The file of an episode is replaced and never written again, so that links are as safe.
+    The file of an episode is replaced and never changed, so that links are as safe.
     """
     part = path.with_name(path.name + ".part")
     with files.naming(path):
@@ -425,14 +375,11 @@ def take_trajectory(source: Path, path: Path) -> None:
 
 
 def read_trajectory(path: Path) -> Any:
-    """Read the data ``[L]`` of an episode that :func:`write_trajectory` wrote.
+    """Read the data ``[L]`` of an episode that :func:`write_trajectory` wrote, as a TensorDict.
 
-    They are mapped from their file when they are used; writes to them stay in memory and never
-    reach it. No code is run, whatever the file holds.
-
-    Returns:
-        A TensorDict; where it is not installed, arrays in nested dicts, as :func:`read_entries`
-        reads them.
+    They are mapped from their file when they are used; writes to them stay in memory. No code is
+    run, whatever the file holds. Where tensordict is not installed, they are arrays in nested
+    dicts.
     """
     if find_spec("tensordict") is None or find_spec("torch") is None:
         return keys.by_name(read_entries(path).items())
@@ -453,17 +400,17 @@ def read_entries(path: Path, mapped: bool = True) -> dict[keys.Key, np.ndarray[A
     ``bfloat16``, which NumPy lacks, is read as the ``uint16`` of the same bits.
     """
     try:
-        found: dict[keys.Key, np.ndarray[Any, Any]] = {}
+        entries: dict[keys.Key, np.ndarray[Any, Any]] = {}
         for name, array in npz.read_arrays(path, mapped).items():
             key = npz.key_of(name.removeprefix(_BRAIN))
             is_brain = name.startswith(_BRAIN)
             fits = array.dtype == np.uint16 if is_brain else array.dtype.isnative
-            if not fits or not array.ndim or key in found:
+            if not fits or not array.ndim or key in entries:
                 raise ValueError(f"{name} is {array.dtype} {[*array.shape]}, or there twice")
-            found[key] = array.view(_BFLOAT16) if is_brain else array
-        if len({len(array) for array in found.values()}) != 1:
+            entries[key] = array.view(_BFLOAT16) if is_brain else array
+        if len({len(array) for array in entries.values()}) != 1:
             raise ValueError("its entries have no length in common")
-        paths = [keys.as_path(key) for key in found]
+        paths = [keys.as_path(key) for key in entries]
         around = {path[:depth] for path in paths for depth in range(1, len(path))}
         if both := around.intersection(paths):
             raise ValueError(f"{keys.entry_path(min(both))} is an entry, and has entries within")
@@ -472,7 +419,7 @@ def read_entries(path: Path, mapped: bool = True) -> dict[keys.Key, np.ndarray[A
             f"{path} does not hold the data of an episode as an evaluation keeps them: {error}; "
             "remove the file, and run the episode again with replay()"
         ) from error
-    return found
+    return entries
 
 
 def check_data(
@@ -484,24 +431,24 @@ def check_data(
 ) -> dict[str, np.ndarray[Any, Any]]:
     """Check the data ``[L]`` that were kept of an episode against its record; return them by path.
 
-    Those of a film, in another ``folder``, are listed nowhere.
+    ``listed`` are the digests of files; those of a film, in another ``folder``, have none.
     """
     path = ledger.trajectory_path(root, record.index, folder)
     entries = read_entries(path, mapped=listed is not None)  # else checksums are all there is
     data = {keys.entry_path(key): rows for key, rows in entries.items()}
     try:
         counted = (manifest.get("returns") or {}).get("rewards")
-        found = disagreements(record, data, manifest["entries"], counted)
+        wrong = disagreements(record, data, manifest["entries"], counted)
     except (TypeError, ValueError) as error:  # of a dtype or a shape that no episode has
-        found = [str(error)]
+        wrong = [str(error)]
     if listed is not None and (now := ledger.sha256(path)) != listed.get(path.name):
         then = listed.get(path.name, "none")
-        found.append(
+        wrong.append(
             f"the digest of their file is {now}, in {ledger.RESULTS} or {ledger.SHARD} {then}"
         )
-    if found:
+    if wrong:
         raise ValueError(
             f"the data kept of episode {record.index} are not those of its record: "
-            f"{'; '.join(found)}. Run the episode again instead: replay({record.index})"
+            f"{'; '.join(wrong)}. Run the episode again instead: replay({record.index})"
         )
     return data

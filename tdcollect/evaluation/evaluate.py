@@ -18,11 +18,11 @@ from tensordict import TensorDict
 from torchrl.envs import EnvBase
 
 from tdcollect.cleanup import ended_on_error
-from tdcollect.evaluation.directory import Directory, check_directory, check_report_extras, finish
-from tdcollect.evaluation.episodes.collector import EvaluationCollector, Feed
+from tdcollect.evaluation.directory import Directory, check_directory, check_report_extras
+from tdcollect.evaluation.episodes.collector import EvaluationCollector
 from tdcollect.evaluation.episodes.data import POLICY_ADVICE, Finished, unlike
 from tdcollect.evaluation.episodes.steps import MOST
-from tdcollect.evaluation.episodes.trial import Again
+from tdcollect.evaluation.episodes.trial import Again, Feed
 from tdcollect.evaluation.imports import exits_refused
 from tdcollect.evaluation.ledger import (
     COMPLETED,
@@ -31,17 +31,18 @@ from tdcollect.evaluation.ledger import (
     FRESH_ENVS,
     MIXED,
     REPEATED,
+    REQUEST,
     RUN,
     Batches,
     Episode,
     Shard,
     repeatability,
 )
-from tdcollect.evaluation.manifest import describe, found
+from tdcollect.evaluation.manifest import describe, known_of
 from tdcollect.evaluation.replay import Replay, replayer
 from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.requested import recognized
-from tdcollect.evaluation.result import EvaluationResult
+from tdcollect.evaluation.result import EvaluationResult, finish
 from tdcollect.evaluation.settings import (
     EvaluationSettings,
     SettingsArguments,
@@ -92,8 +93,8 @@ def evaluate(
         output_dir: the directory for the ledger, the statistics and the report.
         progress: show a progress bar, on a terminal and in a notebook, if tqdm is installed;
             elsewhere a line every 30 seconds.
-        request: env and policy by name, as the command line takes them. They are kept in
-            ``output_dir``, and the report then has the commands that run episodes again.
+        request: env and policy by name, as the command line takes them. ``run.json`` keeps the
+            names, and the report then has the commands that run episodes again.
         workers: a number of processes that run the episodes, each on slots of its own; or
             :class:`tdcollect.LocalWorkers`, :class:`tdcollect.RayWorkers`, which stay for the
             evaluations that follow. None, or 0, for this process.
@@ -128,30 +129,22 @@ def evaluate(
     """
     if request is not None and not isinstance(request, Request):
         raise TypeError(f"expected request to be a Request, got {type(request).__name__}")
-    if output_dir is None and (request is not None or retry_lost):
-        why = "whose lost episodes run again" if request is None else "in which request is kept"
-        raise ValueError(f"expected an output_dir, {why}, got None; pass one")
-    if output_dir is not None:
-        check_directory(Path(output_dir))
-        check_report_extras("evaluate(output_dir=...)")
-        output_dir = os.path.abspath(output_dir)  # whatever the env's code changes to
-    if request is not None:
-        request = replace(request, directory=os.path.abspath(request.directory))
+    output_dir = _checked(output_dir, request, retry_lost)
     part = None if shard is None else Shard.of(shard)
     check_names(evaluate, settings)
-    asked = EvaluationSettings(episodes, seed, **settings)
-    if asked.episodes_per_slot is not None and (part is not None or workers not in (None, 0)):
+    chosen = EvaluationSettings(episodes, seed, **settings)
+    if chosen.episodes_per_slot is not None and (part is not None or workers not in (None, 0)):
         raise ValueError(
             "expected no workers and no shard with episodes_per_slot: a batch runs whole, in this "
             "process, and batches that ran elsewhere need not be the same; leave them out"
         )
-    policy = recognized(policy, env, asked)
-    crew = as_workers(workers) if asked.episode_indices else None
-    job = Job(env, policy, asked, 1 if crew is None else crew.num_workers)
+    policy = recognized(policy, env, chosen)
+    crew = as_workers(workers) if chosen.episode_indices else None
+    job = Job(env, policy, chosen, 1 if crew is None else crew.num_workers)
 
     record = partial(
         Recording,
-        indices=asked.episode_indices,
+        indices=chosen.episode_indices,
         keep_trajectories=keep_trajectories,
         keep_steps=keep_steps,
         output_dir=output_dir,
@@ -160,7 +153,7 @@ def evaluate(
         retry_lost=retry_lost,
         recheck=recheck,
         request=request,
-        replay=replayer(env, policy, lambda index: replace(asked, episodes=[index])),
+        replay=replayer(env, policy, lambda index: replace(chosen, episodes=[index])),
     )
     evaluation = Evaluation(lambda: job, record, keep_trajectories)
     bar = None
@@ -190,6 +183,24 @@ def evaluate(
     raise AssertionError("expected a result")
 
 
+def _checked(
+    output_dir: str | os.PathLike[str] | None, request: Request | None, retry_lost: bool
+) -> str | None:
+    """Return the output directory as an absolute path, whatever the env's code changes to."""
+    if output_dir is not None:
+        check_directory(Path(output_dir))
+        check_report_extras("evaluate(output_dir=...)")
+        return os.path.abspath(output_dir)
+    if request is not None or retry_lost:
+        why = (
+            "whose lost episodes run again"
+            if request is None
+            else "which keeps the names of request"
+        )
+        raise ValueError(f"expected an output_dir, {why}, got None; pass one")
+    return None
+
+
 _WITNESSES = 3  # episodes of other shards that may fail, before a shard has a witness of its own
 Event = tuple[Evaluation, Finished | EvaluationResult | Exception | None]
 """An evaluation and what came of it: None once its recording is open, an episode that has ended,
@@ -206,14 +217,9 @@ def run(
 ) -> Generator[Event, None, None]:
     """Run evaluations: one after the other in this process, or all together on workers; close it.
 
-    One that fails leaves the others alone. One that waits for others lets the next one run.
-
-    Args:
-        evaluations: the evaluations.
-        workers: the workers; None for this process.
-        allow_mixed: as for :func:`tdcollect.evaluate`.
-        note: is told in a line of each worker that is lost.
-        refuse_exits: an evaluation whose code ends the program fails instead.
+    One that fails leaves the others alone, with ``refuse_exits`` even where its code ends the
+    program. One that waits for others lets the next one run. ``note`` is told in a line of each
+    worker that is lost.
     """
     every = list(evaluations)
     try:
@@ -270,11 +276,11 @@ def _in_this_process(one: Evaluation) -> Generator[Event | None, None, None]:
                 collector.run(one.keep, feed, keep_steps=recording.keep_steps)
             ) as episodes:
                 for finished in episodes:
-                    recording.note(found(collector))
+                    recording.note(known_of(collector))
                     recording.add(finished)
                     yield one, finished
                     del finished  # else its data would stay in memory beside the next one's
-            recording.note(found(collector))
+            recording.note(known_of(collector))
             one.errors |= collector.errors
         one.about = {"env": repr(collector.base), "threads": torch.get_num_threads()}
         yield one, _finished(one, one.about)
@@ -359,14 +365,8 @@ def _given_up(one: Evaluation, error: Any) -> Any:
 class Recording:
     """The episodes of one evaluation as they end, in its directory or in memory.
 
-    ``close`` it after ``finish``, or its directory after an error.
-
-    Args:
-        manifest: of the evaluation.
-        indices: of its episodes.
-        replay: for the result.
-        every_data: run those that have ended before once more, too: their data are asked for.
-        others: as for :func:`tdcollect.evaluate`.
+    ``close`` it after ``finish``, or its directory after an error. With ``every_data``, those that
+    have ended before run once more, too, as their data are asked for.
 
     Attributes:
         left: the indices of the episodes to run.
@@ -401,10 +401,9 @@ class Recording:
         self.again: dict[int, Finished | None] = {}
         self.cuts = False
         self.witness: Finished | None = None
-        place: Any = indices  # of each index among those listed
+        self._place: Callable[[int], int] = indices.index
         if not isinstance(indices, range):
-            place = {index: at for at, index in enumerate(indices)}
-        self._place = place.index if isinstance(place, range) else place.__getitem__
+            self._place = {index: at for at, index in enumerate(indices)}.__getitem__
         self._settled = 0  # so many of those listed first have ended, and others, by their places
         self._others_ended = set[int]()
         self._candidate: Finished | None = None  # for the episode that runs once more at the end
@@ -431,15 +430,13 @@ class Recording:
             own = indices if shard is None else shard.select(indices)
             self.left = [index for index in own if index not in there]
             self._started = time.time()
-            if not self.left and self.directory is not None:
-                rechecked = self.directory.rechecked
-                self._was_finished = rechecked is not None
-                if rechecked is not None:
-                    self.recheck = recheck and rechecked
+            if not self.left and self.directory is not None and self.directory.was_finished:
+                self._was_finished = True
+                self.recheck = recheck and bool(self.directory.rechecked)
 
     @property
     def fresh_envs(self) -> bool | None:
-        """Whether episodes run on new envs, as an earlier run found; None if that is not known."""
+        """True if episodes run on new envs, as an earlier run found; None if that is not known."""
         return self._known.get(FRESH_ENVS)
 
     @property
@@ -447,9 +444,13 @@ class Recording:
         return self._manifest if self.directory is None else self.directory.manifest
 
     @property
-    def _is_mixed(self) -> bool:
-        """Workers may differ here, and so may an episode: none runs again."""
-        return MIXED in self._known
+    def _asks(self) -> bool:
+        """Whether episodes run again: not where workers are mixed, so that they may differ."""
+        return self.recheck and MIXED not in self._known
+
+    @property
+    def _has_witness(self) -> bool:
+        return self._asks and self._batches is None
 
     def let_in(self, manifest: Mapping[str, Any]) -> None:
         """Note that episodes run under another manifest, too."""
@@ -457,9 +458,16 @@ class Recording:
             self.directory.note_mixed(manifest)
 
     def note(self, entries: Mapping[str, Any]) -> None:
-        """Note entries of the manifest that are known once episodes run."""
-        if self.directory is not None and not self.directory.begun:
-            return  # what is there may be of another env; later rounds tell it again
+        """Note entries of the manifest that are known once episodes run.
+
+        That envs are used again is not noted: after an interruption, too few episodes may be left
+        to find out, and the files are to be those of one run.
+        """
+        if self.directory is not None:
+            if not self.directory.begun:
+                return  # what is there may be of another env; later rounds tell it again
+            self.directory.is_tried |= FRESH_ENVS in entries
+        entries = {name: value for name, value in entries.items() if value}
         if any(self._known.get(name) != value for name, value in entries.items()):
             if self.directory is not None:
                 self.directory.note(entries)
@@ -476,10 +484,9 @@ class Recording:
     def witnessed(self) -> Iterator[Sequence[int]]:
         """Yield the index of the witness, before anything is written.
 
-        Of a shard that begins, this runs the first listed episode that is another shard's, which
-        all shards have in common.
+        In a shard that begins, it is the first listed episode of another shard.
         """
-        asks = self.recheck and not self._is_mixed and self._batches is None
+        asks = self._has_witness
         if asks and self.witness is not None and self.directory is not None:
             yield self._run_again({self.witness.record.index: self.witness})
         if self.directory is not None:
@@ -499,12 +506,12 @@ class Recording:
         return [*expected]
 
     def once_more(self) -> Iterator[Sequence[int]]:
-        """Yield the index of an episode to run again: the shortest that ran first in its slot.
+        """Yield the index of an episode to run again, in the slot that was used most.
 
-        It runs in the slot that was used most. Where workers may differ, none runs again.
+        It is the shortest that ran first in its slot.
         """
         completed = [episode for episode in self._ended if episode.completed]
-        if completed and self.recheck and not (self._was_finished or self._is_mixed):
+        if completed and self._asks and not self._was_finished:
             if self._batches is not None:
                 again = self._shortest_batch(completed)
                 batch = again[0].index // self._batches.size
@@ -532,12 +539,7 @@ class Recording:
         return [episode for episode in completed if episode.index in indices]
 
     def add(self, ended: Finished) -> None:
-        """Take an episode that has ended; one that runs once more leaves no trace.
-
-        Raises:
-            NotReproducibleError: if it is another one then.
-            ValueError: if it shows that the directory is of another policy or env.
-        """
+        """Take an episode that has ended; one that runs once more is compared, and not kept."""
         record = ended.record
         if self.again:
             self._compare(ended)
@@ -556,16 +558,16 @@ class Recording:
 
     def _take_as_witness(self, ended: Finished) -> None:
         """Keep the steps of an episode as a witness, and of one to run again at the end."""
-        kept = ended._replace(data=None, steps=None if ended.steps is None else ended.steps[:MOST])
+        seen = ended._replace(data=None, steps=None if ended.steps is None else ended.steps[:MOST])
         best = self._candidate
-        if kept.nth == 1 and (best is None or _length(kept.record) < _length(best.record)):
-            self._candidate = kept
+        if seen.nth == 1 and (best is None or _length(seen.record) < _length(best.record)):
+            self._candidate = seen
         before = self.witness
-        at = self._place(kept.record.index)
+        at = self._place(seen.record.index)
         if before is None or at < self._place(before.record.index):
-            self.witness = kept
+            self.witness = seen
             if self.directory is not None:
-                self.directory.keep_witness(kept)
+                self.directory.keep_witness(seen)
 
     def _compare(self, ended: Finished) -> None:
         record = ended.record
@@ -576,18 +578,18 @@ class Recording:
             if record.status in (COMPLETED, CUT):
                 self._take_as_witness(ended)
             return
-        found = unlike(before, ended)
+        differs = unlike(before, ended)
         if self._repeated:
-            self._repeated["differing"] += found is not None
+            self._repeated["differing"] += differs is not None
             return
-        if found is None or record.status == FAILED:  # by chance: it tells nothing
+        if differs is None or record.status == FAILED:  # by chance: it tells nothing
             return
-        what = f"episode {record.index} is another one when it runs once more: {found}"
+        what = f"episode {record.index} is another one when it runs once more: {differs}"
         if self.directory is not None and not self.directory.begun:
             raise ValueError(
                 f"{self.directory.path} holds an evaluation of another policy or env: {what}. "
-                "Choose another directory, or remove this one to start anew; if env and policy are "
-                f"those of then, {POLICY_ADVICE}"
+                "Choose another directory, or remove this one to start again; if env and policy "
+                f"are those of then, {POLICY_ADVICE}"
             )
         raise NotReproducibleError(
             f"{what}. The env keeps something from one episode to the next, or draws random "
@@ -597,33 +599,23 @@ class Recording:
     @property
     def proof(self) -> int | None:
         """The index of the witness, if it is found and other workers are to run it, too."""
-        asks = self.recheck and not self._is_mixed and self._batches is None
-        if not asks or self.again or self.witness is None:
+        if not self._has_witness or self.again or self.witness is None:
             return None
         index = self.witness.record.index
         return index if self._place(index) <= self._settled else None
 
     def prove(self, ended: Finished, by: str) -> None:
-        """Compare the witness with what another worker made of it.
-
-        Raises:
-            NotReproducibleError: if it is another one there.
-        """
+        """Raise NotReproducibleError if the witness is another one on another worker."""
         assert self.witness is not None
-        found = unlike(self.witness, ended)
-        if found is not None and ended.record.status != FAILED:
+        differs = unlike(self.witness, ended)
+        if differs is not None and ended.record.status != FAILED:
             raise NotReproducibleError(
-                f"episode {ended.record.index} is another one on {by}: {found}. The machines "
+                f"episode {ended.record.index} is another one on {by}: {differs}. The machines "
                 f"differ, or the env draws random numbers that no seed reaches, or {POLICY_ADVICE}"
             )
 
     def finish(self, errors: Mapping[int, str], about: Mapping[str, Any]) -> EvaluationResult:
-        """Write the last files, and return the result.
-
-        Args:
-            errors: the last error of each failed episode, by index, as text.
-            about: the env and what ran it, for the notes on the run.
-        """
+        """Write the last files, and return the result; ``about`` is for the notes on the run."""
         directory = self.directory
         if self._repeated:
             self._manifest = {**self._manifest, REPEATED: self._repeated}
@@ -631,14 +623,12 @@ class Recording:
                 directory.note({REPEATED: self._repeated})
             if self._repeated["differing"]:
                 warnings.warn(repeatability(self._manifest), stacklevel=2)
-        manifest = self._manifest if directory is None else directory.manifest
-        output_dir = None if directory is None else directory.path
         failed = {episode.index for episode in self._ended if not episode.completed}
         errors = {index: text for index, text in errors.items() if index in failed}
         result = EvaluationResult(
-            manifest,
+            self._known,
             self._ended,
-            output_dir,
+            None if directory is None else directory.path,
             self._trajectories,
             self._replay,
             errors,
@@ -648,8 +638,9 @@ class Recording:
             # First, as a full disk may have room for it alone; a run that is finished has its note.
             if self.left or not (self._was_finished or (directory.path / RUN).exists()):
                 part = {} if self._shard is None else {"shard": self._shard}
+                part |= {} if self._request is None else {REQUEST: self._request.names()}
                 directory.note_run(self._started, len(self.left), {**about, **part})
-            finish(directory, result, self._request, self.recheck)
+            finish(directory, result, self.recheck)
         return result
 
     def close(self) -> None:

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import os
-import pickle
-import threading
 import warnings
 import weakref
-from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import suppress
-from dataclasses import replace
 from functools import partial
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
@@ -29,23 +22,17 @@ from torchrl.envs.utils import ExplorationType
 from tdcollect import check, keys
 from tdcollect.collect.collector import Collector
 from tdcollect.display import count_text, one_line
-from tdcollect.evaluation import curve
-from tdcollect.evaluation.background import Answer, Failure, Request, Setup
+from tdcollect.evaluation.background import Courier, Order, Setup, logger
 from tdcollect.evaluation.curve import BEST_BY, Best, Point
 from tdcollect.evaluation.episodes.groups import of_groups
 from tdcollect.evaluation.episodes.opening import check_env
-from tdcollect.evaluation.replay import Replay, Replayed, replayer
 from tdcollect.evaluation.result import EvaluationResult
-from tdcollect.evaluation.settings import EvaluationSettings, Metrics, Options, check_names
+from tdcollect.evaluation.settings import EvaluationSettings, SettingsArguments, check_names
 from tdcollect.evaluation.workers import worker
 from tdcollect.evaluation.workers.local import LocalWorkers, Workers, as_workers, pickled_part
 from tdcollect.packages import extra_module
 from tdcollect.policies import SpacePolicy, recognized
-from tdcollect.processes.channel import raised_there
-from tdcollect.processes.child import Spawned
 from tdcollect.seeding import report_seed
-
-logger = logging.getLogger("tdcollect")
 
 Source: TypeAlias = TensorDictBase | nn.Module
 
@@ -97,12 +84,11 @@ class Evaluator:
             process. They are started by the process that evaluates, and stay.
         best: choose the best evaluation by ``"mean"`` or by ``"iqm"``, the interquartile mean.
         recheck: as for :func:`tdcollect.evaluate`, in each evaluation.
-        num_envs, inference_batch_size, env_kwargs, on_env_error, max_restarts: see
-            :class:`tdcollect.evaluation.EvaluationSettings`.
-        metrics, episode_options: likewise.
         report_episodes: evaluate the best checkpoint once more, on so many episodes that chose
             nothing: at the end of the ``with`` block, or when :meth:`report` is called.
-        torchrl_only: arguments of TorchRL's evaluator that are checked and have no effect here:
+        settings: ``num_envs``, ``metrics``, and others of
+            :class:`tdcollect.evaluation.EvaluationSettings` that have no name above; and arguments
+            of TorchRL's evaluator that are checked and have no effect here:
             ``frames_per_batch``, ``collector_cls`` (None or ``"Collector"``), ``collector_kwargs``
             (none), ``weight_sync_schemes`` (whose keys are model ids), and ``done_keys``
             (``("next", "done")``).
@@ -144,19 +130,13 @@ class Evaluator:
         workers: Any = None,
         best: str = "mean",
         recheck: bool = True,
-        num_envs: int | None = None,
-        inference_batch_size: int = 16,
-        env_kwargs: dict[str, Any] | None = None,
-        on_env_error: str = "restart",
-        max_restarts: int = 2,
-        metrics: Metrics | None = None,
-        episode_options: Options | None = None,
         report_episodes: int | None = None,
-        **torchrl_only: Any,
+        **settings: Any,
     ):
         policy = of_groups(recognized(policy))
         _check_subject(env, policy, policy_factory)
-        _check_torchrl_only(**torchrl_only)
+        own = {name: settings.pop(name) for name in SETTINGS & settings.keys()}
+        _check_torchrl_only(**settings)
         check.callables(metrics_fn=metrics_fn, on_result=on_result, init_fn=init_fn)
         check.one_of(("queue", "skip", "error"), busy_policy=busy_policy)
         check.one_of(("thread", "process", "ray"), backend=backend)
@@ -165,24 +145,19 @@ class Evaluator:
         check.positive_int_or_none(report_episodes=report_episodes)
         for name in ("scipy", "matplotlib")[: 1 if output_dir is None else 2]:
             extra_module(name, "tdcollect.Evaluator")
-        settings_of = partial(
+        settings_of: Callable[..., EvaluationSettings] = partial(
             EvaluationSettings,
             exploration_type=exploration_type,
             max_episode_steps=max_steps or None,  # 0 is no limit for TorchRL
             reward_keys=_without_next(reward_keys),
-            inference_batch_size=inference_batch_size,
             device=device,
-            env_kwargs=env_kwargs,
-            num_envs=num_envs,
-            on_env_error=on_env_error,
-            max_restarts=max_restarts,
-            metrics=metrics,
-            episode_options=episode_options,
+            **own,
         )
-        settings, report = settings_of(num_trajectories, seed), None
+        chosen_by, report = settings_of(num_trajectories, seed), None
         if report_episodes is not None:
-            # The options of an episode that chose may make it the same under any seed.
-            first = 0 if episode_options is None else num_trajectories
+            # Options or env seeds of an episode that chose may make it the same under any seed.
+            same = any(own.get(name) is not None for name in ("episode_options", "env_seeds"))
+            first = num_trajectories if same else 0
             others = settings_of(range(first, first + report_episodes), report_seed(seed))
             report = pickled_part("settings", others)
         if isinstance(env, EnvBase) and dump_video:
@@ -193,10 +168,10 @@ class Evaluator:
         self._step_counter = 0
         self._has_warned = False
         crew = _crew_of(workers, backend, init_fn, num_gpus, ray_kwargs)
-        kept = worker.Job(
-            env, policy, settings, crew.num_workers, policy_factory, no_recorders=dump_video
+        own_job = worker.Job(
+            env, policy, chosen_by, crew.num_workers, policy_factory, no_recorders=dump_video
         )
-        job, around = kept.pickled()[2:]
+        job, around = own_job.pickled()[2:]
         directory = None if output_dir is None else Path(os.path.abspath(output_dir))
         functions = pickled_part("metrics_fn", metrics_fn)
         setup = Setup(job, crew, functions, directory, best, log_prefix, recheck, report, around)
@@ -320,7 +295,7 @@ class Evaluator:
         if courier.closed and courier.report is not None:
             return courier.report[1]
         _, policy = worker.snapshots_of(None, None, self._policy)
-        report: EvaluationResult = courier.ask(Request(0, {}, policy, "report"), "report").result()
+        report: EvaluationResult = courier.ask(Order(0, {}, policy, "report"), "report").result()
         return report
 
     def poll(self, timeout: float = 0) -> dict[str, Any] | None:
@@ -346,7 +321,7 @@ class Evaluator:
                     lambda: (
                         courier.unread
                         or courier.closed
-                        or all(asked.kind != "trigger" for asked in courier.pending)
+                        or all(errand.kind != "trigger" for errand in courier.pending)
                     ),
                     timeout,
                 )
@@ -435,17 +410,17 @@ class Evaluator:
     def __repr__(self) -> str:
         state = "shut down" if self._courier.closed else f"{len(self._courier.pending)} pending"
         points, best = count_text(len(self.curve), "point"), self.best
-        found = "" if best is None else f"best {best.value:.6g} at {best.step}"
-        return one_line(self, *filter(None, (str(self._named), points, found, state)))
+        at_best = "" if best is None else f"best {best.value:.6g} at {best.step}"
+        return one_line(self, *filter(None, (str(self._named), points, at_best, state)))
 
     # --- requests ---
 
     def _request(
         self, weights: Source | None, step: int | None, by_id: Mapping[str, Source] | None
-    ) -> Request:
+    ) -> Order:
         """Return a request, with a snapshot of its weights as they are now."""
         snapshots, policy = worker.snapshots_of(weights, by_id, self._policy)
-        return Request(self._next_step(step), snapshots, policy)
+        return Order(self._next_step(step), snapshots, policy)
 
     def _next_step(self, step: int | None) -> int:
         if step is not None:
@@ -490,7 +465,7 @@ def _check_torchrl_only(
     done_keys: Any = ("next", "done"),
     **unknown: Any,
 ) -> None:
-    check_names(Evaluator, unknown, _TORCHRL_ONLY)
+    check_names(Evaluator, unknown, [*SETTINGS, *_TORCHRL_ONLY])
     check.positive_int_or_none(frames_per_batch=frames_per_batch)
     if collector_cls not in (None, "Collector", "SyncDataCollector", TorchRLCollector, Collector):
         raise ValueError(
@@ -499,7 +474,7 @@ def _check_torchrl_only(
         )
     for key in collector_kwargs or ():
         instead = _INSTEAD.get(key, key)
-        known = instead in inspect.signature(Evaluator).parameters
+        known = instead in {*inspect.signature(Evaluator).parameters, *SETTINGS}
         advice = f"pass {instead}= instead" if known else "leave it out"
         raise ValueError(
             f"expected no collector_kwargs, got {key!r}: test episodes are collected by "
@@ -513,6 +488,7 @@ def _check_torchrl_only(
         )
 
 
+SETTINGS = SettingsArguments.__annotations__.keys() - {"max_episode_steps"}  # max_steps here
 _TORCHRL_ONLY = tuple(inspect.signature(_check_torchrl_only).parameters)[:-1]
 
 
@@ -560,295 +536,3 @@ def _without_next(key: Any) -> Any:
     if isinstance(key, tuple) and len(key) > 1 and key[0] == keys.NEXT:
         return key[1] if len(key) == 2 else key[1:]
     return key
-
-
-# --- the thread and the process ---
-
-
-Kind = Literal["evaluate", "trigger", "submit", "report"]
-"""The method that a request came by."""
-
-MOST_RESTARTS = 3
-"""Restarts of the process for one request."""
-
-LOOK = 10.0
-"""Seconds between two looks at a process that is idle."""
-
-_SECONDS = 1.0  # for a process that closed its connection to end by itself
-_GRACE = 5.0  # seconds for the thread to end, beside those for the process
-
-
-class DriverProcess(Spawned):
-    """A process that evaluates, in a fresh interpreter."""
-
-    def __init__(self) -> None:
-        super().__init__("tdcollect.evaluation.background:main")
-        self.connection = Connection(self.socket.detach())
-
-    def send(self, message: bytes) -> None:
-        """Send a message, unless it has gone; may wait until the process reads."""
-        with suppress(OSError):  # which reading tells
-            self.connection.send_bytes(message)
-
-    def end(self, seconds: float = 0.0) -> str:
-        """Close the connection, and reap the process; say how it ended."""
-        self.connection.close()
-        return super().end(seconds)
-
-
-class Asked:
-    """A request on its way, with the future of its outcome."""
-
-    def __init__(self, request: Request, kind: Kind):
-        self.request, self.kind = request, kind
-        self.future: Future[Any] = Future()
-
-
-class Courier:
-    """Takes requests to a process one at a time, in their order; has the curve of the answers.
-
-    One daemon thread waits for both sides; no executor of the standard library, whose threads the
-    end of the interpreter waits for. It runs no env and no policy, and draws no random numbers.
-    """
-
-    def __init__(
-        self, setup: Setup, on_result: Callable[[TensorDictBase], Any] | None, queue_size: int
-    ):
-        self._setup, self.on_result, self._size = setup, on_result, queue_size
-        self._first = pickle.dumps(setup)
-        self.curve: list[Point] = []
-        self.best: Best | None = None
-        self.reports = setup.report is not None
-        self.report: tuple[int, EvaluationResult] | None = None  # of the best at a step
-        self._winner: Request | None = None  # with the weights of the best
-        if setup.output_dir is not None:
-            found = curve.read_folder(setup.output_dir, setup.best_by, logger.warning)
-            self.curve, self.best, _ = found
-        self._owner = os.getpid()
-        self.changed = threading.Condition()  # of all that follows: a request starts or ends
-        self.unread: deque[Any] = deque()  # outcomes of triggered evaluations, also exceptions
-        self.closed = False
-        self.pending: deque[Asked] = deque()  # the first one may run
-        self._seconds = 0.0
-        self._latest: dict[str, bytes] = {}  # weights that hold where a request has none
-        self._process: DriverProcess | None = DriverProcess()
-        self._thread = threading.Thread(target=self._serve, name="tdcollect-evaluator", daemon=True)
-        self._thread.start()
-
-    def has_room(self) -> bool:
-        """Tell whether a request would be taken without waiting."""
-        return len(self.pending) <= self._size
-
-    def in_thread(self) -> bool:
-        """Tell whether the caller runs in the courier's thread, as ``on_result`` does."""
-        return threading.current_thread() is self._thread
-
-    def ask(self, request: Request, kind: Kind) -> Future[Any]:
-        """Add a request; waits while the queue is full."""
-        asked = Asked(request, kind)
-        with self.changed:
-            if self.in_thread() and not self.has_room():
-                raise RuntimeError(
-                    "the queue of evaluations is full, and on_result runs in the thread that "
-                    "empties it; trigger evaluations in the training loop"
-                )
-            self.changed.wait_for(lambda: self.closed or self.has_room())
-            if self.closed:
-                raise RuntimeError("this Evaluator is shut down; make a new one")
-            self.pending.append(asked)
-            self.changed.notify_all()
-        return asked.future
-
-    def close(self, seconds: float = 0.0) -> int:
-        """End the process, and with it the request that runs; returns the number of lost ones."""
-        if os.getpid() != self._owner:  # a fork has neither the thread nor the process
-            return 0
-        with self.changed:
-            running = [asked for asked in self.pending if asked.future.running()]
-            lost = [asked for asked in self.pending if asked not in running]
-            self.pending, process = deque(running), self._process
-            if not self.closed:
-                self.closed, self._seconds = True, seconds
-            self.changed.notify_all()
-        for asked in lost:
-            asked.future.cancel()
-        if process is not None and running:
-            process.kill()
-        if not self.in_thread():
-            self._thread.join(seconds + _GRACE)
-            if self._thread.is_alive() and process is not None:  # which sends to one that hangs
-                process.kill()
-                self._thread.join(_GRACE)
-        return len(lost) + len(running)
-
-    # --- the thread ---
-
-    def _serve(self) -> None:
-        if self._process is not None:
-            self._process.send(self._first)
-        while (asked := self._next()) is not None:
-            try:
-                outcome = self._outcome(asked)
-            except Exception as error:
-                outcome = error
-            self._complete(asked, outcome)
-        with self.changed:
-            process, self._process = self._process, None
-        if process is not None:
-            process.end(self._seconds)
-
-    def _next(self) -> Asked | None:
-        """Wait for the next request that was not cancelled; None once closed."""
-        with self.changed:
-            while True:
-                while not self.changed.wait_for(lambda: self.closed or self.pending, LOOK):
-                    self._reap()
-                if self.closed:
-                    return None
-                if self.pending[0].future.set_running_or_notify_cancel():
-                    return self.pending[0]
-                self.pending.popleft()
-                self.changed.notify_all()
-
-    def _outcome(self, asked: Asked) -> Any:
-        """Return the metrics of a request, or its result if it came by ``submit``."""
-        if asked.kind == "report":
-            return self._report_of_best(asked)
-        request = asked.request
-        asked.request = request._replace(weights={**self._latest, **request.weights})
-        answer = self._answer(asked.request)
-        self.curve = curve.with_point(self.curve, answer.point)
-        self.best = answer.best or _best_of(self.curve, self._setup.best_by)
-        if self.reports and self.best is not None and self.best.step == request.step:
-            self._winner = asked.request
-        if asked.kind == "evaluate":  # whose caller calls on_result itself
-            return answer.metrics
-        self.tell(answer.metrics)
-        if asked.kind == "trigger":
-            return answer.metrics
-        return self._result(asked.request, answer)
-
-    def _answer(self, request: Request) -> Answer:
-        """Send a request; return its answer, or raise the error of its failure."""
-        answer: Answer | Failure = pickle.loads(self._answered(request))
-        if request.kind == "step" and (isinstance(answer, Answer) or answer.applied):
-            self._latest.update(request.weights)
-        if isinstance(answer, Failure):
-            raise raised_there(answer.error, "the process that evaluates")
-        for line in answer.lost:
-            logger.warning("%s, at step %s", line, request.step)
-        return answer
-
-    def _result(self, request: Request, answer: Answer) -> EvaluationResult:
-        manifest, episodes, errors = pickle.loads(answer.records)
-        replay = _replay_of(self._setup, request)
-        return EvaluationResult(manifest, episodes, answer.directory, replay=replay, errors=errors)
-
-    def _report_of_best(self, asked: Asked) -> EvaluationResult:
-        """Return the report of the best, which is run unless it is there."""
-        best, folder, request = self.best, self._setup.output_dir, self._winner
-        if best is None:
-            raise RuntimeError("expected an evaluation with a finite return before a report")
-        if self.report is not None and self.report[0] == best.step:
-            return self.report[1]
-        wanted = [*pickle.loads(self._setup.report or b"").episode_indices]
-        found = None if folder is None else curve.read_report(folder, best.step)
-        if found is None or [e.index for e in found.episodes if not e.lost] != wanted:
-            if request is None or request.step != best.step:
-                if folder is None:
-                    raise ValueError(f"step {best.step} is the best again: evaluate it once more")
-                weights = curve.kept_weights(folder, best)  # of a process before this one
-                request = asked.request._replace(step=best.step, weights=weights)
-            asked.request = request._replace(kind="report")
-            found = self._result(asked.request, self._answer(asked.request))
-        self.report = best.step, found
-        return found
-
-    def tell(self, metrics: Mapping[str, Any]) -> None:
-        if self.on_result is None:
-            return
-        try:
-            values = {name: torch.as_tensor(value) for name, value in metrics.items()}
-            self.on_result(TensorDict(values))
-        except Exception:
-            logger.warning("on_result of the Evaluator failed", exc_info=True)
-
-    def _answered(self, request: Request) -> bytes:
-        """Send a request and wait for its answer; repeat it if the process ends meanwhile."""
-        message = pickle.dumps(request)
-        self._reap()
-        ends = 0
-        while True:
-            with self.changed:  # so that close() knows each process
-                if self.closed:
-                    raise RuntimeError(
-                        f"the Evaluator was shut down before the evaluation at step {request.step}"
-                    )
-                messages = [message] if self._process is not None else [self._first, message]
-                process = self._process = self._process or DriverProcess()
-            for one in messages:
-                process.send(one)
-            try:
-                wait([process.connection])  # where other evaluations see that this thread waits
-                return process.connection.recv_bytes()
-            except (EOFError, OSError):
-                how = process.end(_SECONDS)
-                self._process = None
-            ends += 1
-            what = f"the process that evaluates beside training {how} at step {request.step}"
-            if ends > MOST_RESTARTS:
-                raise RuntimeError(
-                    f"{ends} times in a row: {what}; see its standard error, or run "
-                    "tdcollect.evaluate with this env and policy"
-                )
-            if not self.closed:
-                logger.warning("%s; a new one goes on", what)
-
-    def _reap(self) -> None:
-        """Let a process go that has ended while it was idle."""
-        if self._process is not None and self._process.connection.poll():
-            self._process.end(_SECONDS)
-            self._process = None
-
-    def _complete(self, asked: Asked, outcome: Any) -> None:
-        failed = isinstance(outcome, BaseException)
-        is_read = asked.kind == "trigger" and not (failed and self.closed)
-        if failed and is_read:  # nobody may ever ask for its result
-            text = f"{type(outcome).__name__}: {outcome}"
-            logger.warning("the evaluation at step %s failed: %s", asked.request.step, text)
-        with self.changed:
-            self.pending.popleft()
-            if is_read:
-                self.unread.append(outcome)
-            self.changed.notify_all()
-        if failed:
-            asked.future.set_exception(outcome)
-        else:
-            asked.future.set_result(outcome)
-
-
-def _best_of(points: list[Point], by: str) -> Best | None:
-    """Return the best point, of equal ones the earliest; None without a finite return."""
-    best = max(points, key=lambda point: curve.value_of(point, by))  # the first of the greatest
-    value = curve.value_of(best, by)
-    return None if value == float("-inf") else Best(best.step, value, None)
-
-
-def _replay_of(setup: Setup, request: Request) -> Replay:
-    """Return a function that runs an episode again, with env and policy made anew."""
-
-    def replay(index: int, video: str | os.PathLike[str] | None) -> Replayed:
-        parts = worker.unpickled(setup.job)
-        if request.kind == "report" and setup.report is not None:
-            parts = replace(parts, settings=pickle.loads(setup.report))
-        if request.policy is not None:
-            parts = replace(parts, policy=pickle.loads(request.policy))
-        again = replayer(
-            parts.env,
-            parts.made_policy(),
-            lambda i: replace(parts.settings, episodes=[i]),
-            partial(worker.set_weights, weights=request.weights),
-        )
-        return again(index, video)
-
-    return replay

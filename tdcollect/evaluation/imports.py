@@ -7,7 +7,7 @@ import importlib.util
 import re
 import sys
 import sysconfig
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -18,15 +18,9 @@ from tdcollect import cleanup
 
 
 def is_named(text: str) -> bool:
-    """Tell whether a text is ``module:name``; gymnasium ids like ``ale_py:ALE/Pong-v5`` are not."""
+    """Return whether a text is ``module:name``; the id ``ale_py:ALE/Pong-v5`` is not."""
     module, colon, name = text.rpartition(":")
     return bool(colon and module) and re.fullmatch(r"[^\W\d][\w.]*", name) is not None
-
-
-def with_file(text: str, change: Callable[[str], str]) -> str:
-    """Return the name with the path of its file changed, if it has one."""
-    where, _, name = text.rpartition(":")
-    return f"{change(where)}:{name}" if where.endswith(".py") else text
 
 
 _OF_GROUP = re.compile(r"(?:^|,)([^=,:/.]+)=")
@@ -38,21 +32,6 @@ def by_group(text: str | None) -> dict[str, str]:
         return {}
     parts = _OF_GROUP.split(text)[1:]
     return dict(zip(parts[::2], parts[1::2], strict=True))
-
-
-def each_group(text: str, change: Callable[[str], str]) -> str:
-    """Return a text changed, or each of its parts by group."""
-    parts = by_group(text)
-    return ",".join(f"{k}={change(v)}" for k, v in parts.items()) if parts else change(text)
-
-
-def has_module(text: str, directory: Path) -> bool:
-    """Tell whether a text names a module that lies in this directory."""
-    where = text.rpartition(":")[0]
-    if not where or where.endswith(".py"):
-        return False
-    top = directory / where.partition(".")[0]
-    return top.is_dir() or top.with_name(f"{top.name}.py").is_file()
 
 
 def load_named(text: str, directory: Path, look: bool = True) -> Any:
@@ -73,14 +52,14 @@ def load_named(text: str, directory: Path, look: bool = True) -> Any:
             f"expected module:name or path/to/file.py:name, got {text!r} (for example "
             "examples/policies.py:lean)"
         )
-    found: Any = _module_of_file(directory / where) if where.endswith(".py") else None
-    if found is None:
-        found = _module(where, directory if look else None)
+    thing: Any = _module_of_file(directory / where) if where.endswith(".py") else None
+    if thing is None:
+        thing = _module(where, directory if look else None)
     for part in name.split("."):
-        if not hasattr(found, part):
+        if not hasattr(thing, part):
             raise AttributeError(f"expected {where} to have {name!r}, which it has not")
-        found = getattr(found, part)
-    return found
+        thing = getattr(thing, part)
+    return thing
 
 
 def called(item: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -111,7 +90,7 @@ def _module(name: str, directory: Path | None) -> ModuleType:
     if directory is not None:
         _look_in(directory)
     try:
-        found = importlib.import_module(name)
+        module = importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise  # the module is there; what it imports is not
@@ -123,7 +102,7 @@ def _module(name: str, directory: Path | None) -> ModuleType:
         ) from error
     if directory is not None:
         _check_imported(name.partition(".")[0], directory)
-    return found
+    return module
 
 
 def _check_imported(name: str, directory: Path) -> None:

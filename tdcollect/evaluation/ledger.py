@@ -22,7 +22,7 @@ COMPLETED = "completed"
 FAILED = "failed"
 LOST = "lost"
 CUT = "cut"
-"""The status of an episode that ran again and was not waited for to the end; in no file."""
+"""The status of an episode that ran again, and was cut before its end; in no file."""
 GROUPS = "group_returns"
 """The key of the returns of reward entries, in records that have several."""
 METRICS = "metrics"
@@ -121,33 +121,31 @@ class Episode:
     def to_json(self) -> str:
         """Return the record as one line, keys in a fixed order; floats keep their bits."""
         values = {key: getattr(self, name) for name, key in KEYS.items()}
-        values |= {key: given for key in _MORE if (given := getattr(self, key)) is not None}
-        return json.dumps(values)
+        more = {name: getattr(self, name) for name in _MORE}
+        return json.dumps(values | {key: more[key] for key in _MORE if more[key] is not None})
 
     @classmethod
     def from_json(cls, line: str) -> Episode:
-        """Read a line that :meth:`to_json` wrote.
-
-        Raises:
-            ValueError: for anything else, with the key that is wrong.
-        """
+        """Read a line that :meth:`to_json` wrote; raise ValueError otherwise, with the key."""
         try:
-            found = json.loads(line)
+            told = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"expected the record of an episode, got no JSON ({error})") from error
-        more = {key: found.pop(key, None) for key in _MORE} if isinstance(found, dict) else {}
-        if not isinstance(found, dict) or found.keys() != set(KEYS.values()):
+        if not isinstance(told, dict) or told.keys() - {*_MORE} != {*KEYS.values()}:
             raise ValueError(
                 f"expected the record of an episode, with the keys {', '.join(KEYS.values())}, "
                 f"got {_shortened(line)}"
             )
-        own = {name: found[key] for name, key in KEYS.items()}
-        record = cls(**own, **more)
-        for name, (accepts, expected) in _CHECKS[record.status in (FAILED, LOST)].items():
-            value, key = getattr(record, name), KEYS.get(name, name)
+        ended = told["status"] not in (FAILED, LOST)
+        values: dict[str, Any] = {}
+        for name, (accepts, expected) in _CHECKS.items():
+            key = KEYS.get(name, name)
+            values[name] = value = told.get(key)
+            if not ended and name not in _ALWAYS:
+                accepts, expected = _NONE
             if not accepts(value):
                 raise ValueError(f"expected {key} to be {expected}, got {_shortened(value)}")
-        return record
+        return cls(**values)
 
 
 def ledger_digest(episodes: Iterable[Episode]) -> str:
@@ -164,13 +162,8 @@ _CHOICE = re.compile("worst:([1-9][0-9]{0,8})|failed|[0-9]{1,18}(,[0-9]{1,18})*"
 def indices_of(which: str, episodes: Sequence[Episode] = ()) -> list[int]:
     """Return the indices of the episodes that a text names, the worst first.
 
-    Args:
-        which: ``"worst:3"`` for the lowest returns of the episodes that completed; ``"failed"`` for
-            those whose env raised, or said that they were no success; or indices, ``"1,5"``.
-        episodes: the records. Indices are returned whether there is such a record or not.
-
-    Raises:
-        ValueError: for another text.
+    ``"worst:3"`` is the lowest returns of episodes that completed; ``"failed"`` those whose env
+    raised, or said that they were no success; ``"1,5"`` is indices, with or without a record.
     """
     if (choice := _CHOICE.fullmatch(which)) is None:
         raise ValueError(
@@ -202,7 +195,7 @@ _METRIC = re.compile("(?=.{1,100}$)[A-Za-z_][A-Za-z0-9_-]*(/[A-Za-z0-9_-]+)*")
 
 
 def is_metric_name(name: Any) -> bool:
-    """Tell whether a metric may be called so: in tables and logs, and beside a record's keys."""
+    """Return whether a metric may have a name, in tables and logs and beside a record's keys."""
     fits = isinstance(name, str) and _METRIC.fullmatch(name) is not None
     return fits and name not in KEYS.values()
 
@@ -213,7 +206,7 @@ def return_name(path: str) -> str:
 
 
 def is_digest(value: Any) -> bool:
-    """Tell whether a value is a SHA-256 in hexadecimal."""
+    """Return whether a value is a SHA-256 in hexadecimal."""
     return isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
 
 
@@ -241,8 +234,8 @@ def _are_floats(held: Any, *others: type) -> bool:
     return isinstance(held, dict) and bool(held) and {*map(type, held.values())} <= {float, *others}
 
 
-def _are_metrics(found: Any) -> bool:
-    return _are_floats(found, type(None)) and all(map(is_metric_name, found))
+def _are_metrics(values: Any) -> bool:
+    return _are_floats(values, type(None)) and all(map(is_metric_name, values))
 
 
 def _are_counts(*names: str) -> Accepts:
@@ -281,11 +274,7 @@ _MEASURED = {
     METRICS: (_or_none(_are_metrics), "a float or null by name"),
     PLACE: (_are_counts("batch", "slot", "nth"), "three counts, batch, slot and nth"),
 }
-# The check of each attribute, by whether the episode did not complete.
-_CHECKS: dict[bool, dict[str, Any]] = {
-    False: {**_ALWAYS, **_MEASURED},
-    True: {**_ALWAYS, **dict.fromkeys(_MEASURED, _NONE)},
-}
+_CHECKS: dict[str, Any] = {**_ALWAYS, **_MEASURED}
 
 
 class Batches(NamedTuple):
@@ -322,28 +311,28 @@ class Batches(NamedTuple):
         return batch_seed(root, index // self.size), policy_seed(root, index)
 
     def fit(self, manifest: Mapping[str, Any]) -> bool:
-        """Tell whether an evaluation asks for whole batches, from the first one on."""
-        asked = manifest["episodes"]
-        return isinstance(asked, int) and asked % self.size == 0
+        """Return whether an evaluation asks for whole batches, from the first one on."""
+        episodes = manifest["episodes"]
+        return isinstance(episodes, int) and episodes % self.size == 0
 
     def partial(self, indices: Iterable[int]) -> set[int]:
         """Return those of the indices whose batch is not there whole."""
         by_batch: dict[int, set[int]] = {}
         for index in indices:
             by_batch.setdefault(index // self.size, set()).add(index)
-        return {i for found in by_batch.values() if len(found) < self.size for i in found}
+        return {i for there in by_batch.values() if len(there) < self.size for i in there}
 
 
 def repeatability(manifest: Mapping[str, Any]) -> str:
     """Say whether a batched simulator gave the same batch twice."""
-    found, batches = manifest.get(REPEATED), manifest[BATCHES]
+    twice, batches = manifest.get(REPEATED), manifest[BATCHES]
     where = f"for {batches['slots']} slots on {batches.get('device')}"
-    if found is None:
+    if twice is None:
         return f"No batch ran twice: it is not known whether episodes are repeatable {where}."
-    ran = f"Batch {found['batch']} ran twice"
-    if not found["differing"]:
+    ran = f"Batch {twice['batch']} ran twice"
+    if not twice["differing"]:
         return f"{ran}, and was the same to the bit: repeatable {where}."
-    of = f"{found['differing']} of {count_text(found['episodes'], 'episode')}"
+    of = f"{twice['differing']} of {count_text(twice['episodes'], 'episode')}"
     return f"{ran}, and {of} differed: not repeatable {where}."
 
 
@@ -395,7 +384,7 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[tup
     """
     mixed = sorted({*mixed_values(first), *mixed_values(second)})
     untold = {MIXED, *LATER, PROCESS} - ({PROCESS} & first.keys() & second.keys())
-    found = [
+    unlike = [
         difference
         for key in sorted({*first, *second} - untold)
         for difference in leaf_differences(visible(str(key)), first.get(key), second.get(key))
@@ -404,15 +393,15 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[tup
     for path in mixed:
         a, b = _values(first, path), _values(second, path)
         if any(value not in a for value in b):
-            found.append((path, a[0] if len(a) == 1 else a, b[0] if len(b) == 1 else b))
-    return found
+            unlike.append((path, a[0] if len(a) == 1 else a, b[0] if len(b) == 1 else b))
+    return unlike
 
 
 def differences_text(
-    found: Iterable[tuple[str, Any, Any]], first: str = "there", second: str = "here"
+    unlike: Iterable[tuple[str, Any, Any]], first: str = "there", second: str = "here"
 ) -> str:
     """Return differences as text, with the places of the first and second values."""
-    return "; ".join(f"{path} is {a!r} {first} and {b!r} {second}" for path, a, b in found)
+    return "; ".join(f"{path} is {a!r} {first} and {b!r} {second}" for path, a, b in unlike)
 
 
 def record_differences(first: Episode, second: Episode) -> list[tuple[str, Any, Any]]:
@@ -422,25 +411,24 @@ def record_differences(first: Episode, second: Episode) -> list[tuple[str, Any, 
 
 
 def may_be_mixed(path: str) -> bool:
-    """Tell whether ``allow_mixed=True`` lets the entry at a path differ between episodes."""
+    """Return whether ``allow_mixed=True`` lets the entry at a path differ between episodes."""
     return path == "device" or path.startswith(("versions.", "platform."))
 
 
 def mixed_entries(manifest: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Return the ``mixed`` entry of an evaluation whose episodes ran under either manifest.
 
-    Returns:
-        The values by path, in a fixed order, of each entry that may be mixed and is not the same
-        in both; and those of the ``mixed`` entries of the two. None stands for no value, such as
-        the version of a package that is not installed.
+    It has the values by path, in a fixed order, of each entry that may be mixed and is not the same
+    in both, and those of the ``mixed`` entries of the two. None stands for no value, such as the
+    version of a package that is not installed.
     """
     paths = {path for path, *_ in differences(manifest, other) if may_be_mixed(path)}
     paths |= {*mixed_values(manifest), *mixed_values(other)}
-    found = {}
+    entry = {}
     for path in sorted(paths):
         values = [*_values(manifest, path), *_values(other, path)]
-        found[path] = [*map(json.loads, sorted({json.dumps(v, sort_keys=True) for v in values}))]
-    return found
+        entry[path] = [*map(json.loads, sorted({json.dumps(v, sort_keys=True) for v in values}))]
+    return entry
 
 
 def mixed_values(manifest: Mapping[str, Any]) -> Mapping[str, list[Any]]:
@@ -464,6 +452,7 @@ def leaf_differences(path: str, a: Any, b: Any) -> Iterator[tuple[str, Any, Any]
 
 
 MANIFEST, EPISODES, RESULTS, RUN = "manifest.json", "episodes.jsonl", "results.json", "run.json"
+REQUEST = "request"  # in the entry of a run: env and policy by name
 REFUSED = "refused.json"
 SHARD = "shard.json"
 SUITE = "suite.json"
@@ -482,13 +471,7 @@ _EXPLORATIONS = ("mode", "median", "mean", "random", "deterministic")  # TorchRL
 
 
 class Problem(NamedTuple):
-    """A problem in a file of an evaluation.
-
-    Attributes:
-        file: the file.
-        text: the problem.
-        line: the line, from 1; None if the problem is not in a single line.
-    """
+    """A problem in a file of an evaluation; ``line`` is from 1, or None without a single one."""
 
     file: Path
     text: str
@@ -516,62 +499,61 @@ def read_manifest(root: Path) -> dict[str, Any]:
             f"expected the directory of an evaluation, got {root}, which {what}; name the one that "
             "the evaluation was written to"
         )
-    found = read_object(file)
-    batched = found.get("protocol") == BATCHED_PROTOCOL
-    if not (batched or isinstance(found.get("protocol"), int)) or "episodes" not in found:
+    manifest = read_object(file)
+    batched = manifest.get("protocol") == BATCHED_PROTOCOL
+    if not (batched or isinstance(manifest.get("protocol"), int)) or "episodes" not in manifest:
         raise ValueError(
             f"expected the manifest of an evaluation, got {file}, which is something else's; name "
             "another directory"
         )
-    check_format(file, found, FORMAT)
+    check_format(file, manifest, FORMAT)
     for name, accepts in _MANIFEST.items():
-        if not accepts(value := manifest_entry(found, name)):
+        if not accepts(value := manifest_entry(manifest, name)):
             raise _altered(file, "as tdcollect writes it", f"{name} {value!r}")
-    given, count = found["seeds"].get("env"), len(asked_indices(found))
-    batches = Batches.of(found)
-    if batched != (batches is not None) or (batches and (given or not batches.fit(found))):
+    seeds, count = manifest["seeds"].get("env"), len(asked_indices(manifest))
+    batches = Batches.of(manifest)
+    if batched != (batches is not None) or (batches and (seeds or not batches.fit(manifest))):
         wanted = f"the protocol {BATCHED_PROTOCOL!r} and whole {BATCHES}, or another one and none"
-        raise _altered(file, f"to have {wanted}", f"{found['protocol']!r} and {count} episodes")
-    options = manifest_entry(found, f"{OPTIONS}.options")
+        raise _altered(file, f"to have {wanted}", f"{manifest['protocol']!r} and {count} episodes")
+    options = manifest_entry(manifest, f"{OPTIONS}.options")
     if options is not None and len(options) != count:
         wanted = f"to have the options of {count_text(count, 'episode')}"
         raise _altered(file, wanted, f"those of {len(options)}")
-    if given is not None and not len(given) == len({*given}) == count:
+    if seeds is not None and not len(seeds) == len({*seeds}) == count:
         wanted = f"to have a seed of its own for each of {count_text(count, 'episode')}"
-        raise _altered(file, wanted, f"{len(given)} seeds, {len({*given})} of them distinct")
-    return found
+        raise _altered(file, wanted, f"{len(seeds)} seeds, {len({*seeds})} of them distinct")
+    return manifest
 
 
-def check_format(file: Path, found: Mapping[str, Any], known: int) -> None:
+def check_format(file: Path, content: Mapping[str, Any], known: int) -> None:
     """Refuse what another version of the package wrote."""
-    if found.get("format") != known:
+    if content.get("format") != known:
         raise ValueError(
-            f"expected format {known}, got {found.get('format')!r} in {file}: another version of "
+            f"expected format {known}, got {content.get('format')!r} in {file}: another version of "
             "tdcollect wrote it; read it with that one"
         )
 
 
 def is_finished(root: Path) -> bool:
-    """Tell whether an evaluation is finished, so that its ledger has a digest."""
+    """Return whether an evaluation is finished, so that its ledger has a digest."""
     return (root / RESULTS).exists()
 
 
 def refusal_of(root: Path) -> str | None:
     """Return why an evaluation was refused, and what to do; None if it was not."""
-    file = root / REFUSED
-    if not file.exists():
+    if not (root / REFUSED).exists():
         return None
     try:
-        why = read_object(file).get("reason")
+        why = read_object(root / REFUSED).get("reason")
     except ValueError as error:
         return str(error)
-    return f"the evaluation was refused: {why}; remove the directory to start anew"
+    return f"the evaluation was refused: {why}; remove the directory to start again"
 
 
 def asked_indices(manifest: Mapping[str, Any]) -> Sequence[int]:
     """Return the indices of the episodes that a manifest asks for, in its order."""
-    asked: int | list[int] = manifest["episodes"]
-    return range(asked) if isinstance(asked, int) else asked
+    episodes: int | list[int] = manifest["episodes"]
+    return range(episodes) if isinstance(episodes, int) else episodes
 
 
 def options_by_index(manifest: Mapping[str, Any]) -> dict[int, Any]:
@@ -621,8 +603,8 @@ def sha256(file: Path) -> str:
 def read_object(file: Path) -> dict[str, Any]:
     """Read a file that holds one JSON object."""
     advice = "ask for the file as it was, or remove the directory and evaluate again"
-    found: dict[str, Any] = read_json(file, dict, advice)
-    return found
+    content: dict[str, Any] = read_json(file, dict, advice)
+    return content
 
 
 def read_json(file: Path, kind: type[dict[str, Any]] | type[list[Any]], advice: str) -> Any:
@@ -631,14 +613,14 @@ def read_json(file: Path, kind: type[dict[str, Any]] | type[list[Any]], advice: 
     if file.exists() and not file.is_file():  # a pipe has no end
         raise ValueError(f"{expected} a thing that is no file; {advice}")
     try:
-        found = json.loads(file.read_bytes())
+        content = json.loads(file.read_bytes())
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{expected} something else ({error}); {advice}") from error
-    if not isinstance(found, kind):
+    if not isinstance(content, kind):
         raise ValueError(  # noqa: TRY004, the file's content is wrong and no argument's type
-            f"{expected} {type(found).__name__}; {advice}"
+            f"{expected} {type(content).__name__}; {advice}"
         )
-    return found
+    return content
 
 
 def complete_lines(file: Path) -> Iterator[bytes]:
@@ -651,13 +633,8 @@ def complete_lines(file: Path) -> Iterator[bytes]:
 class Files(NamedTuple):
     """The files of an evaluation, which may be unfinished, or of a shard of it.
 
-    Attributes:
-        root: the directory.
-        manifest: the manifest of the whole evaluation.
-        episodes: the records, by index.
-        shard: the shard that the directory holds; None for the whole evaluation.
-        last: the content of the file that finishes it, with the digests of others; None if it is
-            unfinished.
+    The manifest is that of the whole evaluation. ``last`` is the content of the file that finishes
+    it, with the digests of others; None if it is unfinished.
     """
 
     root: Path
@@ -669,8 +646,8 @@ class Files(NamedTuple):
     @property
     def own(self) -> Sequence[int]:
         """The indices of the episodes that it should have."""
-        asked = asked_indices(self.manifest)
-        return asked if self.shard is None else self.shard.select(asked)
+        indices = asked_indices(self.manifest)
+        return indices if self.shard is None else self.shard.select(indices)
 
     @property
     def kept(self) -> dict[str, str] | None:
@@ -692,9 +669,7 @@ def read_directory(
 ) -> Files:
     """Read the files of an evaluation or a shard, with the records that are valid.
 
-    Args:
-        path: the directory.
-        report: is told of each problem but the manifest's, which is raised.
+    ``report`` is told of each problem but the manifest's, which is raised.
     """
     root = Path(path)
     manifest = read_manifest(root)
@@ -745,32 +720,32 @@ def read_last(root: Path) -> tuple[Shard | None, Mapping[str, Any] | None]:
     file = _last_file(root)
     if not file.exists():
         return None, None
-    found, shard = read_object(file), None
-    digests = {name: found[name] for name in DIGESTED if name in found}
+    content, shard = read_object(file), None
+    digests = {name: content[name] for name in DIGESTED if name in content}
     if file.name == SHARD:
         with suppress(ValueError):
-            shard = Shard.of(found.get("shard"))
+            shard = Shard.of(content.get("shard"))
         whole = digests.keys() == DIGESTED.keys() and all(map(is_digest, digests.values()))
         if shard is None or (digests and not whole):
-            got = f"shard {found.get('shard')!r} and digests {digests}"
+            got = f"shard {content.get('shard')!r} and digests {digests}"
             raise _altered(file, "as tdcollect writes it", got)
-    kept = found.get(TRAJECTORIES, {})
-    if not isinstance(kept, dict) or not all(
-        _is_of_episode(name, KEPT) and is_digest(value) for name, value in kept.items()
+    data = content.get(TRAJECTORIES, {})
+    if not isinstance(data, dict) or not all(
+        _is_of_episode(name, KEPT) and is_digest(value) for name, value in data.items()
     ):
         wanted = f"to have a digest for each file in {TRAJECTORIES}"
         raise _altered(file, wanted, "something else")
-    return shard, None if shard is not None and not digests else found
+    return shard, None if shard is not None and not digests else content
 
 
 def _record_check(
     manifest: Mapping[str, Any], episodes: Container[int]
 ) -> Callable[[Episode], None]:
     """Return a function that refuses records not asked for, there already, or of other seeds."""
-    asked, root = asked_indices(manifest), manifest["seeds"]["root"]
-    there = asked if isinstance(asked, range) else frozenset(asked)
-    given = manifest["seeds"].get("env")
-    own = {} if given is None else dict(zip(asked, given, strict=True))
+    indices, root = asked_indices(manifest), manifest["seeds"]["root"]
+    there = indices if isinstance(indices, range) else frozenset(indices)
+    env_seeds = manifest["seeds"].get("env")
+    own = {} if env_seeds is None else dict(zip(indices, env_seeds, strict=True))
     named = (manifest.get(METRICS) or {}).keys()
     batches = Batches.of(manifest)
 
@@ -788,7 +763,7 @@ def _record_check(
         place = None if batches is None else batches.place(index)
         if record.place != place:
             raise ValueError(f"expected {PLACE} {place} of episode {index}, got {record.place}")
-        seeds = env_seed(root, index) if given is None else own[index], policy_seed(root, index)
+        seeds = env_seed(root, index) if env_seeds is None else own[index], policy_seed(root, index)
         if batches is not None:
             seeds = batches.seeds(root, index)
         if seeds != (record.env_seed, record.policy_seed):

@@ -26,8 +26,7 @@ from tdcollect._upstream.torchrl import wrapped_env
 from tdcollect.envs.traits import all_transforms_of, innermost, of_kind
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.data import digested_entries
-from tdcollect.evaluation.episodes.groups import GroupPolicies
-from tdcollect.evaluation.episodes.measures import Measure
+from tdcollect.evaluation.episodes.groups import GroupMeasure, GroupPolicies
 from tdcollect.evaluation.ledger import (
     BATCHES,
     FORMAT,
@@ -59,7 +58,7 @@ def describe(collector: EvaluationCollector) -> dict[str, Any]:
     return {**subject(collector), "git": git_state()}
 
 
-def found(collector: EvaluationCollector) -> dict[str, Any]:
+def known_of(collector: EvaluationCollector) -> dict[str, Any]:
     """Return the entries of the manifest that are known once episodes run, as far as they are."""
     streams = STREAMS if collector.batches is None else OF_BATCHES
     known = {} if collector.fresh_envs is None else {FRESH_ENVS: collector.fresh_envs}
@@ -156,16 +155,16 @@ def _digest_value(digest: Any, name: str, value: Any) -> None:
 
 def _options(settings: EvaluationSettings, indices: Sequence[int]) -> dict[str, Any]:
     """Return the entry of the episodes' reset options: where they come from, and all of them."""
-    given = settings.options_by_index
-    assert given is not None
-    return {"name": given.name, "options": [given[index] for index in indices]}
+    options = settings.options_by_index
+    assert options is not None
+    return {"name": options.name, "options": [options[index] for index in indices]}
 
 
 def _metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entry of metrics: those known as text, functions by name and their code."""
     return {
         name: str(metric)
-        if isinstance(metric, Measure)
+        if isinstance(metric, GroupMeasure)
         else {"function": _class(metric), "code": code_digest(metric)}
         if callable(metric)
         else metric

@@ -21,13 +21,12 @@ from tdcollect.evaluation.directory import (
     check_data,
     check_directory,
     check_report_extras,
-    finish,
     read_runs,
+    take_trajectory,
 )
 from tdcollect.evaluation.episodes.data import POLICY_ADVICE, Finished, unlike
 from tdcollect.evaluation.episodes.steps import Steps
-from tdcollect.evaluation.request import Request
-from tdcollect.evaluation.result import EvaluationResult
+from tdcollect.evaluation.result import EvaluationResult, finish
 from tdcollect.files import write_json
 
 
@@ -76,7 +75,6 @@ def merge(
     for problem in (problem for part in parts for problem in step_files.problems(part)):
         raise ValueError(str(problem))
     episodes, data = _merged_episodes(parts), _kept_data(parts)
-    request = _merged_request(parts)
     witness = _merged_witness(parts, manifest)
     with closing(Directory(output, manifest, retry_lost=True)) as directory:
         for other in _unlike(directory, manifest, episodes, data):
@@ -88,20 +86,20 @@ def merge(
         there = {episode.index for episode in directory.episodes}
         for index, source in data.items():
             if index not in there:
-                directory.take_data(index, source)
+                take_trajectory(source, ledger.trajectory_path(directory.path, index))
         done = there if directory.was_finished else set()
         for index, steps in _kept_steps(parts, episodes):
             if index not in done:
-                directory.take_steps(index, steps)
+                directory.steps.add(index, steps)
         before = directory.witness if directory.was_finished else None
         if witness is not None and (before is None or before.record != witness.record):
             directory.keep_witness(witness)
         result = EvaluationResult(directory.manifest, episodes, directory.path)
-        finish(directory, result, request, all(part.rechecked for part in parts))
-        if not read_runs(output):
+        if not read_runs(output):  # first, as the report shows what they name
             runs = [run for part in parts for run in read_runs(part.root)]
             runs.sort(key=lambda run: json.dumps(run, sort_keys=True))
             write_json(output / ledger.RUN, runs)
+        finish(directory, result, all(part.rechecked for part in parts))
     return result
 
 
@@ -142,16 +140,16 @@ def _merged_manifest(parts: Sequence[ledger.Files], allow_mixed: bool) -> dict[s
     for name in ledger.LATER:  # of which a shard that is short may know nothing
         known = [part.manifest[name] for part in parts if name in part.manifest]
         if known:
-            merged[name] = max(known) if name == ledger.FRESH_ENVS else known[0]
+            merged[name] = known[0]
     for other in others:
-        found = ledger.differences(
-            first.manifest, other.manifest
-        ) or [  # of which the first one knows
-            (path, a, b) for path, b, a in ledger.differences(other.manifest, first.manifest)
-        ]
-        mixable = all(ledger.may_be_mixed(path) for path, *_ in found)
-        if found and not (allow_mixed and mixable):
-            texts = ledger.differences_text(found, f"in {first.root}", f"in {other.root}")
+        one, two = first, other
+        # Values that one of them has as mixed are none of its differences from the other.
+        if not (unlike := ledger.differences(one.manifest, two.manifest)):
+            one, two = other, first
+            unlike = ledger.differences(one.manifest, two.manifest)
+        mixable = all(ledger.may_be_mixed(path) for path, *_ in unlike)
+        if unlike and not (allow_mixed and mixable):
+            texts = ledger.differences_text(unlike, f"in {one.root}", f"in {two.root}")
             advice = "merge only shards of one evaluation"
             if mixable:
                 advice = (
@@ -159,7 +157,7 @@ def _merged_manifest(parts: Sequence[ledger.Files], allow_mixed: bool) -> dict[s
                     "(--allow-mixed), which the manifest then tells"
                 )
             raise ValueError(f"expected shards of one evaluation, but {texts}; {advice}")
-        if found:
+        if unlike:
             merged[ledger.MIXED] = ledger.mixed_entries(merged, other.manifest)
     return merged
 
@@ -167,9 +165,7 @@ def _merged_manifest(parts: Sequence[ledger.Files], allow_mixed: bool) -> dict[s
 def _check_complete(parts: Sequence[ledger.Files], absent: Sequence[Path]) -> None:
     """Refuse parts that are unfinished, or lack episodes together; name all that is missing."""
     lacks = [f"{path} holds no evaluation" for path in absent]
-    own: set[int] = set()
     for part in parts:
-        own.update(part.own)
         there = {episode.index for episode in part.episodes}
         lacking = sorted(index for index in part.own if index not in there)
         name = str(part.root) if part.shard is None else f"{part.shard} in {part.root}"
@@ -178,6 +174,7 @@ def _check_complete(parts: Sequence[ledger.Files], absent: Sequence[Path]) -> No
         elif part.last is None:
             lacks.append(f"{name} is unfinished: it has all episodes, and no digest of them")
     if parts:
+        own = {index for part in parts for index in part.own}
         missing = [index for index in ledger.asked_indices(parts[0].manifest) if index not in own]
         if missing:
             lacks.append(f"none has {_missing(missing, parts)}")
@@ -190,14 +187,14 @@ def _check_complete(parts: Sequence[ledger.Files], absent: Sequence[Path]) -> No
 
 def _missing(missing: Sequence[int], parts: Sequence[ledger.Files]) -> str:
     """Name missing episodes, and the shards that they are if all parts were cut alike."""
-    cuts = {part.shard.shards for part in parts if part.shard is not None}
+    there = {part.shard for part in parts if part.shard is not None}
+    episodes, cuts = _named("episode", sorted(missing)), {shard.shards for shard in there}
     if len(cuts) != 1:
-        return _named("episode", sorted(missing))
-    (shards,) = cuts
-    positions = {part.shard.position for part in parts if part.shard is not None}
-    asked = range(min(shards, len(ledger.asked_indices(parts[0].manifest))))
-    lost = [f"{position}/{shards}" for position in asked if position not in positions]
-    return f"{_named('shard', lost)}: {_named('episode', sorted(missing))}"
+        return episodes
+    (count,) = cuts
+    most = min(count, len(ledger.asked_indices(parts[0].manifest)))
+    lost = [f"{at}/{count}" for at in range(most) if ledger.Shard(at, count) not in there]
+    return f"{_named('shard', lost)}: {episodes}"
 
 
 def _named(noun: str, items: Sequence[Any]) -> str:
@@ -209,13 +206,13 @@ def _merged_episodes(parts: Sequence[ledger.Files]) -> list[ledger.Episode]:
 
     One that is not lost comes before one that is.
     """
-    found: dict[int, tuple[ledger.Episode, Path]] = {}
+    best: dict[int, tuple[ledger.Episode, Path]] = {}
     for part in parts:
         for episode in part.episodes:
-            other, holder = found.setdefault(episode.index, (episode, part.root))
+            other, holder = best.setdefault(episode.index, (episode, part.root))
             unlike = ledger.record_differences(other, episode)
             if unlike and not (other.lost or episode.lost):
-                name, a, b = min(unlike, key=lambda found: found[0] != "digest")
+                name, a, b = min(unlike, key=lambda one: one[0] != "digest")
                 raise ValueError(
                     f"episode {episode.index} is not the same in {holder} and in {part.root}: its "
                     f"{name} is {a!r} and {b!r}. The env or the policy does not give the same "
@@ -223,33 +220,32 @@ def _merged_episodes(parts: Sequence[ledger.Files]) -> list[ledger.Episode]:
                     "doctor on the env, and this episode again with tdcollect replay"
                 )
             if (episode.lost, episode.restarts) < (other.lost, other.restarts):
-                found[episode.index] = episode, part.root
-    return [found[index][0] for index in sorted(found)]
+                best[episode.index] = episode, part.root
+    return [best[index][0] for index in sorted(best)]
 
 
 def _kept_data(parts: Sequence[ledger.Files]) -> dict[int, Path]:
     """Return the directory of each completed episode's data, checked; empty if none has data."""
-    found: dict[int, Path] = {}
-    having: list[Path] = []
+    sources: dict[int, Path] = {}
     lacking: list[tuple[Path, int]] = []
     for part in parts:
         for episode in (episode for episode in part.episodes if episode.completed):
             data = ledger.trajectory_path(part.root, episode.index)
             if data.exists():
                 check_data(part.root, episode, part.manifest, part.kept)
-                found.setdefault(episode.index, data)
-                having.append(part.root)
+                sources.setdefault(episode.index, data)
             else:
                 lacking.append((part.root, episode.index))
-    if having and lacking:
+    if sources and lacking:
         path, index = lacking[0]
+        having = next(iter(sources.values())).parents[1]
         raise ValueError(
-            f"expected all shards to have the data of their episodes, or none, but {having[0]} has "
+            f"expected all shards to have the data of their episodes, or none, but {having} has "
             f"data, and {path} has none of {count_text(len(lacking), 'episode')} (episode {index} "
             "first); run its shard again in another directory with keep_trajectories=True "
             "(--keep-trajectories), or remove the folders `trajectories` from copies of the others"
         )
-    return found
+    return sources
 
 
 def _kept_steps(
@@ -275,11 +271,7 @@ def _kept_steps(
 
 
 def _merged_witness(parts: Sequence[ledger.Files], manifest: Mapping[str, Any]) -> Finished | None:
-    """Return the witness of the whole: the first listed one; all parts must agree on it.
-
-    Raises:
-        ValueError: for parts in which an episode is not the same, naming the step.
-    """
+    """Return the witness of the whole: the first listed one; all parts must agree on it."""
     place = {index: at for at, index in enumerate(ledger.asked_indices(manifest))}
     by_index: dict[int, tuple[Finished, Path]] = {}
     for part in parts:
@@ -288,31 +280,16 @@ def _merged_witness(parts: Sequence[ledger.Files], manifest: Mapping[str, Any]) 
             continue
         index = witness.record.index
         before, root = by_index.setdefault(index, (witness, part.root))
-        found = None if ledger.MIXED in manifest else unlike(before, witness)
-        if found is not None:
+        differs = None if ledger.MIXED in manifest else unlike(before, witness)
+        if differs is not None:
             raise ValueError(
                 f"expected shards of one evaluation, but episode {index}, which each of them ran, "
-                f"is not the same in {root} and in {part.root}: {found}. Their envs or policies "
+                f"is not the same in {root} and in {part.root}: {differs}. Their envs or policies "
                 f"differ: merge only shards of one evaluation. If they do not, {POLICY_ADVICE}"
             )
         if before.record.status == ledger.CUT:  # its own shard knows how it ended
             by_index[index] = witness, part.root
     return by_index[min(by_index, key=place.__getitem__)][0] if by_index else None
-
-
-def _merged_request(parts: Sequence[ledger.Files]) -> Request | None:
-    """Return the request that the parts keep; None, with a warning, if theirs differ."""
-    found = [Request.read(part.root) for part in parts]
-    unlike = next((place for place, request in enumerate(found) if request != found[0]), None)
-    if unlike is None:
-        return found[0]
-    warnings.warn(
-        f"the shards {parts[0].root} and {parts[unlike].root} do not name the same env and policy "
-        "in request.json, as if they ran from different folders: the merged evaluation names "
-        "none. Its episodes are not affected; name env and policy to replay one",
-        stacklevel=3,
-    )
-    return None
 
 
 def _unlike(

@@ -108,10 +108,10 @@ def read_arrays(path: Path, mapped: bool = False) -> dict[str, np.ndarray[Any, A
         if not is_file:
             raise ValueError("it is a link, a folder, a pipe or a device")
         with _File(io.FileIO(path)) as file, ZipFile(file) as archive:
-            found = _found(file, archive)
+            members = _members(file, archive)
         whole = _mapped(path) if mapped else np.fromfile(path, np.uint8)
         arrays = {}
-        for name, (info, begin, how) in found.items():
+        for name, (info, begin, how) in members.items():
             if not mapped and zlib.crc32(whole[begin : begin + info.file_size].data) != info.CRC:
                 raise ValueError(f"{name!r} is damaged: it has another checksum")
             arrays[name] = np.ndarray(buffer=whole, **how)
@@ -159,27 +159,27 @@ def _check_names(names: Collection[str]) -> None:
         )
 
 
-_Found = tuple[ZipInfo, int, dict[str, Any]]
+_Member = tuple[ZipInfo, int, dict[str, Any]]
 """A member, where its content begins, and the array that it holds, as NumPy takes it."""
 
 
-def _found(file: _File, archive: ZipFile) -> dict[str, _Found]:
+def _members(file: _File, archive: ZipFile) -> dict[str, _Member]:
     """Return the arrays of a file, which lie in it one after the other from its beginning."""
-    found: dict[str, _Found] = {}
+    members: dict[str, _Member] = {}
     at = 0
     for info in archive.infolist():
         name = info.orig_filename.removesuffix(_END)
-        if name in found:
+        if name in members:
             raise ValueError(f"two members are called {info.orig_filename!r}")
-        found[name] = member = _member(file, info, at)
+        members[name] = member = _member(file, info, at)
         at = member[1] + info.file_size
     if at != archive.start_dir:
         raise ValueError(f"its members end at {at}, and their list begins at {archive.start_dir}")
-    _check_names(found)
-    return found
+    _check_names(members)
+    return members
 
 
-def _member(file: _File, info: ZipInfo, begin: int) -> _Found:
+def _member(file: _File, info: ZipInfo, begin: int) -> _Member:
     name, size = info.orig_filename, info.file_size
     if info.compress_type or info.flag_bits & ~0x800 or info.compress_size != size:
         raise ValueError(f"{name!r} is compressed, encrypted or streamed")

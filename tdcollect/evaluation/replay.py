@@ -22,7 +22,7 @@ from tdcollect.envs.process.worker import make_by_id
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
 from tdcollect.evaluation.episodes.steps import Steps
 from tdcollect.evaluation.ledger import BATCHES, METRICS, Episode, manifest_entry, options_by_index
-from tdcollect.evaluation.manifest import describe, found
+from tdcollect.evaluation.manifest import describe, known_of
 from tdcollect.evaluation.requested import RequestedEnv
 from tdcollect.evaluation.settings import EvaluationSettings
 from tdcollect.files import check_no_links
@@ -55,14 +55,7 @@ def settings_of(manifest: Mapping[str, Any], episode: Episode, **how: Any) -> Ev
 
 
 class Replayed(NamedTuple):
-    """An episode that ran again.
-
-    Attributes:
-        record: the record of this run.
-        data: its data ``[L]``.
-        steps: what is kept of its steps.
-        manifest: the manifest of this run.
-    """
+    """An episode that ran again: its record, data ``[L]``, steps, and manifest."""
 
     record: Episode
     data: TensorDict
@@ -94,7 +87,7 @@ def replayer(
             set_up(again)
             again.tell(False)  # what runs first on a new env is compared with its record
             (finished,) = again.run(keep_trajectories=True)
-            manifest = {**describe(again), **found(again)}
+            manifest = {**describe(again), **known_of(again)}
         if finished.data is None:
             raise RaisedAgainError(
                 f"the env raised in episode {index} again, at every try: "
@@ -145,21 +138,21 @@ def filmed(
         )
     films: list[_Film] = []
 
-    def film(made: Any) -> gym.Env[Any, Any]:
-        if not isinstance(made, gym.Env) or made.render_mode != "rgb_array":
-            made.close()
+    def film(inner: Any) -> gym.Env[Any, Any]:
+        if not isinstance(inner, gym.Env) or inner.render_mode != "rgb_array":
+            inner.close()
             raise ValueError(
-                f"expected an env with render_mode='rgb_array' to film, got {made}; have it made "
+                f"expected an env with render_mode='rgb_array' to film, got {inner}; have it made "
                 "so (env_kwargs)"
             )
-        films.append(_Film(made))
+        films.append(_Film(inner))
         return films[-1]
 
     if isinstance(env, RequestedEnv):
         yield replace(env, env=partial(_rendered, env.env), outermost=film)
     else:
         yield lambda **kwargs: film(_rendered(env, **kwargs))
-    # An env that raised was made anew, and may have no picture.
+    # An env that raised was made again, and may have no picture.
     last = next((one for one in reversed(films) if one.frame_list), None)
     if last is None:
         return

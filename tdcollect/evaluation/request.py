@@ -1,22 +1,22 @@
-"""An env and a policy by name, as data; nothing that is named runs before it is asked for."""
+"""An env and a policy by name; nothing that is named runs before it is asked for."""
 
 from __future__ import annotations
 
-import json
-import os
-import shlex
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tdcollect.display import one_line
-from tdcollect.evaluation.imports import by_group, called, each_group, has_module, with_file
-from tdcollect.files import write_json
+import torch
+from torch import nn
 
-REQUEST = "request.json"
-MAKE_ENV = "FILE.py:make_env"  # in commands, where no option names what is around the env
+from tdcollect.display import one_line
+from tdcollect.evaluation.episodes.groups import GroupPolicies
+from tdcollect.evaluation.imports import by_group, called, is_named, load_named
+from tdcollect.evaluation.requested import Call, RequestedEnv, one_slot, placed, policy_from
+
+RANDOM, SB3, LEROBOT = "random", "sb3", "lerobot"  # policies that need no factory
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,8 @@ class Request:
     def make(self, look: bool = True) -> tuple[str | Callable[..., Any], Any]:
         """Return the env and the policy as :func:`tdcollect.evaluate` takes them.
 
-        This runs the code that is named; a factory as :func:`policy_from` calls it.
+        This runs the code that is named. A factory with a parameter without default, or one named
+        ``env``, is called with an env, made for it and closed afterwards.
 
         Args:
             look: look for modules in ``directory``; else only on Python's path.
@@ -70,144 +71,144 @@ class Request:
             FileNotFoundError, ModuleNotFoundError, AttributeError: if something that is named
                 does not exist.
         """
-        from tdcollect.evaluation import requested
+        here, env = Path(self.directory), self.made_env(look)
+        if named := by_group(self.policy):
+            return env, self._group_policies(named, look)
+        if self.vecnormalize is not None and self.policy != SB3:
+            raise ValueError(f"VecNormalize goes with --policy sb3, got --policy {self.policy}")
+        if self.policy == RANDOM:
+            if self.checkpoint is not None:
+                raise ValueError("random actions have no checkpoint; leave it out")
+            return env, None
+        if self.policy == SB3:
+            return env, placed(self._sb3(env), self.device)
+        if self.policy == LEROBOT:
+            from tdcollect.evaluation.lerobot import load_policy
 
-        return requested.make(self, look)
+            if self.checkpoint is None:
+                raise ValueError(
+                    "--policy lerobot needs the model: --checkpoint .../pretrained_model"
+                )
+            folder = here / self.checkpoint
+            return env, load_policy(folder if folder.exists() else self.checkpoint, self.device)
+        factory = _function(self.policy, here, look, "callable and to give a policy")
+        policy = policy_from(factory, self.policy, env, self.env_kwargs, self.backend)
+        if self.checkpoint is not None:
+            _load(policy, here / self.checkpoint)
+        return env, placed(policy, self.device)
 
     def made_env(self, look: bool = True) -> str | Callable[..., Any]:
         """Return the env as :func:`tdcollect.evaluate` takes it, with wrappers and transforms.
 
         Arguments and errors are those of :meth:`make`.
         """
-        from tdcollect.evaluation import requested
+        here = Path(self.directory)
+        file = None if self.env_state is None else here / self.env_state
+        state = None if file is None else _read_state(file)
+        env = load_named(self.env, here, look) if is_named(self.env) else self.env
+        if not (self.wrappers or self.transforms or state is not None):
+            return env
+        if self.wrappers and self.backend == "envpool":
+            raise ValueError(
+                "wrappers are for gymnasium envs, and backend envpool makes none; leave one out"
+            )
+        name = env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
+        wrappers, transforms = (
+            tuple(
+                Call(path, _function(path, here, look), kwargs)
+                for path, kwargs in map(called, items)
+            )
+            for items in (self.wrappers, self.transforms)
+        )
+        requested = RequestedEnv(name, env, wrappers, transforms, state, str(file or "the state"))
+        if isinstance(env, str):
+            if state is not None and not transforms:
+                raise ValueError(
+                    f"expected transforms for {file}, as {env} has none; name those that the file "
+                    "is of in transforms"
+                )
+            requested.check_state()
+        return requested
 
-        return requested.env_of(self, look)
+    def names(self) -> dict[str, Any]:
+        """Return what is named, as it was given, for the notes on a run."""
+        return {
+            name: value for name, value in asdict(self).items() if value and name != "directory"
+        }
 
     def __repr__(self) -> str:
         return one_line(self, self.env, self.policy)
 
-    def write(self, directory: str | os.PathLike[str]) -> None:
-        """Write the request beside the evaluation's files; its paths are relative if they can be.
-
-        So a tree of folders can be moved.
-        """
-        kept = self.with_paths(
-            lambda path: _near(path, self.directory) if os.path.isabs(path) else path
-        )
-        kept = replace(kept, directory=_near(self.directory, directory))
-        write_json(Path(directory) / REQUEST, asdict(kept))
-
-    @classmethod
-    def read(cls, directory: str | os.PathLike[str]) -> Request | None:
-        """Read the request that a directory keeps; None if it keeps none. Nothing of it is run.
-
-        Raises:
-            ValueError: for a file that holds something else.
-        """
-        file = Path(directory) / REQUEST
-        if not file.exists():
-            return None
-        try:
-            if not file.is_file():  # a pipe has no end
-                raise ValueError("it is no file")
-            kept = cls(**_checked(json.loads(file.read_bytes())))
-        except (ValueError, TypeError, RecursionError) as error:
+    def _group_policies(self, named: Mapping[str, str], look: bool) -> GroupPolicies:
+        """Return the policies of groups that are named, each with its checkpoint."""
+        files = by_group(self.checkpoint)
+        if (self.checkpoint and not files) or files.keys() - named.keys():
             raise ValueError(
-                f"expected {file} to hold a request as `tdcollect evaluate` writes it: {error}; "
-                "name what to run instead, --env ENV --policy MODULE:FACTORY, without --trust"
-            ) from error
-        start = os.path.realpath(directory)
-        return replace(kept, directory=os.path.normpath(os.path.join(start, kept.directory)))
+                f"expected checkpoints of groups that have a policy, GROUP=FILE with one of "
+                f"{', '.join(named)}, got {self.checkpoint!r}"
+            )
+        parts = {
+            group: replace(self, policy=policy, checkpoint=files.get(group))
+            for group, policy in named.items()
+        }
+        return GroupPolicies({group: part.make(look)[1] for group, part in parts.items()})
 
-    @classmethod
-    def readable(cls, directory: str | os.PathLike[str]) -> Request | None:
-        """Read the request that a directory keeps; None for one that cannot be read, too."""
-        with suppress(ValueError, OSError):
-            return cls.read(directory)
-        return None
+    def _sb3(self, env: Any) -> Any:
+        """Return the policy of a model file of Stable-Baselines3."""
+        from tdcollect.evaluation.sb3 import load_policy
 
-    def command(
-        self, asked: str, directory: str | os.PathLike[str], start: str | os.PathLike[str]
-    ) -> str:
-        """Return the shell command that runs an episode again, as it is typed in ``start``.
+        if self.checkpoint is None:
+            raise ValueError("--policy sb3 needs the model's file: --checkpoint model.zip")
+        here = Path(self.directory)
+        normalization = None if self.vecnormalize is None else here / self.vecnormalize
+        with one_slot(env, self.env_kwargs, self.backend) as one:
+            return load_policy(here / self.checkpoint, one, normalization=normalization)
 
-        What is asked for is the index of the episode, or ``--film`` with several. No option names
-        wrappers, transforms and their statistics: a function of the user's makes such an env.
-        """
-        seen = self.with_paths(lambda path: _relative(os.path.join(self.directory, path), start))
-        typed = ["tdcollect", "replay", _relative(directory, start), *asked.split()]
-        around = bool(self.wrappers or self.transforms or self.env_state)
-        env = MAKE_ENV if around else seen.env
-        entries = {**vars(seen), "env": env, "env_kwargs": seen.env_kwargs or None}
-        none = dict.fromkeys(("wrappers", "transforms", "env_state", "directory"))
-        typed += typed_options(entries | none)
-        command = shlex.join(typed)
-        beside = _relative(self.directory, start)
-        names = [env, *(by_group(self.policy) or {"": self.policy}).values()]
-        if beside != "." and any(has_module(name, Path(self.directory)) for name in names):
-            command = f"PYTHONPATH={shlex.quote(beside)} {command}"  # where evaluate found it
-        return command
 
-    def with_paths(self, change: Callable[[str], str]) -> Request:
-        """Return the request with the paths of its files changed."""
-        return replace(
-            self,
-            env=with_file(self.env, change),
-            policy=each_group(self.policy, lambda name: with_file(name, change)),
-            checkpoint=self.checkpoint and each_group(self.checkpoint, change),
-            vecnormalize=self.vecnormalize and change(self.vecnormalize),
-            wrappers=[with_call(item, change) for item in self.wrappers],
-            transforms=[with_call(item, change) for item in self.transforms],
-            env_state=self.env_state and change(self.env_state),
+def _function(name: str, directory: Path, look: bool, what: str = "callable") -> Any:
+    """Return a function that is named."""
+    function = load_named(name, directory, look)
+    if not callable(function):
+        raise TypeError(f"expected {name} to be {what}, got {function!r}")
+    return function
+
+
+def _load(policy: Any, file: Path) -> None:
+    """Load weights without running code from the file."""
+    if not isinstance(policy, nn.Module):
+        raise TypeError(
+            f"expected a torch module to load {file} into, got {type(policy).__name__}; have the "
+            "factory load it, and leave the checkpoint out"
         )
+    with _reading(file, "a checkpoint", f"state_dict of {type(policy).__name__}", "policy"):
+        policy.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
 
 
-def typed_options(given: Mapping[str, Any]) -> list[str]:
-    """Return the words that give entries of a request, but for those that are None."""
-    typed = []
-    for name, value in given.items():
-        if value is not None:
-            text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
-            typed += [f"--{name.replace('_', '-')}", text]
-    return typed
+@contextmanager
+def _reading(file: Path, what: str, kind: str, source: str) -> Iterator[None]:
+    """Say of which kind the file of weights should be that the block reads."""
+    if not file.is_file():
+        raise FileNotFoundError(f"expected {what}, got {file}, which is no file")
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(
+            f"{file} is no {kind} (written by torch.save({source}.state_dict(), file)): {error}"
+        ) from error
 
 
-def with_call(item: str | Mapping[str, Any], change: Callable[[str], str]) -> Any:
-    """Return a function that is named, with the path of its file changed."""
-    if isinstance(item, str):
-        return with_file(item, change)
-    return {**item, "call": with_file(called(item)[0], change)}
-
-
-def _checked(value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise TypeError(f"it is no JSON object but {type(value).__name__}")
-    unknown = sorted(value.keys() - {entry.name for entry in fields(Request)})
-    if unknown:
-        raise ValueError(f"it has {unknown}, which no request has")
-    for name, entry in {"env": None, "policy": None, **value}.items():
-        if name == "env_kwargs":
-            right = isinstance(entry, dict)
-        elif name in ("wrappers", "transforms"):
-            right = isinstance(entry, list) and all("\0" not in called(i)[0] for i in entry)
-        elif isinstance(entry, str):
-            needed = name in ("env", "policy")
-            right = b"\0" not in os.fsencode(entry) and not (needed and not entry)
-        else:
-            right = entry is None and name not in ("env", "policy", "directory")
-        if not right:
-            raise TypeError(f"its {name} is {entry!r}")
-    return value
-
-
-def _relative(path: str | os.PathLike[str], start: str | os.PathLike[str]) -> str:
-    """Return the path relative to a folder; links are followed, as `..` would not lead back."""
-    seen = os.path.relpath(os.path.realpath(path), os.path.realpath(start))
-    return f"./{seen}" if seen.startswith("-") else seen
-
-
-def _near(path: str | os.PathLike[str], start: str | os.PathLike[str]) -> str:
-    """Return the path relative to a folder; absolute if they have none in common."""
-    ends = [os.path.realpath(path), os.path.realpath(start)]
-    common = os.path.commonpath(ends)
-    return ends[0] if common == os.path.dirname(common) else _relative(path, start)
+def _read_state(file: Path) -> dict[str, Any]:
+    """Read the ``state_dict`` of an env without running code from the file."""
+    with _reading(file, "the state of an env", "state of an env", "env"):
+        state = torch.load(file, map_location="cpu", weights_only=True)
+    if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
+        raise ValueError(
+            f"expected {file} to hold a state_dict, got {type(state).__name__}; write it by "
+            "torch.save(env.state_dict(), file)"
+        )
+    if not state:
+        raise ValueError(
+            f"expected {file} to hold statistics, got an empty state_dict: the state of a "
+            "SerialEnv or a ParallelEnv has none of its envs; save the state of one of them"
+        )
+    return dict(state)

@@ -1,4 +1,4 @@
-"""Envs and policies that a request names; envs with wrappers, transforms and saved statistics."""
+"""Envs with wrappers, transforms and saved statistics; policies that a factory makes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium as gym
 import torch
@@ -24,113 +23,11 @@ from tdcollect.cleanup import close_env, ended_on_error
 from tdcollect.display import one_line
 from tdcollect.envs.make import alike, make_env
 from tdcollect.envs.traits import all_transforms_of, flat_transforms, innermost, of_kind, runs_once
-from tdcollect.evaluation.episodes.groups import GroupPolicies, of_groups
+from tdcollect.evaluation.episodes.groups import of_groups
 from tdcollect.evaluation.episodes.policy import known_device
-from tdcollect.evaluation.imports import by_group, called, is_named, load_named
+from tdcollect.evaluation.settings import EvaluationSettings
 from tdcollect.randomness import GlobalStream, Outside
 from tdcollect.threads import turn
-
-if TYPE_CHECKING:
-    from tdcollect.evaluation.request import Request
-    from tdcollect.evaluation.settings import EvaluationSettings
-
-RANDOM, SB3, LEROBOT = "random", "sb3", "lerobot"  # policies that need no factory
-
-
-def make(request: Request, look: bool) -> tuple[str | Callable[..., Any], Any]:
-    """Return the env and the policy; see :meth:`Request.make`."""
-    here = Path(request.directory)
-    if named := by_group(request.policy):
-        return env_of(request, look), _group_policies(request, named, look)
-    env = env_of(request, look)
-    if request.vecnormalize is not None and request.policy != SB3:
-        raise ValueError(f"VecNormalize goes with --policy sb3, got --policy {request.policy}")
-    if request.policy == RANDOM:
-        if request.checkpoint is not None:
-            raise ValueError("random actions have no checkpoint; leave it out")
-        return env, None
-    if request.policy == SB3:
-        return env, placed(_sb3(request, env), request.device)
-    if request.policy == LEROBOT:
-        from tdcollect.evaluation.lerobot import load_policy
-
-        if request.checkpoint is None:
-            raise ValueError("--policy lerobot needs the model: --checkpoint .../pretrained_model")
-        folder = here / request.checkpoint
-        return env, load_policy(folder if folder.exists() else request.checkpoint, request.device)
-    factory = load_named(request.policy, here, look)
-    if not callable(factory):
-        raise TypeError(
-            f"expected {request.policy} to be callable and to give a policy, got {factory!r}"
-        )
-    policy = policy_from(factory, request.policy, env, request.env_kwargs, request.backend)
-    if request.checkpoint is not None:
-        _load(policy, here / request.checkpoint)
-    return env, placed(policy, request.device)
-
-
-def _group_policies(request: Request, named: Mapping[str, str], look: bool) -> GroupPolicies:
-    """Return the policies of groups that are named, each with its checkpoint."""
-    files = by_group(request.checkpoint)
-    if (request.checkpoint and not files) or files.keys() - named.keys():
-        raise ValueError(
-            f"expected checkpoints of groups that have a policy, GROUP=FILE with one of "
-            f"{', '.join(named)}, got {request.checkpoint!r}"
-        )
-    parts = {
-        group: replace(request, policy=policy, checkpoint=files.get(group))
-        for group, policy in named.items()
-    }
-    return GroupPolicies({group: make(part, look)[1] for group, part in parts.items()})
-
-
-def env_of(request: Request, look: bool) -> str | Callable[..., Any]:
-    """Return the env, with wrappers and transforms; see :meth:`Request.made_env`."""
-    here = Path(request.directory)
-    file = None if request.env_state is None else here / request.env_state
-    state = None if file is None else _read_state(file)
-    env = load_named(request.env, here, look) if is_named(request.env) else request.env
-    if not (request.wrappers or request.transforms or state is not None):
-        return env
-    if request.wrappers and request.backend == "envpool":
-        raise ValueError(
-            "wrappers are for gymnasium envs, and backend envpool makes none; leave one out"
-        )
-    name = env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
-    wrappers, transforms = (
-        tuple(_call(request, item, look) for item in items)
-        for items in (request.wrappers, request.transforms)
-    )
-    requested = RequestedEnv(name, env, wrappers, transforms, state, str(file or "the state"))
-    if isinstance(env, str):
-        if state is not None and not transforms:
-            raise ValueError(
-                f"expected transforms for {file}, as {env} has none; name those that the file "
-                "is of in transforms"
-            )
-        requested.check_state()
-    return requested
-
-
-def _call(request: Request, item: str | dict[str, Any], look: bool) -> Call:
-    """Return a wrapper or a transform that is named."""
-    name, kwargs = called(item)
-    function = load_named(name, Path(request.directory), look)
-    if not callable(function):
-        raise TypeError(f"expected {name} to be callable, got {function!r}")
-    return Call(name, function, kwargs)
-
-
-def _sb3(request: Request, env: Any) -> Any:
-    """Return the policy of a model file of Stable-Baselines3."""
-    from tdcollect.evaluation.sb3 import load_policy
-
-    if request.checkpoint is None:
-        raise ValueError("--policy sb3 needs the model's file: --checkpoint model.zip")
-    here = Path(request.directory)
-    normalization = None if request.vecnormalize is None else here / request.vecnormalize
-    with one_slot(env, request.env_kwargs, request.backend) as one:
-        return load_policy(here / request.checkpoint, one, normalization=normalization)
 
 
 def policy_from(
@@ -178,7 +75,8 @@ def recognized(policy: Any, env: Any, settings: EvaluationSettings) -> Any:
 
         with one_slot(env, alike(env, settings.env_kwargs), settings.backend) as one:
             return load_policy(policy, one)
-    return of_groups(policies.recognized(policy))
+    policy = policies.recognized(policy)
+    return of_groups(policy) if isinstance(policy, Mapping) else policy
 
 
 def placed(policy: Any, device: torch.device | str | None) -> Any:
@@ -203,7 +101,7 @@ def closed_on_error(env: Any) -> Iterator[Any]:
 
 
 def is_unstarted(env: Any) -> bool:
-    """Tell whether the envs of a batched env are not made yet; closing it would raise."""
+    """Return whether the envs of a batched env are not made yet; closing it would raise."""
     base = innermost(env)
     return isinstance(base, (SerialEnv, ParallelEnv)) and base.is_closed
 
@@ -217,60 +115,19 @@ def one_slot(
         yield env
         return
     bare = env.bare if isinstance(env, RequestedEnv) else env
-    made = bare if isinstance(bare, str) else bare(**env_kwargs or {})
-    if isinstance(made, str):
-        made = make_env(made, env_kwargs=env_kwargs, backend=backend)
-    elif not isinstance(made, EnvBase):
-        made = make_env(made)
+    one = bare if isinstance(bare, str) else bare(**env_kwargs or {})
+    if isinstance(one, str):
+        one = make_env(one, env_kwargs=env_kwargs, backend=backend)
+    elif not isinstance(one, EnvBase):
+        one = make_env(one)
     try:
-        yield env.finished(made) if isinstance(env, RequestedEnv) else made
+        yield env.finished(one) if isinstance(env, RequestedEnv) else one
     finally:
-        if not made.is_closed:
-            close_env(made)
-
-
-def _load(policy: Any, file: Path) -> None:
-    """Load weights without running code from the file."""
-    if not isinstance(policy, nn.Module):
-        raise TypeError(
-            f"expected a torch module to load {file} into, got {type(policy).__name__}; have the "
-            "factory load it, and leave the checkpoint out"
-        )
-    with _reading(file, "a checkpoint", f"state_dict of {type(policy).__name__}", "policy"):
-        policy.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
-
-
-@contextmanager
-def _reading(file: Path, what: str, kind: str, source: str) -> Iterator[None]:
-    """Say of which kind the file of weights should be that the block reads."""
-    if not file.is_file():
-        raise FileNotFoundError(f"expected {what}, got {file}, which is no file")
-    try:
-        yield
-    except Exception as error:
-        raise ValueError(
-            f"{file} is no {kind} (written by torch.save({source}.state_dict(), file)): {error}"
-        ) from error
+        if not one.is_closed:
+            close_env(one)
 
 
 _FIRST = "transforms.0."
-
-
-def _read_state(file: Path) -> dict[str, Any]:
-    """Read the ``state_dict`` of an env without running code from the file."""
-    with _reading(file, "the state of an env", "state of an env", "env"):
-        state = torch.load(file, map_location="cpu", weights_only=True)
-    if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
-        raise ValueError(
-            f"expected {file} to hold a state_dict, got {type(state).__name__}; write it by "
-            "torch.save(env.state_dict(), file)"
-        )
-    if not state:
-        raise ValueError(
-            f"expected {file} to hold statistics, got an empty state_dict: the state of a "
-            "SerialEnv or a ParallelEnv has none of its envs; save the state of one of them"
-        )
-    return dict(state)
 
 
 def _load_state(transform: T.Transform, state: Mapping[str, Any], file: str) -> None:
@@ -285,13 +142,13 @@ def _load_state(transform: T.Transform, state: Mapping[str, Any], file: str) -> 
         for entry in part.state_dict(keep_vars=True)  # some have no shape yet
     }
     wanted = transform.state_dict(keep_vars=True).keys() - held
-    given = {name: value for name, value in state.items() if name not in held}
-    if given.keys() != wanted:
-        alone = {name.removeprefix(_FIRST): value for name, value in given.items()}
-        composed = {_FIRST + name: value for name, value in given.items()}
-        given = next((s for s in (alone, composed) if s.keys() == wanted), given)
-    faults = [f"it lacks {sorted(wanted - given.keys())}"] if wanted - given.keys() else []
-    faults += [f"they have no {sorted(given.keys() - wanted)}"] if given.keys() - wanted else []
+    loaded = {name: value for name, value in state.items() if name not in held}
+    if loaded.keys() != wanted:
+        alone = {name.removeprefix(_FIRST): value for name, value in loaded.items()}
+        composed = {_FIRST + name: value for name, value in loaded.items()}
+        loaded = next((s for s in (alone, composed) if s.keys() == wanted), loaded)
+    faults = [f"it lacks {sorted(wanted - loaded.keys())}"] if wanted - loaded.keys() else []
+    faults += [f"they have no {sorted(loaded.keys() - wanted)}"] if loaded.keys() - wanted else []
     names = ", ".join(type(part).__name__ for part in flat_transforms(transform))
     if faults:
         raise ValueError(
@@ -299,23 +156,22 @@ def _load_state(transform: T.Transform, state: Mapping[str, Any], file: str) -> 
             "transforms of the env that was saved, in their order"
         )
     for name, buffer in transform.named_buffers():
-        value: Any = given.get(name)
+        value: Any = loaded.get(name)
         fits = isinstance(value, torch.Tensor) and not nn.parameter.is_lazy(value)
         if fits and nn.parameter.is_lazy(buffer):  # else refused as statistics that are missing
             buffer.materialize(value.shape, dtype=value.dtype)
     try:
-        transform.load_state_dict(given, strict=not held)
+        transform.load_state_dict(loaded, strict=not held)
     except Exception as error:
         raise ValueError(f"{file} does not fit the env's transforms, {names}: {error}") from error
 
 
 def _check_statistics(transform: T.Transform, file: str) -> None:
-    """Refuse statistics that are missing, or of several slots; other transforms pass."""
     name = type(transform).__name__
-    found = dict(_statistics(transform))
-    if not found:
+    shapes = dict(_statistics(transform))
+    if not shapes:
         return
-    if missing := [key for key, shape in found.items() if shape is None]:
+    if missing := [key for key, shape in shapes.items() if shape is None]:
         raise ValueError(
             f"the transform {name} has no statistics of {missing} yet; pass the file that "
             "torch.save(env.state_dict(), file) wrote (env_state)"
@@ -326,7 +182,7 @@ def _check_statistics(transform: T.Transform, file: str) -> None:
         for spec in (parent.full_observation_spec_unbatched, parent.full_reward_spec_unbatched)
         for key, leaf in spec.items(True, True)
     }
-    for key, shape in found.items():
+    for key, shape in shapes.items():
         if key in leaves and shape is not None and not _fits(shape, leaves[key].shape):
             raise ValueError(
                 f"expected statistics of {key!r} of shape {list(leaves[key].shape)} in {name}, "
@@ -353,15 +209,13 @@ def _statistics(transform: T.Transform) -> Iterator[tuple[Any, torch.Size | None
 
 
 def _fits(shape: torch.Size, leaf: torch.Size) -> bool:
-    """Tell whether a leaf keeps its shape under statistics of a shape."""
+    """Return whether a leaf keeps its shape under statistics of a shape."""
     sizes = zip(reversed(shape), reversed(leaf), strict=False)
     return len(shape) <= len(leaf) and all(one in (1, size) for one, size in sizes)
 
 
 @dataclass(frozen=True)
 class Call:
-    """A function with its keyword arguments."""
-
     name: str
     function: Callable[..., Any]
     kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -414,11 +268,10 @@ class RequestedEnv:
         return replace(self, env=spec, transforms=(), state=None)
 
     def __call__(self, **kwargs: Any) -> Any:
-        """Make one env."""
         if self.transforms or self.state is not None:
-            made = replace(self, transforms=(), state=None)(**kwargs)
-            with closed_on_error(made):
-                return self.finished(made if isinstance(made, EnvBase) else make_env(made))
+            bare = replace(self, transforms=(), state=None)(**kwargs)
+            with closed_on_error(bare):
+                return self.finished(bare if isinstance(bare, EnvBase) else make_env(bare))
         make: Any = self.env
         if isinstance(make, (str, EnvSpec)):
             # gymnasium's checker takes time in each step, and changes nothing.
@@ -458,7 +311,7 @@ class RequestedEnv:
         return env
 
     def treats_rows_alone(self) -> bool:
-        """Tell whether a batch of slots gets from the transforms what each slot alone gets."""
+        """Return whether a batch of slots gets from the transforms what each slot alone gets."""
         return all(
             runs_once(transform)
             or type(transform) in (T.TimeMaxPool, T.VecNorm, T.VecNormV2)
@@ -467,15 +320,14 @@ class RequestedEnv:
         )
 
     def check_state(self) -> None:
-        """Load the state into the transforms, without an env."""
         with _quiet_statistics():
-            made = self._transform()
+            transform = self._transform()
             if self.state is not None:
-                _load_state(made, self.state, self.file)
+                _load_state(transform, self.state, self.file)
 
     def _transform(self) -> T.Transform:
-        """Make the transforms anew, as one."""
-        found = []
+        """Make the transforms, as one."""
+        transforms = []
         for call in self.transforms:
             # A constructor that draws draws the same in each slot.
             with turn(), Outside(), GlobalStream(0):
@@ -485,8 +337,8 @@ class RequestedEnv:
                     f"expected {call.name} to give a TorchRL transform, got {transform!r}; name a "
                     "class such as torchrl.envs:RewardSum, or a function that makes one"
                 )
-            found.append(transform)
-        return found[0] if len(found) == 1 else T.Compose(*found)
+            transforms.append(transform)
+        return transforms[0] if len(transforms) == 1 else T.Compose(*transforms)
 
 
 def freeze(transform: T.Transform) -> None:

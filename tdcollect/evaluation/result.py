@@ -17,7 +17,12 @@ import numpy as np
 from tdcollect import check
 from tdcollect.display import listed_text, one_line
 from tdcollect.evaluation import ledger
-from tdcollect.evaluation.directory import check_data, read_trajectory, write_trajectory
+from tdcollect.evaluation.directory import (
+    Directory,
+    check_data,
+    read_trajectory,
+    write_trajectory,
+)
 from tdcollect.evaluation.episodes.steps import first_difference
 from tdcollect.evaluation.ledger import Episode, trajectory_name, trajectory_path
 from tdcollect.evaluation.npz import dump
@@ -119,14 +124,14 @@ class EvaluationResult:
         Warns:
             UserWarning: if data that were kept are missing.
         """
-        found = ledger.read_directory(directory)
-        result = cls(found.manifest, found.episodes, directory)
-        there = map(trajectory_name, ledger.kept_trajectories(found.root))
-        if gone := (found.kept or {}).keys() - {*there}:
+        files = ledger.read_directory(directory)
+        result = cls(files.manifest, files.episodes, directory)
+        there = map(trajectory_name, ledger.kept_trajectories(files.root))
+        if gone := (files.kept or {}).keys() - {*there}:
             text = f"files of data of {directory} are missing, {min(gone)} first: use replay()"
             warnings.warn(f"{len(gone)} {text}", stacklevel=2)
         if env is not None:
-            if "tdcollect" not in found.manifest["versions"]:
+            if "tdcollect" not in files.manifest["versions"]:
                 raise ValueError(
                     f"expected an evaluation that tdcollect ran, got {directory}, which another "
                     "program wrote: that program alone can run its episodes again"
@@ -135,7 +140,7 @@ class EvaluationResult:
 
             how = {"env_kwargs": env_kwargs, "backend": backend, "device": device}
             result._replay = replayer(
-                env, policy, lambda index: settings_of(found.manifest, result.record(index), **how)
+                env, policy, lambda index: settings_of(files.manifest, result.record(index), **how)
             )
         return result
 
@@ -149,11 +154,11 @@ class EvaluationResult:
     @property
     def missing(self) -> list[int]:
         """The indices of the episodes that the ledger lacks; empty if it is complete."""
-        asked = ledger.asked_indices(self.manifest)
-        if len(self.episodes) == len(asked):
+        indices = ledger.asked_indices(self.manifest)
+        if len(self.episodes) == len(indices):
             return []
         there = {episode.index for episode in self.episodes}
-        return [index for index in asked if index not in there]
+        return [index for index in indices if index not in there]
 
     @property
     def digest(self) -> str:
@@ -175,8 +180,8 @@ class EvaluationResult:
     @property
     def metrics(self) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:
         """The values of each metric, as :attr:`returns`; NaN for an episode without one."""
-        found = metrics_of([episode for episode in self.episodes if episode.completed])
-        return {name: np.array(values, np.float64) for name, values in found.items()}
+        columns = metrics_of([episode for episode in self.episodes if episode.completed])
+        return {name: np.array(values, np.float64) for name, values in columns.items()}
 
     @property
     def lengths(self) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -315,9 +320,11 @@ class EvaluationResult:
         differs = f"episode {recorded.index} is not what the ledger says: {unlike}. "
         there = None if self.directory is None else read_steps(self.directory, recorded.index)
         if there is not None and again.steps is not None:
-            found = first_difference(there, again.steps)
-            if found is not None:
-                differs += f"The first difference, the ledger's value before today's: {found}. "
+            difference = first_difference(there, again.steps)
+            if difference is not None:
+                differs += (
+                    f"The first difference, the ledger's value before today's: {difference}. "
+                )
         if recorded.digest == again.record.digest:
             return differs + "Its data are the same to the bit: the ledger was altered"
         then = {key: self.manifest.get(key) for key in _MATTERS[filmed:]}
@@ -334,6 +341,24 @@ class EvaluationResult:
         counts = [f"{len(self.episodes)} episodes", failed, *[f"{lost} lost"] * bool(lost)]
         more = (f"mean return {mean}", f"digest {self.digest[:16]}")
         return one_line(self, self.manifest["env"]["id"], *counts, *more)
+
+
+def finish(directory: Directory, result: EvaluationResult, recheck: bool = True) -> None:
+    """Sort the ledger, and write all that follows from it; the last file marks it as finished.
+
+    The same result gives the same bytes, whoever ran its episodes. Without ``recheck``, no episode
+    ran once more, which the last file then says.
+    """
+    note = {} if recheck else {ledger.RECHECK: False}
+    directory.finish(result.episodes)
+    if directory.shard is not None:
+        directory.finish_shard(**note)
+        return
+    from tdcollect.pages.evaluation import write_report
+
+    summary = result.summary()
+    write_report(directory.path, directory.manifest, result.episodes, summary)
+    directory.write_results(**note, **summary.to_dict())
 
 
 Evaluations = Mapping[int, Sequence[Episode]]
@@ -385,10 +410,10 @@ def export(
         )
     if isinstance(results, Comparison):
         return write_comparison_report(path, results)[-1]
-    kept = _kept(results, drop_failed)
-    ledgers = list(kept.values())
+    completed = _kept(results, drop_failed)
+    ledgers = list(completed.values())
     arrays: dict[str, Any] = {
-        "timesteps": np.array(list(kept), np.int64),
+        "timesteps": np.array(list(completed), np.int64),
         "results": np.array([[e.episode_return for e in one] for one in ledgers], np.float64),
         "ep_lengths": np.array([[e.length for e in one] for one in ledgers], np.int64),
     }
@@ -438,21 +463,21 @@ def _kept(evaluations: Evaluations, drop_failed: bool) -> dict[int, list[Episode
     """Return the completed episodes of each evaluation, in order of training steps."""
     if not evaluations:
         raise ValueError("expected at least one evaluation, as {0: episodes}, got none")
-    kept = {}
+    completed = {}
     for steps in sorted(evaluations):
         records = in_order(evaluations[steps])
-        kept[steps] = [episode for episode in records if episode.completed]
-        failed = len(records) - len(kept[steps])
+        completed[steps] = [episode for episode in records if episode.completed]
+        failed = len(records) - len(completed[steps])
         if failed and not drop_failed:
             raise ValueError(
                 f"expected completed episodes, which is all that evaluations.npz can hold; got "
                 f"{failed} failed of {len(records)} at step {steps}: pass drop_failed=True to "
                 "leave them out, and say so where you show the numbers"
             )
-    counts = {steps: len(episodes) for steps, episodes in kept.items()}
+    counts = {steps: len(episodes) for steps, episodes in completed.items()}
     if len(set(counts.values())) > 1:
         raise ValueError(
             f"expected the same number of episodes in each evaluation, which evaluations.npz holds "
             f"as one array, got, by step, {counts}"
         )
-    return kept
+    return completed

@@ -24,7 +24,7 @@ from tdcollect import check
 from tdcollect.display import count_text, one_line
 from tdcollect.envs.make import BACKENDS
 from tdcollect.evaluation.episodes.data import INFO, info_and_rule
-from tdcollect.evaluation.episodes.measures import AGENT, BY, GROUP, is_measure
+from tdcollect.evaluation.episodes.groups import AGENT, BY, GROUP, is_measure
 from tdcollect.evaluation.imports import is_named, load_named
 from tdcollect.evaluation.ledger import is_metric_name
 from tdcollect.seeding import env_seed, policy_seed
@@ -208,11 +208,11 @@ class EvaluationSettings:
         root = self.seed
         if self.env_seeds is None:
             return _recent(lambda index: (env_seed(root, index), policy_seed(root, index)))
-        given = cast("Mapping[int, int]", self.env_seeds)
-        return _recent(lambda index: (given[index], policy_seed(root, index)))
+        seeds = cast("Mapping[int, int]", self.env_seeds)
+        return _recent(lambda index: (seeds[index], policy_seed(root, index)))
 
     def __repr__(self) -> str:
-        given = [
+        others = [
             f"{entry.name} given"
             if entry.name in ("env_seeds", "metrics", "episode_options")
             else f"{entry.name}={value!r}"
@@ -221,7 +221,7 @@ class EvaluationSettings:
             if entry.name not in ("episodes", "seed")
         ]
         count = count_text(len(self.episode_indices), "episode")
-        return one_line(self, count, f"seed={self.seed}", *given)
+        return one_line(self, count, f"seed={self.seed}", *others)
 
 
 # An episode's seeds are asked for when it starts and when it ends; of a million, few run at once.
@@ -262,17 +262,17 @@ class EpisodeOptions(dict[int, Any]):
     name: str | None = None
 
     @classmethod
-    def of(cls, given: Any, indices: Sequence[int]) -> EpisodeOptions:
+    def of(cls, source: Any, indices: Sequence[int]) -> EpisodeOptions:
         """Return the options of each episode, checked, as JSON has them."""
-        name = getattr(given, "name", None) if isinstance(given, EpisodeOptions) else None
-        if isinstance(given, (str, os.PathLike)):
-            name, given = Path(given).name, _read_options(Path(given))
-        elif callable(given):
-            name = getattr(given, "__qualname__", type(given).__qualname__)
-            name = f"{getattr(given, '__module__', None)}.{name}"
-        look = _by_index(given, indices, "episode_options", "a dict")
-        found = cls()
-        found.name = name
+        name = getattr(source, "name", None) if isinstance(source, EpisodeOptions) else None
+        if isinstance(source, (str, os.PathLike)):
+            name, source = Path(source).name, _read_options(Path(source))
+        elif callable(source):
+            name = getattr(source, "__qualname__", type(source).__qualname__)
+            name = f"{getattr(source, '__module__', None)}.{name}"
+        look = _by_index(source, indices, "episode_options", "a dict")
+        by_index = cls()
+        by_index.name = name
         for index in indices:
             options = look(index)
             if options is not None and not isinstance(options, Mapping):
@@ -281,14 +281,14 @@ class EpisodeOptions(dict[int, Any]):
                     f"{index}"
                 )
             try:
-                found[index] = json.loads(json.dumps(options, allow_nan=False))
+                by_index[index] = json.loads(json.dumps(options, allow_nan=False))
             except (TypeError, ValueError) as error:
                 raise TypeError(
                     "expected episode_options of values that JSON has, as the manifest keeps them, "
                     f"got {options!r} for episode {index} ({error}); pass a number or a text that "
                     "the env finds the rest by"
                 ) from error
-        return found
+        return by_index
 
 
 def _read_options(file: Path) -> Any:
@@ -298,39 +298,39 @@ def _read_options(file: Path) -> Any:
             f"expected a JSON file for episode_options, got {file}, which is none"
         )
     try:
-        found = json.loads(file.read_bytes())
+        content = json.loads(file.read_bytes())
     except (ValueError, RecursionError) as error:
         raise ValueError(f"expected {file} to be JSON: {error}") from error
-    if isinstance(found, dict) and all(key.isdecimal() for key in found):
-        return {int(key): options for key, options in found.items()}
-    if not isinstance(found, list):
+    if isinstance(content, dict) and all(key.isdecimal() for key in content):
+        return {int(key): options for key, options in content.items()}
+    if not isinstance(content, list):
         raise ValueError(  # noqa: TRY004, the file's content is wrong and no argument's type
             f"expected {file} to hold a list of options, or an object with the indices of episodes "
-            f"as keys, got {type(found).__name__}"
+            f"as keys, got {type(content).__name__}"
         )
-    return found
+    return content
 
 
-def named_metrics(given: Any, directory: Path) -> Any:
+def named_metrics(metrics: Any, directory: Path) -> Any:
     """Return metrics with their functions loaded, which are named ``module:name``."""
-    if not isinstance(given, Mapping):
-        return given  # which is refused as it is
+    if not isinstance(metrics, Mapping):
+        return metrics  # which is refused as it is
     return {
         name: load_named(text, directory)
         if isinstance(text, str) and is_named(text) and not text.startswith(INFO)
         else text
-        for name, text in given.items()
+        for name, text in metrics.items()
     }
 
 
-def _checked_metrics(given: Any) -> Metrics | None:
+def _checked_metrics(metrics: Any) -> Metrics | None:
     """Return the metrics in the order of their names; None for none."""
-    if not isinstance(given, Mapping):
+    if not isinstance(metrics, Mapping):
         raise TypeError(
             "expected metrics to be a mapping from names, such as {'cost': 'info:cost'}, got "
-            f"{given!r}"
+            f"{metrics!r}"
         )
-    for name, metric in given.items():
+    for name, metric in metrics.items():
         if not is_metric_name(name):
             raise ValueError(
                 "expected the name of a metric to be letters, digits, '_' and '-', with '/' "
@@ -339,15 +339,15 @@ def _checked_metrics(given: Any) -> Metrics | None:
         of_groups = is_measure(metric) or (name == BY and metric in (GROUP, AGENT))
         if not (callable(metric) or of_groups):
             info_and_rule(metric)
-    return {name: given[name] for name in sorted(given)} or None
+    return {name: metrics[name] for name in sorted(metrics)} or None
 
 
-def _device(given: Any) -> torch.device:
+def _device(device: Any) -> torch.device:
     with suppress(RuntimeError):
-        if isinstance(given, (str, torch.device)):
-            return torch.device(given)
+        if isinstance(device, (str, torch.device)):
+            return torch.device(device)
     raise ValueError(
-        f"expected device to be one of torch, such as 'cpu' or 'cuda:0', got {given!r}"
+        f"expected device to be one of torch, such as 'cpu' or 'cuda:0', got {device!r}"
     )
 
 
@@ -382,24 +382,24 @@ def _indices(episodes: int | Sequence[int]) -> Sequence[int]:
     )
 
 
-def _by_index(given: Any, indices: Sequence[int], name: str, what: str) -> Callable[[int], Any]:
+def _by_index(source: Any, indices: Sequence[int], name: str, what: str) -> Callable[[int], Any]:
     """Return a function from an episode's index to what is given for it."""
-    if isinstance(given, Mapping):
-        without = next((index for index in indices if index not in given), None)
+    if isinstance(source, Mapping):
+        without = next((index for index in indices if index not in source), None)
         if without is not None:
             raise ValueError(f"expected {what} for each episode, got none for episode {without}")
-    elif isinstance(given, (Sequence, np.ndarray)):
-        if len(given) <= max(indices, default=-1):
+    elif isinstance(source, (Sequence, np.ndarray)):
+        if len(source) <= max(indices, default=-1):
             raise ValueError(
                 f"expected {what} for each of the episodes up to index {max(indices)}, got "
-                f"{len(given)} {what.removeprefix('a ')}s"
+                f"{len(source)} {what.removeprefix('a ')}s"
             )
-    elif not callable(given):
+    elif not callable(source):
         raise TypeError(
             f"expected {name} to be one {_KINDS[name]} per episode, or a function of the episode's "
-            f"index, got {given!r}"
+            f"index, got {source!r}"
         )
-    return given if callable(given) else given.__getitem__
+    return source if callable(source) else source.__getitem__
 
 
 _KINDS = {"env_seeds": "int", "episode_options": "dict"}

@@ -32,6 +32,18 @@ def generator(seed: int, *stream: int) -> np.random.Generator:
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=stream))
 
 
+class Resampling(NamedTuple):
+    """How intervals and p-values are drawn: each from a stream of its own of the seed."""
+
+    confidence: float
+    resamples: int
+    seed: tuple[int, ...]
+
+    def drawing(self, stream: int) -> tuple[int, np.random.Generator]:
+        """Return the last arguments of a function that draws resamples."""
+        return self.resamples, generator(*self.seed, stream)
+
+
 def in_units(values: Values) -> tuple[Values, float]:
     """Return values ``[E]`` in units of a power of two near the largest finite one, and the unit.
 
@@ -49,26 +61,20 @@ def resampled_means(values: Values, cut: int, resamples: int, rng: np.random.Gen
     Jackknife*, Annals of Statistics 7, 1979). Those of more than 20,000 values are drawn by blocks
     of values that are close to each other, which takes the square root of E in time and memory.
 
-    Args:
-        values: the sample.
-        cut: the number of lowest, and of highest, values of each resample to leave out.
-        resamples: the number of resamples.
-        rng: the generator that draws them.
-
-    Returns:
-        Float64 ``[resamples]``.
+    ``cut`` is the number of lowest, and of highest, values of each resample to leave out. Float64
+    ``[resamples]``.
     """
     if len(values) > DRAWN_SINGLY:
         return _means_by_blocks(values, cut, resamples, rng)
     count = len(values)
     rows = max(1, BATCH_VALUES // count)
-    found = []
+    means = []
     for first in range(0, resamples, rows):
         drawn = values[rng.integers(0, count, (min(rows, resamples - first), count))]
         if cut:
             drawn.sort(axis=1)
-        found.append(drawn[:, cut : count - cut].mean(1))
-    return np.concatenate(found)
+        means.append(drawn[:, cut : count - cut].mean(1))
+    return np.concatenate(means)
 
 
 def _means_by_blocks(values: Values, cut: int, resamples: int, rng: np.random.Generator) -> Values:
@@ -92,22 +98,22 @@ def _means_by_blocks(values: Values, cut: int, resamples: int, rng: np.random.Ge
     means = np.add.reduceat(offsets, starts) / sizes
     variances = np.add.reduceat((offsets - np.repeat(means, sizes)) ** 2, starts) / sizes
     rows = max(1, BATCH_VALUES // len(starts))
-    found = []
+    batches = []
     for first in range(0, resamples, rows):
         drawn = rng.multinomial(count, sizes / count, size=min(rows, resamples - first))
         ends = drawn.cumsum(1)
-        kept = np.diff(ends.clip(cut, count - cut), prepend=cut, axis=1)
-        uncut = np.where(kept == drawn, kept, 0)
+        counted = np.diff(ends.clip(cut, count - cut), prepend=cut, axis=1)
+        uncut = np.where(counted == drawn, counted, 0)
         # Sums, not products of matrices, whose rounding depends on the number of threads.
         spread = np.sqrt((uncut * variances).sum(1))
         sums = (uncut * means).sum(1) + spread * rng.standard_normal(len(drawn))
-        for row, block in np.argwhere(kept > uncut).tolist():
+        for row, block in np.argwhere(counted > uncut).tolist():
             within = rng.integers(0, sizes[block], drawn[row, block])
             ordered = np.sort(offsets[starts[block] + within])
             below = max(0, cut - (ends[row, block] - drawn[row, block]))
-            sums[row] += ordered[below : below + kept[row, block]].sum()
-        found.append(sums)
-    return center + unit * (np.concatenate(found) / (count - 2 * cut))
+            sums[row] += ordered[below : below + counted[row, block]].sum()
+        batches.append(sums)
+    return center + unit * (np.concatenate(batches) / (count - 2 * cut))
 
 
 def sign_flip_p_value(values: Values, resamples: int, rng: np.random.Generator) -> float:
@@ -143,7 +149,7 @@ def sign_flip_p_value(values: Values, resamples: int, rng: np.random.Generator) 
 
 
 def flips_are_exact(count: int, resamples: int) -> bool:
-    """Tell whether ``count`` values have no more sign flips than ``resamples``."""
+    """Return whether ``count`` values have no more sign flips than ``resamples``."""
     return count < 63 and 2**count <= resamples
 
 
@@ -225,10 +231,10 @@ def interquartile_mean(values: Values, axis: int = -1) -> Any:
 
 
 def degrees_of_freedom(parts: Values, freedoms: Values) -> float:
-    """Return the degrees of freedom of a sum of variances, each known with some of its own.
+    """Return the degrees of freedom of a sum of variances with some each; 1 if all are zero.
 
     Satterthwaite, An Approximate Distribution of Estimates of Variance Components, Biometrics
-    Bulletin 2, 1946. One if all of them are zero.
+    Bulletin 2, 1946.
     """
     shares = float((parts**2 / freedoms).sum())
     return float(parts.sum()) ** 2 / shares if shares else 1.0
@@ -248,7 +254,7 @@ def exact_mean(values: Values) -> float:
 
 
 def _interval(values: Values, resampled: Callable[[Values], tuple[Values, Any]]) -> Interval | None:
-    """Return the interval between quantiles of means, of the values in units, or of no width."""
+    """Return the interval between quantiles of resampled means; of no width for equal values."""
     if len(values) < 2:
         return None
     if (values == values[0]).all():
@@ -272,12 +278,9 @@ def _acceleration(values: Values) -> float:
 
 
 class Running(NamedTuple):
-    """The mean over the first 1, 2, ... values.
+    """The mean over the first 1, 2, ... values ``[E]``, with the ends of Student's t intervals.
 
-    Attributes:
-        mean: float64 ``[E]``.
-        low: the lower ends of Student's t intervals ``[E]``; NaN for the first one.
-        high: the upper ends.
+    Those of the first one are NaN.
     """
 
     mean: Values
@@ -285,10 +288,7 @@ class Running(NamedTuple):
     high: Values
 
     def limits(self) -> tuple[float, float] | None:
-        """Return a range that shows the later intervals: the first are so wide that they hide them.
-
-        None for one value, and for equal ones.
-        """
+        """Return a range that shows the later intervals, which are narrow; None without one."""
         count = len(self.mean)
         later = slice(min(count - 1, max(4, count // 20)), None)
         bottom, top = float(self.low[later].min()), float(self.high[later].max())
@@ -503,8 +503,8 @@ class Summary(display.Table):
 
         ``lost`` and ``metrics`` are there if there are any.
         """
-        found = asdict(self)
-        return {key: found[key] for key in found if found[key] or key not in ("lost", "metrics")}
+        told = asdict(self)
+        return {key: told[key] for key in told if told[key] or key not in ("lost", "metrics")}
 
     def __repr__(self) -> str:
         return one_line(self, self._head(), f"{mean_text(self.returns)} of returns")
@@ -622,9 +622,14 @@ def summarize(
     resamples = check_settings(confidence, resamples, seed, len(episodes))
     records = in_order(episodes)
     completed = [episode for episode in records if episode.completed]
-    returns = np.array([e.episode_return for e in completed], dtype=np.float64)
-    lengths = np.array([e.length for e in completed], dtype=np.float64)
-    generators = [generator(seed, stream) for stream in range(4)]
+    metrics = metrics_of(completed)
+    columns: list[list[float | None]]
+    columns = [[e.episode_return for e in completed], [e.length for e in completed]]
+    how = Resampling(confidence, resamples, (seed,))
+    returns, lengths, *others = (
+        describe([value for value in column if value is not None], how, 2 * place)
+        for place, column in enumerate([*columns, *metrics.values()])
+    )
     lost = sum(episode.lost for episode in records)
     return Summary(
         episodes=len(records),
@@ -632,46 +637,35 @@ def summarize(
         failed=len(records) - len(completed) - lost,
         restarted=sum(episode.restarts > 0 for episode in records),
         distinct=len({episode.digest or episode.index for episode in completed}),
-        returns=describe(returns, confidence, resamples, generators[:2]),
-        lengths=describe(lengths, confidence, resamples, generators[2:]),
+        returns=returns,
+        lengths=lengths,
         success=_success(records, confidence),
         confidence=confidence,
         resamples=resamples,
         seed=seed,
         lost=lost,
-        metrics={
-            name: describe(
-                np.array([value for value in values if value is not None], np.float64),
-                confidence,
-                resamples,
-                [generator(seed, stream) for stream in (4 + 2 * place, 5 + 2 * place)],
-            )
-            for place, (name, values) in enumerate(metrics_of(completed).items())
-        },
+        metrics=dict(zip(metrics, others, strict=True)),
     )
 
 
 def metrics_of(completed: Sequence[Episode]) -> dict[str, list[float | None]]:
     """Return the values of each metric in records of completed episodes, by name."""
-    found = [episode.metrics or {} for episode in completed]
-    return {name: [one.get(name) for one in found] for name in (found[0] if found else ())}
+    metrics = [episode.metrics or {} for episode in completed]
+    return {name: [one.get(name) for one in metrics] for name in (metrics[0] if metrics else ())}
 
 
 def metric_difference(
-    pairs: Sequence[tuple[float | None, float | None]],
-    confidence: float,
-    resamples: int,
-    rngs: Sequence[np.random.Generator],
+    pairs: Sequence[tuple[float | None, float | None]], how: Resampling, stream: int
 ) -> MetricDifference:
     """Return the difference of a metric, of pairs of a baseline's value and another's."""
     both = [pair for pair in pairs if None not in pair]
     baseline, own = np.array(both, np.float64).reshape(-1, 2).T
     values = minus(own, baseline)
-    found = describe(values, confidence, resamples, rngs[:2])
-    if found.mean is None:
-        return MetricDifference(None, None, found, None)
-    p_value = sign_flip_p_value(values, resamples, rngs[2])
-    return MetricDifference(exact_mean(own), exact_mean(baseline), found, p_value)
+    difference = describe(values, how, stream)
+    if difference.mean is None:
+        return MetricDifference(None, None, difference, None)
+    p_value = sign_flip_p_value(values, *how.drawing(stream + 2))
+    return MetricDifference(exact_mean(own), exact_mean(baseline), difference, p_value)
 
 
 def minus(values: Values, baseline: Values) -> Values:
@@ -696,11 +690,9 @@ def in_order(episodes: Sequence[Episode]) -> list[Episode]:
     return records
 
 
-def describe(
-    values: Values, confidence: float, resamples: int, rngs: Sequence[np.random.Generator]
-) -> Quantity:
-    """Return the statistics of ``values [E]``, with a generator for each of the two intervals."""
-    count = len(values)
+def describe(sample: Sequence[float] | Values, how: Resampling, stream: int) -> Quantity:
+    """Return the statistics of a sample; ``stream`` is that of the first of two intervals."""
+    values, count = np.array(sample, np.float64), len(sample)
     not_finite = int(np.count_nonzero(~np.isfinite(values)))
     if not count or not_finite:
         return Quantity(count, not_finite)
@@ -717,15 +709,15 @@ def describe(
         interquartile_mean=exact_mean(middle),
         min=float(values.min()),
         max=float(values.max()),
-        mean_interval=mean_interval(values, confidence, resamples, rngs[0]),
+        mean_interval=mean_interval(values, how.confidence, *how.drawing(stream)),
         interquartile_mean_interval=interquartile_mean_interval(
-            values, confidence, resamples, rngs[1]
+            values, how.confidence, *how.drawing(stream + 1)
         ),
     )
 
 
 def alike(value: Any, other: Any) -> bool:
-    """Tell whether two values of a summary are the same, except for rounding."""
+    """Return whether two values of a summary are the same, except for rounding."""
     if isinstance(value, Mapping) and isinstance(other, Mapping):
         return value.keys() == other.keys() and all(alike(value[k], other[k]) for k in value)
     if isinstance(value, (list, tuple)) and isinstance(other, (list, tuple)):
@@ -742,13 +734,13 @@ def _success(records: Sequence[Episode], confidence: float) -> Success | None:
     failed = sum(not episode.completed for episode in records)
     successes, count = sum(said), len(said) + failed
     stats = extra_module("scipy.stats", "the interval of a success rate")
-    found = stats.binomtest(successes, count).proportion_ci(confidence, method="wilson")
+    interval = stats.binomtest(successes, count).proportion_ci(confidence, method="wilson")
     return Success(
         successes=successes,
         count=count,
         unknown=len(records) - count,
         rate=successes / count,
-        interval=Interval(float(found.low), float(found.high)),
+        interval=Interval(float(interval.low), float(interval.high)),
     )
 
 
@@ -764,14 +756,8 @@ def adjusted_mean(
     this mean, times the slope squared. The interval is Student's t, with degrees of freedom by
     Satterthwaite's formula.
 
-    Args:
-        values: the sample.
-        control: the control variate of the same episodes, ``[E]``.
-        all_control: of more episodes, these among them.
-        confidence: of the interval.
-
-    Returns:
-        None for fewer than 20 values, for ones that are not finite, and if all are equal.
+    ``control [E]`` is of the same episodes, ``all_control`` of more, these among them. None for
+    fewer than 20 values, for ones that are not finite, and if all are equal.
     """
     (values, unit), (all_control, control_unit) = in_units(values), in_units(all_control)
     control, count, total = control / control_unit, len(values), len(all_control)
@@ -807,10 +793,7 @@ def _succeeded(episode: Episode) -> bool | None:
 def success_difference(
     pairs: Sequence[tuple[Episode, Episode]], confidence: float
 ) -> SuccessDifference | None:
-    """Return the difference of two success rates, of pairs of a baseline's record and another.
-
-    None if no record of either says whether its episode was a success.
-    """
+    """Return the difference of two success rates, of pairs of a baseline's record and another."""
     if all(e.success is None for pair in pairs for e in pair):
         return None
     said = [(_succeeded(a), _succeeded(b)) for a, b in pairs]
@@ -840,11 +823,7 @@ def paired_rates_interval(gained: int, lost: int, count: int, confidence: float)
     Interval for the Difference in Proportions for the Paired-Sample Design, Statistics in Medicine
     17, 1998, equations 8 to 11.
 
-    Args:
-        gained: the number of episodes with a success of the first alone.
-        lost: the number of episodes with a success of the second alone.
-        count: the number of all episodes.
-        confidence: between 0 and 1.
+    The first alone succeeds in ``gained`` of the episodes, the second alone in ``lost``.
     """
     special = extra_module("scipy.special", "the interval of a difference of success rates")
     z = float(special.ndtri(0.5 + confidence / 2))

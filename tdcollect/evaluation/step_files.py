@@ -101,15 +101,10 @@ class Journal:
         for first, block in groupby(sorted(indices), lambda index: index // _BLOCK):
             path = file_of(self._root, first * _BLOCK)
             before = read_block(path) if path.exists() else {}
-            found = {index: self.read(index) for index in block}
-            parts = {
-                index: before.get(index) if steps is None else steps
-                for index, steps in found.items()
-            }
-            there = {index: steps for index, steps in parts.items() if steps is not None}
-            if there and (
-                there.keys() != before.keys() or any(s is not None for s in found.values())
-            ):
+            read = {index: self.read(index) for index in block}
+            added = {index: steps for index, steps in read.items() if steps is not None}
+            there = {index: steps for index, steps in before.items() if index in read} | added
+            if there and (added or there.keys() != before.keys()):
                 _write_block(path, there)
         self.close()
         self._path.unlink(missing_ok=True)
@@ -176,11 +171,7 @@ def _write_block(path: Path, steps: Mapping[int, Steps]) -> None:
 
 
 def read_block(path: Path) -> dict[int, Steps]:
-    """Read a file of steps: those of each episode, by index.
-
-    Raises:
-        ValueError: for anything but what is written here.
-    """
+    """Read a file of steps: those of each episode, by index; raise ValueError for another file."""
     columns = read_arrays(path)
     episodes = columns.pop(_EPISODE, None)
     if episodes is None or episodes.ndim != 1 or episodes.dtype != np.int64:
@@ -215,9 +206,9 @@ def digests(root: Path) -> dict[str, str]:
     return {path.name: sha256(path) for path in paths(root)}
 
 
-def altered(found: Files) -> Iterator[Problem]:
+def altered(read: Files) -> Iterator[Problem]:
     """Yield the files of steps, and the witness, that are not as they were written."""
-    root, last = found.root, found.last
+    root, last = read.root, read.last
     if last is None:
         return
     listed, there = last.get(STEPS, {}), digests(root)
@@ -229,14 +220,14 @@ def altered(found: Files) -> Iterator[Problem]:
         yield Problem(witness, "it is missing, or not the file that was written")
 
 
-def problems(found: Files) -> Iterator[Problem]:
+def problems(read: Files) -> Iterator[Problem]:
     """Check the steps and the witness of an evaluation against its records; yield what is wrong."""
-    root = found.root
-    wrong = [*altered(found)]
+    root = read.root
+    wrong = [*altered(read)]
     yield from wrong
     if wrong:
         return
-    records = {record.index: record for record in found.episodes if record.completed}
+    records = {record.index: record for record in read.episodes if record.completed}
     try:
         path = root / WITNESS
         witness = read_witness(root)
@@ -279,11 +270,7 @@ def write_witness(root: Path, witness: Finished) -> None:
 
 
 def read_witness(root: Path) -> Finished | None:
-    """Read the witness of an evaluation; None if it has none.
-
-    Raises:
-        ValueError: for a file that is no witness.
-    """
+    """Read the witness of an evaluation; None if it has none."""
     path = root / WITNESS
     if not path.exists():
         return None
@@ -302,9 +289,9 @@ def read_witness(root: Path) -> Finished | None:
 
 def _record(line: bytes) -> Episode:
     """Read the record of a witness, which a shard that it is not of may have cut."""
-    found = json.loads(line)
-    if isinstance(found, dict) and found.get("status") == CUT:
-        counts: list[Any] = [found.get(n) for n in ("index", "env_seed", "policy_seed", "length")]
+    told = json.loads(line)
+    if isinstance(told, dict) and told.get("status") == CUT:
+        counts: list[Any] = [told.get(n) for n in ("index", "env_seed", "policy_seed", "length")]
         if all(map(is_count, counts)):
             index, env_seed, policy_seed, length = counts
             return Episode(index, env_seed, policy_seed, CUT, length=length)

@@ -6,18 +6,17 @@ Readers stop at the first problem; here all are listed, and the statistics are c
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from tdcollect import registry
 from tdcollect.display import count_text, listed_text, one_line, visible
 from tdcollect.evaluation import ledger, statistics, step_files
 from tdcollect.evaluation.curve import check_curve, evaluations_of, steps_of
 from tdcollect.evaluation.directory import check_data
 from tdcollect.evaluation.ledger import Files, Problem
-from tdcollect.lab import race
-from tdcollect.pages.build import FIGURES, REPORT
 
 
 @dataclass(frozen=True)
@@ -45,11 +44,11 @@ class Verification:
 
     def __str__(self) -> str:
         checked = f"{count_text(self.episodes, 'record')} and the data of {self.kept} checked"
-        found = "passed"
+        verdict = "passed"
         if self.problems:
-            found = f"failed, {count_text(len(self.problems), 'problem')}"
+            verdict = f"failed, {count_text(len(self.problems), 'problem')}"
         of = "" if self.shard is None else f"{ledger.Shard(*self.shard)}, "
-        lines = [*map(str, self.problems), f"{self.directory}: {of}{checked}: {found}"]
+        lines = [*map(str, self.problems), f"{self.directory}: {of}{checked}: {verdict}"]
         return "\n".join(map(visible, lines))
 
     def to_dict(self) -> dict[str, Any]:
@@ -69,12 +68,34 @@ class Verification:
         return one_line(self, str(self.directory), count_text(len(self.problems), "problem"))
 
 
+class Kind(NamedTuple):
+    """A kind of directory that holds several evaluations, told by whoever writes it.
+
+    Attributes:
+        holds: whether a directory is of this kind.
+        evaluations: returns the directories of its evaluations.
+        problems: checks what follows from the evaluations, which were checked.
+    """
+
+    holds: Callable[[Path], bool]
+    evaluations: Callable[[Path], Sequence[Path]]
+    problems: Callable[[Path], Iterable[Problem]]
+
+
+_CURVE = Kind(
+    lambda root: bool(steps_of(root)) and not (root / ledger.MANIFEST).exists(),
+    evaluations_of,
+    check_curve,
+)
+
+
 def verify(path: str | os.PathLike[str]) -> Verification:
     """Check an evaluation, a learning curve, a race or a suite, without running it.
 
     An evaluation or a shard that is unfinished or was refused has that as a problem. A shard that
     is finished has none: see :func:`tdcollect.merge`. All evaluations of a learning curve, a race
-    and a suite are checked, and then the files that follow from them.
+    and a suite are checked, and then the files that follow from them. Pages and figures are not
+    checked: what they say is in the other files.
 
     Args:
         path: the directory.
@@ -83,146 +104,89 @@ def verify(path: str | os.PathLike[str]) -> Verification:
         FileNotFoundError: if the directory holds none of these.
     """
     root = Path(path)
-    if (root / ledger.RACE).is_file():
-        return _of_parts(root, lambda root: race.evaluations_of(root), _check_race)
-    if (root / ledger.SUITE).is_file() and not (root / ledger.MANIFEST).exists():
-        from tdcollect.lab.suite import cells_of
-
-        return _of_parts(root, cells_of, _check_suite)
-    if steps_of(root) and not (root / ledger.MANIFEST).exists():
-        return _of_parts(root, evaluations_of, check_curve)
+    several = [kind for part in registry.load(registry.KINDS) for kind in part.KINDS]
+    for kind in (*several, _CURVE):
+        if kind.holds(root):
+            return _of_parts(root, kind)
     return _of_evaluation(root)
 
 
-def _of_parts(
-    root: Path,
-    parts_of: Callable[[Path], Sequence[Path]],
-    check: Callable[[Path], Iterable[Problem]],
-) -> Verification:
+def _of_parts(root: Path, kind: Kind) -> Verification:
     """Check the evaluations of a directory, and if they are sound all that follows from them."""
-    found: list[Verification] = []
+    checked: list[Verification] = []
     problems: list[Problem] = []
     try:
-        for part in parts_of(root):
-            found.append(_of_evaluation(part))
-            problems += found[-1].problems
-        problems += [] if problems else check(root)
+        for part in kind.evaluations(root):
+            checked.append(_of_evaluation(part))
+            problems += checked[-1].problems
+        problems += [] if problems else kind.problems(root)
     except (ValueError, OSError) as error:
         problems.append(Problem(root, str(error)))
-    episodes, kept = (sum(getattr(one, name) for one in found) for name in ("episodes", "kept"))
-    return Verification(root, episodes, kept, tuple(problems))
-
-
-def _check_race(root: Path) -> Iterator[Problem]:
-    """Decide a race again from its ledgers, which were checked, and compare its file."""
-    _, written = race.read(root)
-    file = root / ledger.RACE
-    if "outcome" not in written:
-        yield Problem(file, "the race is unfinished: it has no outcome; the same call resumes it")
-        return
-    for name, value in race.RaceResult.load(root).to_dict().items():
-        if not statistics.alike(value, written.get(name)):
-            yield Problem(file, f"{name} is {written.get(name)!r}, and by the ledgers {value!r}")
-    yield from check_files(file, written.get("files", {}), [REPORT])
-
-
-def _check_suite(root: Path) -> Iterator[Problem]:
-    """Check the report of a suite against its evaluations, which were checked."""
-    from tdcollect.lab.report import FILES
-    from tdcollect.lab.suite import results_of
-
-    results_of(root, may_be_stale=False)
-    files = ledger.read_object(root / ledger.RESULTS)["files"]
-    there = [ledger.SUITE, REPORT, *(name for name in FILES if (root / name).exists())]
-    yield from check_files(root / ledger.RESULTS, files, there)
+    episodes, data = (sum(getattr(one, name) for one in checked) for name in ("episodes", "kept"))
+    return Verification(root, episodes, data, tuple(problems))
 
 
 def _of_evaluation(root: Path) -> Verification:
     problems: list[Problem] = []
     try:
-        found = ledger.read_directory(root, problems.append)
+        files = ledger.read_directory(root, problems.append)
     except ValueError as error:
         return Verification(root, 0, 0, (Problem(root / ledger.MANIFEST, str(error)),))
-    problems += _unfinished(found, bool(problems))
-    if not problems and found.shard is None:
-        problems += _derived(found)
-    kept, more = _kept(found)
-    more += step_files.problems(found)
-    return Verification(root, len(found.episodes), kept, (*problems, *more), found.shard)
+    problems += _unfinished(files, bool(problems))
+    if not problems and files.shard is None:
+        problems += _derived(files)
+    data, more = _kept(files)
+    more += step_files.problems(files)
+    return Verification(root, len(files.episodes), data, (*problems, *more), files.shard)
 
 
-def _unfinished(found: Files, altered: bool) -> Iterator[Problem]:
+def _unfinished(files: Files, altered: bool) -> Iterator[Problem]:
     """Tell what an evaluation or a shard lacks, and the episodes that are of other shards."""
-    name = "the evaluation" if found.shard is None else str(found.shard)
-    there = {episode.index for episode in found.episodes}
-    if others := sorted(there.difference(found.own)):
+    name = "the evaluation" if files.shard is None else str(files.shard)
+    there = {episode.index for episode in files.episodes}
+    if others := sorted(there.difference(files.own)):
         text = f"episodes {listed_text(others)} are not of {name}"
-        yield Problem(found.root / ledger.EPISODES, text)
-    if missing := len(found.own) - len(there) + len(others):
+        yield Problem(files.root / ledger.EPISODES, text)
+    if missing := len(files.own) - len(there) + len(others):
         text = f"{name} is unfinished: it lacks {count_text(missing, 'episode')}"
-        yield Problem(found.root / ledger.EPISODES, text)
-    elif found.last is None and not altered:
+        yield Problem(files.root / ledger.EPISODES, text)
+    elif files.last is None and not altered:
         file, lacks = ledger.RESULTS, "without this file nothing tells of an altered record"
-        if found.shard is not None:
+        if files.shard is not None:
             file, lacks = ledger.SHARD, "this file has no digest that tells of altered records"
-        yield Problem(found.root / file, f"{name} is unfinished: {lacks}")
+        yield Problem(files.root / file, f"{name} is unfinished: {lacks}")
 
 
-def _derived(found: Files) -> Iterator[Problem]:
-    """Check the statistics and files of a finished evaluation against its records."""
-    root, results = found.root, found.last or {}
-    file = root / ledger.RESULTS
-    files = results.get("files")
-    if not isinstance(files, dict):
-        yield Problem(file, f"files is {files!r}, and not the digest of each file of the report")
-        files = {}
+def _derived(files: Files) -> Iterator[Problem]:
+    """Check the statistics of a finished evaluation against its records."""
+    file, results = files.root / ledger.RESULTS, files.last or {}
     try:
         settings = {name: results[name] for name in ("confidence", "resamples", "seed")}
         if settings["resamples"] > statistics.MOST_RESAMPLES:  # would take any time and memory
             most = statistics.MOST_RESAMPLES
             raise ValueError(f"resamples is {settings['resamples']}, above {most}")
-        expected = statistics.summarize(found.episodes, **settings).to_dict()
+        expected = statistics.summarize(files.episodes, **settings).to_dict()
     except (KeyError, TypeError, ValueError) as error:
         yield Problem(file, f"its statistics cannot be computed again ({error})")
         return
     for name, value in expected.items():
         if not statistics.alike(value, results.get(name)):
             yield Problem(file, f"{name} is {results.get(name)!r}, and by the ledger {value!r}")
-    drawn = [path.relative_to(root).as_posix() for path in sorted(root.glob(f"{FIGURES}/*.svg"))]
-    yield from check_files(file, files, [REPORT, *drawn])
 
 
-def check_files(file: Path, listed: Mapping[str, Any], there: Sequence[str]) -> Iterator[Problem]:
-    """Check the files whose digests a file beside them lists."""
-    root = file.parent
-    lost = [name for name in there if name not in listed]
-    yield from (Problem(file, f"it lists no digest of {name}") for name in lost)
-    for name, digest in listed.items():
-        of = root / name
-        try:
-            inside = of.resolve().is_relative_to(root.resolve())
-            now = ledger.sha256(of) if inside and of.is_file() else None
-        except (ValueError, OSError):  # a NUL, or too long a name
-            inside = False
-        if not inside:
-            yield Problem(file, f"it names the file {name!r}, which is not in the directory")
-        elif now != digest:
-            yield Problem(of, "it is missing, or is not the file that was written with the others")
-
-
-def _kept(found: Files) -> tuple[int, list[Problem]]:
+def _kept(files: Files) -> tuple[int, list[Problem]]:
     """Check data that were kept; return their number, and the problems."""
-    records = {ledger.trajectory_name(e.index): e for e in found.episodes if e.completed}
-    folder, kept, problems = found.root / ledger.TRAJECTORIES, 0, list[Problem]()
+    records = {ledger.trajectory_name(e.index): e for e in files.episodes if e.completed}
+    folder, checked, problems = files.root / ledger.TRAJECTORIES, 0, list[Problem]()
     there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    for name in sorted(there | (found.kept or {}).keys()):
+    for name in sorted(there | (files.kept or {}).keys()):
         if name in records:
-            kept += 1
+            checked += 1
             try:
-                check_data(found.root, records[name], found.manifest, found.kept)
+                check_data(files.root, records[name], files.manifest, files.kept)
             except ValueError as error:
                 problems.append(Problem(folder / name, str(error)))
         elif not name.endswith(".part") and not name.startswith("."):
             why = "the ledger has no completed episode of this index"
             problems.append(Problem(folder / name, why))
-    return kept, problems
+    return checked, problems

@@ -11,7 +11,7 @@ import numpy as np
 
 from tdcollect import check, display
 from tdcollect.evaluation import comparison
-from tdcollect.evaluation.comparison import RETURN, SUCCESS, Evaluation
+from tdcollect.evaluation.comparison import RETURN, SUCCESS, Evaluated
 from tdcollect.evaluation.statistics import Values, degrees_of_freedom, summarize
 from tdcollect.packages import extra_module
 
@@ -92,7 +92,7 @@ class Plan:
 
 
 def plan(
-    pilot: Sequence[Evaluation],
+    pilot: Sequence[Evaluated],
     difference: float,
     *,
     on: str = RETURN,
@@ -153,7 +153,7 @@ def _of_pair(d: comparison.Difference, on: str, aim: Aim) -> tuple[str, Need]:
     )
 
 
-def _of_one(pilot: Evaluation, correlation: float, on: str, aim: Aim) -> tuple[str, Need]:
+def _of_one(pilot: Evaluated, correlation: float, on: str, aim: Aim) -> tuple[str, Need]:
     found = summarize(pilot.episodes, resamples=1)
     told = (
         f"{display.count_text(found.completed, 'episode')} of one policy, with a correlation of "

@@ -20,7 +20,7 @@ from tdcollect.display import number_texts
 from tdcollect.evaluation import ledger
 from tdcollect.evaluation.directory import check_report_extras
 from tdcollect.evaluation.episodes.data import Finished
-from tdcollect.evaluation.episodes.measures import is_measure
+from tdcollect.evaluation.episodes.groups import is_measure
 from tdcollect.evaluation.episodes.opening import SLOTS
 from tdcollect.evaluation.evaluate import Recording, resumable, run
 from tdcollect.evaluation.replay import replayer
@@ -39,6 +39,7 @@ from tdcollect.evaluation.workers.local import Workers, as_workers
 from tdcollect.evaluation.workers.worker import Job
 from tdcollect.files import write_json
 from tdcollect.lab import race as files
+from tdcollect.lab.pages.race import write_race_page
 from tdcollect.progress import line_above, progress_bar, warn
 from tdcollect.randomness import NotReproducibleError
 
@@ -182,7 +183,8 @@ def race(
             del what
     result = files.RaceResult(looks, results, output_dir)
     if output_dir is not None:
-        _write(result, output_dir)
+        write_race_page(output_dir, result)
+        write_json(output_dir / ledger.RACE, {"format": files.FORMAT, **result.to_dict()})
     return result
 
 
@@ -193,15 +195,6 @@ def _running(looks: files.Looks) -> dict[str, str]:
         difference, low, high = number_texts([known[-1].difference, known[-1].low, known[-1].high])
         return {" - ".join(playing): f"{difference} [{low}, {high}]"}
     return {"playing": ", ".join(playing)}
-
-
-def _write(result: files.RaceResult, root: Path) -> None:
-    """Write the page of a race that has ended, and its decision, which finishes it."""
-    from tdcollect.lab.pages.race import write_race_page
-
-    pages = write_race_page(root, result)
-    digests = {path.relative_to(root).as_posix(): ledger.sha256(path) for path in pages}
-    write_json(root / ledger.RACE, {"format": files.FORMAT, "files": digests, **result.to_dict()})
 
 
 class _Racer(Recording):

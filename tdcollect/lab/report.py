@@ -10,21 +10,19 @@ import re
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from tdcollect import check
 from tdcollect.display import number_text, visible
-from tdcollect.evaluation.ledger import RESULTS, SUITE, sha256
+from tdcollect.evaluation.ledger import RESULTS
 from tdcollect.evaluation.npz import dump
 from tdcollect.evaluation.statistics import ends
 from tdcollect.files import locked, remove, write_atomically, write_json
 from tdcollect.lab.aggregates import LABELS, Aggregates
+from tdcollect.lab.definition import Definition
 from tdcollect.lab.pages.suite import suite_page
 from tdcollect.lab.results import WAIT, SuiteResults, note_report, read_results
 from tdcollect.pages.build import REPORT
-
-if TYPE_CHECKING:
-    from tdcollect.lab.suite import Suite
 
 FILES = ("scores.npz", "scores.json", "leaderboard.csv", "leaderboard.md")
 """The files that are there if there is something to write into them."""
@@ -32,7 +30,7 @@ FILES = ("scores.npz", "scores.json", "leaderboard.csv", "leaderboard.md")
 _MARKDOWN = re.compile(r"([\\`*_\[\]<>|~#&$])")
 
 
-def report_on(suite: Suite, directory: Path) -> SuiteResults:
+def report_on(suite: Definition, directory: Path) -> SuiteResults:
     """Read the results that a directory holds, and write the report on them.
 
     Of several processes that end at the same time, the last one to write has read all results.
@@ -40,17 +38,15 @@ def report_on(suite: Suite, directory: Path) -> SuiteResults:
     with locked(directory, wait=WAIT):
         note_report(directory, suite)
         results = read_results(suite, directory)
-        written = [directory / name for name in FILES if results.aggregates is not None]
-        if written:
+        if results.aggregates is not None:
             export(results, "npz", directory / "scores.npz")
             export(results, "csv", directory / "leaderboard.csv")
             export(results, "markdown", directory / "leaderboard.md")
         else:
             for name in FILES:
                 remove(directory / name)  # of results that have changed since
-        written.append(write_atomically(directory / REPORT, suite_page(results).html()))
-        files = {file.name: sha256(file) for file in (directory / SUITE, *written)}
-        write_json(directory / RESULTS, {**results.to_dict(), "files": files})
+        write_atomically(directory / REPORT, suite_page(results).html())
+        write_json(directory / RESULTS, results.to_dict())
     return results
 
 

@@ -1,9 +1,8 @@
-"""The pages of learning curves: of one training run, and over several."""
+"""The page of the learning curve of a training run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,10 +13,6 @@ from tdcollect.pages.build import Cell, Column, Figure, Figures, Page, Part, Tab
 
 if TYPE_CHECKING:
     from tdcollect.evaluation.curve import Best, Point
-    from tdcollect.lab.curves import Curves
-
-CURVES_REPORT = "curves.html"
-MOST_RUNS = 10  # with a line of their own
 
 _INTERVAL = "95% interval"
 _BEST_BY = {"mean": "mean return", "iqm": "interquartile mean"}
@@ -102,7 +97,7 @@ def _curve_figures(curve: Sequence[Point], best: Best | None, by: str) -> list[F
     )
     marks = len(curve) <= 60
     metrics = _metric_curves(curve, marks)
-    shows, at = _from_to("The mean return", x, mean), None
+    shows, at = from_to("The mean return", x, mean), None
     if best is not None and best.step in x:
         at = (float(best.step), float(mean[x == best.step][0]))
         value = number_text(best.value)
@@ -134,10 +129,11 @@ def _metric_curves(curve: Sequence[Point], marks: bool) -> Iterator[Figure]:
         x, mean, low, high = rows.T
         line = plots.Line(f"mean {name}", x, mean, low, high)
         drawing = plots.lines([line], "training steps", name, band_name=_INTERVAL, marks=marks)
-        yield Figure(f"metric_{place}", name, drawing, _from_to("The mean", x, mean))
+        yield Figure(f"metric_{place}", name, drawing, from_to("The mean", x, mean))
 
 
-def _from_to(what: str, x: plots.Values, y: plots.Values) -> str:
+def from_to(what: str, x: plots.Values, y: plots.Values) -> str:
+    """Return the first and the last value of a curve in words."""
     first, last = number_texts([float(y[0]), float(y[-1])])
     return f"{what} is {first} at step {x[0]:,.0f} and {last} at step {x[-1]:,.0f}."
 
@@ -172,58 +168,4 @@ def _columns(points: Sequence[Point]) -> list[Column]:
         Column("episodes", [str(point.episodes) for point in points], "n"),
         Column("failed", [str(point.failed) for point in points], "n"),
         Column("ledger", [point.digest[:12] for point in points]),
-    ]
-
-
-def write_curves_page(directory: Path, found: Curves) -> list[Path]:
-    """Write the page of the curves of several runs, and its figures; return the files."""
-    return build.write_page(directory / CURVES_REPORT, curves_page(found))
-
-
-def curves_page(found: Curves) -> Page:
-    """Return the page of the learning curves of several training runs."""
-    heads, rows = found.header(), found.rows()
-    names, *columns = zip(*rows, strict=True)
-    table = [Column(head, cells, "n") for head, cells in zip(heads[1:], columns, strict=True)]
-    last, *measured = rows[len(found.steps) - 1 :]
-    return Page(
-        f"{found.env}: learning curves",
-        f"{found.what} of {count_text(found.episodes, 'test episode')} at each step, over "
-        f"{count_text(len(found.runs), 'training run')}",
-        "Learning curves",
-        [
-            ("Figures", [Figures(_over_runs(found))]),
-            ("Numbers", [Table([Column("step", names), *table], sort=False), *found.notes()]),
-        ],
-        [
-            (f"{heads[1]}, {name}".capitalize(), value, f"{heads[2]} {interval}")
-            for name, value, interval, *_ in [[f"at step {last[0]}", *last[1:]], *measured]
-        ],
-    )
-
-
-def _over_runs(found: Curves) -> list[Figure]:
-    x, both = np.array(found.steps, np.float64), [point.estimate for point in found.points]
-    y = np.array([one.value for one in both])
-    low, high = (
-        np.array([getattr(one.interval, end, np.nan) for one in both]) for end in ("low", "high")
-    )
-    middle = [plots.Line("interquartile mean", x, y, low, high)]
-    if found.threshold is not None:
-        name = f"threshold {number_text(found.threshold)}"
-        middle.append(plots.Line(name, x, np.full(len(x), found.threshold), series=1))
-    values = np.array([point.runs for point in found.points]).T[:MOST_RUNS]
-    runs = [plots.Line(found.runs[at], x, own, series=at) for at, own in enumerate(values)]
-    over, each = (
-        plots.lines(drawn, "training steps", plots.short(found.what), marks=len(x) <= 60)
-        for drawn in (middle, runs)
-    )
-    shows = _from_to("The interquartile mean over runs", x, y)
-    note = f"The band is the {found.header()[2]}." if len(found.runs) > 1 else ""
-    low_text, high_text = number_texts([*np.quantile(values[:, -1], [0, 1])])
-    said = f"At step {x[-1]:,.0f} the means are from {low_text} to {high_text}."
-    left = len(found.runs) - len(runs)
-    return [
-        Figure("curves", "Interquartile mean over runs", over, shows, note),
-        Figure("runs", "Each run", each, said, f"{left} more are in the table." * bool(left)),
     ]

@@ -6,6 +6,7 @@ import heapq
 import json
 import math
 import os
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -23,7 +24,6 @@ from tdcollect.pages.plots import Values, finite, short
 
 if TYPE_CHECKING:
     from tdcollect.evaluation.comparison import Comparison, Difference
-    from tdcollect.evaluation.request import Request
 
 COMPARISON_REPORT = "comparison.html"
 LOWEST = 5  # returns that are named above the table of episodes
@@ -31,6 +31,8 @@ LISTED = 100  # entries of a list in the manifest, such as given seeds
 MOST = 10_000  # rows of a table of episodes
 EXTREMES = 200  # of more episodes: the lowest, the highest, and those that failed or were restarted
 _HERE = "the directory of this page"
+_TYPED = ("env", "policy", "checkpoint", "vecnormalize", "env_kwargs", "backend", "device")
+MAKE_ENV = "FILE.py:make_env"  # in commands, where no option names what is around the env
 IMPROVEMENT = (
     "Probability of improvement: the share of paired episodes with a higher return than the "
     "baseline's, (won + tied / 2) / episodes."
@@ -42,7 +44,6 @@ def write_report(
     manifest: Mapping[str, Any],
     episodes: Sequence[Episode],
     summary: Summary,
-    request: Request | None = None,
 ) -> list[Path]:
     """Write ``report.html`` and its figures, the same bytes for the same arguments.
 
@@ -51,18 +52,18 @@ def write_report(
 
     Args:
         directory: the directory to write to; made if it is missing. Episodes whose data it keeps
-            in ``trajectories/`` get a link to them.
+            in ``trajectories/`` get a link to them. If its ``run.json`` names env and policy, the
+            page has the commands of ``tdcollect replay`` that run episodes again, instead of the
+            calls in Python.
         manifest: the manifest of the evaluation: nested mappings, as JSON has them.
         episodes: its records.
         summary: their statistics, by :func:`tdcollect.evaluation.summarize`.
-        request: env and policy by name: the page then has the commands of ``tdcollect replay``
-            that run episodes again, instead of the calls in Python.
 
     Returns:
         The files written, the page last.
     """
     root = Path(directory)
-    again = again_of(request, manifest, root, root, _HERE)
+    again = again_of(manifest, root, root, _HERE)
     kept = {
         index: Cell("kept", f"{ledger.TRAJECTORIES}/{ledger.trajectory_name(index)}")
         for index in ledger.kept_trajectories(root)
@@ -116,23 +117,40 @@ def report_page(
     )
 
 
-def again_of(
-    request: Request | None, manifest: Mapping[str, Any], directory: Path, start: Path, where: str
-) -> build.Commands:
-    """Return what runs episodes again, typed in ``start``, which is ``where``.
+def named_in(directory: Path) -> Mapping[str, Any]:
+    """Return env and policy by name, as the last run in a directory notes them; else nothing."""
+    try:
+        runs = ledger.read_json(directory / ledger.RUN, list, "")
+    except (ValueError, OSError):
+        return {}
+    named = [run[ledger.REQUEST] for run in runs if isinstance(run, dict) and ledger.REQUEST in run]
+    return named[-1] if named and isinstance(named[-1], dict) else {}
 
-    They are commands of ``tdcollect replay`` if a request names env and policy, else calls.
+
+def again_of(
+    manifest: Mapping[str, Any], directory: Path, start: Path, where: str
+) -> build.Commands:
+    """Return what runs episodes of a directory again.
+
+    They are commands of ``tdcollect replay`` if its last run names env and policy; else calls,
+    typed in ``start``, which is ``where``.
     """
-    if request is None:
+    names = named_in(directory)
+    if not names:
         return _calls_of(manifest, os.path.relpath(directory, start), where)
-    one, other = (request.command(index, directory, start) for index in "12")
-    place = next(place for place, (a, b) in enumerate(zip(one, other, strict=True)) if a != b)
+    if names.keys() & {"wrappers", "transforms", "env_state"}:
+        names = {**names, "env": MAKE_ENV}
+    words = []
+    for name in _TYPED:
+        if (value := names.get(name)) is not None:
+            text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+            words += [f"--{name.replace('_', '-')}", text]
     return build.Commands(
-        one[:place],
-        one[place + 1 :],
-        f"The command is typed in {where}, with the index of an episode. It runs the code that it "
-        "names, and checks that the episode is the same to the bit; with --video FILE.mp4 it "
-        "films it.",
+        "tdcollect replay DIR ",
+        f" {shlex.join(words)}",
+        "The command is typed where the evaluation was run, with its directory in place of DIR and "
+        "the index of an episode. It runs the code that it names, and checks that the episode is "
+        "the same to the bit; with --video FILE.mp4 it films it.",
     )
 
 

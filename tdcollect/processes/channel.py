@@ -29,10 +29,7 @@ _let_others_run = getattr(os, "sched_yield", lambda: None)
 
 
 class InterruptsHeld:
-    """Hold signals back whose handlers may raise, amid a launch or a message.
-
-    A worker is launched with them held, until it has said which it ignores.
-    """
+    """Hold signals back whose handlers may raise, amid a launch or a message."""
 
     def __enter__(self) -> None:
         self._before = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTS)
@@ -42,10 +39,7 @@ class InterruptsHeld:
 
 
 def poll_awake(waiting: select.poll, seconds: float) -> list[tuple[int, int]]:
-    """Poll without sleep for a moment: to wake a core that has gone idle costs many steps' time.
-
-    Other processes that want the core have it meanwhile.
-    """
+    """Poll without sleep for a moment: to wake a core that has gone idle costs many steps' time."""
     end = time.monotonic() + seconds
     while not (events := waiting.poll(0)) and time.monotonic() < end:
         _let_others_run()
@@ -143,11 +137,7 @@ class Channel:
         return select.POLLIN | (select.POLLOUT if self._outgoing else 0)
 
     def post(self, message: bytes) -> None:
-        """Send a message as far as it goes without waiting; ``flush`` sends the rest.
-
-        Raises:
-            OSError: if the other end has gone.
-        """
+        """Send a message as far as it goes without waiting; OSError if the other end has gone."""
         self._outgoing += [memoryview(_LENGTH.pack(len(message))), memoryview(message)]
         self.flush()
 
@@ -164,9 +154,7 @@ class Channel:
                     self._outgoing.appendleft(rest)
 
     def read(self) -> list[bytes] | None:
-        """Read of what has arrived; return the messages that are complete by now.
-
-        None if nothing had arrived.
+        """Return the messages that are complete by now; None if nothing has arrived.
 
         Raises:
             EOFError: if the other end has gone.
@@ -199,11 +187,7 @@ class Channel:
         waiting.poll()
 
     def send(self, message: bytes) -> None:
-        """Send a message, however long it takes.
-
-        Raises:
-            OSError: if the other end has gone.
-        """
+        """Send a message, however long it takes; raises OSError if the other end has gone."""
         self.post(message)
         waiting = select.poll()
         waiting.register(self._socket, select.POLLOUT)

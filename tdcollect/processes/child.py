@@ -137,11 +137,7 @@ class Child(ABC):
         """Set ``code`` if it has ended, or once it has; False if it runs."""
 
     def end(self, seconds: float = 0.0) -> str:
-        """Close the socket and reap the process; say how it ended.
-
-        Args:
-            seconds: it may take to end by itself, before it is killed.
-        """
+        """Close the socket and reap the process, killed after some seconds; say how it ended."""
         if self._how is None:
             self.socket.close()
             ended = self._ends_within(seconds)
@@ -182,10 +178,7 @@ class Child(ABC):
 
 
 class Spawned(Child):
-    """A fresh interpreter that runs ``"module:name"``, and a pickled ``init_fn`` before it.
-
-    The main program is not imported again.
-    """
+    """A fresh interpreter that runs ``"module:name"``, and a pickled ``init_fn`` before it."""
 
     def __init__(
         self, function: str, descriptors: Sequence[int] = (), init_fn: bytes | None = None
@@ -284,9 +277,8 @@ def leave(code: int = 0) -> NoReturn:
 def begin(lifeline: int) -> None:
     """Set up signals in a child: interrupts are for the parent, and it ends with the parent.
 
-    The kernel ends it when the parent's end of the pipe closes. This also ends a child that hangs
-    in an env, were it in C code that holds the interpreter's lock, which no thread and no handler
-    of ours could do. Where the kernel does not signal pipes, an idle child sees its socket close.
+    The kernel ends it when the parent's end of the pipe closes, also if it hangs in C code of an
+    env. Where the kernel does not signal pipes, an idle child sees its socket close.
     """
     # The launch may have kept signals from us so far.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -380,11 +372,7 @@ class Template:
 
 
 class FromTemplate(Child):
-    """A fork of a template, which reaps it.
-
-    Raises:
-        ChildProcessError: if the template has gone.
-    """
+    """A fork of a template, which reaps it; raises ChildProcessError if the template has gone."""
 
     def __init__(self, template: Template, descriptors: Sequence[int] = ()):
         self._template = template
@@ -403,10 +391,7 @@ class FromTemplate(Child):
 
 
 def fork_on_request(end: int, function: Callable[..., object]) -> None:
-    """Fork children for the parent at a socket's descriptor, until it has gone.
-
-    Each runs the function with the descriptors that were sent for it.
-    """
+    """Fork children that run a function, until the parent closes the socket."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would keep exit codes from us
     gc.collect()
     gc.freeze()  # what is here is shared by all forks, unless a collector touches it

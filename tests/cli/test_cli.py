@@ -7,8 +7,6 @@ import html
 import json
 import os
 import re
-import shlex
-import shutil
 import subprocess
 import sys
 from contextlib import suppress
@@ -65,7 +63,6 @@ def test_each_option_reaches_the_evaluation(typed) -> None:
     assert result.manifest["policy"]["exploration"] == "random"
     assert result.manifest["env"]["kwargs"] == {"length": "12"}
     assert len(result.trajectory(0)) == 8
-    assert typed("replay run 1 --trust")[0] == 0
     names = "--env @:short --policy random --env-kwargs"
     assert typed(f'replay run 1 {names} {{"length":12}}')[0] == 0
     status, _, err = typed(f'replay run 1 {names} {{"length":7}}')
@@ -93,7 +90,7 @@ def test_metrics_are_named_as_env_and_policy_are(typed, here) -> None:
     assert result.metrics["steps"].tolist() == result.lengths.tolist()
     assert result.manifest["metrics"]["lives"] == "info:lives:last"
     assert result.manifest["metrics"]["steps"]["function"] == "figures_of.steps"
-    assert typed("replay run 1 --trust")[0] == 0
+    assert typed("replay run 1 --env @:short --policy random")[0] == 0
     assert typed("verify run")[0] == 0
     for wrong in ("steps", "steps=info:lives"):
         status, _, err = typed(f"{command} --metric {wrong}")
@@ -112,7 +109,7 @@ def test_reset_options_come_from_a_file(typed, here) -> None:
     assert typed(f"{command} 3 {given}")[0] == 0
     result = tdcollect.EvaluationResult.load("run")
     assert result.manifest["episode_options"] == {"name": "options.json", "options": options}
-    assert typed("replay run 2 --trust")[0] == 0
+    assert typed("replay run 2 --env @:short --policy random")[0] == 0
     assert typed("verify run")[0] == 0
     status, _, err = typed(f"{command} 4 {given}")
     assert status == 1
@@ -142,7 +139,7 @@ def test_json_is_all_that_is_printed_and_the_same_command_changes_nothing(typed,
     status, out, err = typed(f"{command} --seed 1")
     assert (status, out) == (1, "")
     assert "tdcollect: run holds another evaluation: seeds.root is 0 there and 1 here" in err
-    assert "remove this one to start anew\n" in err
+    assert "remove this one to start again\n" in err
 
 
 def test_a_checkpoint_is_loaded_and_replay_tells_that_it_has_changed(typed, here) -> None:
@@ -156,7 +153,7 @@ def test_a_checkpoint_is_loaded_and_replay_tells_that_it_has_changed(typed, here
     net, lean = (tdcollect.EvaluationResult.load(name) for name in ("net", "lean"))
     assert net.digest == lean.digest
     torch.save({**weights, "module.layer.bias": torch.tensor([9.0, 0.0])}, here / "net.pt")
-    status, out, err = typed("replay net 0 --trust")
+    status, out, err = typed("replay net 0 --env CartPole-v1 --policy @:net --checkpoint net.pt")
     assert (status, out) == (1, "")
     assert "episode 0 is not what the ledger says: " in err
     assert "What has changed: policy.digest was " in err
@@ -221,7 +218,7 @@ def test_mode_and_weights_of_the_policy_are_those_of_each_time(typed) -> None:
     first, second = (tdcollect.EvaluationResult.load(name).manifest["policy"] for name in "01")
     assert first["digest"] == second["digest"]
     assert first["mode"] == "train"
-    status, out, err = typed("replay 0 1 --trust")
+    status, out, err = typed("replay 0 1 --env CartPole-v1 --policy @:net")
     assert (status, "the same to the bit" in out) == (0, True), err
 
 
@@ -454,7 +451,7 @@ def test_replay_runs_the_episode_again(typed) -> None:
     record = tdcollect.EvaluationResult.load("run").episodes[2]
     assert status == 0
     assert f"return {record.episode_return:.6g}, {record.length} steps; the same to the bit" in out
-    status, out, _ = typed("replay run 2 --trust --json")
+    status, out, _ = typed("replay run 2 --env CartPole-v1 --policy @:lean --json")
     assert json.loads(out) == {**json.loads(record.to_json()), "same": True, "video": None}
     status, _, err = typed("replay run 4")
     assert status == 1
@@ -468,32 +465,29 @@ def command_of(run: Path, index: int) -> str:
     return html.unescape(f"{before}{index}{after}")
 
 
-def test_replay_works_as_the_report_says_it(typed, here, monkeypatch) -> None:
-    """From within the directory; the paths of policy and checkpoint were relative."""
+def test_replay_works_as_the_report_says_it(typed, here) -> None:
+    """And as it says itself, if something is not named."""
     torch.save({"module.layer.weight": torch.eye(2, 4), "module.layer.bias": torch.ones(2)}, "w.pt")
-    typed(
-        "evaluate CartPole-v1 --policy @.py:net --checkpoint w.pt --episodes 2 --quiet "
-        "--output-dir run"
-    )
-    command = command_of(here / "run", 1)
+    named = f"--env CartPole-v1 --policy {file_of(here)}:net --checkpoint w.pt"
+    typed(f"evaluate {named[6:]} --episodes 2 --quiet --output-dir run")
+    assert command_of(here / "run", 1) == f"tdcollect replay DIR 1 {named}"
+    status, out, err = typed("replay run 1 --policy random")
+    assert (status, out) == (1, "")
+    assert "expected --env ENV and --policy POLICY, as replay runs only what you name, got" in err
+    assert f"no --env; the evaluation was run as in: tdcollect replay run 1 {named} (it may" in err
+    assert typed(f"replay run 1 {named}")[0] == 0
+
+
+def file_of(here: Path) -> str:
+    """The file with policies."""
     (file,) = here.glob("policies_*.py")
-    assert command == (
-        f"tdcollect replay . 1 --env CartPole-v1 --policy ../{file.name}:net --checkpoint ../w.pt"
-    )
-    monkeypatch.chdir(here / "run")
-    assert main(shlex.split(command)[1:]) == 0
-    monkeypatch.chdir(here.parent)
-    shutil.move(here, here.parent / "moved")
-    del sys.modules[file.stem]  # as in another process
-    monkeypatch.chdir(here.parent / "moved" / "run")
-    assert main(shlex.split(command)[1:]) == 0
-    assert main(["replay", ".", "1", "--trust"]) == 0
+    return file.name
 
 
 def test_replay_films(typed, here) -> None:
     pytest.importorskip("pygame")
     typed("evaluate CartPole-v1 --policy random --episodes 2 --output-dir run --quiet")
-    status, out, _ = typed("replay run 1 --trust --video run/1.mp4")
+    status, out, _ = typed("replay run 1 --env CartPole-v1 --policy random --video run/1.mp4")
     assert status == 0
     assert "video run/1.mp4" in out
     assert (here / "run" / "1.mp4").read_bytes()[4:8] == b"ftyp"
@@ -504,15 +498,6 @@ def test_replay_films(typed, here) -> None:
         assert (status, out) == (1, "")
         assert f"expected a video file, .mp4 or .mkv or .mov, got {file}" in err
     assert sorted(here.iterdir()) == before
-
-
-def test_replay_of_a_directory_that_names_no_policy_takes_it_from_the_command(typed) -> None:
-    (kept, other) = (tdcollect.evaluate("CartPole-v1", None, 2, output_dir=name) for name in "ab")
-    assert kept.digest == other.digest
-    status, _, err = typed("replay a 0")
-    assert status == 1
-    assert "say it: --env ENV --policy MODULE:FACTORY" in err
-    assert typed("replay a 0 --env CartPole-v1 --policy random")[0] == 0
 
 
 # The program

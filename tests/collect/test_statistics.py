@@ -23,7 +23,8 @@ from torchrl.testing import mocking_classes as mocks
 
 import tdcollect
 from tdcollect import Collector, make_env, slot_seed
-from tdcollect.collect.statistics import Collection, Ends, Tally
+from tdcollect.collect.statistics import Collection
+from tdcollect.collect.tally import RowEnds, Tally
 from tdcollect.keys import entry_path
 
 from .envs import ENVS, cartpole, make_toy
@@ -155,7 +156,7 @@ def test_sums_over_batches_are_those_of_a_loop(
     times = np.cumsum(rng.integers(1, 9, sum(cuts))).astype(float)
     for start, rows in zip(np.cumsum([0, *cuts]), cuts, strict=False):
         part = slice(start, start + rows)
-        ends = Ends(slots[part], done[part], None, False, 0, times[part])
+        ends = RowEnds(slots[part], done[part], None, False, 0, times[part])
         ended = tally.feed(ends, reward[part])
         found += zip(*(x.tolist() for x in ended[:3]), strict=True)
         took += ended.seconds.tolist()

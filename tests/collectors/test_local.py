@@ -201,13 +201,7 @@ RESTART = {"on_worker_lost": "restart", "preemptive_threshold": 0.5}
         (ASYNC, [], {}, ValueError, "expected"),
         (ASYNC, ["CartPole-v1"], {}, TypeError, "expected"),
         (MultiCollector, [two_slots], {}, TypeError, "sync to be True or False, got None"),
-        (
-            SYNC,
-            [two_slots],
-            {"reset_options": 3},
-            TypeError,
-            "to be callable or None",
-        ),
+        (SYNC, [two_slots], {"reset_options": 3}, TypeError, "to be callable or None"),
         (
             SYNC,
             [two_slots],

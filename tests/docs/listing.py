@@ -17,7 +17,7 @@ STAGES = (
     ("envs", "envs/process"),
     ("collect",),
     ("collectors",),
-    ("evaluation", "evaluation/episodes", "evaluation/workers", "pages"),
+    ("evaluation", "evaluation/episodes", "evaluation/sb3", "evaluation/workers", "pages"),
     ("testing",),
     ("lab", "lab/pages"),
     ("cli",),

@@ -11,6 +11,8 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModule
+from torch import nn
 from torchrl.envs import (
     Compose,
     EnvBase,
@@ -22,7 +24,7 @@ from torchrl.envs import (
     check_env_specs,
 )
 
-from tdcollect import make_env
+from tdcollect import Collector, make_env
 from tdcollect.seeding import slot_seeds
 
 from ..collect.oracle import assert_same
@@ -353,3 +355,43 @@ def test_an_adapter_says_what_its_slots_can() -> None:
         assert env.observation_space == gym.make("CartPole-v1").observation_space
         assert env.restarts is None
         assert not env.broken_episodes
+
+
+class Keeps(nn.Module):
+    """Keeps what it is given, and asks for its gradient if that is wanted."""
+
+    def __init__(self, gradients: bool = False):
+        super().__init__()
+        self.gradients = gradients
+        self.kept: list[torch.Tensor] | None = None
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        if self.gradients and self.kept is not None:
+            with torch.enable_grad():
+                assert observation.grad is None
+                (observation.requires_grad_() ** 2).sum().backward()
+        if self.kept is not None:
+            self.kept.append(observation)
+        return (observation[..., :1] > 0).long().squeeze(-1)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_what_a_policy_keeps_does_not_change(gradients: bool) -> None:
+    env = make_env("CartPole-v1", 3, categorical_action_encoding=True)
+    keeps = Keeps(gradients)
+    policy = TensorDictModule(keeps, ["observation"], ["action"])
+    collector = Collector(env, policy, frames_per_batch=450, total_frames=1800)
+    collector.set_seed(0)
+    keeps.kept = []  # not what the collector's making has shown it
+    batches = torch.cat([batch["observation"] for batch in collector], 1)
+    assert torch.equal(torch.stack([seen.detach() for seen in keeps.kept], 1), batches)
+
+
+def test_the_latest_rewards_are_given_as_the_envs_gave_them() -> None:
+    env = make_env("Pendulum-v1", 2)
+    stored = env.rollout(1)["next", "reward"][:, 0]
+    assert torch.equal(env.exact_reward(), stored)
+    with env.exact_rewards():
+        stored = env.rollout(1)["next", "reward"][:, 0]
+    assert env.exact_reward().dtype is torch.float64
+    assert torch.equal(env.exact_reward().float(), stored)

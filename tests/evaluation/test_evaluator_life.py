@@ -95,9 +95,7 @@ def test_a_driver_that_dies_again_and_again_is_an_error_and_the_next_one_runs(
 
 
 @forked
-def test_an_idle_process_that_is_killed_is_replaced_when_it_is_needed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_idle_process_that_is_killed_is_replaced_when_it_is_needed() -> None:
     with Evaluator(Walk, policy_factory=lambda: categorical(), num_trajectories=2) as evaluator:
         trained = categorical()
         trained.module[0].module[-1].bias.data[0] += 9
@@ -106,11 +104,6 @@ def test_an_idle_process_that_is_killed_is_replaced_when_it_is_needed(
         assert evaluator.submit().result(60).digest == expected  # the latest weights, still
         os.kill(pid_of(evaluator), signal.SIGTERM)
         assert evaluator.submit().result(60).digest == expected
-        monkeypatch.setattr("tdcollect.evaluation.evaluator.LOOK", 0.01)
-        evaluator.evaluate()
-        os.kill(pid_of(evaluator), signal.SIGKILL)
-        while evaluator._courier._process is not None:  # reaped, though nobody asks
-            time.sleep(0.005)
 
 
 def waits(name: str) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from torchrl.record.loggers import CSVLogger, MLFlowLogger, TensorboardLogger, WandbLogger
+from torchrl.record.loggers import CSVLogger, TensorboardLogger
 
 from tdcollect import Evaluator
 
@@ -53,21 +53,3 @@ def test_csv_and_tensorboard(metrics: Any, tmp_path: Path) -> None:
     assert {*events.Tags()["scalars"]} == NAMES
     there = [(event.step, event.value) for event in events.Scalars("eval/reward")]
     assert there == [(10, first), (20, second)]
-
-
-def test_wandb(metrics: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("wandb")
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    logger = WandbLogger("run", offline=True, save_dir=str(tmp_path))
-    _, last = log(logger, metrics)
-    assert logger.experiment.summary["eval/reward"] == last
-
-
-def test_mlflow(metrics: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mlflow = pytest.importorskip("mlflow")
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    logger = MLFlowLogger("run", tracking_uri=(tmp_path / "mlruns").as_uri())
-    _, last = log(logger, metrics)
-    run = mlflow.get_run(mlflow.active_run().info.run_id)
-    mlflow.end_run()
-    assert run.data.metrics["eval/reward"] == last

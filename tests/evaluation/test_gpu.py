@@ -24,7 +24,7 @@ from torchrl.modules import GRUModule, LSTMModule
 
 from tdcollect import EvaluationCollector
 from tdcollect.evaluation import EvaluationSettings
-from tdcollect.evaluation.episodes.policy import DrawByRow, Inference, LikeRows, draws
+from tdcollect.evaluation.episodes.inference import DrawByRow, Inference, LikeRows, draws
 from tdcollect.evaluation.manifest import describe
 from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.workers.worker import Job, set_policy, snapshot
@@ -189,14 +189,14 @@ def crossings_by_step() -> Iterator[list[list[int]]]:
     """Count the copies up, copies down and waits from one call of the policy to the next."""
     counted: list[tuple[int, int, int]] = []
     found: list[list[int]] = []
-    call = Inference.__call__
+    call = Inference.act
     with pytest.MonkeyPatch.context() as patch, Crossings() as crossings:
 
         def watched(self: Inference, *args: Any) -> None:
             counted.append((len(crossings.ups), len(crossings.downs), len(crossings.waits)))
             call(self, *args)
 
-        patch.setattr(Inference, "__call__", watched)
+        patch.setattr(Inference, "act", watched)
         yield found
     for before, after in pairwise(counted):
         found.append([b - a for a, b in zip(before, after, strict=True)])

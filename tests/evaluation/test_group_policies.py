@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ from torchrl.modules import GRUModule
 import tdcollect
 from tdcollect import EvaluationResult, Evaluator, evaluate
 from tdcollect.cli import main
-from tdcollect.evaluation.request import Request
 from tdcollect.lab import Suite
 from tdcollect.policies import from_agent, from_function
 
@@ -226,11 +226,10 @@ def test_the_command_line_names_one_for_each_group(
     options = f"{ON_GROUPS} --checkpoint red=red.pt --output-dir run".split()
     assert main([*typed, *options]) == 0
     assert EvaluationResult.load("run").digest == digest(by_group(), teams)
-    assert main(["replay", "run", "2", "--trust"]) == 0
-    again = Request.read("run")
-    assert again is not None
-    command = again.command("2", "run", "run")
-    assert f"--policy red={SELF}:module,blue={SELF}:clips --checkpoint red=../red.pt" in command
+    (run,) = json.loads(Path("run/run.json").read_text())
+    named = f"{ON_GROUPS} --checkpoint red=red.pt"
+    assert run["request"]["policy"] == f"red={SELF}:module,blue={SELF}:clips"
+    assert main(f"replay run 2 --env {teams.__module__}:teams {named}".split()) == 0
     assert main([*typed, "--policy", f"{SELF}:by_group"]) == 0  # a function makes both
     capsys.readouterr()
     for wrong in (

@@ -14,7 +14,6 @@ import pytest
 
 from tdcollect.cli import main
 from tdcollect.evaluation import directory as files
-from tdcollect.evaluation import ledger
 
 from ..forkserver import start
 from ..zoo.reports import shrink
@@ -88,7 +87,7 @@ def kills(arguments: list[str]) -> int:
 
 @pytest.mark.parametrize("more", [(), ("--shard=1/2",)], ids=["whole", "shard"])
 def test_killed_between_each_file_and_the_next(tmp_path: Path, monkeypatch, more) -> None:
-    """Manifest, mark, ledger in order, results, figure, page, the notes on the run, the request."""
+    """Manifest, mark, ledger in order, results, figure, page, the notes on the run."""
     shrink(monkeypatch)
     whole, out = tmp_path / "whole", tmp_path / "killed"
     assert main(command(whole, *more, episodes=6)) == 0
@@ -103,14 +102,3 @@ def test_a_second_writer_is_refused(tmp_path: Path, capsys) -> None:
         told = f"another process is writing to {tmp_path / 'out'}; wait for it"
         assert told in capsys.readouterr().err
         assert contents(tmp_path / "out") == before
-
-
-def test_a_directory_that_is_opened_reads_its_manifest_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    described = manifest(episodes=3)
-    files.Directory(tmp_path, described).close()
-    read, reader = [], ledger.read_manifest
-    monkeypatch.setattr(ledger, "read_manifest", lambda path: read.append(path) or reader(path))
-    files.Directory(tmp_path, described).close()
-    assert read == [tmp_path]

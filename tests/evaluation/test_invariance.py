@@ -18,7 +18,7 @@ from torchrl.envs import transforms as T
 from torchrl.modules import GRUModule, LSTMModule
 
 from tdcollect import EvaluationCollector, make_env
-from tdcollect.evaluation.episodes.policy import Inference
+from tdcollect.evaluation.episodes.inference import Inference
 from tdcollect.evaluation.ledger import Episode, ledger_digest
 
 from ..collect.envs import make_dict_action_toy, make_many_actions_toy, make_nested_toy

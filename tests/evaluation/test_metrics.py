@@ -20,7 +20,7 @@ import tdcollect
 from tdcollect import EvaluationResult, Evaluator, compare, evaluate, make_env, merge, verify
 from tdcollect.evaluation import EvaluationSettings
 from tdcollect.evaluation.comparison import Comparison
-from tdcollect.evaluation.curve import MetricPoint, read_csv
+from tdcollect.evaluation.curve import MetricPoint, read_folder
 from tdcollect.evaluation.ledger import Episode, read_directory
 from tdcollect.evaluation.manifest import code_digest
 from tdcollect.lab import Suite
@@ -362,7 +362,7 @@ def test_curves_have_them(tmp_path: Path) -> None:
     cost = step.summary().metrics["cost"]
     assert [one["eval/metrics/cost"] for one in logged] == [cost.mean] * 2
     assert math.isnan(logged[0]["eval/metrics/none"])
-    points = read_csv(tmp_path / "curve" / "curve.csv")
+    points = read_folder(tmp_path / "curve")[0]
     ends = cost.mean_interval
     assert ends is not None
     assert points[0].metrics == (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import random
 import re
-import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -225,38 +224,21 @@ def test_the_manifest_says_what_acts(tmp_path: Any) -> None:
     assert codes[0] != codes[1]
 
 
-LIMIT = 0.0
-
-
 class Above:
-    """Acts by a number, or a network, that it is given or that its class has."""
+    """Acts by a number, or a network, that it is given."""
 
-    limit = 0.0
-
-    def __init__(self, **own: Any):
-        vars(self).update(own)
+    def __init__(self, limit: float):
+        self.limit = limit
 
     def __call__(self, observation: Any) -> int:
         return int(observation[0] > self.limit)
 
-    @staticmethod
-    def select_actions(agents: list[Any], observations: list[Any]) -> list[int]:
-        return [int(observation[0] > 0) for observation in observations]
-
-
-def static(value: int) -> Any:
-    return type("Above", (Above,), {"select_actions": staticmethod(lambda a, b: [value] * len(b))})
-
 
 HELD: dict[str, Callable[[Any], Any]] = {  # of what may differ, the policy
-    "an object's number": lambda x: from_agent(Above(limit=x), act="__call__", reset=None),
-    "of a method's object": lambda x: from_function(Above(limit=x).__call__),
-    "of what can be called": lambda x: from_function(Above(limit=x)),
-    "of a class": lambda x: from_agent(type("Above", (Above,), {"limit": x}), "__call__", None),
+    "an object's number": lambda x: from_agent(Above(x), act="__call__", reset=None),
     "of a function that is called": lambda x: from_function(
         (lambda inner: lambda observation: inner())(lambda: int(x))
     ),
-    "a static method": lambda x: from_agent(static(int(x)), together="select_actions", reset=None),
     "a default": lambda x: from_function(lambda observation, network=net(3, 2, int(x)): 0),
 }
 
@@ -268,15 +250,6 @@ def test_policies_that_hold_something_else_are_not_resumed(make: Any, tmp_path: 
     assert run(make(0.0)).digest == run(make(0.0)).digest
     with pytest.raises(ValueError, match=r"holds an(other)? evaluation"):
         run(make(1.0))
-
-
-def test_a_policy_of_another_global_is_not_resumed(monkeypatch: Any, tmp_path: Path) -> None:
-    policy = from_function(lambda observation: int(LIMIT))
-    tdcollect.evaluate(Walk, policy, 2, output_dir=tmp_path, progress=False)
-    tdcollect.evaluate(Walk, policy, 2, output_dir=tmp_path, progress=False)
-    monkeypatch.setattr(sys.modules[__name__], "LIMIT", 1.0)
-    with pytest.raises(ValueError, match="holds an evaluation of another policy"):
-        tdcollect.evaluate(Walk, policy, 2, output_dir=tmp_path, progress=False)
 
 
 def remembers() -> Any:
@@ -546,17 +519,6 @@ def test_the_lines_for_agents_that_can_be_read_in_several_ways_work() -> None:
     stateless = SimpleNamespace(predict=lambda x: (int(x[2] > 0), None))
     first = lines_of(stateless)[-1]
     assert_as_played(evaluated_as(first, stateless), Walk(), lambda: named_like_an_entry)
-
-
-def test_a_model_of_stable_baselines_is_found_out() -> None:
-    ppo = pytest.importorskip("stable_baselines3").PPO("MlpPolicy", "CartPole-v1", device="cpu")
-    from tdcollect.evaluation.sb3 import load_policy
-
-    policy = load_policy(ppo, tdcollect.make_env("CartPole-v1"))
-    first, same = (
-        tdcollect.evaluate("CartPole-v1", p, 2, progress=False).digest for p in (ppo, policy)
-    )
-    assert first == same
 
 
 # ------------------------------------------------------------------------------ random numbers

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import os
 import pickle
 import re
@@ -33,6 +32,7 @@ import tdcollect
 from tdcollect.cli import main
 from tdcollect.evaluation import Request
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
+from tdcollect.pages.evaluation import again_of
 
 from .ledgers import Payload
 
@@ -180,7 +180,7 @@ def test_workers_make_them_too(ask, tmp_path: Path) -> None:
     one = run(request, output_dir=tmp_path / "one", request=request)
     two = run(request, output_dir=tmp_path / "two", request=request, workers=2)
     assert one.digest == two.digest
-    for file in ("manifest.json", "request.json", "episodes.jsonl"):
+    for file in ("manifest.json", "episodes.jsonl"):
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
 
 
@@ -328,39 +328,31 @@ def test_a_file_that_does_not_fit_is_refused_before_an_env_is_made(ask, monkeypa
         ask(transforms=["@:norm"], env_state="norm.pt").make()
 
 
-def test_replay_runs_them_again(ask, here: Path, capsys, monkeypatch) -> None:
-    """With --trust, and by a file that makes them; nothing of the directory runs before."""
-    windy: Any = {"call": "@:Windy", "kwargs": {"strength": 0.2}}
+def test_replay_runs_them_again(ask, here: Path, capsys) -> None:
+    """By a file that makes them, which the page asks for."""
     asked = ask(transforms=["@:norm"], env_state=saved(trained(norm())))
     file = asked.policy.partition(":")[0]
-    windy["call"] = f"{file}:Windy"
+    windy: Any = {"call": f"{file}:Windy", "kwargs": {"strength": 0.2}}
     asked = replace(asked, wrappers=[windy])
     run(asked, 2, output_dir="run", request=asked)
-    (here / "envs.py").write_text(
+    (here / "own_envs.py").write_text(
         "from tdcollect.evaluation import Request\n"
         f"made = Request('CartPole-v1', 'random', wrappers=[{windy}], transforms=['{file}:norm'],\n"
         f"    env_state='norm.pt', directory={str(here)!r}).made_env()\n"
     )
-    words = ["evaluate", "envs.py:made", "--policy", asked.policy, "--episodes", "2", "--quiet"]
+    words = ["evaluate", "own_envs.py:made", "--policy", asked.policy, "--episodes", "2", "--quiet"]
     assert main([*words, "--output-dir", "typed"]) == 0
     of = [tdcollect.EvaluationResult.load(name).digest for name in ("run", "typed")]
     assert of[0] == of[1]
-    monkeypatch.chdir(here.parent)
-    forget(here / file)
-    folder = f"{here.name}/run"
-    assert main(["replay", folder, "1"]) == 1
-    shown = capsys.readouterr().err
-    assert Path(file).stem not in sys.modules
-    assert f"  wrappers      {windy}\n  transforms    {file}:norm\n  env-state     norm.pt" in shown
-    assert "to be run, with FILE.py:make_env that makes such an env; as the directory" in shown
-    trusting, named = re.findall(r"^  (tdcollect replay .*)$", shown, re.M)
-    assert " --env FILE.py:make_env " in named
-    for way in (trusting, named.replace("FILE.py:make_env", f"{here.name}/envs.py:made")):
-        assert main(shlex.split(way)[1:]) == 0
-        assert "the same to the bit" in capsys.readouterr().out
-        forget(here / file)
+    again = again_of({}, Path("run"), Path(), "")
+    command = again.of_row("1").removeprefix("tdcollect ")
+    assert " --env FILE.py:make_env " in command
+    named = command.replace("DIR", "run").replace("FILE.py:make_env", "own_envs.py:made")
+    assert main(shlex.split(named)) == 0
+    assert "the same to the bit" in capsys.readouterr().out
+    forget(here / "own_envs.py")
     torch.save(trained(norm(decay=0.9)).state_dict(), here / "norm.pt")
-    assert main(["replay", folder, "1", "--trust"]) == 1
+    assert main(shlex.split(named)) == 1
     assert "env.transforms" in capsys.readouterr().err
 
 
@@ -399,28 +391,6 @@ def test_episodes_with_them_are_filmed(ask) -> None:
     given = {"wrappers": ["@:Windy"], "transforms": ["torchrl.envs:RewardSum"]}
     shown = {"length": 4, "render_mode": "rgb_array"}
     request = ask("@:short", policy="random", env_kwargs=shown, **given)
-    run(request, 2, output_dir="run", request=request, env_kwargs=shown)
-    assert main(["replay", "run", "1", "--trust", "--video", "one.mp4"]) == 0
+    result = run(request, 2, env_kwargs=shown)
+    result.replay(1, "one.mp4")
     assert Path("one.mp4").stat().st_size > 0
-
-
-def test_requests_keep_them(ask, tmp_path: Path) -> None:
-    request = ask(
-        wrappers=["m:f", {"call": "a/b.py:g", "kwargs": {"n": [1]}}],
-        transforms=["m:h"],
-        env_state="norm.pt",
-    )
-    request.write(tmp_path)
-    assert Request.read(tmp_path) == request
-    file = tmp_path / "request.json"
-    kept = json.loads(file.read_text())
-    for name in ("wrappers", "transforms", "env_state"):
-        del kept[name]
-    file.write_text(json.dumps(kept))  # of a version that did not have them
-    old = Request.read(tmp_path)
-    assert old is not None
-    assert (old.wrappers, old.transforms, old.env_state) == ([], [], None)
-    for wrong in ("m:f", [3], [{"call": 3}], [{"call": "m:f\0"}], ["f"], {}):
-        file.write_text(json.dumps({**kept, "wrappers": wrong}))
-        with pytest.raises(ValueError, match="to hold a request as `tdcollect evaluate` writes it"):
-            Request.read(tmp_path)

@@ -43,7 +43,7 @@ class Simulation:
     """Workers in simulated time, each with its slots and seconds per step.
 
     Poisoned episodes end their worker at their last step; at ``deaths``, one ends for another
-    reason, which is known if ``outside``. Index i is of evaluation i modulo ``evaluations``.
+    reason. Index i is of evaluation i modulo ``evaluations``.
     """
 
     def __init__(
@@ -54,10 +54,9 @@ class Simulation:
         max_lost: int,
         deaths: list[tuple[float, int]] = (),  # type: ignore[assignment]
         evaluations: int = 1,
-        outside: bool = False,
     ):
         self.lengths, self.poisoned, self.max_lost = lengths, poisoned, max_lost
-        self.evaluations, self.outside = evaluations, outside
+        self.evaluations = evaluations
         self.schedule = Schedule(len(workers), max_lost)
         for number in range(evaluations):
             self.schedule.add(number, None)
@@ -111,9 +110,8 @@ class Simulation:
 
     def check_idle(self) -> None:
         """No worker is idle while episodes wait that nobody has."""
-        idle = [rank for rank in range(len(self.workers)) if not self.schedule.held(rank)]
-        held = sum(self.schedule.held(rank) for rank in range(len(self.workers)))
-        assert not idle or held == self.left
+        held = [len(seat.held) for seat in self.schedule.seats.values()]
+        assert (len(held) == len(self.workers) and all(held)) or sum(held) == self.left
 
     def step(self) -> None:
         """Let the worker go on that is due next."""
@@ -125,7 +123,7 @@ class Simulation:
         worker.ready = CLOCK.now + worker.speed
         if self.deaths and self.deaths[-1][0] <= CLOCK.now:
             victim = self.deaths.pop()[1] % len(self.workers)
-            self.die(victim, self.outside)
+            self.die(victim)
             if victim == rank:
                 return
         for index in list(worker.running):
@@ -142,9 +140,9 @@ class Simulation:
             self.ended[index] += 1
         worker.begin(self.lengths)
 
-    def die(self, rank: int, outside: bool = False) -> None:
+    def die(self, rank: int) -> None:
         self.workers[rank] = Worker(self.workers[rank].slots, self.workers[rank].speed)
-        self.failed += self.schedule.lose(rank, outside)
+        self.failed += self.schedule.lose(rank)
 
 
 CLOCK = SimpleNamespace(now=0.0)
@@ -167,17 +165,13 @@ def simulated(*arguments: Any) -> Simulation:
     return simulation
 
 
-@given(st.data(), st.integers(0, 60), st.integers(1, 5), st.booleans(), st.randoms())
-@example(None, 2, 4, False, random.Random(0))  # evaluations without episodes
+@given(st.data(), st.integers(0, 60), st.integers(1, 5), st.randoms())
+@example(None, 2, 4, random.Random(0))  # evaluations without episodes
 @hypothesis_settings(max_examples=60)
 def test_every_episode_ends_once_and_only_poisoned_ones_fail(
-    data: Any, episodes: int, evaluations: int, outside: bool, draw: random.Random
+    data: Any, episodes: int, evaluations: int, draw: random.Random
 ) -> None:
-    """Workers end for other reasons, too.
-
-    However few an episode may cost if they end from outside. Otherwise one that was lost beside a
-    poisoned one counts that too, at most four times here.
-    """
+    """Workers end for other reasons, too, more seldom than costs an episode that runs alone."""
     lengths = {7 * index: draw.randint(1, 20) for index in range(episodes)}
     poisoned, workers, deaths, most = set[int](), [(1, 0.0625)], [], 1
     if data is not None:
@@ -186,29 +180,8 @@ def test_every_episode_ends_once_and_only_poisoned_ones_fail(
         worker = st.tuples(st.integers(1, 16), st.floats(0.0001, 0.1))
         workers = data.draw(st.lists(worker, min_size=1, max_size=7))
         deaths = data.draw(st.lists(st.tuples(st.floats(0, 2), st.integers(0, 6)), max_size=9))
-        most = data.draw(st.integers(1, 5))
-    if deaths and not outside:
-        poisoned, most = {*[*poisoned][:1]}, len(deaths) + 6
-    simulated(lengths, poisoned, workers, most, deaths, evaluations, outside)
-
-
-def test_losses_from_outside_have_a_bound_and_spare_the_other_episodes() -> None:
-    """An episode that always ends its worker from outside: the machine, say."""
-    schedule = Schedule(1, 2)
-    schedule.add(0, range(20))
-    CLOCK.now = 0.0
-    given_up: list[int] = []
-    losses = 0
-    while schedule.left(0):
-        schedule.place(0)
-        handed = schedule.hand_out(0, 8)
-        if 5 in handed:
-            losses += 1
-            given_up += schedule.lose(0, True)
-            continue
-        for index in handed:
-            assert schedule.take_in(0, 0, "worker 0", record(index))
-    assert (given_up, losses) == ([5], 30)
+        most = data.draw(st.integers(1, 5)) + (len(deaths) + 1 if deaths else 0)
+    simulated(lengths, poisoned, workers, most, deaths, evaluations)
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,11 @@ import pytest
 
 import tdcollect
 from tdcollect.cli import main
-from tdcollect.evaluation import Request, merging
 from tdcollect.evaluation import manifest as manifests
+from tdcollect.evaluation import merging
 from tdcollect.evaluation.directory import Directory
 from tdcollect.evaluation.ledger import Shard, read_last, sha256
+from tdcollect.pages.evaluation import named_in
 
 from .envs import Failing, Walk
 from .ledgers import GONE, alter, contents, flip_in, ledger, manifest, pipe, unfinished
@@ -334,13 +335,9 @@ def test_what_is_missing_is_named_by_shards_that_are_cut_alike(runs: Path) -> No
 
 
 def test_data_are_listed_with_their_shard_and_merged_with_it(runs: Path) -> None:
-    """And a request that differs is left out."""
     listed = [json.loads((path / "shard.json").read_text())["trajectories"] for path in both(runs)]
-    Request("CartPole-v1", "random", directory=str(runs)).write(runs / "shard-0")
-    with pytest.warns(UserWarning, match="do not name the same env and policy in request.json"):
-        tdcollect.merge(both(runs), runs / "merged")
+    tdcollect.merge(both(runs), runs / "merged")
     assert contents(runs / "merged") == contents(runs / "whole")
-    (runs / "shard-0" / "request.json").unlink()
     merged = json.loads((runs / "merged" / "results.json").read_text())["trajectories"]
     assert merged == {**listed[0], **listed[1]}
     flip_in(runs / "shard-1" / "trajectories" / "000003.npz", "next/done")
@@ -513,7 +510,6 @@ EVALUATE = "evaluate @:short --policy @:net --episodes 5 --num-envs 2 --keep-tra
 
 
 def test_shards_of_the_command_line_are_merged(typed, here) -> None:
-    """With the commands of the report, and the request that replay reads."""
     assert typed(f"{EVALUATE} --output-dir whole --quiet")[0] == 0
     for i in range(2):
         status, out, _ = typed(f"{EVALUATE} --shard {i}/2 --output-dir part-{i}")
@@ -527,8 +523,8 @@ def test_shards_of_the_command_line_are_merged(typed, here) -> None:
     assert str(tdcollect.EvaluationResult.load("whole").summary()) in out
     assert "report merged/report.html" in out
     assert contents(here / "merged") == contents(here / "whole")
-    assert "request.json" in "".join(contents(here / "merged"))
-    for command in ("verify part-0 part-1 merged", "replay part-1 3 --trust"):
+    assert named_in(here / "merged") == named_in(here / "whole") != {}
+    for command in ("verify part-0 part-1 merged", f"replay part-1 3 --env {EVALUATE[9:31]}"):
         status, out, err = typed(command)
         assert status == 0, err
     (told,) = json.loads(typed("verify part-1 --json")[1])["evaluations"]

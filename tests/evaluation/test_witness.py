@@ -22,16 +22,16 @@ from torchrl.modules import IndependentNormal, ProbabilisticActor, TanhNormal
 
 import tdcollect
 from tdcollect import make_env
-from tdcollect.evaluation.episodes.collector import EvaluationCollector, Feed
+from tdcollect.evaluation.episodes.collector import EvaluationCollector
 from tdcollect.evaluation.episodes.steps import first_difference, sketch
-from tdcollect.evaluation.episodes.trial import Again
+from tdcollect.evaluation.episodes.trial import Again, Feed
 from tdcollect.evaluation.step_files import Journal, read_block, read_steps, read_witness
 from tdcollect.policies import from_function
 from tdcollect.randomness import NotReproducibleError
 
 from .envs import Failing, Walk
 from .ledgers import contents, unfinished
-from .policies import categorical, deterministic
+from .policies import deterministic
 
 pytestmark = pytest.mark.usefixtures("small_reports")
 
@@ -92,16 +92,6 @@ def test_unlike_policies_and_envs_are_not_taken_for_one(name: str, tmp_path: Pat
     assert quiet(*one, 4, output_dir=tmp_path / "out").digest == finished.digest
     result = quiet(*other, 4, output_dir=tmp_path / "out", recheck=False)  # none runs
     assert result.digest == finished.digest
-
-
-def test_merged_shards_have_the_files_of_one_process(tmp_path: Path) -> None:
-    parts = [tmp_path / str(place) for place in range(3)]
-    for place, part in enumerate(parts):
-        quiet(Walk, categorical(), 7, output_dir=part, shard=(place, 3), num_envs=2)
-    tdcollect.merge(parts, tmp_path / "merged")
-    quiet(Walk, categorical(), 7, output_dir=tmp_path / "whole")
-    assert contents(tmp_path / "merged") == contents(tmp_path / "whole")
-    assert tdcollect.verify(tmp_path / "merged").passed
 
 
 def test_the_witness_is_the_first_listed_that_completes(tmp_path: Path) -> None:

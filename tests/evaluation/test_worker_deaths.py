@@ -197,24 +197,10 @@ def test_a_worker_that_closes_its_connection_is_ended(
     assert result.errors == {7: f"its worker {how}, the last of 1 that it cost"}
 
 
-def test_losses_from_outside_are_not_held_against_episodes(
-    set_up: Any, tame: EvaluationResult, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_worker_that_dies_once_costs_no_episode(
+    set_up: Any, tame: EvaluationResult, tmp_path: Path
 ) -> None:
-    """As many workers are terminated as would cost an episode otherwise, and more."""
-    (marker := tmp_path / "marker").touch()
-
-    class Terminated(Deadly):
-        def act(self) -> None:
-            times = len(self.marker.read_text())
-            self.marker.write_text("x" * (times + 1))
-            if times < 4:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-    env = partial(Terminated, {17: "SIGTERM"}, marker)
-    result = told(set_up(2, max_lost=1), env, hungry())
-    assert result.episodes == tame.episodes
-    assert capsys.readouterr().err.count("was killed by SIGTERM") == 4
-    env = partial(Deadly, {17: "SIGSEGV"}, tmp_path / "once")  # nor is one loss of its own
+    env = partial(Deadly, {17: "SIGSEGV"}, tmp_path / "once")
     result = told(set_up(2), env, hungry())
     assert (result.episodes, result.errors) == (tame.episodes, {})
     assert (tmp_path / "once").exists()

@@ -505,7 +505,8 @@ def test_progress_tells_episodes_workers_time_left_and_losses(
     def killing(self: Dispatcher, *answer: Any) -> Any:
         yield from taken_in(self, *answer)
         if not hit:  # the busiest, as the other one may not be up yet
-            hit.append(pids(workers)[max((0, 1), key=self._schedule.held)])
+            seats = self._schedule.seats
+            hit.append(pids(workers)[max(seats, key=lambda rank: len(seats[rank].held))])
             os.kill(hit[0], signal.SIGKILL)
 
     monkeypatch.setattr(Dispatcher, "_ended", killing)

@@ -18,7 +18,7 @@ import tdcollect
 from tdcollect.cli import main
 from tdcollect.lab import curves
 from tdcollect.lab.curves import Curves, over_runs
-from tdcollect.pages.curve import curves_page
+from tdcollect.lab.pages.curves import curves_page
 
 from ..evaluation.envs import Walk
 from ..evaluation.policies import categorical
@@ -46,7 +46,7 @@ def test_the_table_of_coverage_has_the_rows_of_its_script() -> None:
 
 
 def coverage_table() -> tuple[list[str], list[str]]:
-    text = (ROOT / "docs" / "evaluating.md").read_text().split("\n| means of runs | ", 1)[1]
+    text = (ROOT / "docs" / "beside-training.md").read_text().split("\n| means of runs | ", 1)[1]
     head, _, *rows = text.split("\n\n", 1)[0].splitlines()
     return head.split(" | "), rows
 

@@ -171,9 +171,13 @@ def test_films_are_on_the_pages_of_their_episodes(tmp_path: Path, monkeypatch, c
     assert main([*command.split(), "--film", "worst:1"]) == 0
     (worst,) = indices_of("worst:1", tdcollect.EvaluationResult.load("run").episodes)
     other = (worst + 1) % 4
+    named = ["--env", "CartPole-v1", "--policy", "random"]
     assert main(["replay", "run", "--film", f"{other}"]) == 1
-    assert f"tdcollect replay run --film {other} --trust\n" in capsys.readouterr().err
-    assert main(["replay", "run", "--trust", "--film", f"{other}"]) == 0
+    assert (
+        f"as in: tdcollect replay run --film {other} {' '.join(named)} (it"
+        in capsys.readouterr().err
+    )
+    assert main(["replay", "run", "--film", f"{other}", *named]) == 0
     film = tmp_path / "run" / "films" / f"{other:06d}.mp4"
     assert f"film run/films/{film.name}\npages tdcollect view run\n" in capsys.readouterr().out
     assert tdcollect.verify("run").passed

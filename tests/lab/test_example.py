@@ -16,9 +16,6 @@ import torch
 import tdcollect
 
 from ..forkserver import run_script
-from .parts import small_reports
-
-__all__ = ["small_reports"]  # a fixture
 
 FOLDER = Path(__file__).parents[2] / "examples" / "suite"
 SUITE = tomllib.loads((FOLDER / "suite.toml").read_text())

@@ -19,9 +19,7 @@ from tdcollect.lab import Suite
 from tdcollect.lab.planning import Aim, runs_needed
 
 from ..evaluation.ledgers import contents
-from .parts import FILE, HERE, folder, small, small_reports, tables
-
-__all__ = ["folder", "small_reports"]  # fixtures
+from .parts import FILE, HERE, small, tables
 
 pytestmark = pytest.mark.usefixtures("small_reports")
 

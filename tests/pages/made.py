@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from tdcollect import compare
-from tdcollect.evaluation import Request, summarize
+from tdcollect.evaluation import summarize
 from tdcollect.evaluation.curve import Best, Point
 from tdcollect.lab.curves import together
+from tdcollect.lab.pages.curves import write_curves_page
 from tdcollect.lab.pages.episode import Played, episode_page
 from tdcollect.lab.pages.suite import suite_page
 from tdcollect.lab.tables import Policy, Score, Task
 from tdcollect.pages.build import Commands
-from tdcollect.pages.curve import curve_page, write_curves_page
+from tdcollect.pages.curve import curve_page
 from tdcollect.pages.evaluation import write_comparison_report, write_report
 
 from ..evaluation.ledgers import ENV, ledger, manifest, run
@@ -52,8 +54,13 @@ def _evaluation(folder: Path) -> Path:
     (folder / "trajectories" / "000003").mkdir(parents=True)
     described = manifest(policy=f"lab.{EVIL}", env=ENV | {"id": f"Walk {EVIL}"})
     described[EVIL] = {EVIL: [EVIL, "https://evil.test/"]}
-    request = Request("CartPole-v1", f"{EVIL}.py:f", env_kwargs={EVIL: EVIL}, directory=str(folder))
-    return write_report(folder, described, records, summarize(records, resamples=99), request)[-1]
+    request = {
+        "env": "CartPole-v1",
+        "policy": f"{EVIL}.py:f",
+        "env_kwargs": {EVIL: EVIL},
+    }
+    (folder / "run.json").write_text(json.dumps([{"request": request}]))
+    return write_report(folder, described, records, summarize(records, resamples=99))[-1]
 
 
 def _comparison(folder: Path) -> Path:

@@ -92,7 +92,7 @@ def test_a_page_is_whole_without_its_script(
     assert inside.count() == words.rpartition("<tbody>")[2].count("<tr>")
     assert inside.last.is_visible()
     if kind == "evaluation":
-        assert page.locator(".command code").inner_text().startswith("tdcollect replay . ")
+        assert page.locator(".command code").inner_text().startswith("tdcollect replay DIR ")
     assert found.said == []
     page.context.close()
 
@@ -164,7 +164,7 @@ def test_the_command_of_an_episode_is_copied(table: Any, pages: dict[str, Path])
     text = pages["evaluation"].read_text()
     (halves,) = re.findall('data-before="(.*?)" data-after="(.*?)"', text, re.S)
     assert copied == html.unescape("12".join(halves))
-    assert copied.startswith("tdcollect replay . 12 --env CartPole-v1 --policy '")
+    assert copied.startswith("tdcollect replay DIR 12 --env CartPole-v1 --policy '")
 
 
 def test_a_film_plays_in_its_page(browser: Any, pages: dict[str, Path]) -> None:

@@ -14,9 +14,9 @@ from tdcollect.files import write_atomically
 from tdcollect.pages import evaluation
 
 
-def write_small(directory: Any, manifest: Any, episodes: Any, *more: Any) -> list[Path]:
-    """A figure and a page, of the same bytes for the same manifest, records and request."""
-    about = [manifest, [episode.to_json() for episode in episodes], repr(more[1:])]
+def write_small(directory: Any, manifest: Any, episodes: Any, summary: Any) -> list[Path]:
+    """A figure and a page, of the same bytes for the same manifest, and records."""
+    about = [manifest, [episode.to_json() for episode in episodes]]
     told = json.dumps(about, sort_keys=True)
     files = [Path(directory) / name for name in ("figures/returns.svg", "report.html")]
     return [write_atomically(file, told.encode()) for file in files]

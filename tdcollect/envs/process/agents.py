@@ -18,7 +18,7 @@ import numpy as np
 from gymnasium import spaces
 
 from tdcollect import check, keys
-from tdcollect.envs.process.values import Array, is_number
+from tdcollect.envs.process.values import Array, is_number, slot_of
 from tdcollect.packages import extra_module
 
 OPTIONS = ("group_map", "use_mask", "return_state", "done_on_any")
@@ -143,7 +143,7 @@ class Agents(gym.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Step all agents; the reward is their sum."""
         actions = {
-            agent: _row(action[group][keys.ACTION], i)
+            agent: slot_of(action[group][keys.ACTION], i)
             for group, agents in self.groups.items()
             for i, agent in enumerate(agents)
         }
@@ -169,16 +169,16 @@ class Agents(gym.Env[Any, Any]):
         terminated: Mapping[str, Any],
         truncated: Mapping[str, Any],
     ) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        observed: dict[str, Any] = {}
         alive = self.env.agents
         for group, agents in self.groups.items():
             space: Any = self.observation_space[group]  # type: ignore[index]
-            given = [seen.get(agent) for agent in agents]
-            part = {keys.OBSERVATION: _values(given, space[keys.OBSERVATION])}
+            by_agent = [seen.get(agent) for agent in agents]
+            part = {keys.OBSERVATION: _values(by_agent, space[keys.OBSERVATION])}
             if ACTION_MASK in space.spaces:
                 part[ACTION_MASK] = legal = np.ones(space[ACTION_MASK].shape, bool)
                 for i, agent in enumerate(agents):
-                    sources = (given[i], infos.get(agent))
+                    sources = (by_agent[i], infos.get(agent))
                     told = [s for s in sources if isinstance(s, Mapping) and ACTION_MASK in s]
                     if told and agent in alive and agent in seen:
                         legal[i] = told[0][ACTION_MASK]
@@ -196,10 +196,10 @@ class Agents(gym.Env[Any, Any]):
             ends = [np.array([f[a] for a in agents], bool) for f in (terminated, truncated)]
             flags = (ends[0] | ends[1], *ends)
             part |= {n: flag.reshape(shape) for n, flag in zip(keys.FLAGS, flags, strict=True)}
-            found[group] = part
+            observed[group] = part
         if self.return_state:
-            found[STATE] = self.env.state()
-        return found
+            observed[STATE] = self.env.state()
+        return observed
 
     def render(self) -> Any:
         """The parallel env's picture."""
@@ -216,7 +216,6 @@ class Agents(gym.Env[Any, Any]):
 
 
 def is_agents_id(name: Any) -> bool:
-    """Tell whether a name is one of PettingZoo's envs, and not gymnasium's."""
     return isinstance(name, str) and name.startswith("pettingzoo/")
 
 
@@ -229,12 +228,12 @@ def agents_of(name: str, /, **kwargs: Any) -> Agents:
     Raises:
         ValueError: if there is no such module, or it has no parallel env.
     """
-    found = re.fullmatch(r"pettingzoo/(\w+)/(\w+)", name)
+    parts = re.fullmatch(r"pettingzoo/(\w+)/(\w+)", name)
     module: Any = None
-    if found is not None:
+    if parts is not None:
         extra_module("pettingzoo", name)
-        for package in (f"pettingzoo.{found[1]}", found[1]):
-            path = f"{package}.{found[2]}"
+        for package in (f"pettingzoo.{parts[1]}", parts[1]):
+            path = f"{package}.{parts[2]}"
             if module is None and find_spec(package) and find_spec(path):
                 module = importlib.import_module(path)
     if not hasattr(module, "parallel_env"):
@@ -249,15 +248,15 @@ def agents_of(name: str, /, **kwargs: Any) -> Agents:
 
 def as_env(make: Callable[..., Any], /, **kwargs: Any) -> Any:
     """Make an env; one of PettingZoo's is given as :class:`Agents`."""
-    made = make(**kwargs)
+    env = make(**kwargs)
     zoo = sys.modules.get("pettingzoo")
-    if zoo is not None and isinstance(made, zoo.AECEnv):
+    if zoo is not None and isinstance(env, zoo.AECEnv):
         raise TypeError(
-            f"expected a gymnasium.Env or a pettingzoo.ParallelEnv, got the AECEnv {made}, whose "
+            f"expected a gymnasium.Env or a pettingzoo.ParallelEnv, got the AECEnv {env}, whose "
             "agents take turns; pass its parallel_env, or give TorchRL's PettingZooEnv to the "
             "collector"
         )
-    return Agents(made) if zoo is not None and isinstance(made, zoo.ParallelEnv) else made
+    return Agents(env) if zoo is not None and isinstance(env, zoo.ParallelEnv) else env
 
 
 def _groups(group_map: Any, agents: Sequence[str]) -> dict[str, list[str]]:
@@ -268,14 +267,14 @@ def _groups(group_map: Any, agents: Sequence[str]) -> dict[str, list[str]]:
         for agent in agents:
             numbered = re.fullmatch(r"(.+)_[+-]?\d+", agent)
             group_map.setdefault(numbered[1] if numbered else agent, []).append(agent)
-    given = group_map if isinstance(group_map, Mapping) else {}
-    found = {group: list(m) for group, m in given.items() if isinstance(m, Iterable)}
-    if sorted(agent for members in found.values() for agent in members) != sorted(agents):
+    mapping = group_map if isinstance(group_map, Mapping) else {}
+    groups = {group: list(m) for group, m in mapping.items() if isinstance(m, Iterable)}
+    if sorted(agent for members in groups.values() for agent in members) != sorted(agents):
         raise ValueError(
             f"expected group_map to be a dict of lists that hold each of the agents {list(agents)} "
             f"once, got {group_map!r}"
         )
-    return found
+    return groups
 
 
 def _real(shape: Sequence[int], dtype: Any = np.float32) -> spaces.Box:
@@ -308,20 +307,13 @@ def _stacked(parts: Sequence[Any], group: str) -> Any:
     )
 
 
-def _values(given: Sequence[Any], space: Any) -> Any:
-    """The values of a group's agents, stacked; zero for an agent that gave none."""
+def _values(by_agent: Sequence[Any], space: Any) -> Any:
     if isinstance(space, spaces.Dict):
         return {
-            name: _values([None if value is None else value[name] for value in given], part)
+            name: _values([None if value is None else value[name] for value in by_agent], part)
             for name, part in space.items()
         }
-    if any(value is None for value in given):
+    if any(value is None for value in by_agent):
         zero: Array = np.zeros(space.shape[1:], space.dtype)
-        given = [zero if value is None else value for value in given]
-    return np.stack(given)
-
-
-def _row(value: Any, index: int) -> Any:
-    if isinstance(value, dict):
-        return {name: _row(part, index) for name, part in value.items()}
-    return value[index]
+        by_agent = [zero if value is None else value for value in by_agent]
+    return np.stack(by_agent)

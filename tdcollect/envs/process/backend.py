@@ -35,7 +35,7 @@ class ProcessBackend(Backend):
 
     An env that raises leaves its worker as it is: the other slots are stepped or reset all the
     same. A worker that is killed, or ended as an env in it hangs (noticed within twice the
-    ``timeout``), is lost with all of its slots, until they are built anew. The envs of a worker may
+    ``timeout``), is lost with all of its slots until they are built again. Its envs may
     take ``grace`` seconds to close before it is killed.
     """
 
@@ -63,16 +63,15 @@ class ProcessBackend(Backend):
         self._pool = WorkerPool(factories, count, timeout, start_method, grace)
         self.in_flight = self._pool.in_flight
         with ended_on_error(self._pool.end):
-            found = self._pool.results(self._pool.launched)
-            observation, action = found[0][0]
-            for process, given in zip(self._pool.processes, found, strict=True):
-                _check_alike(process, given, found[0][0])
+            answers = self._pool.results(self._pool.launched)
+            observation, action = answers[0][0]
+            for process, answer in zip(self._pool.processes, answers, strict=True):
+                _check_alike(process, answer, answers[0][0])
             self._set_spaces(observation, action, categorical)
             self._share()
             (self.spec,) = self._pool.call("spec", processes=self._pool.processes[:1])
 
     def _share(self) -> None:
-        """Lay out the shared memory, and have the workers map it."""
         zeros = [np.zeros((1, *leaf.shape), leaf.dtype) for leaf in self.action.leaves]
         tree, fields = values.fields_of(create_empty_array(self.observation.space))
         of_action = values.fields_of(self.action.read(zeros))
@@ -95,7 +94,6 @@ class ProcessBackend(Backend):
             raise SlotError("reset", dict(sorted(outcome.failed.items())))
 
     def _resets(self, starts: Starts, options: dict[str, Any] | None) -> Commands:
-        """The resets of slots, by worker."""
         self._pool.seeds.update(starts)
         commands = {}
         for process in self._pool.processes:
@@ -117,12 +115,12 @@ class ProcessBackend(Backend):
         Actions go to shared memory. Those of another dtype are sent as they are: ``serial`` gives
         them to envs so, too.
         """
-        given: list[Array] = []
-        flatten(self.action.read(actions), given)
-        shared = all(v.dtype == a.dtype for v, a in zip(given, self._actions, strict=True))
+        arrays: list[Array] = []
+        flatten(self.action.read(actions), arrays)
+        shared = all(v.dtype == a.dtype for v, a in zip(arrays, self._actions, strict=True))
         if shared:
             rows: Any = ... if slots is None else list(slots)
-            for array, value in zip(self._actions, given, strict=True):
+            for array, value in zip(self._actions, arrays, strict=True):
                 array[rows] = value[rows]
         commands: dict[WorkerProcess, tuple[Sequence[int], bytes]] = {}
         for process in self._pool.processes:
@@ -132,14 +130,13 @@ class ProcessBackend(Backend):
                 continue
             payload = b""
             if not shared:
-                payload = packed((list(mine), [v[own.start : own.stop] for v in given]))
+                payload = packed((list(mine), [v[own.start : own.stop] for v in arrays]))
             elif len(mine) < len(own):
                 payload = packed((mine, None))
             commands[process] = mine, payload
         return commands
 
     def _write_outcome(self, stepped: Sequence[int], out: SlotBuffers) -> None:
-        """Write rewards and flags of the slots that have stepped."""
         self._stepped = stepped
         rows: Any = slice(None) if len(stepped) == self.num_envs else list(stepped)
         out.reward[rows] = self._reward[rows]
@@ -159,10 +156,10 @@ class ProcessBackend(Backend):
         assert self.can.wait_num is not None
         came: dict[str, list[int]] = {"step": [], "reset": []}
         errors: dict[str, dict[int, Exception]] = {"step": {}, "reset": {}}
-        for asked in self._pool.collect(self.can.wait_num, self._wait_timeout):
-            outcome = self._pool.outcome(asked)
-            came[asked.verb] += self._write(asked.slots, outcome, out)
-            errors[asked.verb].update(sorted(outcome.failed.items()))
+        for command in self._pool.collect(self.can.wait_num, self._wait_timeout):
+            outcome = self._pool.outcome(command)
+            came[command.verb] += self._write(command.slots, outcome, out)
+            errors[command.verb].update(sorted(outcome.failed.items()))
         self._write_outcome(came["step"], out)
         told = [SlotError(verb, failed) if failed else None for verb, failed in errors.items()]
         return Came(came["step"], came["reset"], *told)
@@ -208,11 +205,11 @@ class ProcessBackend(Backend):
         self, slots: Sequence[int], names: Sequence[str]
     ) -> Mapping[int, Mapping[str, Any]]:
         holders = [p for p in self._pool.processes if not p.lost and {*p.slots}.intersection(slots)]
-        found = self._pool.call("latest_infos", slots, names, processes=holders)
-        return _by_slot(found)
+        infos = self._pool.call("latest_infos", slots, names, processes=holders)
+        return _by_slot(infos)
 
     def rebuild(self, slots: Sequence[int]) -> list[int]:
-        """Make envs anew; all those of a worker that was lost come back together."""
+        """Make envs again; all those of a worker that was lost come back together."""
         built: list[int] = []
         for process in list(self._pool.processes):
             mine = [slot for slot in slots if slot in process.slots]
@@ -229,8 +226,8 @@ class ProcessBackend(Backend):
         new = launched.process
         half_made = "was ended, as its envs could not be made"
         with ended_on_error(lambda: self._pool.lose(new, half_made)):
-            (given,) = self._pool.results([launched])
-            _check_alike(new, given, (self.observation.space, self.action.space))
+            (answer,) = self._pool.results([launched])
+            _check_alike(new, answer, (self.observation.space, self.action.space))
             self._pool.call("share", self._shared, self.info, processes=[new])
 
     def save_states(self) -> dict[int, dict[str, Any]]:
@@ -256,10 +253,10 @@ class ProcessBackend(Backend):
         return self._pool.call("sample_info", processes=self._pool.processes[:1])[0]
 
     def attributes(self, name: str) -> list[Any]:
-        found = self._found("look_up", None, name)
+        pickled = self._found("look_up", None, name)
         return [
             partial(self._call_one, slot, name) if value is None else pickle.loads(value)
-            for slot, value in enumerate(found)
+            for slot, value in enumerate(pickled)
         ]
 
     def _call_one(self, slot: int, method: str, /, *args: Any, **kwargs: Any) -> Any:
@@ -269,14 +266,13 @@ class ProcessBackend(Backend):
         return self._found("call", slots, name, arguments)
 
     def _found(self, method: str, slots: Sequence[int] | None, *arguments: Any) -> list[Any]:
-        """The results of a method of workers that gives one per slot."""
         results: list[Any] = []
         verb = arguments[0] if method == "call" else method
         for process in self._pool.processes:
             mine = [slot for slot in process.slots if slots is None or slot in slots]
             if mine:
-                asked = self._pool.call(method, mine, *arguments, processes=[process], verb=verb)
-                results += asked[0]
+                answers = self._pool.call(method, mine, *arguments, processes=[process], verb=verb)
+                results += answers[0]
         return results
 
     def render(self) -> list[Any]:
@@ -294,13 +290,11 @@ class ProcessBackend(Backend):
         return one_line(self, slots, self._pool.method)
 
 
-def _by_slot(found: Sequence[Mapping[int, Any]]) -> dict[int, Any]:
-    """The values of all slots, from those of each worker."""
-    return {slot: value for given in found for slot, value in given.items()}
+def _by_slot(parts: Sequence[Mapping[int, Any]]) -> dict[int, Any]:
+    return {slot: value for part in parts for slot, value in part.items()}
 
 
-def _check_alike(process: WorkerProcess, given: Any, expected: tuple[Any, Any]) -> None:
-    """Raise ValueError if a worker's envs have other spaces than expected."""
-    first, differing = given
-    for slot, found in ((process.slots.start, first), *differing):
-        check_spaces(slot, expected, found)
+def _check_alike(process: WorkerProcess, answer: Any, expected: tuple[Any, Any]) -> None:
+    first, differing = answer
+    for slot, spaces in ((process.slots.start, first), *differing):
+        check_spaces(slot, expected, spaces)

@@ -58,7 +58,6 @@ class WorkerProcess:
 
     @property
     def at_work(self) -> tuple[int, int]:
-        """The slot of its latest call of an env, and the number of calls begun."""
         return self._control[2 * self.index], self._control[2 * self.index + 1]
 
     def ask(self, kind: int, payload: bytes) -> bool:
@@ -95,7 +94,6 @@ class WorkerProcess:
 
 
 def named(slots: Sequence[int]) -> str:
-    """Return consecutive slots in words."""
     return f"slot {slots[0]}" if len(slots) == 1 else f"slots {slots[0]} to {slots[-1]}"
 
 
@@ -110,7 +108,7 @@ Commands = Mapping[WorkerProcess, tuple[Sequence[int], bytes]]
 """The slots that each worker is to step or reset, and the payload that says so."""
 
 
-class Asked:
+class Command:
     """A command that was sent to a worker, for some of its slots."""
 
     answer: bytes | None = None
@@ -155,9 +153,9 @@ class WorkerPool:
         runs = [range(*pair) for pair in itertools.pairwise(bounds)]
         self._poll = select.poll()
         self._by_descriptor: dict[int, WorkerProcess] = {}  # those that live
-        self._awaited: dict[WorkerProcess, Asked] = {}  # the latest commands, until they are done
-        self._posted: dict[WorkerProcess, Asked] = {}  # until they are collected
-        self.in_flight: set[int] = set()  # the slots of posted commands
+        self._awaited: dict[WorkerProcess, Command] = {}  # the latest commands, until they are done
+        self._posted: dict[WorkerProcess, Command] = {}  # until they are collected
+        self.in_flight: set[int] = set()  # the slots of sent commands
         self.busy: set[int] = set()  # the slots of workers that are at something
         self._files = [shared_file(16 * num_workers), shared_file(0), shared_file(0)]
         _, self.values, self.infos = self._files
@@ -173,7 +171,6 @@ class WorkerPool:
     # --- starting ------------------------------------------------------------------------------
 
     def _pickled(self, slots: range) -> bytes | None:
-        """The factories of some slots, for a worker that is not forked."""
         if self.method == "fork":
             return None
         try:
@@ -185,7 +182,7 @@ class WorkerPool:
                 "start_method='fork'"
             ) from error
 
-    def _launch(self, index: int, slots: range, pickled: bytes | None) -> Asked:
+    def _launch(self, index: int, slots: range, pickled: bytes | None) -> Command:
         """Start a worker, in the place of another if there is one, and have it make its envs."""
         child: Child
         if pickled is None:
@@ -201,7 +198,7 @@ class WorkerPool:
         timeout = None if self._timeout is None else max(self._timeout, _START_SECONDS)
         return self._ask("make", process, worker.CALL, slots, payload, timeout)
 
-    def relaunch(self, lost: WorkerProcess) -> Asked:
+    def relaunch(self, lost: WorkerProcess) -> Command:
         """Start a new worker in the place of one that was lost; see :meth:`results`."""
         if lost in self._posted:
             self._take(lost)
@@ -220,12 +217,11 @@ class WorkerPool:
         slots: Sequence[int],
         payload: bytes,
         timeout: float | None,
-    ) -> Asked:
-        """Send a command, to a worker that may be lost."""
-        self._awaited[process] = asked = Asked(verb, slots, process, timeout)
+    ) -> Command:
+        self._awaited[process] = command = Command(verb, slots, process, timeout)
         if process.lost or not process.ask(kind, payload):
             self.lose(process)
-        return asked
+        return command
 
     def call(
         self,
@@ -251,7 +247,7 @@ class WorkerPool:
             [self._ask(verb, p, worker.CALL, p.slots, payload, self._timeout) for p in processes]
         )
 
-    def results(self, calls: Sequence[Asked]) -> list[Any]:
+    def results(self, calls: Sequence[Command]) -> list[Any]:
         """Wait for the results of calls; raises as :meth:`call`."""
         self._wait(calls)
         return [self._result(call) for call in calls]
@@ -259,17 +255,16 @@ class WorkerPool:
     def ask(self, verb: str, kind: int, commands: Commands) -> Outcome:
         """Have workers step or reset, and wait for all of them."""
         self.settle(commands)
-        asked = [
+        sent = [
             self._ask(verb, process, kind, *command, self._timeout)
             for process, command in commands.items()
         ]
-        self._wait(asked)
-        found = Outcome({}, {})
-        for each in asked:
-            failed, misfits = self.outcome(each)
-            found.failed.update(failed)
-            found.misfits.update(misfits)
-        return found
+        self._wait(sent)
+        outcome = Outcome({}, {})
+        for command in sent:
+            for whole, part in zip(outcome, self.outcome(command), strict=True):
+                whole.update(part)
+        return outcome
 
     def post(self, verb: str, kind: int, commands: Commands) -> None:
         """Have workers that have answered their last command step or reset, and go on.
@@ -281,10 +276,10 @@ class WorkerPool:
                 assert process not in self._posted, "a worker has one command at a time"
                 self.in_flight.update(slots)
                 self.busy.update(process.slots)
-                asked = self._ask(verb, process, kind, slots, payload, self._timeout)
-                self._posted[process] = asked
+                command = self._ask(verb, process, kind, slots, payload, self._timeout)
+                self._posted[process] = command
 
-    def collect(self, slots: int, seconds: float | None = None) -> list[Asked]:
+    def collect(self, slots: int, seconds: float | None = None) -> list[Command]:
         """Wait for posted commands of so many slots, or for so long and then for the next one.
 
         Returns:
@@ -292,8 +287,8 @@ class WorkerPool:
         """
         end = math.inf if seconds is None else time.monotonic() + seconds
         posted = self._posted.values()
-        while not all(asked.done for asked in posted):
-            ready = sum(len(asked.slots) for asked in posted if asked.done)
+        while not all(command.done for command in posted):
+            ready = sum(len(command.slots) for command in posted if command.done)
             left = end - time.monotonic()
             if ready >= slots or (left <= 0 and ready):
                 break
@@ -314,18 +309,16 @@ class WorkerPool:
         for process in list(self._posted):
             self._take(process)
 
-    def _take(self, process: WorkerProcess) -> Asked:
-        """Take a worker's posted command off the record."""
-        asked = self._posted.pop(process)
-        self.in_flight.difference_update(asked.slots)
+    def _take(self, process: WorkerProcess) -> Command:
+        command = self._posted.pop(process)
+        self.in_flight.difference_update(command.slots)
         self.busy.difference_update(process.slots)
-        return asked
+        return command
 
-    def _wait(self, commands: Sequence[Asked]) -> None:
-        """Wait until commands are done."""
-        for asked in commands:
-            while not asked.done:
-                self._receive(asked.timeout)
+    def _wait(self, commands: Sequence[Command]) -> None:
+        for command in commands:
+            while not command.done:
+                self._receive(command.timeout)
                 self._end_hanging(commands)
 
     def _receive(self, seconds: float | None) -> None:
@@ -341,21 +334,20 @@ class WorkerPool:
                     self.lose(process)
                     continue
                 if answer is not None and process in self._awaited:
-                    asked = self._awaited.pop(process)
-                    asked.answer, asked.done = answer, True
+                    command = self._awaited.pop(process)
+                    command.answer, command.done = answer, True
 
-    def _end_hanging(self, commands: Iterable[Asked]) -> None:
-        """End the workers whose envs take longer than the timeout for one call."""
-        for asked in commands:
-            if asked.timeout is None or asked.done:
+    def _end_hanging(self, commands: Iterable[Command]) -> None:
+        for command in commands:
+            if command.timeout is None or command.done:
                 continue
-            now, at_work = time.monotonic(), asked.process.at_work
-            if now - asked.since < asked.timeout:
+            now, at_work = time.monotonic(), command.process.at_work
+            if now - command.since < command.timeout:
                 continue
-            if at_work == asked.at_work:
-                took = f"{asked.verb}() took more than {asked.timeout:g} s"
-                self.lose(asked.process, f"was ended, as {took}")
-            asked.at_work, asked.since = at_work, now
+            if at_work == command.at_work:
+                took = f"{command.verb}() took more than {command.timeout:g} s"
+                self.lose(command.process, f"was ended, as {took}")
+            command.at_work, command.since = at_work, now
 
     def lose(self, process: WorkerProcess, reason: str | None = None) -> None:
         """Note that a worker has ended, or end it for a reason; its slots are lost with it."""
@@ -363,23 +355,23 @@ class WorkerPool:
             self._poll.unregister(process.connection)
             del self._by_descriptor[process.connection.fileno()]
         process.lose(reason)
-        if (asked := self._awaited.pop(process, None)) is not None:
-            asked.done = True
+        if (command := self._awaited.pop(process, None)) is not None:
+            command.done = True
 
-    def outcome(self, asked: Asked) -> Outcome:
+    def outcome(self, command: Command) -> Outcome:
         """The outcome of a step or a reset that is done, for its slots."""
-        process, slots = asked.process, asked.slots
-        if asked.answer is None:
+        process, slots = command.process, command.slots
+        if command.answer is None:
             return Outcome({slot: _lost(process, slot) for slot in slots}, {})
-        if not asked.answer:
+        if not command.answer:
             return Outcome({}, {})
-        failures, misfits = pickle.loads(asked.answer)
+        failures, misfits = pickle.loads(command.answer)
         return Outcome({slot: self._raised(slot, f) for slot, f in failures.items()}, misfits)
 
-    def _result(self, asked: Asked) -> Any:
-        if asked.answer is None:
-            raise WorkerLost(asked.process.lost)
-        failure, result = pickle.loads(asked.answer)
+    def _result(self, command: Command) -> Any:
+        if command.answer is None:
+            raise WorkerLost(command.process.lost)
+        failure, result = pickle.loads(command.answer)
         if failure is not None:
             raise self._raised(*failure)
         return result
@@ -398,21 +390,20 @@ class WorkerPool:
             return
         payload = packed(("close", ()))
         try:
-            asked = [
+            commands = [
                 self._ask("close", process, worker.CALL, process.slots, payload, self._grace)
                 for process in self.processes
                 if not process.lost
             ]
-            self._wait(asked)
+            self._wait(commands)
         finally:
             self.end()
-        for each in asked:
+        for each in commands:
             if each.answer is not None:
                 self._result(each)
 
 
 def usable_cores() -> int:
-    """The number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -426,7 +417,6 @@ def _lost(process: WorkerProcess, slot: int) -> WorkerLost:
 
 
 def _end_all(processes: Sequence[WorkerProcess], files: list[int]) -> None:
-    """End workers that may still run, and free the shared memory."""
     for process in processes:
         process.connection.close()
     for process in processes:

@@ -30,7 +30,7 @@ class ResumableEnv(gym.Wrapper[Any, Any, Any, Any]):
     The env's ``snapshot()`` and ``restore(snapshot)``, where it has them, cover all that decides
     about its future but its ``np_random``, in dicts, lists and tuples of numbers, strings, bytes
     and arrays. The env that has them may be under the wrappers of ``gymnasium.make``, but under no
-    others. With ``rebuild``, which makes the env anew, all episodes since it was made are recorded,
+    others. With ``rebuild``, which makes a new env, all episodes since it was made are recorded,
     not the present one only, and played again in a new one.
     """
 
@@ -43,7 +43,6 @@ class ResumableEnv(gym.Wrapper[Any, Any, Any, Any]):
         self._look_inside()
 
     def _look_inside(self) -> None:
-        """Find the env with snapshots, under the wrappers that are known."""
         env = self.env
         self._wrappers: list[tuple[Any, tuple[str, ...]]] = []
         while type(env) in WRAPPER_STATE:
@@ -55,11 +54,9 @@ class ResumableEnv(gym.Wrapper[Any, Any, Any, Any]):
 
     @property
     def spec(self) -> Any:  # type: ignore[override]
-        """The env's own: this wrapper changes nothing."""
         return self.env.spec
 
     def reset(self, *, seed: int | None = None, options: Options | None = None) -> Begun:
-        """Start an episode, and record how."""
         if self._rebuild is not None and self._present is not None and not self._snapshots:
             self._past.append(self._present._replace(actions=_stacked(self._present.actions)))
         self._present = None  # until it is known how it begins
@@ -70,7 +67,6 @@ class ResumableEnv(gym.Wrapper[Any, Any, Any, Any]):
         return observation, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Step, and record the action."""
         self._note(action.copy() if type(action) is np.ndarray else copy.deepcopy(action))
         self._latest = outcome = self.env.step(action)
         return outcome
@@ -165,7 +161,6 @@ class ResumableEnv(gym.Wrapper[Any, Any, Any, Any]):
         return None
 
     def _renew(self) -> None:
-        """An env that has no past."""
         assert self._rebuild is not None
         env = self._rebuild()
         if env is self.env:
@@ -199,11 +194,11 @@ def make_resumable(factory: Callable[[], Any], history: bool = False) -> Any:
     env = factory()
     if not isinstance(env, gym.Env):
         return env
-    made = getattr(env, _MARK, None)  # the same again, for the caller to see
-    if made is None:
-        made = ResumableEnv(env, factory if history else None)
-        setattr(env, _MARK, made)
-    return made
+    resumable = getattr(env, _MARK, None)  # the same again, for the caller to see
+    if resumable is None:
+        resumable = ResumableEnv(env, factory if history else None)
+        setattr(env, _MARK, resumable)
+    return resumable
 
 
 def _generator_state(env: gym.Env[Any, Any]) -> Mapping[str, Any] | None:
@@ -227,7 +222,6 @@ def _set_generator(env: gym.Env[Any, Any], state: Mapping[str, Any] | None) -> N
 
 
 def _stacked(actions: list[Any]) -> Any:
-    """Many actions, as one array if they are alike."""
     kinds = {
         (type(a), a.dtype.str, a.shape) if isinstance(a, (np.ndarray, np.generic)) else type(a)
         for a in actions

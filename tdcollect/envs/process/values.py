@@ -36,7 +36,6 @@ def flatten(value: Any, arrays: list[Array]) -> Tree:
 
 
 def nest(tree: Tree, arrays: Sequence[Array]) -> Any:
-    """Arrays as the value that nests like ``tree``."""
     if isinstance(tree, int):
         return arrays[tree]
     if isinstance(tree, dict):
@@ -54,7 +53,6 @@ def slot_of(value: Any, slot: int | Array) -> Any:
 
 
 def unstack(value: Any, count: int) -> Sequence[Any]:
-    """A nested value with arrays ``[count, ...]`` as ``count`` nested values."""
     if isinstance(value, dict):
         parts = {name: unstack(part, count) for name, part in value.items()}
         return [{name: part[i] for name, part in parts.items()} for i in range(count)]
@@ -67,24 +65,23 @@ def unstack(value: Any, count: int) -> Sequence[Any]:
 
 
 def keeps(values: Array, dtype: np.dtype[Any]) -> bool:
-    """Tell whether an array of a dtype takes these numbers as they are.
+    """Return whether an array of a dtype takes these numbers as they are.
 
     A float may lose digits there, as TorchRL has it (float64 into float32). An integer must lie in
     its range, and a fraction goes into floats only.
     """
-    given = values.dtype
-    if given == dtype:
+    theirs = values.dtype
+    if theirs == dtype:
         return True
-    if given.kind not in ("biuf" if dtype.kind == "f" else "biu"):
+    if theirs.kind not in ("biuf" if dtype.kind == "f" else "biu"):
         return False
-    if dtype.kind == "f" or not values.size or np.can_cast(given, dtype, "safe"):
+    if dtype.kind == "f" or not values.size or np.can_cast(theirs, dtype, "safe"):
         return True
     low, high = limits(dtype)
     return low <= int(values.min()) and int(values.max()) <= high
 
 
 def limits(dtype: np.dtype[Any]) -> tuple[int, int]:
-    """The least and the largest number of a bool or integer dtype."""
     if dtype.kind == "b":
         return 0, 1
     bounds = np.iinfo(dtype)
@@ -152,17 +149,17 @@ def _of_count(array: Array, name: str, count: int) -> Array:
 # --- infos -------------------------------------------------------------------------------------
 
 
-def as_info(given: Any) -> Mapping[str, Any]:
+def as_info(info: Any) -> Mapping[str, Any]:
     """An env's info, which some envs leave None where it would be empty."""
-    if given is not None and not isinstance(given, Mapping):
+    if info is not None and not isinstance(info, Mapping):
         raise TypeError(
-            f"expected the info to be a dict, got {type(given).__name__}; correct the env"
+            f"expected the info to be a dict, got {type(info).__name__}; correct the env"
         )
-    return {} if given is None else given
+    return {} if info is None else info
 
 
 def is_number(value: Any) -> bool:
-    """Tell whether an info is a number or an array of numbers, of which torch has the dtype."""
+    """Return whether an info is a number or an array of numbers, of which torch has the dtype."""
     dtype = np.asarray(value).dtype
     return dtype.kind in "biuf" and dtype.itemsize <= 8
 
@@ -176,7 +173,6 @@ class InfoEntry(NamedTuple):
 
     @classmethod
     def like(cls, key: str, example: Any) -> InfoEntry:
-        """The entry for infos like ``example``."""
         if not is_number(example):
             raise TypeError(
                 f"expected info {key!r} to be a number or an array of numbers, got "
@@ -218,8 +214,8 @@ class EachOptions(dict[Any, Any]):
 
 def options_of(options: Mapping[Any, Any] | None, slot: int) -> dict[str, Any] | None:
     """The reset options of a slot, out of those of each slot, or of all."""
-    found: Any = options.get(slot) if isinstance(options, EachOptions) else options
-    return found
+    own: Any = options.get(slot) if isinstance(options, EachOptions) else options
+    return own
 
 
 GiveOptions = Callable[[int, int], Mapping[str, Any] | None]
@@ -241,21 +237,20 @@ class ResetOptions:
         self.give, self.worker = give, worker
 
     def start(self, slots: int) -> None:
-        """Count from 0 in so many slots."""
         self.begun = np.zeros(slots, np.int64)
 
     def of(self, slots: Iterable[int]) -> EachOptions:
         """The options of the next episode of each of ``slots``."""
-        found = EachOptions()
+        each = EachOptions()
         for slot in slots:
             at = self.worker * len(self.begun) + slot, int(self.begun[slot])
-            found[slot] = copy.deepcopy(self.give(*at))  # envs may change theirs
-            if not isinstance(found[slot], Mapping | None):
+            each[slot] = copy.deepcopy(self.give(*at))  # envs may change theirs
+            if not isinstance(each[slot], Mapping | None):
                 raise TypeError(
-                    f"expected reset_options to return a dict or None, got {found[slot]!r} for "
+                    f"expected reset_options to return a dict or None, got {each[slot]!r} for "
                     f"slot {at[0]}, episode {at[1]}"
                 )
-        return found
+        return each
 
 
 # --- shared memory -----------------------------------------------------------------------------
@@ -269,7 +264,6 @@ class Field(NamedTuple):
 
 
 def fields_of(value: Any) -> tuple[Tree, list[Field]]:
-    """The nesting of a value with arrays ``[N, *shape]``, and a field for each of them."""
     arrays: list[Array] = []
     tree = flatten(value, arrays)
     return tree, [Field(array.shape[1:], array.dtype.str) for array in arrays]

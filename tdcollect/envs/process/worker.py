@@ -60,7 +60,6 @@ def old_api(message: str) -> str:
 
 
 def make_by_id(name: Any, /, **kwargs: Any) -> Any:
-    """Make an env from the id or spec of one of gymnasium's, or the id of one of PettingZoo's."""
     if not is_agents_id(name):
         return gym.make(name, **kwargs)
     kwargs.pop("disable_env_checker", None)
@@ -68,7 +67,6 @@ def make_by_id(name: Any, /, **kwargs: Any) -> Any:
 
 
 def spec_of(name: str) -> Any:
-    """The spec of a gymnasium id."""
     if is_agents_id(name):
         return None
     try:
@@ -108,7 +106,7 @@ class EnvSlots:
         return self.spaces, differing
 
     def rebuild(self, slots: Sequence[int]) -> None:
-        """Make the envs of ``slots`` anew, and close the old ones."""
+        """Make the envs of ``slots`` again, and close the old ones."""
         for slot in slots:
             self.begin(slot)
             old = self.envs[slot - self.first]
@@ -137,8 +135,8 @@ class EnvSlots:
                 "expected a callable that makes a gymnasium.Env, got one that returned "
                 f"{type(env).__name__}" + f"; {advice}" * bool(advice)
             )
-        for other, made in enumerate(self.envs, self.first):
-            one, other_one = (e.env if isinstance(e, Agents) else e for e in (env, made))
+        for other, other_env in enumerate(self.envs, self.first):
+            one, other_one = (e.env if isinstance(e, Agents) else e for e in (env, other_env))
             if one is other_one:
                 raise ValueError(
                     "expected a callable that makes a new env at each call, got that of slot "
@@ -212,7 +210,7 @@ def check_spaces(slot: int, expected: Spaces, got: Spaces) -> None:
             )
 
 
-class Worker(EnvSlots):
+class EnvWorker(EnvSlots):
     """The envs of consecutive slots, in a process of their own.
 
     ``control`` are two int64: the slot whose env is at work, and how many calls of envs have begun.
@@ -232,7 +230,6 @@ class Worker(EnvSlots):
         self.control[1] += 1
 
     def share(self, shared: values.Shared, infos: Sequence[values.InfoEntry]) -> None:
-        """Map the memory of actions, observations, rewards and flags, and that of infos."""
         outcome, self.observation, action = shared.mapped(self.files[0])
         self.reward, self.terminated, self.truncated = outcome
         last = self.first + len(self.factories)
@@ -248,8 +245,8 @@ class Worker(EnvSlots):
         Returns, by slot, failures, and observation and infos that do not fit the shared memory.
         """
         # Copies: an env may keep or change the array that it is given.
-        given = [array.copy() for array in self.action] if actions is None else actions
-        unbatched = unstack(nest(self.action_tree, given), len(self.envs))
+        arrays = [array.copy() for array in self.action] if actions is None else actions
+        unbatched = unstack(nest(self.action_tree, arrays), len(self.envs))
         self.latest = {}
         first, envs = self.first, self.envs
 
@@ -269,15 +266,14 @@ class Worker(EnvSlots):
         """Reset some slots, with one seed each or none; returns what :meth:`step` does."""
 
         def reset(slot: int) -> tuple[Any, Mapping[str, Any]]:
-            given = values.options_of(options, slot)
-            return self.envs[slot - self.first].reset(seed=starts[slot], options=given)
+            own = values.options_of(options, slot)
+            return self.envs[slot - self.first].reset(seed=starts[slot], options=own)
 
         return self._each(starts, reset)
 
     def _each(
         self, slots: Iterable[int], call: Callable[[int], tuple[Any, Mapping[str, Any]]]
     ) -> Answer:
-        """Write the observation and infos of each slot's call to shared memory, if they fit."""
         failed: dict[int, Described] = {}
         misfits: dict[int, Any] = {}
         for slot in slots:
@@ -318,7 +314,6 @@ class Worker(EnvSlots):
         )
 
     def generators(self) -> bytes:
-        """The states of the global generators here, in short."""
         torch = sys.modules.get("torch")
         states = (
             random.getstate(),
@@ -342,21 +337,20 @@ class Worker(EnvSlots):
 
     def look_up(self, slots: Sequence[int], name: str) -> list[bytes | None]:
         """An attribute of the envs of ``slots``: its value, pickled, or None for a method."""
-        found = []
+        pickled = []
         for slot in slots:
             self.begin(slot)
             value = getattr(self.envs[slot - self.first], name)
             is_method = callable(value) and not isinstance(value, gym.Env)
             try:
-                found.append(None if is_method else packed(value))
+                pickled.append(None if is_method else packed(value))
             except Exception as error:
                 raise AttributeError(
                     f"{name!r} cannot be sent from its process: {error}"
                 ) from error
-        return found
+        return pickled
 
     def spec(self) -> Any:
-        """The gymnasium spec of the first env; None if it cannot be sent."""
         spec = self.envs[0].spec
         with contextlib.suppress(Exception):
             cloudpickle.dumps(spec)
@@ -384,8 +378,8 @@ class Worker(EnvSlots):
                     self.close()
                 return
             if kind == CALL:
-                name, given = pickle.loads(payload)
-                answer = self.result_of(getattr(self, name), *given)
+                name, operands = pickle.loads(payload)
+                answer = self.result_of(getattr(self, name), *operands)
             else:
                 arguments = pickle.loads(payload) if payload else (None,)
                 failed, misfits = (self.step if kind == STEP else self.reset)(*arguments)
@@ -421,7 +415,7 @@ def main(
         return
     index, first, awake, around, blob = pickle.loads(payload)
     memory = memoryview(mmap.mmap(control, 0)).cast("q")[2 * index : 2 * index + 2]
-    worker = Worker(first, memory, files)
+    worker = EnvWorker(first, memory, files)
 
     def make() -> Any:
         try:
@@ -429,10 +423,10 @@ def main(
             worker.factories = pickle.loads(blob) if factories is None else factories
             around.enter_torch()  # which the factories may have imported
             had_torch = "torch" in sys.modules
-            made = worker.make()
+            spaces = worker.make()
             if not had_torch:
                 around.enter_torch()
-            return made
+            return spaces
         except Exception:
             with contextlib.suppress(Exception):
                 worker.close()

@@ -23,11 +23,12 @@ from torchrl.envs import EnvBase
 
 from tdcollect.collect.arrays import SteppedEnv
 from tdcollect.collect.episodes import Block
-from tdcollect.collect.policy import draws_from_spec, is_masked
+from tdcollect.collect.policy import RandomActions, draws_from_spec, is_masked
 from tdcollect.collect.step_dict import StepDict, flat
 from tdcollect.evaluation.episodes.data import by_slot, rows_of
+from tdcollect.evaluation.episodes.inference import DrawByRow, Inference
 from tdcollect.evaluation.episodes.opening import SlotEnvs
-from tdcollect.evaluation.episodes.policy import DrawByRow
+from tdcollect.evaluation.episodes.policy import Layout
 from tdcollect.keys import Key
 
 
@@ -45,7 +46,7 @@ class LegalActions:
         self._by_slot = DrawByRow(1)
 
     def apply(self, slots: Sequence[int]) -> bool:
-        """Tell whether actions must be drawn slot by slot, for masks, now or at first.
+        """Return whether actions must be drawn slot by slot, for masks, now or at first.
 
         Or for a ``rand_action`` of the env's own, or ``MultiCategorical``, drawn choice by choice.
         """
@@ -71,8 +72,8 @@ class LegalActions:
     def _of(self, rows: StepDict, slot: int) -> Mapping[Key, torch.Tensor]:
         env, apart = self._env, self._apart
         if apart:
-            given = apart.given(StepDict((key, value[slot]) for key, value in rows.items()))
-            return apart.entries(apart.envs[slot].rand_action(given))
+            row = apart.given(StepDict((key, value[slot]) for key, value in rows.items()))
+            return apart.entries(apart.envs[slot].rand_action(row))
         spec = env.transformed.full_action_spec
         if not env.batch_size:
             return flat(spec.rand())
@@ -81,6 +82,29 @@ class LegalActions:
             if getattr(leaf, "mask", None) is not None:  # which an index of Categorical drops
                 one[key].update_mask(leaf.mask[slot])
         return flat(one.rand())
+
+
+class RandomActor(Inference):
+    """Random actions of all rows at once, or of one slot after the other where masks tell them."""
+
+    def __init__(self, policy: RandomActions, env: SteppedEnv, layout: Layout):
+        super().__init__(policy, layout)
+        self._legal = LegalActions(env, policy.spec)
+        self._is_probed = False
+
+    def probe(self, rows: StepDict, carried: list[Key]) -> tuple[StepDict, list[Key]]:
+        self._carried = carried
+        self._is_probed = not self._legal.apply(range(self._slots))
+        return super().probe(rows, carried) if self._is_probed else (StepDict(), [])
+
+    def act(self, rows: StepDict, active: Sequence[int]) -> None:
+        if self._legal.apply(active):
+            self._legal.draw(rows, active, self.streams)
+            return
+        if not self._is_probed:
+            super().probe(rows, self._carried)
+            self._is_probed = True
+        super().act(rows, active)
 
 
 class ActionCheck:
@@ -108,7 +132,6 @@ class ActionCheck:
             _check_values(key, spec, values)
 
     def check_block(self, block: Block) -> None:
-        """Check all actions of the episodes in a block."""
         for key, spec in self._specs.items():
             entry = block.entries.get(key)
             if entry is not None and block.pieces and isinstance(spec, _LISTED):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from inspect import isfunction, ismethod
 from typing import Any
 
 import numpy as np
@@ -20,16 +20,10 @@ from tdcollect.envs.process.values import Array
 from tdcollect.envs.spaces import key_of
 from tdcollect.envs.traits import base_of
 from tdcollect.envs.wrapper import GymnasiumEnv
-from tdcollect.evaluation.episodes.policy import (
-    DrawByRow,
-    check_kept,
-    check_same,
-    state_of,
-    stream,
-    unlike,
-)
+from tdcollect.evaluation.episodes.inference import DrawByRow, check_same, stream, unlike
+from tdcollect.evaluation.episodes.policy import Actor, Layout
 from tdcollect.keys import Key
-from tdcollect.policies import AgentPolicy, SpacePolicy, parameters_of, parts_of
+from tdcollect.policies import AgentPolicy, SpacePolicy, parts_of
 from tdcollect.randomness import GlobalStream, NotReproducibleError, Outside
 
 _AS_AGENT = "Put what it must remember into an agent: tdcollect.policies.from_agent(make)"
@@ -79,7 +73,6 @@ class OnSpaces:
         return self._named(entries)
 
     def encoded_singly(self, actions: Sequence[Any]) -> StepDict:
-        """The entries ``[N, ...]`` of N actions of the space."""
         entries = self.action.empty(len(actions))
         for slot, action in enumerate(actions):
             with self._taken(action):
@@ -115,24 +108,7 @@ def aligned(rows: Array) -> Array:
 
 
 @contextmanager
-def two_readings(policy: Any, env: EnvBase) -> Iterator[None]:
-    """Name the other reading of a function that fails as one of tensors, by its argument's name."""
-    try:
-        yield
-    except Exception as error:
-        names = [*parameters_of(policy)] if isfunction(policy) or ismethod(policy) else []
-        if len(names) == 1 and names[0] in env.observation_keys:
-            error.add_note(
-                f"its argument is named like the env's entry {names[0]!r}, so that it was called "
-                "with a batch of tensors; if it takes one NumPy observation: "
-                "tdcollect.policies.from_function(policy)"
-            )
-        raise
-
-
-@contextmanager
 def _called(how: str) -> Iterator[None]:
-    """Add to an error of a user's code how it was called."""
     try:
         yield
     except Exception as error:
@@ -183,50 +159,43 @@ class BatchedFunction(TensorDictModuleBase):
         self.in_keys, self.out_keys = self._on.in_keys, self._on.out_keys
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Write the actions for observations ``[B, ...]``."""
-        given = self._on.observed(tensordict)
+        arrays = self._on.observed(tensordict)
         with _called("observations [N, ...]; a function of one goes without batched=True"):
-            actions = self._function(self._on.observation.read(given))
-        for key, value in self._on.encoded(actions, len(given[0])).items():
+            actions = self._function(self._on.observation.read(arrays))
+        for key, value in self._on.encoded(actions, len(arrays[0])).items():
             tensordict.set(key, value)
         return tensordict
 
 
-class Actors:
-    """Acts in each slot by itself; used as :class:`Inference` is, which runs slots in batches.
+class Actors(Actor):
+    """Acts in each slot by itself, by the function or the agent of its episode.
 
-    What an episode's function or agent draws from the global generators comes from the stream of
-    its episode.
+    What it draws from the global generators comes from the stream of its episode.
     """
 
-    left_out: Sequence[Key] = ()
-
-    def __init__(self, policy: SpacePolicy, on: Any, slots: int, batched: bool):
-        self._policy, self._on, self._batched = policy, on, batched
-        self._slots, self._acting = slots, dict[int, Actor]()
-        self.streams: Sequence[Any] = ()
+    def __init__(self, policy: SpacePolicy, on: Any, layout: Layout):
+        self._policy, self._on, self._layout = policy, on, layout
+        self._acting = dict[int, EpisodeActor]()
 
     def start(self, slot: int, seed: int) -> None:
-        """Give the episode that starts in a slot an actor of its own."""
-        self._acting[slot] = Actor(self._policy, seed)
+        self._acting[slot] = EpisodeActor(self._policy, seed)
 
-    def __call__(self, rows: StepDict, active: Sequence[int]) -> None:
-        """Act in the slots ``active``, and add the actions to the rows."""
+    def act(self, rows: StepDict, active: Sequence[int]) -> None:
         observations = self._observations(rows)
         encoded = self._on.encoded_singly(self._actions(observations, active))
         for key, value in encoded.items():
-            if not self._batched:
+            if not self._layout.batched:
                 rows[key] = value[0]
                 continue
-            rows[key] = value.new_zeros((self._slots, *value.shape[1:]))
+            rows[key] = value.new_zeros((self._layout.slots, *value.shape[1:]))
             rows[key][[*active]] = value
 
     def _actions(self, observations: Sequence[Any], active: Sequence[int]) -> Sequence[Any]:
         return [self._acting[slot].act(observations[slot]) for slot in active]
 
     def _observations(self, rows: StepDict) -> Sequence[Any]:
-        given = self._on.observed(rows)
-        batch = [aligned(value if self._batched else value[None]) for value in given]
+        arrays = self._on.observed(rows)
+        batch = [aligned(value if self._layout.batched else value[None]) for value in arrays]
         return self._on.observation.read_slots(batch)
 
     def probe(self, rows: StepDict, carried: list[Key]) -> tuple[StepDict, list[Key]]:
@@ -235,9 +204,7 @@ class Actors:
         No entries go from one step to the next, as agents remember by themselves.
         """
         observation = self._observations(rows)[0]
-        keeps = self._policy.kind == "function"
-        before = state_of(self._policy.source) if keeps else None
-        actors = (Actor(self._policy, 0) for _ in range(2))
+        actors = (EpisodeActor(self._policy, 0) for _ in range(2))
         first, again = (self._on.encoded_singly([one.act(observation)]) for one in actors)
         check_same(
             first,
@@ -245,34 +212,27 @@ class Actors:
             "gives other actions {} for the same observation and random stream at an episode's "
             f"start: it keeps something from one episode to the next, or {_UNSEEDED}. {_AS_AGENT}",
         )
-        if given := _generators(self._policy.source):
-            actor = Actor(self._policy, 0)
-            of = self._policy.source if keeps else getattr(actor.agent, "__self__", None)
+        if before := _generators(self._policy.source):
+            actor = EpisodeActor(self._policy, 0)
+            agent = getattr(actor.agent, "__self__", None)
+            of = self._policy.source if self._policy.kind == "function" else agent
             begun = _generators(of)
             actor.act(observation)
-            ended = _generators(of)
-            if any(state == begun.get(name) != ended.get(name) for name, state in given.items()):
+            after = _generators(of)
+            if any(state == begun.get(name) != after.get(name) for name, state in before.items()):
                 raise NotReproducibleError(f"the policy {_UNSEEDED}")
-        if before is not None:
-            check_kept(before, state_of(self._policy.source), _AS_AGENT)
         return first, []
 
-    def check(self) -> None:
-        """Draws are the policy's own: there is nothing to check."""
 
-
-def _generators(of: Any) -> dict[str, Any]:
-    """The states of the generators that a function or an object holds, by name."""
+def _generators(of: Any) -> dict[str, bytes]:
     held = parts_of(of).items()
-    return {name: state_of(part) for name, part in held if isinstance(part, _GENERATORS)}
+    return {name: pickle.dumps(part) for name, part in held if isinstance(part, _GENERATORS)}
 
 
-class Actor:
+class EpisodeActor:
     """The function or agent of one episode, with the episode's random stream.
 
-    Attributes:
-        agent: an agent that acts together with others.
-        generator: the stream of what it draws then.
+    An ``agent`` that acts together with others draws from ``generator`` then.
     """
 
     def __init__(self, policy: SpacePolicy, seed: int):
@@ -283,40 +243,39 @@ class Actor:
             self._act = self.agent = policy.begin(seed)
 
     def act(self, observation: Any) -> Any:
-        """Return the action at an observation."""
         with Outside(), self._stream, _called(self._how):
             return self._act(observation)
 
 
-def actors_of(policy: SpacePolicy, on: Any, slots: int, batched: bool, size: int) -> Actors:
-    """Return what acts for a policy: slot by slot, or for ``size`` of them at once."""
+def actors_of(policy: SpacePolicy, on: Any, layout: Layout) -> Actors:
+    """Return what acts for a policy: slot by slot, or for several slots at once."""
     if isinstance(policy, AgentPolicy) and policy.together:
-        return Together(policy, on, slots, batched, size)
-    return Actors(policy, on, slots, batched)
+        return Together(policy, on, layout)
+    return Actors(policy, on, layout)
 
 
 class Together(Actors):
-    """Agents that act for several episodes at once, always for ``size``: rounding depends on it.
+    """Agents that act for several episodes at once, always for as many: rounding depends on it.
 
     In the places of episodes that do not run, spare agents act.
     """
 
-    def __init__(self, policy: AgentPolicy, on: Any, slots: int, batched: bool, size: int):
-        super().__init__(policy, on, slots, batched)
-        self._size, self._spares, self._mode = size, list[Any](), DrawByRow(size)
-        self._name = policy.method
+    def __init__(self, policy: AgentPolicy, on: Any, layout: Layout):
+        super().__init__(policy, on, layout)
+        self._size, self._spares = layout.size, list[EpisodeActor]()
+        self._mode, self._name = DrawByRow(layout.size), policy.method
 
     def _actions(self, observations: Sequence[Any], active: Sequence[int]) -> Sequence[Any]:
-        found: dict[int, Any] = {}
-        self._spares = self._spares or [Actor(self._policy, place) for place in range(self._size)]
-        for first in range(0, self._slots, self._size):
-            slots = [slot for slot in active if first <= slot < first + self._size]
-            actors, given = [*self._spares], [observations[active[0]]] * self._size
+        size, by_slot = self._size, dict[int, Any]()
+        self._spares = self._spares or [EpisodeActor(self._policy, at) for at in range(size)]
+        for first in range(0, self._layout.slots, size):
+            slots = [slot for slot in active if first <= slot < first + size]
+            actors, seen = [*self._spares], [observations[active[0]]] * size
             for slot in slots:
-                actors[slot - first], given[slot - first] = self._acting[slot], observations[slot]
-            actions = self._acted_by(actors, given) if slots else []
-            found |= {slot: actions[slot - first] for slot in slots}
-        return [found[slot] for slot in active]
+                actors[slot - first], seen[slot - first] = self._acting[slot], observations[slot]
+            actions = self._acted_by(actors, seen) if slots else []
+            by_slot |= {slot: actions[slot - first] for slot in slots}
+        return [by_slot[slot] for slot in active]
 
     def _acted_by(self, actors: Sequence[Any], observations: Sequence[Any]) -> Sequence[Any]:
         agents = [actor.agent for actor in actors]
@@ -331,15 +290,16 @@ class Together(Actors):
         return actions
 
     def probe(self, rows: StepDict, carried: list[Key]) -> tuple[StepDict, list[Key]]:
-        """Act beside other agents and in two places, and refuse agents that do not act the same."""
         one, size = self._observations(rows)[0], self._size
         changed = StepDict((key, unlike(key, value)) for key, value in rows.items())
         other = self._observations(changed)[0]
 
         def acted(place: int, beside: Any) -> StepDict:
-            given = [one if at == place else beside for at in range(size)]
-            actors = [Actor(self._policy, 0 if at == place else 1 + at) for at in range(size)]
-            return self._on.encoded_singly([self._acted_by(actors, given)[place]])
+            observations = [one if at == place else beside for at in range(size)]
+            actors = [
+                EpisodeActor(self._policy, 0 if at == place else 1 + at) for at in range(size)
+            ]
+            return self._on.encoded_singly([self._acted_by(actors, observations)[place]])
 
         first = acted(0, one)
         for again in (acted(0, one), acted(0, other), acted(size - 1, other)):

@@ -7,19 +7,22 @@ of them are waited for: whether an episode counts does not depend on its length.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torchrl.envs import EnvBase, ParallelEnv, SerialEnv
 
-from tdcollect.collect.arrays import Plan, Stepped, by_episodes
-from tdcollect.collect.episodes import SlotStarts, Start
+from tdcollect.collect.arrays import Plan, by_episodes
+from tdcollect.collect.episodes import Start
+from tdcollect.collect.inner import Stepped
 from tdcollect.collect.step_dict import StepDict, flat, like_rows
 from tdcollect.envs.traits import innermost
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes import opening
-from tdcollect.evaluation.episodes.data import SUCCESS
+from tdcollect.evaluation.episodes.data import Finished
+from tdcollect.evaluation.episodes.trial import Feed, RunStarts, indices_of
 from tdcollect.evaluation.ledger import Batches
 from tdcollect.evaluation.requested import closed_on_error, is_unstarted
 from tdcollect.evaluation.settings import EvaluationSettings
@@ -27,35 +30,35 @@ from tdcollect.keys import Key, entry_path
 from tdcollect.randomness import GlobalStream
 
 
-def open_batched(env: Any, settings: EvaluationSettings, finish: opening.Finish) -> opening.Opened:
+def open_batched(env: Any, settings: EvaluationSettings, finish: opening.Finish) -> opening.OpenEnv:
     """Open an env of batch size ``[N]``, whose slots share a seed."""
     opening.check_env(env, "episodes_per_slot is for TorchRL envs of batch size [N]")
     fixed = ("num_envs", "backend", *(["env_kwargs"] if isinstance(env, EnvBase) else []))
-    if given := [name for name in fixed if getattr(settings, name) is not None]:
+    if other := [name for name in fixed if getattr(settings, name) is not None]:
         raise ValueError(
-            f"expected no {', '.join(given)} with episodes_per_slot: the env has slots of its own, "
+            f"expected no {', '.join(other)} with episodes_per_slot: the env has slots of its own, "
             "which the function that makes it sets"
         )
     make = None
     if not isinstance(env, (str, EnvBase)):
         make = partial(opening.made_alike, env, settings.env_kwargs or {})
-    made = env if make is None else make()
+    opened = env if make is None else make()
     numbered = (GymnasiumEnv, SerialEnv, ParallelEnv)
-    batched = isinstance(made, EnvBase) and not isinstance(innermost(made), numbered)
-    if not batched or len(made.batch_size) != 1 or made.batch_size.numel() < 2:
-        if make is not None and hasattr(made, "close") and not is_unstarted(made):
-            made.close()
-        size = f" of batch size {list(made.batch_size)}" if isinstance(made, EnvBase) else ""
+    batched = isinstance(opened, EnvBase) and not isinstance(innermost(opened), numbered)
+    if not batched or len(opened.batch_size) != 1 or opened.batch_size.numel() < 2:
+        if make is not None and hasattr(opened, "close") and not is_unstarted(opened):
+            opened.close()
+        size = f" of batch size {list(opened.batch_size)}" if isinstance(opened, EnvBase) else ""
         raise ValueError(
             "expected episodes_per_slot for an env of batch size [N] whose slots share a seed, got "
-            f"{' '.join(str(made).split())}{size}; leave it out: its episodes are numbered, and do "
-            "not depend on each other"
+            f"{' '.join(str(opened).split())}{size}; leave it out: its episodes are numbered, and "
+            "do not depend on each other"
         )
     if make is None:
-        return opening.Opened(made, BatchEnv(finish(made)), made=False)
-    with closed_on_error(made):
-        slots = BatchEnv(opening.still(finish, made), lambda: opening.still(finish, make()))
-    return opening.Opened(slots.transformed, slots)
+        return opening.OpenEnv(opened, BatchEnv(finish(opened)), made=False)
+    with closed_on_error(opened):
+        slots = BatchEnv(opening.still(finish, opened), lambda: opening.still(finish, make()))
+    return opening.OpenEnv(slots.transformed, slots)
 
 
 class BatchEnv(opening.SlotEnvs):
@@ -63,13 +66,6 @@ class BatchEnv(opening.SlotEnvs):
 
     All are stepped together. One that waits is stepped on unseen with its last action: it is reset
     only for an episode that counts, so that its end reaches no other slot.
-
-    Args:
-        env: of batch size ``[N]``.
-        make: makes another such env; None if nothing does.
-
-    Raises:
-        ValueError: for an env without one done flag per slot, or with entries of varying shapes.
     """
 
     apart = False
@@ -92,13 +88,9 @@ class BatchEnv(opening.SlotEnvs):
         super().rebuild_slots([0])
         self._whole = by_episodes(Plan(None), self.transformed)
 
-    def latest_info(self, slot: int) -> dict[str, Any]:
-        row = self._row_of_all
-        return {name: row[name][slot].cpu().numpy() for name in SUCCESS if name in row}
-
     def latest_infos(self, slots: Sequence[int], names: Sequence[str]) -> Mapping[int, Any]:
-        found = {entry_path(key): value for key, value in self._row_of_all.items()}
-        return {slot: {n: found[n][slot] for n in names if n in found} for slot in slots}
+        by_path = {entry_path(key): value for key, value in self._row_of_all.items()}
+        return {slot: {n: by_path[n][slot] for n in names if n in by_path} for slot in slots}
 
     def reset_all(self, seeds: list[int] | None, options: dict[str, Any] | None) -> StepDict:
         assert seeds is not None
@@ -108,7 +100,6 @@ class BatchEnv(opening.SlotEnvs):
             return opening.with_truncated(flat(self.transformed.reset(**how)))
 
     def _seed(self, seed: int) -> None:
-        """Start the stream of a batch, and seed the env, unless its reset does."""
         self._streams[0] = GlobalStream(seed, self.device)
         if not self._seeds_in_reset:
             with self.outside(), self._streams[0]:
@@ -140,14 +131,13 @@ class BatchEnv(opening.SlotEnvs):
         with self.outside(), self._streams[0]:
             return opening.with_truncated(self._whole.begin(following, starting, slots))
 
-    def check_resets(self, batches: Batches | None) -> None:
-        """Refuse an env that starts all slots anew where it is asked to start one.
+    def check_resets(self, episodes_per_slot: int) -> None:
+        """Refuse an env that starts all slots again where it is asked to start one.
 
         Its other slots would then go on as they do after a reset of all, from the same seed. In
         batches of one episode per slot, none is asked to.
         """
-        singly = batches is not None and batches.episodes_per_slot > 1
-        if self._seeds_in_reset or not singly:  # it cannot be seeded without a reset of all
+        if self._seeds_in_reset or episodes_per_slot == 1:  # it has no seed but by a reset of all
             return
         seeds, starting = [0], torch.zeros((*self.batch_size, 1), dtype=torch.bool)
         starting[0] = True  # slot 0 alone
@@ -173,13 +163,38 @@ class BatchEnv(opening.SlotEnvs):
             )
 
 
-class BatchStarts(SlotStarts):
-    """The episodes of one batch: each slot's own, one after the other."""
+class BatchStarts(RunStarts):
+    """The episodes of one batch after the other: in each, a slot's own, one after the other."""
 
-    def __init__(self, batches: Batches, batch: int):
-        indices, slots = batches.indices(batch), range(batches.slots)
-        self._left = [iter(indices[slot :: batches.slots]) for slot in slots]
+    def __init__(self, env: BatchEnv, batches: Batches, fresh_envs: bool | None):
+        super().__init__(batches.slots, env.can.rebuild if fresh_envs is None else fresh_envs)
+        self._batches = batches
+
+    def begin(self, feed: Feed, start_of: Callable[[int], Start], env: Any) -> None:
+        super().begin(feed, start_of, env)
+        env.check_resets(self._batches.episodes_per_slot)
+        indices = {*indices_of(feed)}
+        self._wanted = indices
+        self._left = iter(sorted({index // self._batches.size for index in indices}))
+        self.has_more()
+
+    def has_more(self) -> bool:
+        """Turn to the next batch; False if there is none."""
+        batch = next(self._left, None)
+        indices = range(0) if batch is None else self._batches.indices(batch)
+        self._first = indices[: self._batches.slots]
+        self._due = [iter(indices[slot :: self._batches.slots]) for slot in range(len(self.resets))]
+        return batch is not None
 
     def start(self, slot: int, steps: int) -> Start | None:
-        index = next(self._left[slot], None)
-        return None if index is None else Start(index, None, index)
+        index = next(self._due[slot], None)
+        if index is None:
+            return None
+        rebuild = bool(self.fresh_envs) and index in self._first
+        return replace(self._start_of(index), rebuild=rebuild)
+
+    def take(self, ended: Finished, run: int) -> Finished | None:
+        record = ended.record
+        if record.index not in self._wanted:
+            return None
+        return ended._replace(record=replace(record, place=self._batches.place(record.index)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Unpack
 from weakref import WeakSet
@@ -24,38 +24,40 @@ from tdcollect.collect.collector import needs_state
 from tdcollect.collect.episodes import Episodes, Start
 from tdcollect.collect.lowering import exact_reward_of
 from tdcollect.collect.policy import RandomActions
-from tdcollect.collect.step_dict import StepDict, placement
+from tdcollect.collect.step_dict import StepDict
+from tdcollect.collect.store import placement
 from tdcollect.display import one_line
 from tdcollect.envs.make import refuse_slot
 from tdcollect.envs.slots import Stepper
 from tdcollect.envs.traits import base_of, transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes import agents
-from tdcollect.evaluation.episodes.actions import ActionCheck, LegalActions
+from tdcollect.evaluation.episodes.actions import ActionCheck, RandomActor
 from tdcollect.evaluation.episodes.batched import BatchEnv, BatchStarts, open_batched
 from tdcollect.evaluation.episodes.data import Assembly, Finished, Metrics, Returns
 from tdcollect.evaluation.episodes.group_actors import GroupActors
-from tdcollect.evaluation.episodes.groups import GroupPolicies, checked_groups
-from tdcollect.evaluation.episodes.measures import with_measures
+from tdcollect.evaluation.episodes.groups import GroupPolicies, checked_groups, with_measures
+from tdcollect.evaluation.episodes.inference import Inference
 from tdcollect.evaluation.episodes.opening import (
-    Opened,
+    OpenEnv,
     SlotEnvs,
     made_alike,
     open_env,
     warn_of_statistics,
 )
 from tdcollect.evaluation.episodes.policy import (
-    Inference,
+    Actor,
+    Layout,
     as_policy,
     at_batch_size,
     device_of,
     draws_at_starts,
     modules_of,
     reads_masks,
-    with_masks,
+    two_readings,
 )
 from tdcollect.evaluation.episodes.steps import MOST
-from tdcollect.evaluation.episodes.trial import Again, Trial, indices_of
+from tdcollect.evaluation.episodes.trial import Feed, RunStarts, Trial
 from tdcollect.evaluation.ledger import Batches, Episode
 from tdcollect.evaluation.requested import RequestedEnv, recognized
 from tdcollect.evaluation.settings import (
@@ -69,33 +71,147 @@ from tdcollect.policies import SpacePolicy
 from tdcollect.randomness import GlobalRandomness, NotReproducibleError, check_alone
 from tdcollect.threads import evaluating, turn, with_threads
 
-
-class Feed(Iterator[int | Again]):
-    """Gives the indices of the episodes to run, here those known from the start."""
-
-    seconds = 1.0
-
-    def __init__(self, indices: Iterable[int | Again]):
-        self._indices = iter(indices)
-
-    def __next__(self) -> int | Again:
-        """Return the next index, if there is one; asked at each step while slots are free."""
-        return next(self._indices)
-
-    def goes_on(self) -> bool:
-        """Wait for further indices once all episodes have ended; False if none will come."""
-        return False
-
-    def stepped(self) -> None:
-        """A step of the running episodes has begun."""
-
-
+# Envs that are given, and were found to carry nothing from one episode into the next.
+_SOUND: WeakSet[Stepper] = WeakSet()
 # Steps between two checks: this often, finished episodes are yielded and reach the journal.
 _STEPS = 128
 _BLOCK_BYTES = 2**25  # or about this much memory, with large observations
-# Envs that are given, and were found to carry nothing from one episode into the next.
-_SOUND: WeakSet[Stepper] = WeakSet()
 _UNFIT = (RuntimeError, ValueError, AttributeError, TypeError)  # of a policy on unfit entries
+
+
+@dataclass
+class EpisodeRun:
+    """One run of episodes of an env, which is stepped as ``slots``.
+
+    An episode whose env raises starts again, ``max_restarts`` times at most; with None, the error
+    is raised. ``error`` is the last one, and ``errors`` has those of failed episodes, by index.
+    """
+
+    env: EnvBase
+    slots: SteppedEnv
+    policy: Any
+    actor: Actor
+    device: torch.device
+    assembly: Assembly
+    starts: RunStarts
+    settings: EvaluationSettings
+    max_restarts: int | None
+    error: Exception | None = None
+    errors: dict[int, str] = field(default_factory=dict)
+
+    def blocks(
+        self, feed: Feed, start_of: Callable[[int], Start], base: Any
+    ) -> Generator[list[Finished], None, None]:
+        """Run the episodes of a feed; yields those that have ended, after each block of steps."""
+        starts, assembly, settings = self.starts, self.assembly, self.settings
+        self._feed, self._failed = feed, list[tuple[Finished, int]]()
+        self._actions = ActionCheck(self.env, len(self.slots.batch_size))
+        self._remembered: list[Key] | None = None
+        loop = Episodes(
+            self.slots,
+            self._act,
+            starts,
+            placement(self.slots, self.device, torch.device("cpu")),
+            steps=max(_STEPS // 8, min(_STEPS, _BLOCK_BYTES // max(1, self.slots.step_bytes))),
+            seconds=feed.seconds,
+            max_episode_steps=settings.step_limit,
+            resets=starts.resets,
+            own_options=settings.options_by_index is not None,
+            left_out=assembly.left_out,
+            on_start=self._started,
+            on_step=self._stepped if assembly.metrics.infos else None,
+            on_error=None if self.max_restarts is None else self._raised,
+        )
+        starts.begin(feed, start_of, base)
+        while True:
+            for block in loop:
+                try:
+                    self.actor.end()
+                    self._actions.check_block(block)
+                except _UNFIT as error:
+                    self._explain(block.entries, error)
+                    raise
+                yield self._counted(assembly.feed(block))
+            failed = bool(self._failed)
+            yield self._counted(())
+            if not (failed or starts.has_more() or feed.goes_on()):
+                return
+
+    def _act(self, rows: StepDict, active: list[int]) -> list[Key]:
+        """Have the policy act; returns the entries that are zeroed where an episode begins."""
+        try:
+            if self._remembered is None:
+                self._remembered = self._probe(rows)
+            self.actor.act(rows, active)
+        except _UNFIT as error:
+            self._explain(rows, error)
+            raise
+        self._feed.stepped()
+        return self._remembered
+
+    def _probe(self, rows: StepDict) -> list[Key]:
+        """Probe the policy before it acts; add the entries that it carries on."""
+        randomness = GlobalRandomness()
+        with two_readings(self.policy, self.env):
+            outputs, remembered = self.actor.probe(rows, self.slots.carried)
+        randomness.check("the policy")
+        self._actions.check_first_call(outputs)
+        for key in remembered:
+            if key not in rows:
+                like = outputs[key]
+                shape = (*self.slots.batch_size, *like.shape[1:])
+                rows[key] = torch.zeros(shape, dtype=like.dtype, device=like.device)
+        if self.assembly.keeps_data and self.actor.left_out:
+            warnings.warn(
+                f"the policy's entries {self.actor.left_out} are no dense tensors, and are not "
+                "kept with the data of episodes; encode them as numbers to keep them",
+                stacklevel=2,
+            )
+        return remembered
+
+    def _explain(self, entries: Mapping[Key, torch.Tensor], error: Exception) -> None:
+        if isinstance(error, (AttributeError, TypeError)):
+            missing = missing_entries(getattr(self.actor, "policy", None), entries)
+            if missing is not None:
+                raise missing from error
+        explain_unfit_observations(entries, self.env, error)
+
+    def _started(self, slot: int, start: Start) -> None:
+        self.starts.started(slot, start)
+        self.actor.start(slot, self.assembly.seeds(start.index)[1])
+        self.assembly.metrics.begin(start.traj_id)
+
+    def _stepped(self, running: Mapping[int, Start]) -> None:
+        metrics = self.assembly.metrics
+        infos = self.slots.latest_infos([*running], metrics.infos)
+        for slot, start in running.items():
+            metrics.note(start, infos[slot])
+
+    def _raised(self, start: Start, error: Exception) -> Start | None:
+        """Return the episode to start again after an error of its env; None if it has failed."""
+        self.error = error
+        assert self.max_restarts is not None
+        restarts = self.assembly.restarts
+        tries = restarts.get(start.traj_id, 0)
+        again = start.traj_id in self.starts.runs_again
+        if tries < self.max_restarts and not again:
+            restarts[start.traj_id] = tries + 1
+            return start
+        if not again:
+            self.errors[start.index] = f"{type(error).__name__}: {error}"
+        self._failed.append((self.assembly.failed(start), start.traj_id))
+        return None
+
+    def _counted(self, ended: Iterable[tuple[Finished, int]]) -> list[Finished]:
+        """Return the episodes that have ended, but for those that ran for the trial alone."""
+        every = [*ended, *self._failed]
+        self._failed.clear()
+        for run, start in self.starts.runs_again.items():
+            if self.assembly.is_over(run, MOST):
+                self.starts.left_out.add(run)
+                every.append((self.assembly.cut(start), run))
+        taken = [self.starts.take(finished, run) for finished, run in every]
+        return [finished for finished in taken if finished is not None]
 
 
 class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
@@ -137,8 +253,6 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         metrics: the metrics that are asked for, by name, those of groups as functions.
         policy_mode: ``"eval"``, ``"train"`` or ``"mixed"``, the mode that the policy's modules run
             in; None for a policy that is not a module.
-        error: the last exception that the env raised, if any.
-        errors: the last error of each failed episode, by index, as text.
 
     Raises:
         TypeError, ValueError: if an argument cannot be honoured, before an env is made; while
@@ -214,16 +328,16 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             self._check_open()
             warn_of_statistics(self.env)
             self.returns = Returns(self.env, settings.reward_keys)
-            self.metrics = with_measures(settings.metrics, self.env)
+            metrics = settings.metrics
+            self.metrics = with_measures(metrics, self.env) if metrics else None
             with self._apart():
                 self._policy = self._callable(policy)
                 self.policy_mode = mode_of(policy)
             self._check_fresh_envs()
             self._check_options()
-            self._trial = self._new_trial()
+            self._starts = self._new_starts()
         self.episodes: list[Episode] = []
-        self.error: Exception | None = None
-        self.errors: dict[int, str] = {}
+        self._latest_run: EpisodeRun | None = None
 
     def _callable(self, policy: Any) -> Any:
         if isinstance(policy, SpacePolicy):
@@ -233,7 +347,7 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         if isinstance(policy, GroupPolicies):
             checked_groups(policy, self.env)
             return policy
-        with agents.two_readings(policy, self.env):
+        with two_readings(policy, self.env):
             return as_policy(policy, self.env, self.settings.inference_batch_size)
 
     def _finish(self, env: EnvBase) -> EnvBase:
@@ -251,9 +365,12 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             # Transforms are appended in place: to an env of ours, not to the one given.
             own = TransformedEnv(env, auto_unwrap=True)
             env = append_policy_transforms(own, self.policy)
-        return with_masks(env, self.policy)
+        for module in modules_of(self.policy):
+            if (finish := getattr(module, "finish_env", None)) is not None:
+                env = finish(env)
+        return env
 
-    def _use(self, opened: Opened) -> None:
+    def _use(self, opened: OpenEnv) -> None:
         self._opened = opened
         self.base: GymnasiumEnv | SlotEnvs = opened.slots or base_of(self.env)
         self.has_streams = opened.slots is not None
@@ -291,8 +408,17 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             raise RuntimeError(f"the env {self.base.name} is closed; make a new one to evaluate")
 
     @property
+    def error(self) -> Exception | None:
+        """The last exception that the env raised in the latest run, if any."""
+        return None if self._latest_run is None else self._latest_run.error
+
+    @property
+    def errors(self) -> dict[int, str]:
+        """The last error of each failed episode of the latest run, by index, as text."""
+        return {} if self._latest_run is None else self._latest_run.errors
+
+    @property
     def slots(self) -> int:
-        """The number of slots."""
         return (self._opened.slots or self.env).batch_size.numel()
 
     def __len__(self) -> int:
@@ -318,12 +444,11 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         self._check_open()
         episodes: list[Episode] = []
         self.episodes = episodes
-        self.errors = {}
         with evaluating():
             check_alone()
         feed = feed or Feed(self.episode_indices)
-        self._trial.abandon()
-        steps = self._run(keep_trajectories, keep_steps, feed)
+        self._starts.abandon()
+        steps = self._blocks(keep_trajectories, keep_steps, feed)
         waiting: dict[int, Finished] = {}
         due = iter(self.episode_indices)
         following = next(due, None)
@@ -346,15 +471,20 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
                         fault, drawn = error, randomness.settle()
                 if fault is not None or drawn:
                     if not (drawn and self._take_streams()):
-                        raise fault or self._drew_elsewhere()
+                        raise fault or NotReproducibleError(
+                            f"the env {self.base.name} drew from the global random numbers of its "
+                            "process, which no seed of an episode reaches; draw from env.np_random"
+                        )
                     steps.close()
-                    steps = self._run(keep_trajectories, keep_steps, feed)
+                    steps = self._blocks(keep_trajectories, keep_steps, feed)
                     continue
                 if ended is None:
                     return
+                is_sound = self._starts.fresh_envs is False and not self._opened.made
+                if is_sound and isinstance(self.base, GymnasiumEnv):
+                    _SOUND.add(self.base.stepper)
                 for finished in ended:
-                    if self.batches is None:
-                        self._trial.settle(finished)
+                    self._starts.settle(finished)
                     self.episodes.append(finished.record)
                     if not self._in_order:
                         yield finished
@@ -383,7 +513,7 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             yield randomness
 
     def prepare_envs(self, prepare: Callable[[EnvBase], None]) -> None:
-        """Call a function on each env of ours, and again on each that is built anew."""
+        """Call a function on each env of ours, and again on each that is built later."""
         slots = self._opened.slots
         if slots is None:
             prepare(self.env)
@@ -392,14 +522,14 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             prepare(env)
         slots.prepare = prepare
 
-    def _new_trial(self, asks: bool = True) -> Trial:
-        """Return what tries the env, by running an episode again."""
+    def _new_starts(self) -> RunStarts:
+        fresh_envs = self.settings.fresh_envs
+        if self.batches is not None:
+            assert isinstance(self.base, BatchEnv)
+            return BatchStarts(self.base, self.batches, fresh_envs)
         own = self._opened.made and self.base.can.rebuild
-        trial = Trial(self.slots, own, self.settings.fresh_envs, asks)
-        if isinstance(self.base, BatchEnv):  # whose batches are compared, and need not repeat
-            asked = self.settings.fresh_envs
-            trial.fresh_envs = self.base.can.rebuild if asked is None else asked
-        elif self.settings.fresh_envs and not own:
+        trial = Trial(self.slots, own, fresh_envs)
+        if fresh_envs and not own:
             trial.fresh_envs = True
         elif isinstance(self.base, GymnasiumEnv) and self.base.stepper in _SOUND:
             trial.fresh_envs = False
@@ -410,225 +540,81 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
 
         ``asks``: find it out here then; else all run on new envs until it is told.
         """
-        if self._trial.fresh_envs is None:
-            self._trial.asks, self._trial.fresh_envs = asks, fresh_envs
+        if self._starts.fresh_envs is None:
+            self._starts.asks, self._starts.fresh_envs = asks, fresh_envs
 
     @property
     def fresh_envs(self) -> bool | None:
         """Whether episodes run on new envs; None while it is not known if they must."""
-        return self._trial.fresh_envs
+        return self._starts.fresh_envs
 
     def _generators_elsewhere(self) -> dict[int, bytes]:
         """The states of the global generators in processes of the env, until it has been tried."""
-        if self._trial.fresh_envs is not None or not isinstance(self.base, GymnasiumEnv):
+        if self._starts.fresh_envs is not None or not isinstance(self.base, GymnasiumEnv):
             return {}
         return self.base.stepper.backend.generators()
-
-    def _drew_elsewhere(self) -> NotReproducibleError:
-        return NotReproducibleError(
-            f"the env {self.base.name} drew from the global random numbers of its process, which "
-            "no seed of an episode reaches; draw from env.np_random"
-        )
 
     def _take_streams(self) -> bool:
         """Go on with envs whose global draws come from streams of their episodes, if there are."""
         make = self._opened.with_streams
         if make is None or self.has_streams or self.episodes:  # which ran without
             return False
-        made = make()
+        env = make()
         self._opened.close()
-        self._use(Opened(made))
+        self._use(OpenEnv(env))
         self.has_streams = True
-        self._trial.start_over()
+        self._starts.start_over()
         return True
 
-    def _run(
+    def _blocks(
         self, keep_trajectories: bool, keep_steps: bool, feed: Feed
     ) -> Generator[list[Finished], None, None]:
-        if not self.episode_indices:
-            return
-        trial = self._trial
-        if isinstance(self.base, BatchEnv) and not self.episodes:
-            self.base.check_resets(self.batches)
-        env: SteppedEnv | None = self._opened.slots
-        if env is None:
+        with self._apart():
+            self._latest_run = run = self._new_run(keep_trajectories, keep_steps)
+        return run.blocks(feed, self._start, self.base)
+
+    def _new_run(self, keep_trajectories: bool, keep_steps: bool) -> EpisodeRun:
+        slots: SteppedEnv | None = self._opened.slots
+        if slots is None:
             exact = exact_reward_of(self.env)
-            env = by_episodes(plan_for(self.env, exact), self.env, exact)
-        slots = env.batch_size.numel()
-        dims, size = len(env.batch_size), self.settings.inference_batch_size
-        metrics = Metrics(self.metrics)
+            slots = by_episodes(plan_for(self.env, exact), self.env, exact)
+        settings, dims = self.settings, len(slots.batch_size)
         assembly = Assembly(
             self.env,
             dims,
             self.returns,
             self.episode_seeds,
             keep_trajectories,
-            metrics,
-            self.settings.step_bound,
+            Metrics(self.metrics),
+            settings.step_bound,
             keep_steps,
         )
-        policy = self._policy
-        run = partial(Inference, size=size, slots=slots, batched=bool(dims), device=self.device)
-        inference: Inference | agents.Actors | GroupActors
-        if isinstance(policy, SpacePolicy):
-            inference = agents.actors_of(policy, agents.OnSpaces(self.env), slots, bool(dims), size)
-        elif isinstance(policy, GroupPolicies):
-            inference = GroupActors(policy, env, slots, run, size)
-        else:
-            inference = run(
-                policy, unread=lambda key: not assembly.reads(key) and env.hands_through(key)
-            )
-        actions = ActionCheck(self.env, dims)
-        legal = LegalActions(env, policy.spec) if isinstance(policy, RandomActions) else None
+        count = slots.batch_size.numel()
+        layout = Layout(settings.inference_batch_size, count, bool(dims), self.device)
         # A single slot of a batch cannot start again.
-        max_restarts = self.settings.restarts if self.batches is None else None
-        failures: list[tuple[Finished, int]] = []
-        remembered: list[Key] | None = None
+        max_restarts = settings.restarts if self.batches is None else None
+        actor = self._actor(slots, layout, assembly)
+        acting = (self.policy, actor, self.device)
+        return EpisodeRun(self.env, slots, *acting, assembly, self._starts, settings, max_restarts)
 
-        def act(rows: StepDict, active: list[int]) -> list[Key]:
-            nonlocal remembered
-            if legal is not None and legal.apply(active):
-                legal.draw(rows, active, inference.streams)
-                feed.stepped()
-                return remembered or []
-            try:
-                if remembered is None:
-                    remembered = self._first_call(inference, rows, env, actions)
-                    if keep_trajectories and inference.left_out:
-                        warnings.warn(
-                            f"the policy's entries {inference.left_out} are no dense tensors, and "
-                            "are not kept with the data of episodes; encode them as numbers to "
-                            "keep them",
-                            stacklevel=2,
-                        )
-                inference(rows, active)
-            except _UNFIT as error:
-                self._explain(rows, error)
-                raise
-            feed.stepped()
-            return remembered
+    def _actor(self, slots: SteppedEnv, layout: Layout, assembly: Assembly) -> Actor:
+        policy = self._policy
+        if isinstance(policy, SpacePolicy):
+            return agents.actors_of(policy, agents.OnSpaces(self.env), layout)
+        if isinstance(policy, GroupPolicies):
+            return GroupActors(policy, slots, layout)
+        if isinstance(policy, RandomActions):
+            return RandomActor(policy, slots, layout)
 
-        def start(slot: int, start: Start) -> None:
-            trial.started(slot, start)
-            inference.start(slot, self.episode_seeds(start.index)[1])
-            metrics.begin(start.traj_id)
+        def is_unread(key: Key) -> bool:
+            return not assembly.reads(key) and slots.hands_through(key)
 
-        def stepped(running: Mapping[int, Start]) -> None:
-            infos = env.latest_infos([*running], metrics.infos)
-            for slot, start in running.items():
-                metrics.note(start, infos[slot])
-
-        def failed(start: Start, error: Exception) -> Start | None:
-            self.error = error
-            tries = assembly.restarts.get(start.traj_id, 0)
-            again = start.traj_id in trial.runs_again
-            if max_restarts is not None and tries < max_restarts and not again:
-                assembly.restarts[start.traj_id] = tries + 1
-                return start
-            if not again:
-                self.errors[start.index] = f"{type(error).__name__}: {error}"
-            failures.append((assembly.failed(start), start.traj_id))
-            return None
-
-        loop = Episodes(
-            env,
-            act,
-            trial,
-            placement(env, self.device, torch.device("cpu")),
-            steps=max(_STEPS // 8, min(_STEPS, _BLOCK_BYTES // max(1, env.step_bytes))),
-            seconds=feed.seconds,
-            max_episode_steps=self.settings.step_limit,
-            resets=trial.resets,
-            own_options=self.settings.options_by_index is not None,
-            left_out=assembly.left_out,
-            on_start=start,
-            on_step=stepped if metrics.infos else None,
-            on_error=None if max_restarts is None else failed,
-        )
-        trial.begin(feed, self._start)
-        wanted: set[int] = set()
-        left: Iterator[int] = iter(())
-        if (batches := self.batches) is not None:
-            wanted = {*indices_of(feed)}
-            left = iter(sorted({index // batches.size for index in wanted}))
-
-        def next_batch() -> bool:
-            """Have the loop run the next batch, from its seed; False if there is none."""
-            batch = next(left, None)
-            if batch is None or batches is None:
-                return False
-            if trial.fresh_envs:
-                env.rebuild_slots([])
-            loop.starts = BatchStarts(batches, batch)
-            loop.first_seeds = [self.episode_seeds(batches.indices(batch)[0])[0]] * slots
-            return True
-
-        def settled(ended: Iterable[tuple[Finished, int]]) -> list[Finished]:
-            """Return the episodes that have ended, but for those that ran for the trial alone."""
-            every = [*ended, *failures]
-            failures.clear()
-            if batches is not None:
-                return [_placed(f, batches) for f, _ in every if f.record.index in wanted]
-            for run, one in trial.runs_again.items():
-                if assembly.is_over(run, MOST):
-                    trial.left_out.add(run)
-                    every.append((assembly.cut(one), run))
-            taken = [trial.take(one, run, self.base) for one, run in every]
-            if (
-                trial.fresh_envs is False
-                and isinstance(self.base, GymnasiumEnv)
-                and not self._opened.made
-            ):
-                _SOUND.add(self.base.stepper)
-            return [one for one in taken if one is not None]
-
-        next_batch()
-        while True:
-            for block in loop:
-                try:
-                    inference.check()
-                    actions.check_block(block)
-                except _UNFIT as error:
-                    self._explain(block.entries, error)
-                    raise
-                yield settled(assembly.feed(block))
-            more = bool(failures) or trial.has_more
-            yield settled(())
-            if not (more or next_batch() or feed.goes_on()):
-                return
-
-    def _explain(self, entries: Mapping[Key, torch.Tensor], error: Exception) -> None:
-        """Say more of a policy's error, or raise one that does."""
-        if isinstance(error, (AttributeError, TypeError)):
-            known = missing_entries(self._policy, entries)
-            if known is not None:
-                raise known from error
-        explain_unfit_observations(entries, self.env, error)
+        return Inference(policy, layout, is_unread)
 
     def _start(self, index: int) -> Start:
-        given = self.settings.options_by_index
-        options = None if given is None else given[index]
+        by_index = self.settings.options_by_index
+        options = None if by_index is None else by_index[index]
         return Start(index, self.episode_seeds(index)[0], index, options)
-
-    def _first_call(
-        self,
-        inference: Inference | agents.Actors | GroupActors,
-        rows: StepDict,
-        env: SteppedEnv,
-        actions: ActionCheck,
-    ) -> list[Key]:
-        """Probe the policy before it acts; add the entries that it carries on."""
-        randomness = GlobalRandomness()
-        with agents.two_readings(self.policy, self.env):
-            outputs, remembered = inference.probe(rows, env.carried)
-        randomness.check("the policy")
-        actions.check_first_call(outputs)
-        for key in remembered:
-            if key not in rows:
-                like = outputs[key]
-                shape = (*env.batch_size, *like.shape[1:])
-                rows[key] = torch.zeros(shape, dtype=like.dtype, device=like.device)
-        return remembered
 
     def _unseed(self) -> None:
         """Have the next episodes of envs that are given start from fresh entropy."""
@@ -651,12 +637,6 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         state = (f"seed={self.settings.seed}", f"ended={len(self.episodes)}")
         episodes = f"{len(self.episode_indices)} episodes of {self.base.name}"
         return one_line(self, episodes, *state, f"{self.slots} slots")
-
-
-def _placed(ended: Finished, batches: Batches) -> Finished:
-    """Return an episode whose record has its place in a batch."""
-    record = replace(ended.record, place=batches.place(ended.record.index))
-    return ended._replace(record=record)
 
 
 @contextmanager

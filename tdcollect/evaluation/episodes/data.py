@@ -15,7 +15,7 @@ import numpy as np
 
 from tdcollect import keys
 from tdcollect.evaluation.episodes import steps as kept_steps
-from tdcollect.evaluation.episodes.steps import MOST, Difference, Steps, first_difference
+from tdcollect.evaluation.episodes.steps import MOST, StepDifference, Steps, first_difference
 from tdcollect.evaluation.ledger import CUT, FAILED, Episode, record_differences
 from tdcollect.keys import Key, entry_path, name_of, under_next
 
@@ -110,29 +110,27 @@ class Metrics:
 
     def __init__(self, wanted: Mapping[str, Any] | None):
         self._wanted = wanted
-        given = (wanted or {}).items()
-        self.functions = {name: metric for name, metric in given if callable(metric)}
+        items = (wanted or {}).items()
+        self.functions = {name: metric for name, metric in items if callable(metric)}
         # The entries that the functions read, as measures say it; None for all.
         reads: list[Any] = [getattr(f, "reads", None) for f in self.functions.values()]
         self.reads: set[Key] | None = None if None in reads else set().union(*reads)
-        self._rules = {name: info_and_rule(text) for name, text in given if not callable(text)}
+        self._rules = {name: info_and_rule(text) for name, text in items if not callable(text)}
         self.infos = sorted({info for info, _ in self._rules.values()})
         # Of running episodes, by trajectory id and info.
         self._values: dict[int, dict[str, list[float]]] = {}
 
     def begin(self, run: int) -> None:
-        """Start an episode, or start it again."""
         if self.infos:
             self._values[run] = {info: [] for info in self.infos}
 
     def note(self, start: Start, info: Mapping[str, Any]) -> None:
         """Take the infos of a step; one that the env leaves out has no value there."""
         for name, values in self._values[start.traj_id].items():
-            if (given := info.get(name)) is not None:
-                values.append(_one_number(given, f"the info {name!r} of episode {start.index}"))
+            if (value := info.get(name)) is not None:
+                values.append(_one_number(value, f"the info {name!r} of episode {start.index}"))
 
     def drop(self, run: int) -> None:
-        """Forget an episode that is given up."""
         self._values.pop(run, None)
 
     def of(self, index: int, run: int, data: TensorDict | None) -> dict[str, float | None] | None:
@@ -140,22 +138,22 @@ class Metrics:
         if self._wanted is None:
             return None
         infos = self._values.pop(run, {})
-        found: dict[str, float | None] = {}
+        numbers: dict[str, float | None] = {}
         for name in self._wanted:
             if name in self._rules:
                 info, rule = self._rules[name]
                 values = np.array(infos[info], np.float64)
-                found[name] = _RULES[rule](values) if values.size else None
+                numbers[name] = _RULES[rule](values) if values.size else None
                 continue
             assert data is not None  # as there are functions
             try:
-                given = self.functions[name](data.copy())
+                number = self.functions[name](data.copy())
             except Exception as error:
                 error.add_note(f"in the metric {name!r}, of episode {index}")
                 raise
             what = f"the metric {name!r} of episode {index}"
-            found[name] = None if given is None else _one_number(given, what)
-        return found
+            numbers[name] = None if number is None else _one_number(number, what)
+        return numbers
 
 
 def _one_number(value: Any, what: str) -> float:
@@ -167,21 +165,13 @@ def _one_number(value: Any, what: str) -> float:
 
 
 class Finished(NamedTuple):
-    """An episode that has ended.
+    """An episode that has ended."""
 
-    Attributes:
-        record: its record; of one that ran again and was cut, with the status ``"cut"``.
-        data: its data ``[L]``, if they are kept.
-        steps: what is kept of its steps; None if it did not complete.
-        nth: 1 for the first episode of an env that was made for it, 2 for the one after that...
-        again: it ran before, and this is to be compared with that.
-    """
-
-    record: Episode
-    data: TensorDict | None = None
-    steps: Steps | None = None
-    nth: int = 1
-    again: bool = False
+    record: Episode  # of one that ran again and was cut, with the status "cut"
+    data: TensorDict | None = None  # ``[L]``, if they are kept
+    steps: Steps | None = None  # None if it did not complete
+    nth: int = 1  # 1 for the first episode of an env that was made for it, 2 for the next...
+    again: bool = False  # it ran before, and is to be compared with that
 
 
 @dataclass
@@ -237,9 +227,9 @@ class Assembly:
         self._dims = dims
         self._most = math.inf if keep_steps else MOST
         self._returns = returns
-        self._seeds = seeds
-        self._keep = keep
-        self._metrics = metrics
+        self.seeds = seeds
+        self.keeps_data = keep
+        self.metrics = metrics
         self._joins = keep or bool(metrics.functions)
         self._joined = None if keep else metrics.reads
         self._bound = bound
@@ -295,7 +285,13 @@ class Assembly:
             held.steps += piece.stop - piece.begin
             endless = held.steps + (not piece.ended) > self._bound  # whatever steps a block has
             if endless and piece.start.traj_id >= 0:  # else it runs again, and is cut
-                self._refuse_endless(piece.start.index)
+                raise RuntimeError(
+                    f"expected episodes that end, but episode {piece.start.index} (seed "
+                    f"{self.seeds(piece.start.index)[0]}) has taken {self._bound:,} steps: pass "
+                    "max_episode_steps=1000, say, to truncate episodes at a length, or "
+                    "max_episode_steps=math.inf (--max-episode-steps inf) for episodes of any "
+                    "length"
+                )
             for digest, array in zip(held.hashes, arrays.values(), strict=True):
                 digest.update(np.ascontiguousarray(rows_of(piece, array)))
             held.rewards.append(own)
@@ -315,35 +311,23 @@ class Assembly:
         sent: Mapping[Key, Any],
     ) -> dict[str, np.ndarray[Any, Any]]:
         """Return the fields of a block's steps, ``[N, t, ...]``, but for the rewards."""
-        kinds: dict[str, dict[str, np.ndarray[Any, Any]]] = {
-            kept_steps.OBSERVATION: {},
-            kept_steps.OUTPUT: {},
-        }
-        for key, entry in entries.items():
-            if kept_steps.is_sketched(key) and key not in self._acted:
-                kind = kept_steps.OBSERVATION if key in self._observed else kept_steps.OUTPUT
-                array = arrays[key] if key in arrays else _array(_plain(entry))
-                kinds[kind][kept_steps.field(kind, key)] = kept_steps.sketch(array)
-        found = {name: kind[name] for kind in kinds.values() for name in sorted(kind)}
-        found |= {kept_steps.field(kept_steps.ACTION, key): arrays[key] for key in self._acted}
+        columns = {}
+        for key in filter(kept_steps.is_sketched, entries.keys() - {*self._acted}):
+            kind = kept_steps.OBSERVATION if key in self._observed else kept_steps.OUTPUT
+            array = arrays[key] if key in arrays else _array(_plain(entries[key]))
+            columns[kept_steps.field(kind, key)] = kept_steps.sketch(array)
+        columns = {name: columns[name] for name in sorted(columns)}
+        columns |= {kept_steps.field(kept_steps.ACTION, key): arrays[key] for key in self._acted}
         for path, entry in sent.items():
             key = path[0] if len(path) == 1 else path
-            found[kept_steps.field(kept_steps.ENV_ACTION, key)] = _array(entry)
-        return found
-
-    def _refuse_endless(self, index: int) -> None:
-        raise RuntimeError(
-            f"expected episodes that end, but episode {index} (seed {self._seeds(index)[0]}) has "
-            f"taken {self._bound:,} steps: pass max_episode_steps=1000, say, to truncate episodes "
-            "at a length, or max_episode_steps=math.inf (--max-episode-steps inf) for episodes of "
-            "any length"
-        )
+            columns[kept_steps.field(kept_steps.ENV_ACTION, key)] = _array(entry)
+        return columns
 
     def _finish(self, piece: Piece, arrays: Mapping[Key, Any]) -> Finished:
         index, run = piece.start.index, piece.start.traj_id
         held = self._held.pop(run)
         terminated, truncated = (bool(rows_of(piece, arrays[flag])[-1, 0]) for flag in _FLAGS)
-        seeds = self._seeds(index)
+        seeds = self.seeds(index)
         names = map(entry_path, self._returns.counted)
         by_entry = map(np.concatenate, zip(*held.rewards, strict=True))
         total, groups = combined(dict(zip(names, by_entry, strict=True)))
@@ -359,9 +343,9 @@ class Assembly:
             truncated=truncated,
             success=_success(piece.info, index, seeds[0]),
             digest=_joined(held.hashes),
-            metrics=self._metrics.of(index, run, data),
+            metrics=self.metrics.of(index, run, data),
         )
-        return Finished(record, data if self._keep else None, self._steps(held))
+        return Finished(record, data if self.keeps_data else None, self._steps(held))
 
     def _steps(self, held: _Unfinished) -> Steps:
         steps = kept_steps.joined(held.columns)
@@ -372,18 +356,16 @@ class Assembly:
         return run in self._held and self._held[run].steps >= most
 
     def cut(self, start: Start) -> Finished:
-        """Return what there is of a run that does not go on."""
         held = self._held.pop(start.traj_id)
-        self._metrics.drop(start.traj_id)
-        record = Episode(start.index, *self._seeds(start.index), CUT, length=held.steps)
+        self.metrics.drop(start.traj_id)
+        record = Episode(start.index, *self.seeds(start.index), CUT, length=held.steps)
         return Finished(record, None, self._steps(held))
 
     def failed(self, start: Start) -> Finished:
-        """Return the record of an episode that is given up."""
         self._held.pop(start.traj_id, None)
-        self._metrics.drop(start.traj_id)
+        self.metrics.drop(start.traj_id)
         restarts = self.restarts.get(start.traj_id, 0)
-        return Finished(Episode(start.index, *self._seeds(start.index), FAILED, restarts))
+        return Finished(Episode(start.index, *self.seeds(start.index), FAILED, restarts))
 
     def _data(self, parts: Sequence[Mapping[Key, torch.Tensor]]) -> TensorDict:
         import torch
@@ -401,8 +383,8 @@ def _observed(env: EnvBase) -> list[Key]:
 
     Also without the masks that TorchRL names by the place in memory of a dropout's module.
     """
-    found = {*env.observation_spec.keys(True, True)} - {*env.action_keys}
-    named = (key for key in found if not re.fullmatch(r"mask_\d{9,}", name_of(key)))
+    unsorted = {*env.observation_spec.keys(True, True)} - {*env.action_keys}
+    named = (key for key in unsorted if not re.fullmatch(r"mask_\d{9,}", name_of(key)))
     return sorted(named, key=entry_path)
 
 
@@ -413,16 +395,16 @@ def digested_entries(env: EnvBase, returns: Returns, policy: Any = None) -> dict
     named again.
     Rewards are left out if they are the only entry ``"reward"`` with one value per step.
     """
-    found = {
+    entries = {
         "observation": [*map(entry_path, _observed(env))],
         "action": sorted(map(entry_path, env.action_keys)),
     }
     written = {*map(entry_path, getattr(policy, "out_keys", None) or ())}
-    if over := sorted(written.intersection(found["observation"])):
-        found["overwritten"] = over
+    if over := sorted(written.intersection(entries["observation"])):
+        entries["overwritten"] = over
     if not returns.is_plain:
-        found["reward"] = [entry_path(key) for key in returns.entries]
-    return found
+        entries["reward"] = [entry_path(key) for key in returns.entries]
+    return entries
 
 
 def disagreements(
@@ -463,18 +445,18 @@ def disagreements(
     total, groups = combined(rewards)
     rounding = 1e-6 * sum(float(np.abs(values).sum()) for values in rewards.values())
     recorded = record.episode_return
-    found: list[tuple[str, Any, Any]] = [
+    compared: list[tuple[str, Any, Any]] = [
         ("length", record.length, len(data[_FLAG_PATHS[0]])),
         ("terminated", record.terminated, terminated),
         ("truncated", record.truncated, truncated),
         ("digest", record.digest, _joined(hashes)),
     ]
     if recorded is not None and abs(recorded - total) > rounding:
-        found.append(("return", recorded, total))
+        compared.append(("return", recorded, total))
     for name, value in (record.group_returns or {}).items():
         if name not in groups or abs(value - groups[name]) > rounding:
-            found.append((f"return of {name}", value, groups.get(name)))
-    texts = [f"{name} {b!r}, in the ledger {a!r}" for name, a, b in found if a != b]
+            compared.append((f"return of {name}", value, groups.get(name)))
+    texts = [f"{name} {b!r}, in the ledger {a!r}" for name, a, b in compared if a != b]
     for name in sorted({*observed} - {*entries.get("overwritten", ())}):
         # Each row leads to the one after it.
         if data[name][1:].tobytes() != data[f"{keys.NEXT}/{name}"][:-1].tobytes():
@@ -499,18 +481,18 @@ def _joined(hashes: Sequence[Any]) -> str:
 def _success(info: Mapping[str, Any], index: int, seed: int) -> bool | None:
     for name in SUCCESS:
         if info.get(name) is not None:
-            given = np.asarray(info[name])
-            if given.size and given.dtype.kind in "biuf" and np.isin(given, (0, 1)).all():
-                return bool(given.all())
+            told = info[name]
+            value = np.asarray(told.cpu() if hasattr(told, "cpu") else told)
+            if value.size and value.dtype.kind in "biuf" and np.isin(value, (0, 1)).all():
+                return bool(value.all())
             raise ValueError(
                 f"expected the info {name!r} at the end of episode {index} (seed {seed}) to be "
-                f"True or False, got {type(info[name]).__name__} {info[name]!r}; correct the env"
+                f"True or False, got {type(told).__name__} {told!r}; correct the env"
             )
     return None
 
 
 def _plain(entry: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of a dtype that NumPy has."""
     return entry.float() if entry.is_floating_point() and entry.element_size() < 4 else entry
 
 
@@ -528,13 +510,13 @@ def _hash(key: Key, rows: np.ndarray[Any, Any]) -> Any:
     return hashlib.sha256(f"{entry_path(key)} {rows.dtype.str} {rows.shape[1:]}\n".encode())
 
 
-def unlike(first: Finished, again: Finished) -> Difference | str | None:
+def unlike(first: Finished, again: Finished) -> StepDifference | str | None:
     """Return how an episode differs that ran again; None if it is as it was, as far as it ran."""
     cut = CUT in (first.record.status, again.record.status)
     if first.steps is not None and again.steps is not None:
-        found = first_difference(first.steps, again.steps, cut)
-        if found is not None:
-            return found
+        difference = first_difference(first.steps, again.steps, cut)
+        if difference is not None:
+            return difference
     differing = [] if cut else record_differences(first.record, again.record)
     return "; ".join(f"its {name} is {a!r} and {b!r}" for name, a, b in differing) or None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -17,7 +17,8 @@ from tdcollect.evaluation.episodes.actions import LegalActions
 from tdcollect.evaluation.episodes.agents import BatchedFunction, actors_of, shown
 from tdcollect.evaluation.episodes.data import SUCCESS
 from tdcollect.evaluation.episodes.groups import Group, GroupPolicies, checked_groups, is_absolute
-from tdcollect.evaluation.episodes.policy import Inference, stream
+from tdcollect.evaluation.episodes.inference import Inference, stream
+from tdcollect.evaluation.episodes.policy import Actor, Layout
 from tdcollect.keys import ACTION, Key, as_path, entry_path
 from tdcollect.policies import SpacePolicy
 
@@ -32,13 +33,13 @@ class OnGroup:
         depth = len(group.path)
         paths = [as_path(key) for key in env.observation_spec.keys(True, True)]
         own = [path[depth:] for path in paths if path[:depth] == group.path]
-        kept = [path for path in sorted(own) if path[0] != "info" and path[-1] not in SUCCESS]
-        if not kept:
+        observed = [path for path in sorted(own) if path[0] != "info" and path[-1] not in SUCCESS]
+        if not observed:
             raise ValueError(
                 f"expected observations of group {group.name!r} for its function or agent, got an "
                 "env without; pass None for random actions, or one module for all groups"
             )
-        self.in_keys: list[Key] = [path[0] if len(path) == 1 else path for path in kept]
+        self.in_keys: list[Key] = [path[0] if len(path) == 1 else path for path in observed]
         self.out_keys: list[Key] = [ACTION]
         self.observation = self
         self._name, self._count = group.name, len(group.agents)
@@ -49,21 +50,17 @@ class OnGroup:
         return [rows[key].detach().cpu().numpy() for key in self.in_keys]
 
     def read(self, arrays: Sequence[Any]) -> Any:
-        """The observations as a policy takes them."""
         if len(arrays) == 1:
             return arrays[0]
         return dict(zip(map(entry_path, self.in_keys), arrays, strict=True))
 
     def read_slots(self, arrays: Sequence[Any]) -> list[Any]:
-        """The observations of each slot."""
         return [self.read(parts) for parts in zip(*arrays, strict=True)]
 
     def encoded(self, actions: Any, count: int) -> StepDict:
-        """The entries of the actions ``[N, agents, ...]`` of a batch."""
         return self.encoded_singly([*actions])
 
     def encoded_singly(self, actions: Sequence[Any]) -> StepDict:
-        """The entries of N actions of the group."""
         return StepDict({ACTION: torch.stack([*map(self._fitted, actions)])})
 
     def _fitted(self, action: Any) -> torch.Tensor:
@@ -89,10 +86,8 @@ class OnGroup:
         )
 
 
-class RandomGroup:
+class RandomGroup(Actor):
     """Random legal actions of one group of agents."""
-
-    left_out: Sequence[Key] = ()
 
     def __init__(self, env: SteppedEnv, group: Group, slots: int):
         self._path = group.path
@@ -100,93 +95,73 @@ class RandomGroup:
         self._streams: list[torch.Generator | None] = [None] * slots
 
     def start(self, slot: int, seed: int) -> None:
-        """Give the episode that starts in a slot a random stream of its own."""
         self._streams[slot] = stream(seed)
 
-    def probe(self, rows: StepDict, carried: list[Key]) -> tuple[StepDict, list[Key]]:
-        """Draws are legal: there is nothing to probe, nor to check, nor to remember."""
-        return StepDict(), []
-
-    def check(self) -> None:
-        """See :meth:`probe`."""
-
-    def __call__(self, rows: StepDict, active: Sequence[int]) -> None:
-        """Add the actions of the slots ``active`` to the rows of the whole env."""
+    def act(self, rows: StepDict, active: Sequence[int]) -> None:
         drawn = StepDict(rows)
         self._legal.draw(drawn, active, self._streams)
         rows[(*self._path, ACTION)] = drawn[(*self._path, ACTION)]
 
 
-class GroupActors:
-    """Acts for each group by its own policy; used as :class:`Inference` is, for all groups.
+class GroupActors(Actor):
+    """Acts for each group by its own policy.
 
     Each group has a random stream of its own in each episode.
     """
 
-    def __init__(
-        self,
-        policies: GroupPolicies,
-        env: SteppedEnv,
-        slots: int,
-        inference: Callable[[Any], Inference],
-        size: int,
-    ):
-        self.streams: Sequence[Any] = ()
-        self._parts: list[_Part] = []
+    def __init__(self, policies: GroupPolicies, env: SteppedEnv, layout: Layout):
+        self._parts: list[GroupPart] = []
         for group in checked_groups(policies, env.transformed):
             name = entry_path(group.path)
             policy = policies.policies[name]
             if policy is None:
-                part = _Part((), True, RandomGroup(env, group, slots))
+                part = GroupPart((), True, RandomGroup(env, group, layout.slots))
             elif not isinstance(policy, SpacePolicy):
-                part = _Part(group.path, is_absolute(name, policy), inference(policy))
+                part = GroupPart(group.path, is_absolute(name, policy), Inference(policy, layout))
             else:
                 on = OnGroup(env.transformed, group)
-                batched = policy.batched and inference(BatchedFunction(policy.source, on))
-                actors = batched or actors_of(policy, on, slots, bool(env.batch_size), size)
-                part = _Part(group.path, False, actors)
+                if policy.batched:
+                    actor: Actor = Inference(BatchedFunction(policy.source, on), layout)
+                else:
+                    actor = actors_of(policy, on, layout)
+                part = GroupPart(group.path, False, actor)
             self._parts.append(part)
 
     @property
-    def left_out(self) -> list[Key]:
-        """Entries of the policies' outputs that are no dense tensors."""
+    def left_out(self) -> list[Key]:  # type: ignore[override]
         return [key for p in self._parts for key in p.named(dict.fromkeys(p.actor.left_out))]
 
     def start(self, slot: int, seed: int) -> None:
-        """Give each group a stream of its own in the episode that starts in a slot."""
         for place, part in enumerate(self._parts):
             of_group = np.random.SeedSequence(seed, spawn_key=(place,))
             part.actor.start(slot, int(of_group.generate_state(1, np.uint64)[0]))
 
-    def __call__(self, rows: StepDict, active: Sequence[int]) -> None:
-        """Act for all groups in the slots ``active``, and add the actions to the rows."""
+    def act(self, rows: StepDict, active: Sequence[int]) -> None:
         for part in self._parts:
             own = part.own(rows)
-            part.actor(own, active)
+            part.actor.act(own, active)
             rows.update(part.named(own))
 
     def probe(self, rows: StepDict, carried: list[Key]) -> tuple[StepDict, list[Key]]:
-        """Probe the policy of each group, as :meth:`Inference.probe` does."""
-        found, kept = StepDict(), list[Key]()
+        outputs, remembered = StepDict(), list[Key]()
         for part in self._parts:
             own = [*part.own(dict.fromkeys(carried))]
-            outputs, remembered = part.actor.probe(part.own(rows), own)
-            found.update(part.named(outputs))
-            kept += part.named(dict.fromkeys(remembered))
-        return found, kept
+            its_outputs, its_remembered = part.actor.probe(part.own(rows), own)
+            outputs.update(part.named(its_outputs))
+            remembered += part.named(dict.fromkeys(its_remembered))
+        return outputs, remembered
 
-    def check(self) -> None:
-        """Raise if a draw had parameters that its distribution refuses."""
+    def end(self) -> None:
         for part in self._parts:
-            part.actor.check()
+            part.actor.end()
 
 
-class _Part(NamedTuple):
+class GroupPart(NamedTuple):
     """A group's policy, and the entries that it sees: named from the root, or from ``path`` on."""
 
     path: tuple[str, ...]
     absolute: bool
-    actor: Any
+    actor: Actor
 
     def own(self, rows: Mapping[Key, Any]) -> StepDict:
         """The entries of the group, as its policy names them."""

@@ -43,20 +43,13 @@ from tdcollect.randomness import GlobalStream, NotReproducibleError, Outside, Wi
 SLOTS = 16
 
 
-class Opened(NamedTuple):
-    """The slots of an evaluation.
-
-    Attributes:
-        env: the env with its transforms; that of slot 0 if slots are envs of their own.
-        slots: the slots, if they are envs of their own; None for an env of ``make_env``.
-        made: True if the envs were made here, and are closed at the end.
-        with_streams: makes ``env`` anew from gymnasium envs whose draws from the global generators
-            come from streams of their episodes; None if it cannot be made anew.
-    """
+class OpenEnv(NamedTuple):
+    """The env of an evaluation, with its transforms: that of slot 0 if slots have envs each."""
 
     env: EnvBase
-    slots: SlotEnvs | None = None
-    made: bool = True
+    slots: SlotEnvs | None = None  # if they are envs of their own
+    made: bool = True  # made here, and closed at the end
+    # Makes it again from gymnasium envs whose global draws come from streams of their episodes.
     with_streams: Callable[[], EnvBase] | None = None
 
     def close(self) -> None:
@@ -78,7 +71,7 @@ def open_env(
     finish: Finish,
     most_slots: int | None = None,
     singly: bool = False,
-) -> Opened:
+) -> OpenEnv:
     """Open the env of an evaluation; one that is made here has at most one slot per episode.
 
     Each slot is an env of its own where ``finish`` adds what must not treat a batch: ``singly``.
@@ -87,14 +80,14 @@ def open_env(
     if requested is not None:
         env, finish = requested.bare, partial(_added, requested, finish)
     names = ("num_envs", "backend", "env_kwargs")
-    given = [name for name in names if getattr(settings, name) is not None]
+    chosen = [name for name in names if getattr(settings, name) is not None]
     episodes = max(len(settings.episode_indices), 1)
     if most_slots is not None:
         episodes = min(episodes, most_slots)
     if isinstance(env, EnvBase):
-        if given:
+        if chosen:
             raise ValueError(
-                f"the env {_text(env)} is made already: expected no {', '.join(given)}"
+                f"the env {_text(env)} is made already: expected no {', '.join(chosen)}"
             )
         return _open_made(env, episodes, finish, ours=False)
     check_env(env, "a gymnasium env that is made already goes through tdcollect.make_env(env)")
@@ -102,23 +95,23 @@ def open_env(
     slots = min(SLOTS if settings.num_envs is None else settings.num_envs, episodes)
     if not isinstance(env, str):
         make = partial(made_alike, env, env_kwargs or {})
-        made = make()
-        if isinstance(made, EnvBase):
-            with closed_on_error(made):
-                alone = _runs_alone(made)
+        opened = make()
+        if isinstance(opened, EnvBase):
+            with closed_on_error(opened):
+                alone = _runs_alone(opened)
                 taken = ("env_kwargs", "num_envs") if alone else ("env_kwargs",)
-                if refused := [name for name in given if name not in taken]:
+                if refused := [name for name in chosen if name not in taken]:
                     what = "a TorchRL env" if alone else "an env whose slots are fixed"
                     raise ValueError(
-                        f"the callable makes {what}, {_text(made)}: expected no "
+                        f"the callable makes {what}, {_text(opened)}: expected no "
                         f"{', '.join(refused)}"
                     )
                 if alone:
-                    return _slots(made, make, slots, finish)
-                return _open_made(made, episodes, finish, ours=True)
-        if hasattr(made, "close"):  # made only to see its type
+                    return _slots(opened, make, slots, finish)
+                return _open_made(opened, episodes, finish, ours=True)
+        if hasattr(opened, "close"):  # made only to see its type
             with close_may_fail():
-                close_env(made)
+                close_env(opened)
     if singly or (requested is not None and not requested.treats_rows_alone()):
         if settings.backend not in (None, "serial"):
             raise ValueError(
@@ -132,7 +125,7 @@ def open_env(
     how = {"num_envs": slots, "backend": settings.backend, "env_kwargs": env_kwargs}
     again = None if settings.backend == "envpool" else partial(_with_streams, env, how, finish)
     with closed_on_error(make_env(env, **how)) as bare:  # type: ignore[arg-type]
-        return Opened(finish(bare), with_streams=again)
+        return OpenEnv(finish(bare), with_streams=again)
 
 
 def check_env(env: Any, advice: str) -> None:
@@ -145,7 +138,7 @@ def check_env(env: Any, advice: str) -> None:
         )
 
 
-def _open_made(env: EnvBase, episodes: int, finish: Finish, ours: bool) -> Opened:
+def _open_made(env: EnvBase, episodes: int, finish: Finish, ours: bool) -> OpenEnv:
     base = innermost(env)
     if isinstance(base, (SerialEnv, ParallelEnv)):
         make = _maker(env, base)
@@ -155,7 +148,7 @@ def _open_made(env: EnvBase, episodes: int, finish: Finish, ours: bool) -> Opene
             close_env(env)
         return opened
     if _runs_alone(env):
-        return Opened(env, SlotEnvs([finish(env)]), made=False)
+        return OpenEnv(env, SlotEnvs([finish(env)]), made=False)
     if not isinstance(base, GymnasiumEnv):
         advice = (
             "pass a function that makes one with batch size [] or [1] (num_envs=1, say), which is "
@@ -170,7 +163,7 @@ def _open_made(env: EnvBase, episodes: int, finish: Finish, ours: bool) -> Opene
             f"episodes={env.batch_size.numel()}, episodes_per_slot=1) (--episodes-per-slot 1)"
         )
     _check_transforms(env)
-    return Opened(finish(env), made=ours)
+    return OpenEnv(finish(env), made=ours)
 
 
 def still(finish: Finish, env: EnvBase) -> EnvBase:
@@ -198,7 +191,7 @@ def warn_of_statistics(env: EnvBase) -> None:
         )
 
 
-def _slots(first: EnvBase, make: Callable[[], EnvBase], count: int, finish: Finish) -> Opened:
+def _slots(first: EnvBase, make: Callable[[], EnvBase], count: int, finish: Finish) -> OpenEnv:
 
     def another() -> EnvBase:
         env = make()
@@ -214,7 +207,7 @@ def _slots(first: EnvBase, make: Callable[[], EnvBase], count: int, finish: Fini
         envs[0] = still(finish, first)
         while len(envs) < count:
             envs.append(another())
-        return Opened(envs[0], SlotEnvs(envs, another))
+        return OpenEnv(envs[0], SlotEnvs(envs, another))
     except BaseException:
         for env in envs[1:]:
             close_env(env)  # the caller closes the first one
@@ -228,22 +221,21 @@ def made_alike(make: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
 
 
 def _added(requested: RequestedEnv, finish: Finish, env: EnvBase) -> EnvBase:
-    """Add the transforms that were asked for, then what the policy asks for."""
-    made = requested.finished(env)
-    if made.batch_size and isinstance(innermost(made), GymnasiumEnv):
-        _check_transforms(made)
-    return finish(made)
+    transformed = requested.finished(env)
+    if transformed.batch_size and isinstance(innermost(transformed), GymnasiumEnv):
+        _check_transforms(transformed)
+    return finish(transformed)
 
 
 def _with_streams(env: Any, how: dict[str, Any], finish: Finish) -> EnvBase:
     name = env if isinstance(env, str) else getattr(env, "__name__", None) or type(env).__name__
     make = WithStreams(partial(gym.make, env) if isinstance(env, str) else env, name)
-    with closed_on_error(make_env(make, **how)) as made:
-        return finish(made)
+    with closed_on_error(make_env(make, **how)) as bare:
+        return finish(bare)
 
 
 def _runs_alone(env: EnvBase) -> bool:
-    """Tell whether an env is one slot, to be stepped through its own methods.
+    """Return whether an env is one slot, to be stepped through its own methods.
 
     One of ``make_env`` is stepped below them, unless it is under a transform that may draw.
     """
@@ -268,12 +260,12 @@ def _maker(env: EnvBase, base: Any) -> Callable[[], EnvBase]:
     outer = all_transforms_of(env)
 
     def make() -> EnvBase:
-        made = made_alike(make_one, kwargs)
+        one = made_alike(make_one, kwargs)
         if state:
-            made.load_state_dict(state)
+            one.load_state_dict(state)
         if outer:
-            made = TransformedEnv(made, T.Compose(*[transform.clone() for transform in outer]))
-        return made
+            one = TransformedEnv(one, T.Compose(*[transform.clone() for transform in outer]))
+        return one
 
     return make
 
@@ -306,12 +298,8 @@ class SlotEnvs(SteppedEnv):
     generators. Where an env has flags of groups of agents only, its episode ends when all agents
     are done.
 
-    Args:
-        envs: one per slot, all alike, each of batch size ``[]`` or of one element.
-        make: makes another such env; None if nothing does.
-
-    Raises:
-        ValueError: for an env whose entries are not tensors of fixed shapes.
+    ``envs`` are alike, each of batch size ``[]`` or of one element, whose entries must be tensors
+    of fixed shapes; ``make`` makes another one.
     """
 
     apart = True  # each slot is an env of its own
@@ -363,7 +351,6 @@ class SlotEnvs(SteppedEnv):
 
     @property
     def transforms(self) -> list[T.Transform]:
-        """The transforms of all slots."""
         return [transform for env in self.envs for transform in all_transforms_of(env)]
 
     def outside(self) -> Outside:
@@ -401,24 +388,21 @@ class SlotEnvs(SteppedEnv):
         self.transformed = self.envs[0]
 
     def latest_info(self, slot: int) -> dict[str, Any]:
-        """The entries of a slot's latest step that tell of success, as gymnasium names them."""
-        base = innermost(self.envs[slot])
-        if isinstance(base, GymnasiumEnv):
-            return dict(base.latest_info(0))
-        row = self._following[slot] or StepDict()
-        return {name: row[name].cpu().numpy() for name in SUCCESS if name in row}
+        """The infos of a slot's latest step that tell of success, as gymnasium names them."""
+        infos: dict[str, Any] = self.latest_infos([slot], SUCCESS)[slot]
+        return infos
 
     def latest_infos(self, slots: Sequence[int], names: Sequence[str]) -> Mapping[int, Any]:
         """The infos of these names; of an env that is not gymnasium's, the entries of its step."""
-        found = {}
+        infos = {}
         for slot in slots:
             base = innermost(self.envs[slot])
             if isinstance(base, GymnasiumEnv):
-                found[slot] = base.stepper.backend.latest_infos([0], names)[0]
+                infos[slot] = base.stepper.backend.latest_infos([0], names)[0]
                 continue
             row = (self._following[slot] or StepDict()).items()
-            found[slot] = {path: v for key, v in row if (path := entry_path(key)) in names}
-        return found
+            infos[slot] = {path: v for key, v in row if (path := entry_path(key)) in names}
+        return infos
 
     def reset_slot(self, slot: int, seed: int, options: Any = None) -> StepDict:
         """Start an episode in one slot, within :meth:`outside`; the row of its first step."""
@@ -427,17 +411,17 @@ class SlotEnvs(SteppedEnv):
         how = {} if options is None else {"options": options}
         with self._streams[slot], self._starts[slot]:
             if self._seeds_in_reset:
-                given = env.reset(seed=seed, **how)
+                tensordict = env.reset(seed=seed, **how)
             else:
                 env.set_seed(seed)
-                given = env.reset(**how)
-        self._latest[slot] = self._row(given)
+                tensordict = env.reset(**how)
+        self._latest[slot] = self._row(tensordict)
         return self._latest[slot]
 
-    def step_slot(self, slot: int, given: TensorDictBase) -> StepDict:
+    def step_slot(self, slot: int, tensordict: TensorDictBase) -> StepDict:
         """Step one slot, within :meth:`outside`; the row of the following step."""
         with self._streams[slot], self._starts[slot]:
-            stepped = self.envs[slot].step(given).get(keys.NEXT)
+            stepped = self.envs[slot].step(tensordict).get(keys.NEXT)
         row = self._following[slot] = self._row(stepped)
         self._latest[slot] = StepDict({**self._latest[slot], **row})
         return row
@@ -476,7 +460,6 @@ class SlotEnvs(SteppedEnv):
         return following, SlotError("step", causes) if causes else None
 
     def check_acted(self, step: StepDict) -> None:
-        """Raise for a step without an action."""
         missing = [key for key in self.transformed.action_keys if key not in step]
         if missing:
             raise lacks_action(missing[0], step)
@@ -518,12 +501,10 @@ class SlotEnvs(SteppedEnv):
         return rows
 
     def entries(self, tensordict: TensorDictBase) -> StepDict:
-        """The entries of one slot's TensorDict, without batch dimensions."""
         dims, row = self._dims, flat(tensordict)
         return StepDict((k, v.reshape(v.shape[dims:])) for k, v in row.items()) if dims else row
 
     def _row(self, tensordict: TensorDictBase) -> StepDict:
-        """The entries of one slot, with flags of its own."""
         row = self.entries(tensordict)
         if keys.DONE not in row:
             row[keys.DONE] = _all_groups(row, keys.DONE)

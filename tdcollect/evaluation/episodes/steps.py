@@ -59,12 +59,12 @@ def sketch(rows: Array) -> Array:
         rows = rows.view(rows.real.dtype)
     flat = rows.reshape(lead[0] * lead[1], -1)
     weights = _weights(flat.shape[1])
-    found = np.empty(len(flat))
+    sums = np.empty(len(flat))
     at_once = max(1, _AT_ONCE // max(1, flat.shape[1]))
     with np.errstate(all="ignore"):  # infinite entries have the sketches that they have
         for at in range(0, len(flat), at_once):
-            (flat[at : at + at_once] * weights).sum(-1, out=found[at : at + at_once])
-    return found.reshape(lead)
+            (flat[at : at + at_once] * weights).sum(-1, out=sums[at : at + at_once])
+    return sums.reshape(lead)
 
 
 def is_sketched(key: Key) -> bool:
@@ -74,7 +74,6 @@ def is_sketched(key: Key) -> bool:
 
 
 def joined(columns: Mapping[str, Sequence[Array]]) -> Steps:
-    """Join the parts ``[t, ...]`` of each field."""
     whole = {
         name: parts[0] if len(parts) == 1 else np.concatenate(parts)
         for name, parts in columns.items()
@@ -97,7 +96,7 @@ def from_columns(columns: Mapping[str, Array]) -> Steps:
     return steps
 
 
-class Difference(NamedTuple):
+class StepDifference(NamedTuple):
     """The first step, from 0, and the field in which two runs of an episode differ.
 
     ``length`` is a field, too: one of the two ended at the step before.
@@ -124,30 +123,30 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def first_difference(first: Steps, second: Steps, cut: bool = False) -> Difference | None:
+def first_difference(first: Steps, second: Steps, cut: bool = False) -> StepDifference | None:
     """Return the first difference of two runs of an episode in the fields that both have.
 
     ``cut``: they may end at unlike steps, as one or both were cut there.
     """
     common = min(len(first), len(second))
-    found: list[tuple[int, int, str]] = []
+    differences: list[tuple[int, int, str]] = []
     names = [name for name in first.dtype.names or () if name in (second.dtype.names or ())]
     for place, name in enumerate(names):
         one, other = first[name][:common], second[name][:common]
         if one.dtype != other.dtype or one.shape != other.shape:
-            found.append((0, place, name))
+            differences.append((0, place, name))
         elif (rows := np.flatnonzero(_unlike_rows(one, other))).size:
-            found.append((int(rows[0]), place, name))
-    if found:
-        step, _, name = min(found)
+            differences.append((int(rows[0]), place, name))
+    if differences:
+        step, _, name = min(differences)
         values = [steps[name][step].tolist() if common else None for steps in (first, second)]
-        return Difference(step, name, *values)
+        return StepDifference(step, name, *values)
     if len(first) != len(second) and not cut:
-        return Difference(common, "length", len(first), len(second))
+        return StepDifference(common, "length", len(first), len(second))
     return None
 
 
-def policy_difference(first: Steps, second: Steps) -> tuple[int, Difference | None]:
+def policy_difference(first: Steps, second: Steps) -> tuple[int, StepDifference | None]:
     """Compare what policies did in two envs, as long as they saw the same.
 
     Returns:
@@ -176,10 +175,8 @@ def _unlike_rows(one: Array, other: Array) -> Array:
 
 
 def fields_under(steps: Steps, kind: str) -> Iterator[str]:
-    """Yield the fields of a kind, such as ``"observation"``."""
     return (name for name in steps.dtype.names or () if name.startswith(f"{kind}/"))
 
 
 def field(kind: str, key: Key | str) -> str:
-    """Return the name of the field of an entry."""
     return f"{kind}/{entry_path(key)}"

@@ -3,7 +3,7 @@
 What decides an episode cannot be read off an env, so it is tried. The first episode that ends runs
 again, in its first 1,000 steps:
 
-1. in a slot whose env has been *made anew*, which finds random numbers that are drawn where an env
+1. in a slot whose env is *new*, which finds random numbers that are drawn where an env
    is made, and what envs share;
 2. in a slot that has had another episode, as its second, and as its third: this finds what an env
    carries from one episode into the next. All further episodes then run on new envs.
@@ -15,18 +15,20 @@ something on is refused, with all its episodes.
 from __future__ import annotations
 
 import warnings
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
-from tdcollect.collect.arrays import SteppedEnv
 from tdcollect.collect.episodes import SlotStarts, Start
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.data import POLICY_ADVICE, Finished, unlike
-from tdcollect.evaluation.episodes.steps import Difference
+from tdcollect.evaluation.episodes.steps import StepDifference
 from tdcollect.evaluation.ledger import COMPLETED, CUT
 from tdcollect.randomness import NotReproducibleError
 
@@ -40,35 +42,82 @@ class Again:
     index: int
 
 
-class Trial(SlotStarts):
-    """Gives each slot its next episode: of those asked for, or the one that runs again.
+class Feed(Iterator[int | Again]):
+    """Gives the indices of the episodes to run, here those known from the start."""
 
-    Args:
-        slots: N.
-        rebuild: the envs of slots can be made anew, and are this evaluation's own.
-        fresh_envs: run each episode on a new env; None to find out.
-        asks: run an episode again; False until this process is told to.
+    seconds = 1.0
 
-    Attributes:
-        asks: as above.
-        fresh_envs: whether episodes run on new envs; None while that is not known.
-        resets: int64 ``[N]``: the resets of each slot's env since it was made.
-        due: the episodes that have been handed out and have not ended.
+    def __init__(self, indices: Iterable[int | Again]):
+        self._indices = iter(indices)
+
+    def __next__(self) -> int | Again:
+        """Return the next index, if there is one; asked at each step while slots are free."""
+        return next(self._indices)
+
+    def goes_on(self) -> bool:
+        """Wait for further indices once all episodes have ended; False if none will come."""
+        return False
+
+    def stepped(self) -> None:
+        """A step of the running episodes has begun."""
+
+
+class RunStarts(SlotStarts):
+    """The episodes of a run: which one starts in a slot, and which count once they have ended.
+
+    ``fresh_envs``: whether they run on new envs; None while that is not known. ``resets``: int64
+    ``[N]``, the resets of each slot's env since it was made.
     """
 
-    def __init__(self, slots: int, rebuild: bool, fresh_envs: bool | None, asks: bool = True):
+    asks = True  # run an episode again to find out; False until this process is told to
+    # Runs under way that are not waited for to their end, by trajectory id.
+    runs_again: Mapping[int, Start] = MappingProxyType({})
+
+    def __init__(self, slots: int, fresh_envs: bool | None):
+        self.fresh_envs = fresh_envs
         self.resets = np.zeros(slots, np.int64)
-        self.fresh_envs: bool | None = None
-        self.due: dict[int, None] = {}
-        self.asks = asks
-        self._rebuild, self._asked = rebuild, fresh_envs
+
+    def begin(self, feed: Feed, start_of: Callable[[int], Start], env: Any) -> None:
+        """Take the episodes of a run in an env, given by their indices."""
+        self._feed, self._start_of, self._env = feed, start_of, env
+
+    def abandon(self) -> None:
+        """Forget what is under way, and what is to come."""
+
+    def start_over(self) -> None:
+        """Forget what ran: all slots have new envs, and the episodes that were due run first."""
+
+    def has_more(self) -> bool:
+        """Return whether episodes are left to start once all that ran have ended."""
+        return False
+
+    def started(self, slot: int, start: Start) -> None:
+        """Note that an episode has started in a slot."""
+
+    @abstractmethod
+    def take(self, ended: Finished, run: int) -> Finished | None:
+        """Take an episode that has ended; return it if it counts."""
+
+    def settle(self, ended: Finished) -> None:
+        """Note that an episode counts: nothing was wrong with its steps."""
+
+
+class Trial(RunStarts):
+    """Gives each slot its next episode: of those asked for, or the one that runs again.
+
+    ``rebuild``: the envs of slots can be made again, and are this evaluation's own.
+    """
+
+    def __init__(self, slots: int, rebuild: bool, fresh_envs: bool | None):
+        super().__init__(slots, None)
+        self.due: dict[int, None] = {}  # episodes that are handed out and have not ended
+        self._rebuild, self._wanted = rebuild, fresh_envs
         self._given_back = deque[int | Again]()
         self._runs = count(1)
         self._tries = 0
         self.start_over()
 
     def start_over(self) -> None:
-        """Forget what ran: all slots have new envs, and the episodes that were due run first."""
         due = [*self.due]
         self.abandon()
         self._given_back.extend(due)
@@ -77,7 +126,6 @@ class Trial(SlotStarts):
         self._anew = False  # whether the subject has run on a new env, as before
 
     def abandon(self) -> None:
-        """Forget what is under way, and what is to come."""
         self.due.clear()
         self._given_back.clear()
         self.left_out = set()
@@ -88,22 +136,14 @@ class Trial(SlotStarts):
         self._own: dict[int, Start] = {}  # runs of the subject that have not been judged
         self._others: dict[int, Start] = {}  # runs that were asked for as "again"
 
-    def begin(self, feed: Iterable[int | Again], start_of: Callable[[int], Start]) -> None:
-        """Take the episodes of a run, given by their indices."""
-        self._feed, self._start_of = iter(feed), start_of
-
     @property
-    def runs_again(self) -> Mapping[int, Start]:
-        """The runs under way that are not waited for to their end, by trajectory id."""
+    def runs_again(self) -> Mapping[int, Start]:  # type: ignore[override]
         return {**self._own, **self._others}
 
-    @property
     def has_more(self) -> bool:
-        """Whether episodes wait for a slot: one that came too late for the slot that it needs."""
-        return bool(self._given_back)
+        return bool(self._given_back)  # one that came too late for the slot that it needs
 
     def start(self, slot: int, steps: int) -> Start | None:
-        """The next episode of a slot that is free; None if it gets none now."""
         if (own := self._of_subject(slot, idle=False)) is not None:
             return own
         item = self._given_back.popleft() if self._given_back else next(self._feed, None)
@@ -113,8 +153,8 @@ class Trial(SlotStarts):
             if self.fresh_envs is False and not self.due and slot != self.resets.argmax():
                 self._given_back.append(item)  # the most used env shows most
                 return None
-            made = self._rebuild and self.fresh_envs is not False and bool(self.resets[slot])
-            return self._once_more(item.index, made, self._others)
+            rebuild = self._rebuild and self.fresh_envs is not False and bool(self.resets[slot])
+            return self._once_more(item.index, rebuild, self._others)
         self.due[item] = None
         pending = self.fresh_envs is None and self._rebuild
         fresh = bool(self.fresh_envs) or (pending and bool(self.resets[slot]))
@@ -143,11 +183,10 @@ class Trial(SlotStarts):
         return runs[run]
 
     def started(self, slot: int, start: Start) -> None:
-        """Note that an episode has started in a slot."""
         self._latest[slot] = start.index
         self._nth[start.traj_id] = int(self.resets[slot])
 
-    def take(self, ended: Finished, run: int, env: SteppedEnv | GymnasiumEnv) -> Finished | None:
+    def take(self, ended: Finished, run: int) -> Finished | None:
         """Take an episode that has ended; return it unless it ran for the trial alone.
 
         Raises:
@@ -157,7 +196,7 @@ class Trial(SlotStarts):
         if run in self._own:
             del self._own[run]
             if self.fresh_envs is None:
-                self._judge(ended, env)
+                self._judge(ended)
             return None
         if run in self._others:
             del self._others[run]
@@ -172,71 +211,63 @@ class Trial(SlotStarts):
             self._subject, self._anew = ended, not self._rebuild
 
     def settle(self, ended: Finished) -> None:
-        """Note that an episode counts: nothing was wrong with its steps."""
         if not ended.again:
             del self.due[ended.record.index]
 
-    def _judge(self, ended: Finished, env: SteppedEnv | GymnasiumEnv) -> None:
+    def _judge(self, ended: Finished) -> None:
         assert self._subject is not None
-        found = unlike(self._subject, ended)
+        difference = unlike(self._subject, ended)
         if not self._anew:
             if ended.record.status not in (CUT, self._subject.record.status):
-                self._give_up(env)  # by chance: it says nothing of others
+                self._give_up()  # by chance: it says nothing of others
                 return
-            if found is not None:
-                raise NotReproducibleError(_fault(self._subject, found, env, "on a new env"))
+            if difference is not None:
+                raise self._fault(difference, "on a new env")
             self._anew = True
-            self.fresh_envs = self._asked or None
-        elif found is not None:
-            if not self._rebuild or self._asked is False:
-                how = "after others on the same env"
-                raise NotReproducibleError(_fault(self._subject, found, env, how))
+            self.fresh_envs = self._wanted or None
+        elif difference is not None:
+            if not self._rebuild or self._wanted is False:
+                raise self._fault(difference, "after others on the same env")
             self.fresh_envs = True
         elif ended.nth > 2:
             self.fresh_envs = False
         elif self._third and not self._own:  # it was made to start elsewhere
             self._slot, self._third = None, False
 
-    def _give_up(self, env: SteppedEnv | GymnasiumEnv) -> None:
+    def _give_up(self) -> None:
         self._tries += 1
         if self._tries == _TRIES:
-            self.fresh_envs = bool(self._asked)
+            self.fresh_envs = bool(self._wanted)
             warnings.warn(
-                f"{name_of(env)} raised each time that one of its episodes ran again, {_TRIES} "
+                f"{self._env.name} raised each time that one of its episodes ran again, {_TRIES} "
                 "times: it is not known whether a seed decides its episodes",
                 stacklevel=2,
             )
 
-
-def name_of(env: SteppedEnv | GymnasiumEnv) -> str:
-    """Return the name of an env, or of slots."""
-    return str(getattr(env, "name", env))
-
-
-def _fault(
-    first: Finished, found: Difference | str, env: SteppedEnv | GymnasiumEnv, how: str
-) -> str:
-    """Say of an episode that ran again how it differs, why, and what to do."""
-    index, seed = first.record.index, first.record.env_seed
-    text = (
-        f"episode {index} of {name_of(env)} (seed {seed}) is another one when it runs again {how}: "
-        f"{found}: "
-    )
-    if isinstance(found, Difference) and found.of_policy:
-        return text + POLICY_ADVICE
-    if isinstance(found, str):  # all steps are alike
-        return f"{text}an info or a metric depends on something else, such as time"
-    seeding = "reset(seed=)" if isinstance(env, GymnasiumEnv) else "its seed"
-    advice = "Pass a function that makes it: episodes can then run on new envs"
-    if isinstance(env, GymnasiumEnv):
-        advice = "Have it draw from env.np_random alone, and reset all that it keeps"
-    elif env.can.rebuild:
-        advice = "Seed all its generators in _set_seed, and reset all that it keeps in _reset"
-    return (
-        f"{text}the env draws random numbers that {seeding} does not reach, keeps something from "
-        "one episode to the next, shares something with the envs of other slots, or is unlike "
-        f"them. {advice}; tdcollect doctor looks at it"
-    )
+    def _fault(self, difference: StepDifference | str, how: str) -> NotReproducibleError:
+        """Say of the subject, which ran again, how it differs, why, and what to do."""
+        assert self._subject is not None
+        record, env = self._subject.record, self._env
+        text = (
+            f"episode {record.index} of {env.name} (seed {record.env_seed}) is another one when it "
+            f"runs again {how}: {difference}: "
+        )
+        if isinstance(difference, StepDifference) and difference.of_policy:
+            return NotReproducibleError(text + POLICY_ADVICE)
+        if isinstance(difference, str):  # all steps are alike
+            text += "an info or a metric depends on something else, such as time"
+            return NotReproducibleError(text)
+        seeding = "reset(seed=)" if isinstance(env, GymnasiumEnv) else "its seed"
+        advice = "Pass a function that makes it: episodes can then run on new envs"
+        if isinstance(env, GymnasiumEnv):
+            advice = "Have it draw from env.np_random alone, and reset all that it keeps"
+        elif env.can.rebuild:
+            advice = "Seed all its generators in _set_seed, and reset all that it keeps in _reset"
+        return NotReproducibleError(
+            f"{text}the env draws random numbers that {seeding} does not reach, keeps something "
+            "from one episode to the next, shares something with the envs of other slots, or is "
+            f"unlike them. {advice}; tdcollect doctor looks at it"
+        )
 
 
 def indices_of(items: Iterable[int | Again]) -> Iterator[int]:

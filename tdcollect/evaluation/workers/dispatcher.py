@@ -8,7 +8,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain
 from typing import Any, Generic, TypeVar
 
 from tdcollect.cleanup import ended_on_error
@@ -26,10 +25,6 @@ _LOOK_SECONDS = 0.5  # between two looks at the workers' steps
 _SECONDS = 0.5  # of work that a worker has beside the episodes that it runs
 _MOST = 1024  # episodes beside those
 
-WEIGHT = 10
-"""The weight of a lost worker. One that is known to be lost by a cause outside of its episodes has
-a weight of 1, so that nothing goes on for ever."""
-
 
 @dataclass(eq=False, repr=False)
 class Evaluation:
@@ -39,10 +34,8 @@ class Evaluation:
         make_job: returns its job; called when its turn has come, or a worker is free for it.
         record: given its manifest, opens its recording.
         keep: yield the data of episodes too.
-        weights: pickled weights by model id, where the job's own are not meant.
+        weights: pickled weights by model id, in place of the job's own.
         recording: its :class:`~tdcollect.evaluation.evaluate.Recording`, while it is open.
-        dispatcher: the dispatcher that runs it; None in this process.
-        manifest: of the first worker that was ready.
         errors: the last error of each failed episode, by index, as text.
         about: the env and what runs it, for the notes on a run.
     """
@@ -58,7 +51,7 @@ class Evaluation:
     errors: dict[int, str] = field(default_factory=dict)
     about: Mapping[str, Any] = field(default_factory=dict)
     begun: bool = False
-    # The weight of workers lost as they made the env and the policy, by rank.
+    # Workers lost as they made the env and the policy, by rank.
     died: Counter[int] = field(default_factory=Counter)
     # Who has an episode to run again, and who does, to find out whether envs must be new ones.
     can_try: set[int] = field(default_factory=set)
@@ -91,13 +84,7 @@ what was found out by running an episode again, after which there may be nothing
 class Dispatcher:
     """Runs the episodes of evaluations on workers, whatever happens to them; close it.
 
-    Args:
-        workers: started if they are not running.
-        allow_mixed: take workers in whose versions, platform or device differ from the manifest's.
-        note: is told in a line of each worker that is lost.
-
-    Raises:
-        RuntimeError: if the workers are in use.
+    ``note`` is told in a line of each worker that is lost.
     """
 
     def __init__(self, workers: local.Workers, allow_mixed: bool, note: Callable[[str], None]):
@@ -108,7 +95,6 @@ class Dispatcher:
         self._allow_mixed = allow_mixed
         self._by_key: dict[str, Evaluation] = {}  # those that a worker was sent
         self._added = 0
-        self._states: list[dict[str, Any]] = []
         self._schedule = Schedule[Evaluation](workers.num_workers, workers.max_lost)
         self._git = git_state()
         if workers.in_use:
@@ -116,8 +102,8 @@ class Dispatcher:
         workers.in_use = True
         workers.turn += 1
         with ended_on_error(self.close):
-            while found := list(workers.wait(0)):  # what was left unread comes before an end
-                for worker, message in found:
+            while unread := list(workers.wait(0)):  # what was left unread comes before an end
+                for worker, message in unread:
                     if message is None or isinstance(message.what, local.Raised):
                         self._end(worker)  # which had nothing to do
 
@@ -150,7 +136,7 @@ class Dispatcher:
         unfinished = not work.begun or bool(self.left(work))
         self._by_key = {key: other for key, other in self._by_key.items() if other is not work}
         for rank, seat in self._schedule.drop(work).items():
-            if unfinished and seat.beats is not None:
+            if unfinished and seat.at_work and rank in self.workers.crew:
                 self._end(self.workers.crew[rank])
         work.__dict__.pop("pickled", None)
 
@@ -172,12 +158,12 @@ class Dispatcher:
                 self._hand_out(self.workers.crew[rank], seat, work)
                 self._try(work)
 
-    def _hand_out(self, worker: local.Worker, seat: Seat[Evaluation], work: Evaluation) -> None:
+    def _hand_out(self, worker: local.Member, seat: Seat[Evaluation], work: Evaluation) -> None:
         while work.unlike:
             unlike = work.unlike.pop()
             work.manifest[ledger.MIXED] = ledger.mixed_entries(work.manifest, unlike)
             work.recording.let_in(unlike)
-        recording, idle = work.recording, not seat.busy
+        recording = work.recording
         if self._must_prove(worker, seat, work):
             seat.proves = recording.proof
             seat.replaces = False
@@ -187,14 +173,9 @@ class Dispatcher:
         if more := self._schedule.hand_out(worker.rank, seat.opened.slots):
             run = local.Run(more, work.keep, recording.keep_steps, recording.cuts)
             self._send(worker, work, run)
-        if idle and seat.busy:
-            self._watch(worker)
 
-    def _must_prove(self, worker: local.Worker, seat: Seat[Evaluation], work: Evaluation) -> bool:
-        """Return whether a worker is to run the witness, which another one has run.
-
-        One on each machine is, and each that replaces one that was lost.
-        """
+    def _must_prove(self, worker: local.Member, seat: Seat[Evaluation], work: Evaluation) -> bool:
+        """Return whether a worker is to run the witness: one on each machine, and replacements."""
         if work.recording.proof is None or seat.proves is not None:
             return False
         other = worker.rank != work.witness_by and worker.machine not in work.proved
@@ -207,12 +188,8 @@ class Dispatcher:
             self.tell(work, known)
         elif work.trier is None and (able := work.can_try & self._schedule.seats_at(work).keys()):
             work.trier = min(able)
-            worker = self.workers.crew[work.trier]
-            idle = not self._schedule.seats[work.trier].busy
             self._schedule.seats[work.trier].tries = True
-            self._send(worker, work, local.Told(None))
-            if idle:
-                self._watch(worker)
+            self._send(self.workers.crew[work.trier], work, local.Told(None))
 
     def tell(self, work: Evaluation, fresh_envs: bool | None) -> None:
         """Tell all workers at an evaluation whether episodes run on new envs, if that is known."""
@@ -225,34 +202,8 @@ class Dispatcher:
             if seat.opened is not None:
                 self._send(self.workers.crew[rank], work, local.Told(fresh_envs))
 
-    def _send(
-        self,
-        worker: local.Worker,
-        work: Evaluation,
-        what: local.Open | local.Run | local.Told | local.Fetch,
-    ) -> None:
+    def _send(self, worker: local.Member, work: Evaluation, what: Any) -> None:
         worker.send(local.Message(self.workers.turn, work.key, what))
-
-    def _watch(self, worker: local.Worker) -> None:
-        """Begin to look at the steps of a worker that is at work from now on."""
-        self._schedule.seats[worker.rank].beats = (worker.beats(), time.monotonic())
-
-    def policy_state(self, work: Evaluation) -> dict[str, Any]:
-        """Return the policy's ``state_dict``, on the CPU; empty if it has none."""
-        asked: local.Worker | None = None
-        self._states.clear()
-        while not self._states:
-            if not self._schedule.seats_at(work):
-                self._schedule.seats[0] = Seat(work)  # all have been lost since
-                self._open(self.workers.crew.get(0) or self.workers.start(0), work)
-            ready = [r for r, seat in self._schedule.seats_at(work).items() if seat.opened]
-            if ready and self.workers.crew[min(ready)] is not asked:
-                asked = self.workers.crew[min(ready)]
-                self._send(asked, work, local.Fetch())
-            for _, what in chain(self.hand_out(), self.answers()):
-                if isinstance(what, Exception):
-                    raise what
-        return self._states.pop()
 
     def answers(self, wait: bool = True) -> Iterator[Event]:
         """Take answers in, for which it may wait a moment; yields what came of them."""
@@ -279,15 +230,13 @@ class Dispatcher:
                 yield from self._ended(worker, answer, work)
             elif seat is None or seat.evaluation is not work:
                 continue  # it was lost, or others ended this evaluation meanwhile
-            elif isinstance(answer, local.Opened):
+            elif isinstance(answer, local.Ready):
                 yield from self._take_in(worker, answer, work)
             elif isinstance(answer, local.Found):
                 if work.recording is not None:
                     work.recording.note(answer.entries)
                 self.tell(work, answer.entries.get(ledger.FRESH_ENVS))
                 yield work, answer
-            elif isinstance(answer, local.State):
-                self._states.append(answer.state)
             elif isinstance(answer, local.Raised):
                 yield self._fail(work, raised_there(answer.failure, worker.name))
         for worker, limit in hanging:
@@ -295,7 +244,7 @@ class Dispatcher:
                 yield from self._lose(worker, f"was ended, as it finished no step in {limit:g} s")
 
     def _ended(
-        self, worker: local.Worker, answer: local.Ended, work: Evaluation
+        self, worker: local.Member, answer: local.Ended, work: Evaluation
     ) -> Iterator[Event]:
         finished, seat = answer.finished, self._schedule.seats.get(worker.rank)
         record = finished.record
@@ -325,21 +274,20 @@ class Dispatcher:
         self.remove(work)
         return work, error
 
-    def _open(self, worker: local.Worker, work: Evaluation) -> None:
+    def _open(self, worker: local.Member, work: Evaluation) -> None:
         key, (_, env_key, job, around) = work.key, work.pickled
         self._by_key[key] = work
         sent = None if key in worker.holds else job
         known = self.workers.fresh_envs.get(env_key)
         self._send(worker, work, local.Open(around, sent, work.weights, known))
         worker.holds = [*(held for held in worker.holds if held != key), key][-local.MOST_HELD :]
-        self._watch(worker)
 
     def _take_in(
-        self, worker: local.Worker, opened: local.Opened, work: Evaluation
+        self, worker: local.Member, opened: local.Ready, work: Evaluation
     ) -> Iterator[Event]:
         crew, seats = self.workers.crew, self._schedule.seats_at(work)
         own = seats[worker.rank]
-        own.opened, own.beats = opened, None
+        own.opened = opened
         own.replaces = worker.rank in self._lost_ranks
         work.died.pop(worker.rank, None)
         try:
@@ -355,54 +303,55 @@ class Dispatcher:
         except ValueError as error:
             yield self._fail(work, error)
 
-    def _check(self, worker: local.Worker, opened: local.Opened, work: Evaluation) -> None:
+    def _check(self, worker: local.Member, opened: local.Ready, work: Evaluation) -> None:
         """Refuse a worker that differs from the manifest, unless it may."""
         manifest = {**opened.manifest, "git": self._git}
-        found = ledger.differences(work.manifest, manifest)
-        mixable = all(ledger.may_be_mixed(path) for path, *_ in found)
-        if found and self._allow_mixed and mixable:
+        unlike = ledger.differences(work.manifest, manifest)
+        mixable = all(ledger.may_be_mixed(path) for path, *_ in unlike)
+        if unlike and self._allow_mixed and mixable:
             work.unlike.append(manifest)
-        elif found:
-            texts = "; ".join(f"its {path} is {b!r} and not {a!r}" for path, a, b in found)
+        elif unlike:
+            texts = "; ".join(f"its {path} is {b!r} and not {a!r}" for path, a, b in unlike)
             advice = "; make them alike, or pass allow_mixed=True" if mixable else ""
             raise ValueError(
                 f"expected workers that are alike, got {worker.name} that differs from the "
                 f"evaluation's manifest: {texts}{advice}"
             )
 
-    def _hanging(self, answered: Container[int]) -> list[tuple[local.Worker, float]]:
+    def _hanging(self, answered: Container[int]) -> list[tuple[local.Member, float]]:
         """Return the workers that have neither answered nor stepped for long, and their limits."""
-        now, found = time.monotonic(), []
+        now, hanging = time.monotonic(), []
         for rank, seat in self._schedule.seats.items():
-            if seat.beats is None:
-                continue
-            worker, (before, since) = self.workers.crew[rank], seat.beats
+            worker = self.workers.crew[rank]
             beats, limit = worker.beats(), self.workers.timeout or math.inf
             if seat.opened is None:
                 limit = max(limit, _START_SECONDS) if beats else math.inf
-            if beats != before or rank in answered:
-                seat.beats = (beats, now)
-            elif now - since > limit:
-                found.append((worker, limit))
-        return found
+            if beats != seat.beats or rank in answered or not seat.at_work:
+                seat.beats, seat.since = beats, now
+            elif now - seat.since > limit:
+                hanging.append((worker, limit))
+        return hanging
 
-    def _lose(self, worker: local.Worker, reason: str | None = None) -> Iterator[Event]:
+    def _lose(self, worker: local.Member, reason: str | None = None) -> Iterator[Event]:
         """Let a worker go that was lost; yields episodes that are given up."""
         rank = worker.rank
         seat = self._schedule.seats.get(rank)
         ended = self._end(worker, waits=reason is None)
-        how, outside = reason or ended, worker.outside and reason is None
         if seat is None:
             return
+        how = reason or ended
         work, held = seat.evaluation, len(seat.held)
         self._lost_ranks.add(rank)
         work.can_try.discard(rank)
         work.trier = None if work.trier == rank else work.trier
         work.proved -= {worker.machine} if seat.proves is not None else set()
-        failed = self._schedule.lose(rank, outside)
+        failed = self._schedule.lose(rank)
         if seat.opened is None:
-            error = self._unopened(worker, seat, how, outside)
-            if error is not None:
+            work.died[rank] += 1
+            if (count := work.died[rank]) >= self.workers.max_lost:
+                others = f", and so did {count - 1} before it" if count > 1 else ""
+                text = f"{worker.name} {how} as it made the env and the policy{others}"
+                error = RuntimeError(f"{text}; try the evaluation without workers")
                 yield self._fail(work, error)
                 return
         again = ""
@@ -417,22 +366,7 @@ class Dispatcher:
             work.errors[index] = text
             yield work, Finished(ledger.Episode(index, *work.seeds(index), ledger.LOST))
 
-    def _unopened(
-        self, worker: local.Worker, seat: Seat[Evaluation], how: str, outside: bool
-    ) -> Exception | None:
-        """Count a worker lost as it made env and policy; the error of too many."""
-        work, key = seat.evaluation, worker.rank
-        work.died[key] += 1 if outside else WEIGHT
-        if work.died[key] < WEIGHT * (self.workers.max_lost + outside):
-            return None
-        before = work.died[key] // WEIGHT - 1
-        return RuntimeError(
-            f"{worker.name} {how} as it made the env and the policy"
-            f"{f', and so did {before} before it' if before else ''}; try the evaluation without "
-            "workers"
-        )
-
-    def _end(self, worker: local.Worker, waits: bool = False) -> str:
+    def _end(self, worker: local.Member, waits: bool = False) -> str:
         how = worker.end(local.EXIT_SECONDS if waits else 0.0)
         del self.workers.crew[worker.rank]
         return how
@@ -450,16 +384,12 @@ Key = TypeVar("Key")
 class Schedule(Generic[Key]):
     """Hands out the episodes of one evaluation, or of several that share the workers.
 
-    A worker runs episodes of one evaluation at a time. It begins with one that nobody is at, which
-    opens the fewest envs, and helps where most is left once there is none.
+    A worker runs episodes of one evaluation at a time. It begins with one that no other works at,
+    and helps where most is left once there is none. It gets a little more than it can run at once,
+    so that no slot waits for the driver; and near the end no more than a fair share.
 
-    Workers get a little more than they can run at once, so that no slot waits for the driver; and
-    near the end no more than a fair share, so that none has work left while another is idle.
-
-    A worker that is lost gives its episodes back. One of them may have been the cause, so they run
-    again in smaller groups, each with a worker to itself, and finally one by one. An episode that
-    was alone when its worker was lost, for the ``max_lost``-th time, is given up as lost. A loss
-    that is known to come from outside weighs a tenth, and leads to no suspicion at first.
+    The episodes of a lost worker run again. One of them may have been the cause, so each has a
+    worker to itself. An episode that is alone when it loses its ``max_lost``-th worker is given up.
     """
 
     def __init__(self, num_workers: int, max_lost: int):
@@ -489,15 +419,8 @@ class Schedule(Generic[Key]):
         seats = self.seats_at(evaluation).values()
         return self.queues[evaluation].left + sum(len(seat.held) for seat in seats)
 
-    def held(self, rank: int) -> int:
-        """Return the number of episodes that a worker has to run."""
-        return len(self.seats[rank].held) if rank in self.seats else 0
-
     def place(self, rank: int) -> Seat[Key] | None:
-        """Put a worker at an evaluation with episodes to hand out, unless it is at one.
-
-        Returns its seat there; None if it is at none, and none has any.
-        """
+        """Put a worker at an evaluation with episodes to hand out; return its seat, if any."""
         seat = self.seats.get(rank)
         if seat is not None and (seat.busy or self.queues[seat.evaluation].waits):
             return seat
@@ -513,11 +436,11 @@ class Schedule(Generic[Key]):
         """Return further episodes for a worker with so many slots; none if it has enough."""
         seat = self.seats[rank]
         queue, held = self.queues[seat.evaluation], seat.held
-        if seat.grouped:
+        if seat.alone:
             return []
         if queue.suspects and not held:
-            group = queue.suspects.popleft()
-            seat.grouped = True
+            group = [queue.suspects.popleft()]
+            seat.alone = True
         else:
             depth = slots + seat.episodes_in(_SECONDS)
             if len(held) > depth - max(1, depth // 4):
@@ -525,7 +448,7 @@ class Schedule(Generic[Key]):
             # What others hold, they may be about to end; but at first nobody is.
             left = sum(len(other.waiting or ()) for other in self.queues.values())
             if not seat.ended:
-                left += sum(len(other.held) for other in self.seats.values()) + queue.suspected
+                left += sum(len(other.held) for other in self.seats.values()) + len(queue.suspects)
             share = -(-left // self._num_workers)
             waiting = queue.waiting or deque()
             count = min(depth, share, len(held) + len(waiting)) - len(held)
@@ -536,8 +459,6 @@ class Schedule(Generic[Key]):
     def take_in(self, evaluation: Key, rank: int, name: str, record: ledger.Episode) -> bool:
         """Take a record in; False if the episode had ended before, with the same record.
 
-        The worker that ran it may have been lost since.
-
         Raises:
             NotReproducibleError: if the records differ.
         """
@@ -545,8 +466,7 @@ class Schedule(Generic[Key]):
         if seat is not None and seat.evaluation == evaluation:
             seat.ended += 1
             seat.held.pop(record.index, None)
-            seat.grouped &= bool(seat.held)
-            seat.beats = seat.beats if seat.busy else None
+            seat.alone &= bool(seat.held)
         before = queue.ended.get(record.index)
         if before is None:
             if queue.lost[record.index]:
@@ -561,30 +481,17 @@ class Schedule(Generic[Key]):
             )
         return False
 
-    def lose(self, rank: int, outside: bool = False) -> list[int]:
-        """Take the episodes of a lost worker back; return those that are given up.
-
-        ``outside``: it is known to be lost by a cause outside of them.
-        """
+    def lose(self, rank: int) -> list[int]:
+        """Take the episodes of a lost worker back; return the one that is given up, if any."""
         seat = self.seats.pop(rank, None)
         if seat is None:
             return []
         queue = self.queues[seat.evaluation]
         held = [index for index in seat.held if index not in queue.ended]
-        if not held:
-            return []
-        for index in held:
-            queue.lost[index] += 1 if outside else WEIGHT
-        most = max(queue.lost[index] for index in held)
-        if len(held) == 1 and most >= WEIGHT * (self._max_lost + outside):
+        queue.lost.update(held)
+        if len(held) == 1 and queue.lost[held[0]] >= self._max_lost:
             return held
-        if most < WEIGHT:
-            assert queue.waiting is not None
-            queue.waiting.extendleft(reversed(held))
-            return []
-        size = 1 if most >= WEIGHT * (self._max_lost - 1) else -(-len(held) // 4)
-        for at in range(0, len(held), size):
-            queue.suspects.append(held[at : at + size])
+        queue.suspects.extend(held)
         return []
 
 
@@ -594,18 +501,14 @@ class _Queue:
     def __init__(self, indices: Iterable[int] | None):
         # Those that have not been handed out; None if they are not known yet.
         self.waiting = None if indices is None else deque(indices)
-        self.suspects: deque[list[int]] = deque()  # groups of those whose worker was lost
-        self.lost: Counter[int] = Counter()  # the weight of the workers lost, by episode
+        self.suspects: deque[int] = deque()  # those whose worker was lost; each runs alone
+        self.lost: Counter[int] = Counter()  # the number of workers lost, by episode
         # Record and worker of episodes that may end twice.
         self.ended: dict[int, tuple[ledger.Episode, str]] = {}
 
     @property
-    def suspected(self) -> int:
-        return sum(map(len, self.suspects))
-
-    @property
     def left(self) -> int:
-        return len(self.waiting or ()) + self.suspected
+        return len(self.waiting or ()) + len(self.suspects)
 
     @property
     def waits(self) -> bool:
@@ -619,11 +522,12 @@ class Seat(Generic[Key]):
 
     evaluation: Key
     held: dict[int, None] = field(default_factory=dict)
-    grouped: bool = False  # it runs a group of suspects
+    alone: bool = False  # it runs a suspect, and nothing beside it
     ended: int = 0
-    since: float | None = None  # when it was first to be given episodes
-    opened: local.Opened | None = None  # its answer, once it has env and policy
-    beats: tuple[int, float] | None = None  # its steps so far, and since when, while it is at work
+    begun: float | None = None  # when it was first to be given episodes
+    opened: local.Ready | None = None  # its answer, once it has env and policy
+    beats: int = -1  # its steps so far
+    since: float = 0.0  # when it was last seen to do something, or to have nothing to do
     tries: bool = False  # it runs an episode again, to find out whether envs must be new ones
     proves: int | None = None  # the witness that it runs again
     replaces: bool = False  # it has the rank of a worker that was lost
@@ -633,9 +537,14 @@ class Seat(Generic[Key]):
         """It has episodes to run."""
         return bool(self.held) or self.tries or self.proves is not None
 
+    @property
+    def at_work(self) -> bool:
+        """It has episodes to run, or makes env and policy."""
+        return self.busy or self.opened is None
+
     def episodes_in(self, seconds: float) -> int:
         """Estimate how many it ends in some time; at least two."""
         now = time.monotonic()
-        self.since = now if self.since is None else self.since
-        pace = self.ended / max(now - self.since, 1e-3)
+        self.begun = now if self.begun is None else self.begun
+        pace = self.ended / max(now - self.begun, 1e-3)
         return int(min(_MOST, max(2, pace * seconds)))

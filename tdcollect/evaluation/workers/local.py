@@ -1,10 +1,8 @@
 """Workers of an evaluation as its driver sees them: messages to them, and local processes.
 
 The driver hands out indices of episodes, and alone writes files. A worker makes env and policy of a
-job once, keeps them, and answers with one record per episode that ends. Local processes and Ray
-actors run the same loop (``worker.py``) and differ in how messages travel.
-
-Nothing here imports torch: the actors of a Ray cluster only pass messages on.
+job once, keeps them, and answers with one record per episode that ends. Nothing here imports torch:
+the actors of a Ray cluster only pass messages on.
 """
 
 from __future__ import annotations
@@ -56,10 +54,7 @@ class Open(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Run these episodes of a job too, with their data if ``keep``, and all steps.
-
-    ``again``: they ran before, and are compared with that in their first steps.
-    """
+    """Run these episodes of a job too, with their data and all steps if they are kept."""
 
     indices: Sequence[int]
     keep: bool
@@ -73,11 +68,7 @@ class Told(NamedTuple):
     fresh_envs: bool | None
 
 
-class Fetch(NamedTuple):
-    """Answer with the policy's ``state_dict``."""
-
-
-class Opened(NamedTuple):
+class Ready(NamedTuple):
     """Env and policy of a job are there; with the manifest as this worker sees it, but for git."""
 
     manifest: dict[str, Any]
@@ -98,12 +89,6 @@ class Ended(NamedTuple):
     error: str | None
 
 
-class State(NamedTuple):
-    """The policy's ``state_dict``, on the CPU; empty if it has none."""
-
-    state: dict[str, Any]
-
-
 class Raised(NamedTuple):
     """A job cannot go on: the exception that says why."""
 
@@ -115,16 +100,15 @@ class Message(NamedTuple):
 
     turn: int
     key: str
-    what: Open | Run | Told | Fetch | Opened | Found | Ended | State | Raised
+    what: Open | Run | Told | Ready | Found | Ended | Raised
 
 
-class Worker(ABC):
+class Member(ABC):
     """One worker, as the driver sees it; the rank of a lost one goes to its replacement."""
 
     def __init__(self, rank: int):
         self.rank = rank
-        self.holds: list[str] = []  # keys of the jobs that it holds, the latest last
-        self.outside = False  # it has ended by a cause that lies outside of env and policy
+        self.holds: list[str] = []  # keys of the jobs that it holds, oldest first
 
     @property
     @abstractmethod
@@ -181,7 +165,7 @@ class Workers(contextlib.AbstractContextManager["Workers"], ABC):
         self.num_workers = int(num_workers)
         self.timeout = timeout
         self.max_lost = int(max_lost)
-        self.crew: dict[int, Worker] = {}  # those that run, by rank
+        self.crew: dict[int, Member] = {}  # those that run, by rank
         self.fresh_envs: dict[str, bool] = {}  # whether envs must be new ones, by their keys
         self.turn = 0  # the number of evaluations so far
         self.in_use = False
@@ -189,15 +173,15 @@ class Workers(contextlib.AbstractContextManager["Workers"], ABC):
         self._end: Any = None
 
     @abstractmethod
-    def start(self, rank: int) -> Worker:
+    def start(self, rank: int) -> Member:
         """Start a worker, or another one in the place of one that was lost."""
 
     @abstractmethod
-    def wait(self, seconds: float) -> Iterable[tuple[Worker, Message | None]]:
-        """Wait for answers, so long at most; None comes from a worker that is lost."""
+    def wait(self, seconds: float) -> Iterable[tuple[Member, Message | None]]:
+        """Wait up to ``seconds`` for answers; None means that the worker died."""
 
     def close(self) -> None:
-        """End all workers; they start anew if they are needed again."""
+        """End all workers; they start again if they are needed again."""
         # They are asked to, and have a while; what they have to say is of no use now.
         for worker in [*self.crew.values()]:
             if not worker.leave():
@@ -222,11 +206,7 @@ class Workers(contextlib.AbstractContextManager["Workers"], ABC):
 
 
 def pickled_part(name: str, value: Any) -> bytes:
-    """Pickle an argument, functions of any kind included.
-
-    Raises:
-        TypeError: if it cannot be, naming the argument.
-    """
+    """Pickle an argument, functions included; raises TypeError that names the argument."""
     try:
         dumped: bytes = cloudpickle.dumps(value)
     except Exception as error:  # whatever a class's own __reduce__ raises
@@ -245,8 +225,6 @@ _Start = Callable[[tuple[int]], child.Child]
 EXIT_SECONDS = 2.0
 """Seconds between the end of a process's connection and its own."""
 _STARTS = 4  # of templates, one after the other
-# SIGTERM and SIGHUP (which Windows lacks): a scheduler or a user ends a process so.
-_FROM_OUTSIDE = (-15, -1)
 
 
 class LocalWorkers(Workers):
@@ -261,8 +239,7 @@ class LocalWorkers(Workers):
         num_workers: the number of processes.
         timeout: end a worker that finishes no step for so many seconds; None to wait for ever. An
             env has a minute to start, whatever the timeout.
-        max_lost: the number of workers that an episode may cost, before it counts as lost. Those
-            that are known to be lost by causes outside of it weigh a tenth each.
+        max_lost: the number of workers that an episode may cost, before it counts as lost.
         init_fn: called first in each worker, before torch is imported there. Each worker is then a
             fresh interpreter, which takes three seconds of a core to start.
 
@@ -300,7 +277,7 @@ class LocalWorkers(Workers):
         arguments = self.num_workers, self.timeout, self.max_lost
         return LocalWorkers, arguments, {"init_fn": self.init_fn}
 
-    def start(self, rank: int) -> Worker:
+    def start(self, rank: int) -> Member:
         if self._end is None:
             self._end = weakref.finalize(self, _end_all, self.crew, self._templates)
         if self.init_fn is not None:
@@ -321,11 +298,11 @@ class LocalWorkers(Workers):
             self._templates.pop().child.end()
         raise RuntimeError("expected a process to start and to import tdcollect, but it ended")
 
-    def _started(self, rank: int, start: _Start) -> Worker:
+    def _started(self, rank: int, start: _Start) -> Member:
         worker = self.crew[rank] = LocalWorker(rank, start)
         return worker
 
-    def wait(self, seconds: float) -> Iterator[tuple[Worker, Message | None]]:
+    def wait(self, seconds: float) -> Iterator[tuple[Member, Message | None]]:
         awaited: dict[int, LocalWorker] = {}
         waiting = select.poll()
         for worker in self.crew.values():
@@ -348,7 +325,7 @@ class LocalWorkers(Workers):
         self.in_use = False
 
 
-class LocalWorker(Worker):
+class LocalWorker(Member):
     """A process of this machine, which counts its steps in shared memory."""
 
     def __init__(self, rank: int, start: _Start):
@@ -389,10 +366,7 @@ class LocalWorker(Worker):
             self._channel.send(message)
 
     def answers(self, ready: set[int]) -> Iterator[Message | None]:
-        """Yield the answers that are there; None if the process has ended, and said all it had to.
-
-        ``ready`` are the descriptors that an event was seen on.
-        """
+        """Yield the answers that are there; None once the process has ended and said all."""
         with contextlib.suppress(OSError):  # reading tells
             self._channel.flush()
         try:
@@ -412,9 +386,7 @@ class LocalWorker(Worker):
         return True
 
     def end(self, seconds: float = 0.0) -> str:
-        how = self.process.end(seconds)
-        self.outside = self.process.code in _FROM_OUTSIDE
-        return how
+        return self.process.end(seconds)
 
 
 def _end_all(crew: dict[int, LocalWorker], templates: list[child.Template]) -> None:

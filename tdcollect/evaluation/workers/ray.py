@@ -6,7 +6,6 @@ import contextlib
 import math
 import os
 import pickle
-import re
 import socket
 import threading
 import time
@@ -92,10 +91,10 @@ class RayWorkers(local.Workers):
         """Copy the arguments only; a copy in another process connects to the same cluster."""
         names = ("num_workers", "num_cpus", "num_gpus", "timeout", "max_lost")
         arguments = {name: getattr(self, name) for name in names}
-        made = partial(RayWorkers, address=ray_cluster.address() or self.address, **arguments)
-        return made, (), {"_local": self._local}
+        copied = partial(RayWorkers, address=ray_cluster.address() or self.address, **arguments)
+        return copied, (), {"_local": self._local}
 
-    def start(self, rank: int) -> local.Worker:
+    def start(self, rank: int) -> local.Member:
         if self._end is None or not self._actors.connected:
             if self._end is not None:
                 self._end()
@@ -124,7 +123,7 @@ class RayWorkers(local.Workers):
             f"each; {waiting} will wait until it grows"
         )
 
-    def wait(self, seconds: float) -> Iterator[tuple[local.Worker, local.Message | None]]:
+    def wait(self, seconds: float) -> Iterator[tuple[local.Member, local.Message | None]]:
         deadline = time.monotonic() + seconds
         answered = False
         while not answered and self.crew:
@@ -221,11 +220,7 @@ class _Actors:
         return self._stored[1]
 
     def check_places(self) -> None:
-        """Warn once of actors that have no place after some time.
-
-        Raises RuntimeError if no machine can take one any more; a cluster that never had one may
-        grow.
-        """
+        """Warn once of actors without a place; raise RuntimeError if all machines have gone."""
         import ray
 
         now = time.monotonic()
@@ -259,7 +254,7 @@ class _Actors:
         ray_cluster.disconnect(self._connection)
 
 
-class _Remote(local.Worker):
+class _Remote(local.Member):
     """A worker beside an actor."""
 
     def __init__(self, rank: int, actors: _Actors):
@@ -284,9 +279,9 @@ class _Remote(local.Worker):
 
     @property
     def how(self) -> str | None:
-        """Tells how it was lost; None while it runs."""
+        """How it was lost; None while it runs."""
         if self._how is None and not self._actors.connected:
-            self._lose("lost its Ray, which was shut down", outside=True)
+            self._lose("lost its Ray, which was shut down")
         return self._how
 
     def send(self, message: local.Message | None) -> None:
@@ -303,14 +298,14 @@ class _Remote(local.Worker):
                 item = ray.get(next(self.stream))
             except (ray.exceptions.RayError, StopIteration) as error:
                 self._actors.drop(self.rank)
-                self._lose(_reason(error), _is_outside(error, self.where))
+                self._lose(_reason(error))
             else:
                 if isinstance(item, bytes):
                     yield pickle.loads(item)
                 elif self._where is None:
                     self._where = item
                 else:
-                    self._lose(*item)
+                    self._lose(item)
         if self._how is not None:
             yield None
 
@@ -347,12 +342,12 @@ class _Remote(local.Worker):
                 ended, _ = ray.wait([killed], timeout=GRACE)
             if not ended:
                 self._actors.drop(self.rank)
-            self._lose("was ended", outside=False)
+            self._lose("was ended")
         assert self._how is not None
         return self._how
 
-    def _lose(self, how: str, outside: bool) -> None:
-        self._how, self.outside = how, outside
+    def _lose(self, how: str) -> None:
+        self._how = how
         self.stream = self.asked = None
 
 
@@ -365,17 +360,6 @@ def _handlers_raise() -> Iterator[None]:
         if error.__cause__ is None:
             raise
         raise error.__cause__ from None
-
-
-def _is_outside(error: BaseException, where: str) -> bool:
-    """Tell whether an actor is known to be lost by a cause outside of the process beside it."""
-    from ray import exceptions
-
-    if isinstance(error, exceptions.OutOfMemoryError):  # if another process took the most
-        most = re.search(r"memory users:\D*(\d+)", str(error))
-        return most is not None and f"process {most[1]} " not in where
-    lost = (exceptions.RayActorError, exceptions.NodeDiedError, exceptions.ObjectLostError)
-    return isinstance(error, lost) and "creation task" not in str(error)
 
 
 def _reason(error: BaseException) -> str:
@@ -401,12 +385,9 @@ def _reason(error: BaseException) -> str:
 class Host:
     """Starts local workers beside the actor, one at a time, and passes messages on.
 
-    Env and policy do not run in the actor itself. There, they would run outside of the main thread
-    and beside Ray's threads, which do not survive a fork; an env that holds the interpreter's lock
-    would stop all answers; and a crash would cost the actor, which takes seconds to start.
-
-    Each worker has a number, its life, so that late messages to the one before do not reach it.
-    Nothing here imports torch.
+    In the actor itself, env and policy would run outside of the main thread and beside Ray's
+    threads, which do not survive a fork; and a crash would cost the actor. The number of a worker,
+    its life, keeps late messages to the one before from it. Nothing here imports torch.
     """
 
     def __init__(self, workers: local.LocalWorkers, seed_of_hashes: str):
@@ -416,11 +397,8 @@ class Host:
         self._life = -1
         self._worker: local.LocalWorker | None = None
 
-    def answers(self, life: int) -> Iterator[bytes | str | tuple[str, bool]]:
-        """Start a worker; yield its place, its pickled answers, and how it ended.
-
-        The end comes with True if its cause is known to lie outside of env and policy.
-        """
+    def answers(self, life: int) -> Iterator[bytes | str]:
+        """Start a worker; yield its place, its pickled answers, and how it ended."""
         worker: Any = self._workers.start(0)
         worker.read = bytes
         with self._changed:
@@ -435,7 +413,7 @@ class Host:
                 with self._changed:
                     self._worker = None
                     how = worker.end(local.EXIT_SECONDS)
-                yield how, worker.outside
+                yield how
 
     def put(self, life: int, message: bytes) -> None:
         """Pass a pickled message on, once the worker is up."""

@@ -28,10 +28,10 @@ from torchrl.weight_update import WeightStrategy
 
 from tdcollect.cleanup import ended_on_error
 from tdcollect.envs.traits import all_transforms_of
-from tdcollect.evaluation.episodes.collector import EvaluationCollector, Feed
-from tdcollect.evaluation.episodes.trial import Again
+from tdcollect.evaluation.episodes.collector import EvaluationCollector
+from tdcollect.evaluation.episodes.trial import Again, Feed
 from tdcollect.evaluation.ledger import FAILED
-from tdcollect.evaluation.manifest import found, subject
+from tdcollect.evaluation.manifest import known_of, subject
 from tdcollect.evaluation.requested import RequestedEnv, placed, policy_from
 from tdcollect.evaluation.settings import EvaluationSettings
 from tdcollect.evaluation.workers import local
@@ -127,11 +127,11 @@ def unpickled(job: bytes) -> Job:
 
 def set_weights(collector: EvaluationCollector, weights: Mapping[str, bytes]) -> None:
     """Set the weights of a policy, and the statistics of its env's transforms, in place."""
-    given: dict[str, Any] = {name: pickle.loads(blob) for name, blob in weights.items()}
-    own = given.pop(POLICY, None)
+    of_models: dict[str, Any] = {name: pickle.loads(blob) for name, blob in weights.items()}
+    own = of_models.pop(POLICY, None)
 
     def prepare(env: EnvBase) -> None:
-        for model_id, one in given.items():
+        for model_id, one in of_models.items():
             _set(_transform(env, model_id), one, f"the transform {model_id!r}")
 
     collector.prepare_envs(prepare)
@@ -153,14 +153,14 @@ def check_recorders(env: EnvBase) -> None:
 
 def _registered(ids: Iterable[str]) -> dict[str, bytes]:
     """Return the pickled specs of those ids that a fresh interpreter may not know, by id."""
-    found = {}
+    specs = {}
     for name in ids:
         spec = gym.registry.get(name)
         entry = "gymnasium." if spec is None else spec.entry_point
         if not (isinstance(entry, str) and entry.startswith("gymnasium.")):
             with suppress(Exception):  # one that cannot travel is one that no other process has
-                found[name] = cloudpickle.dumps(spec)
-    return found
+                specs[name] = cloudpickle.dumps(spec)
+    return specs
 
 
 Receive = Callable[[bool], local.Message | None]
@@ -168,144 +168,111 @@ Receive = Callable[[bool], local.Message | None]
 is none yet."""
 
 
-def serve(
-    receive: Receive, beat: Callable[[], None], answer: Callable[[local.Message], None]
-) -> None:
-    """Do what the driver says until it goes; ``beat`` is called at each step.
+class _Server(Feed):
+    """Does what the driver says until it goes; gives the indices that arrive while episodes run.
 
-    Running out of memory ends the loop, as it would end the process elsewhere: what fits beside
-    fewer episodes may still run.
-    """
-    jobs: dict[str, EvaluationCollector] = {}
-    feed = _Feed(receive, beat)
-    beat()
-    message = receive(True)
-    try:
-        while message is not None:
-            turn, key, what = message
-
-            def say(answered: Any, of: tuple[int, str] = (turn, key)) -> None:
-                answer(local.Message(*of, answered))
-
-            try:
-                if isinstance(what, local.Open):
-                    what.around.enter()
-                    say(_opened(jobs, key, what))
-                elif isinstance(what, local.Fetch):
-                    policy = jobs[key].policy
-                    state = policy.state_dict() if isinstance(policy, nn.Module) else {}
-                    say(local.State(on_cpu(state)))
-                elif isinstance(what, (local.Told, local.Run)):
-                    feed.begin(message, jobs[key], say)
-                    run = what if isinstance(what, local.Run) else local.Run([], False)
-                    _run(jobs[key], run, feed, say)
-            except Exception as error:
-                if _lacks_memory(error):
-                    raise
-                say(local.Raised(described(error)))
-            message = feed.following.pop() if feed.following else receive(True)
-    finally:
-        for collector in jobs.values():
-            collector.close()
-
-
-def _lacks_memory(error: Exception) -> bool:
-    if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)):
-        return True
-    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
-
-
-def _opened(jobs: dict[str, EvaluationCollector], key: str, message: local.Open) -> local.Opened:
-    collector = jobs.pop(key, None)
-    if collector is None:
-        assert message.job is not None  # else the driver knows that it is held here
-        while len(jobs) >= local.MOST_HELD:
-            jobs.pop(next(iter(jobs))).close()
-        collector = unpickled(message.job).open()
-        collector.tell(message.fresh_envs, asks=False)
-    jobs[key] = collector  # the latest last
-    if message.weights is not None:
-        set_weights(collector, message.weights)
-    about = {"env": repr(collector.base), "threads": torch.get_num_threads()}
-    return local.Opened(subject(collector), collector.slots, about)
-
-
-def _tell(collector: EvaluationCollector, told: local.Told) -> None:
-    collector.tell(told.fresh_envs, asks=told.fresh_envs is None)
-
-
-def on_cpu(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values by name, those that are tensors detached and on the CPU."""
-    return {
-        name: value.detach().cpu() if isinstance(value, torch.Tensor) else value
-        for name, value in values.items()
-    }
-
-
-def _run(
-    collector: EvaluationCollector, message: local.Run, feed: _Feed, say: Callable[[Any], None]
-) -> None:
-    for finished in collector.run(message.keep, feed, keep_steps=message.keep_steps):
-        record = finished.record
-        failed = record.status == FAILED and not finished.again
-        feed.tell()
-        say(local.Ended(finished, collector.errors[record.index] if failed else None))
-        feed.stepped()  # to send them may take as long as a step
-        del finished  # else its data would stay in memory beside the next one's
-    feed.tell()
-
-
-class _Feed(Feed):
-    """Indices that arrive while episodes run.
-
-    ``following`` has the message that ended the run, or None for the end of all.
+    ``beat`` is called at each step. Running out of memory ends the loop, as other workers may have
+    enough.
     """
 
     seconds = 0.25  # as the driver waits for records before it hands out more
 
-    def __init__(self, receive: Receive, beat: Callable[[], None]):
-        self._receive = receive
+    def __init__(
+        self, receive: Receive, beat: Callable[[], None], answer: Callable[[local.Message], None]
+    ):
+        self._receive, self._answer = receive, answer
         self.stepped = beat  # type: ignore[method-assign]
-        self.following: list[local.Message | None] = []
+        self._jobs: dict[str, EvaluationCollector] = {}  # oldest first
+        self._following: list[local.Message | None] = []  # the message that ended a run
 
-    def begin(
-        self, message: local.Message, collector: EvaluationCollector, say: Callable[[Any], None]
-    ) -> None:
-        self._of, self._collector, self._say = message[:2], collector, say
+    def serve(self) -> None:
+        self.stepped()
+        message = self._receive(True)
+        try:
+            while message is not None:
+                self._of, what = message[:2], message.what
+                try:
+                    if isinstance(what, local.Open):
+                        what.around.enter()
+                        self._say(self._opened(what))
+                    elif isinstance(what, (local.Told, local.Run)):
+                        self._run(what)
+                except Exception as error:
+                    if _lacks_memory(error):
+                        raise
+                    self._say(local.Raised(described(error)))
+                message = self._following.pop() if self._following else self._receive(True)
+        finally:
+            for collector in self._jobs.values():
+                collector.close()
+
+    def _say(self, what: Any) -> None:
+        self._answer(local.Message(*self._of, what))
+
+    def _opened(self, message: local.Open) -> local.Ready:
+        collector = self._jobs.pop(self._of[1], None)
+        if collector is None:
+            assert message.job is not None  # else the driver knows that it is held here
+            while len(self._jobs) >= local.MOST_HELD:
+                self._jobs.pop(next(iter(self._jobs))).close()
+            collector = unpickled(message.job).open()
+            collector.tell(message.fresh_envs, asks=False)
+        self._jobs[self._of[1]] = collector
+        if message.weights is not None:
+            set_weights(collector, message.weights)
+        about = {"env": repr(collector.base), "threads": torch.get_num_threads()}
+        return local.Ready(subject(collector), collector.slots, about)
+
+    def _run(self, first: local.Told | local.Run) -> None:
+        collector = self._collector = self._jobs[self._of[1]]
         self._told: dict[str, Any] = {}
         self._waiting = deque[int | Again]()
-        self._kept: tuple[bool, bool] | None = None
-        self._take(message)
+        run = first if isinstance(first, local.Run) else local.Run([], False)
+        self._kept = run.keep, run.keep_steps  # of all episodes that run together
+        self._take(local.Message(*self._of, first))
+        for finished in collector.run(run.keep, self, keep_steps=run.keep_steps):
+            record = finished.record
+            failed = record.status == FAILED and not finished.again
+            self._tell()
+            self._say(local.Ended(finished, collector.errors[record.index] if failed else None))
+            self.stepped()  # to send them may take as long as a step
+            del finished  # else its data would stay in memory beside the next one's
+        self._tell()
 
-    def tell(self) -> None:
+    def _tell(self) -> None:
         """Tell the driver what has been found out as episodes ran, once."""
-        entries = found(self._collector)
+        entries = known_of(self._collector)
         if entries != self._told:
             self._told = entries
             self._say(local.Found(entries))
 
     def __next__(self) -> int | Again:
-        while not self.following and (arrived := self._receive(False)) is not None:
+        while not self._following and (arrived := self._receive(False)) is not None:
             self._take(arrived)
         if not self._waiting:
             raise StopIteration
         return self._waiting.popleft()
 
     def goes_on(self) -> bool:
-        self.tell()
-        if not self.following:
+        self._tell()
+        if not self._following:
             self._take(self._receive(True))
-        return not self.following
+        return not self._following
 
     def _take(self, message: local.Message | None) -> None:
         what = None if message is None or message[:2] != self._of else message.what
         if isinstance(what, local.Told):
-            _tell(self._collector, what)
-        elif isinstance(what, local.Run) and self._kept in (None, what[1:3]):
-            self._kept = what[1:3]
+            self._collector.tell(what.fresh_envs, asks=what.fresh_envs is None)
+        elif isinstance(what, local.Run) and self._kept == (what.keep, what.keep_steps):
             self._waiting += map(Again, what.indices) if what.again else what.indices
         else:
-            self.following.append(message)
+            self._following.append(message)
+
+
+def _lacks_memory(error: Exception) -> bool:
+    if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
 
 
 def template(end: int) -> None:
@@ -344,7 +311,7 @@ def work(end: int, steps_file: int) -> None:
     def beat() -> None:
         steps[0] += 1
 
-    serve(receive, beat, lambda answer: channel.send(packed(answer)))
+    _Server(receive, beat, lambda answer: channel.send(packed(answer))).serve()
     channel.close()
 
 
@@ -399,18 +366,18 @@ def snapshots_of(
     """Return the weights of a request as they are now, pickled, by model id.
 
     Without weights of the policy, they are those of the evaluator's own. If that is no module, it
-    is the second value, pickled: what it holds may have changed.
+    is the second value, pickled.
     """
-    given = dict(by_id or {})
-    check_model_ids(given, "weights_dict")
+    sources = dict(by_id or {})
+    check_model_ids(sources, "weights_dict")
     if weights is not None:
-        given.setdefault(POLICY, weights)
+        sources.setdefault(POLICY, weights)
     itself = None
-    if POLICY not in given and isinstance(policy, nn.Module):
-        given[POLICY] = policy
-    elif POLICY not in given and policy is not None:
+    if POLICY not in sources and isinstance(policy, nn.Module):
+        sources[POLICY] = policy
+    elif POLICY not in sources and policy is not None:
         itself = local.pickled_part(POLICY, policy)
-    return {name: snapshot(source, name) for name, source in given.items()}, itself
+    return {name: snapshot(source, name) for name, source in sources.items()}, itself
 
 
 def extra_states(module: nn.Module) -> dict[str, Any]:
@@ -438,11 +405,11 @@ def set_policy(policy: Any, weights: Weights | dict[str, Any]) -> None:
 
 
 def _transform(env: EnvBase, model_id: str) -> Transform:
-    found = _TRANSFORM.fullmatch(model_id)
-    assert found is not None  # check_model_ids has looked
+    place = _TRANSFORM.fullmatch(model_id)
+    assert place is not None  # check_model_ids has looked
     outer = env.transform if isinstance(env, TransformedEnv) else None
     there = [] if outer is None else [*outer] if isinstance(outer, T.Compose) else [outer]
-    index = int(found[1])
+    index = int(place[1])
     if index >= len(there):
         names = ", ".join(type(transform).__name__ for transform in there) or "none"
         raise ValueError(

@@ -17,7 +17,6 @@ from tdcollect import keys
 from tdcollect.display import count_text, listed_text, number_text
 from tdcollect.evaluation import ledger
 from tdcollect.evaluation.directory import check_data
-from tdcollect.evaluation.request import Request
 from tdcollect.files import check_no_links, write_atomically
 from tdcollect.pages import build, plots
 from tdcollect.pages.build import Column, Commands, Figure, Page, Paragraph, Part, Table
@@ -342,8 +341,7 @@ def write_compared(
         played = []
         for name, (root, run) in zip(comparison.names, runs, strict=True):
             if index in there[name]:
-                request = Request.readable(root)
-                again = again_of(request, run.manifest, root, directory, _WHERE)
+                again = again_of(run.manifest, root, directory, _WHERE)
                 played.append(read_played(name, root, run.record(index), run.manifest, again))
         page = episode_page(played, comparison.env, ("The comparison", f"../{COMPARISON_REPORT}"))
         paths[index] = f"{EPISODES}/{ledger.episode_name(index)}.html"

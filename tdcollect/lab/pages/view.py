@@ -20,19 +20,23 @@ from tdcollect.display import count_text
 from tdcollect.evaluation import curve as learning
 from tdcollect.evaluation import ledger
 from tdcollect.evaluation.curve import Best, Point
-from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.statistics import Summary, ends, summarize
 from tdcollect.files import replaced, write_atomically
 from tdcollect.lab.pages.episode import EPISODES, episode_page, filmed, read_played, with_data
 from tdcollect.lab.pages.race import race_page
 from tdcollect.lab.pages.suite import suite_page
 from tdcollect.lab.race import RaceResult, path_of
-from tdcollect.lab.results import FINISHED, SuiteResults, is_suite
-from tdcollect.lab.suite import results_of
+from tdcollect.lab.results import FINISHED, SuiteResults, is_suite, results_of
 from tdcollect.pages import build, evaluation
 from tdcollect.pages.build import REPORT, Cell, Column, Figure, Figures, Page, Part, Table
 from tdcollect.pages.curve import curve_page
-from tdcollect.pages.evaluation import COMPARISON_REPORT, again_of, intervals_sentence, report_page
+from tdcollect.pages.evaluation import (
+    COMPARISON_REPORT,
+    again_of,
+    intervals_sentence,
+    named_in,
+    report_page,
+)
 from tdcollect.pages.plots import Estimate, intervals
 
 HOST = "127.0.0.1"
@@ -185,9 +189,9 @@ class _Pages:
         try:
             files = ledger.read_directory(here)
             _, manifest, episodes, shard, last = files
-            env, request = str(ledger.manifest_entry(manifest, "env.id")), Request.readable(here)
+            env, named = str(ledger.manifest_entry(manifest, "env.id")), named_in(here)
             name = str(ledger.manifest_entry(manifest, "policy.class")).rpartition(".")[2]
-            policy = name if request is None else request.policy  # as it was typed
+            policy = str(named.get("policy", name))  # as it was typed
             count = len(ledger.asked_indices(manifest))
             status = "" if shard is None else f"{shard}, not merged"
             if not status and (len(episodes) < count or last is None):
@@ -199,7 +203,7 @@ class _Pages:
             return Viewed(path, "evaluation", f"{status}: {self._within(error)}")
         summary = summarize(episodes)
         kept = dict.fromkeys(ledger.kept_trajectories(here), Cell("kept"))
-        again = again_of(request, manifest, here, self.root, WHERE)
+        again = again_of(manifest, here, self.root, WHERE)
         page_path = f"{PAGES}/{path}/{REPORT}"
         back = _back(page_path, target, text)
         kept |= self._episodes(files, policy, again, page_path)

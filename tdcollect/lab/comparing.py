@@ -1,4 +1,4 @@
-"""The commands that compare evaluations, plan comparisons, and print what an evaluation found."""
+"""The commands of the lab that compare evaluations, plan comparisons, and show curves over runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 from tdcollect.cli import options
 from tdcollect.cli.program import WORSE, distinct_names, program, say, tell
-from tdcollect.display import count_text, number_text, visible
+from tdcollect.display import number_text
 
 if TYPE_CHECKING:
     from tdcollect.evaluation.comparison import Difference
@@ -159,8 +159,7 @@ def plan(
     """
     from tdcollect.lab.planning import plan as of_evaluations
     from tdcollect.lab.planning import plan_suite
-    from tdcollect.lab.results import is_suite
-    from tdcollect.lab.suite import results_of
+    from tdcollect.lab.results import is_suite, results_of
 
     if is_suite(pilot[0]):
         if len(pilot) > 1 or on != "return" or correlation is not None:
@@ -195,31 +194,10 @@ def curves(runs: tuple[Path, ...], output_dir: Path | None, as_json: bool, **ask
     if len({run.resolve() for run in runs}) < len(runs):
         raise click.UsageError("expected directories that differ, got one of them twice")
     from tdcollect.lab.curves import over_runs
-    from tdcollect.pages.curve import write_curves_page
+    from tdcollect.lab.pages.curves import write_curves_page
 
     names = distinct_names(runs) if len(runs) > 1 else [runs[0].resolve().name]
     found = over_runs(dict(zip(names, runs, strict=True)), **asked)
     report = None if output_dir is None else write_curves_page(output_dir, found)[-1]
     more = "" if report is None else f"\n\nreport {report}"
     tell(as_json, f"{found}{more}", report=report, **found.to_dict())
-
-
-@program.command()
-@click.argument("directory", type=options.FOLDER, metavar="DIR")
-@options.shown("--confidence", type=float, default=0.95, help="Of every interval.")
-@options.as_json
-def summary(directory: Path, confidence: float, as_json: bool) -> None:
-    """Print the statistics of an evaluation again.
-
-    Nothing is run. The evaluation may be unfinished.
-    """
-    import tdcollect
-
-    result = tdcollect.EvaluationResult.load(directory)
-    found = result.summary(confidence=confidence)
-    fields: dict[str, Any] = {"missing": result.missing, **found.to_dict()}
-    head = visible(f"{result.manifest['env']['id']}, {result.manifest['policy']['class']}")
-    tell(as_json, f"{head}\n\n{found}\n\nledger {result.digest}", ledger=result.digest, **fields)
-    if result.missing:
-        count = count_text(len(result.missing), "episode")
-        say(f"tdcollect: {directory} is unfinished: it lacks {count}", err=True)

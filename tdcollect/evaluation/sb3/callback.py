@@ -21,17 +21,17 @@ from tdcollect import check
 from tdcollect.cleanup import ended_on_error
 from tdcollect.evaluation.curve import step_name, value_of
 from tdcollect.evaluation.episodes.opening import check_env
-from tdcollect.evaluation.evaluator import Evaluator
+from tdcollect.evaluation.evaluator import SETTINGS, Evaluator
 from tdcollect.evaluation.ledger import Episode
 from tdcollect.evaluation.requested import one_slot
 from tdcollect.evaluation.result import EvaluationResult
-from tdcollect.evaluation.sb3 import load_policy, refresh
+from tdcollect.evaluation.sb3.model import load_policy, refresh
 from tdcollect.evaluation.settings import check_names
 from tdcollect.files import write_atomically
 from tdcollect.randomness import global_states_kept
 
 
-class Asked(NamedTuple):
+class PendingResult(NamedTuple):
     """An evaluation of a model on its way, with the files of the model as it was at the call."""
 
     step: int
@@ -135,7 +135,7 @@ class EvalCallback(EventCallback):
             )
         for name in evaluator.keys() & _INSTEAD.keys():
             raise TypeError(f"expected no {name}: {_INSTEAD[name]} decides here; leave it out")
-        check_names(Evaluator, evaluator)
+        check_names(Evaluator, evaluator, [*SETTINGS])
         super().__init__(callback_after_eval, verbose=verbose)
         self.eval_env, self.callback_on_new_best = eval_env, callback_on_new_best
         if callback_on_new_best is not None:
@@ -147,7 +147,7 @@ class EvalCallback(EventCallback):
         self._has_callbacks = any(one is not None for one in callbacks)
         self._wait = self._has_callbacks if wait is None else wait
         self._options = evaluator
-        self._asked: deque[Asked] = deque()
+        self._asked: deque[PendingResult] = deque()
         self.evaluator: Evaluator | None = None
         self.last_result: EvaluationResult | None = None
         self.best_mean_reward = self.last_mean_reward = -math.inf
@@ -195,7 +195,6 @@ class EvalCallback(EventCallback):
             self._take(wait=True)
 
     def _ask(self) -> None:
-        """Evaluate the model as it is now."""
         assert self.evaluator is not None
         files = {}
         if self.best_model_save_path is not None:
@@ -206,7 +205,7 @@ class EvalCallback(EventCallback):
                 files["best_model_vecnormalize.pkl"] = pickle.dumps(normalization)
         refresh(self._policy, self.model)
         result = self.evaluator.submit(step=self.num_timesteps)
-        self._asked.append(Asked(self.num_timesteps, result, files))
+        self._asked.append(PendingResult(self.num_timesteps, result, files))
 
     def _take(self, wait: bool) -> bool:
         """Take results: all that are asked for, or those that have arrived.
@@ -217,13 +216,13 @@ class EvalCallback(EventCallback):
         assert self.evaluator is not None
         goes_on = True
         while self._asked and (wait or (not self._has_callbacks and self._asked[0].result.done())):
-            asked = self._asked.popleft()
+            pending = self._asked.popleft()
             with ended_on_error(self.evaluator.shutdown):
-                result = asked.result.result()
-            goes_on = self._note(asked, result) and goes_on
+                result = pending.result.result()
+            goes_on = self._note(pending, result) and goes_on
         return goes_on
 
-    def _note(self, asked: Asked, result: EvaluationResult) -> bool:
+    def _note(self, pending: PendingResult, result: EvaluationResult) -> bool:
         """Log a result, and keep the best model; returns False if a callback stops the training."""
         self.last_result = result
         of = (result.returns, result.lengths)
@@ -238,18 +237,18 @@ class EvalCallback(EventCallback):
             values["eval/success_rate"] = sum(map(bool, said)) / len(said)
         if self.verbose >= 1:
             shown = ", ".join(f"{name.partition('/')[2]} {one:.6g}" for name, one in values.items())
-            print(f"Evaluation at step {asked.step}: {shown}")
+            print(f"Evaluation at step {pending.step}: {shown}")
         logger = copy.copy(self.logger)  # what training has recorded so far is for its own dump
         logger.name_to_value, logger.name_to_count, logger.name_to_excluded = {}, {}, {}
         for name, value in values.items():
             logger.record(name, value)
-        logger.record("time/total_timesteps", asked.step, exclude="tensorboard")
-        logger.dump(asked.step)
-        self._write(asked.step, result.episodes)
+        logger.record("time/total_timesteps", pending.step, exclude="tensorboard")
+        logger.dump(pending.step)
+        self._write(pending.step, result.episodes)
         goes_on = True
         if mean > self.best_mean_reward:
             self.best_mean_reward = mean
-            for name, data in asked.files.items():
+            for name, data in pending.files.items():
                 write_atomically(Path(str(self.best_model_save_path), name), data)
             if self.callback_on_new_best is not None:
                 goes_on = self.callback_on_new_best.on_step()

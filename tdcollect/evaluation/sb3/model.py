@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import io
 import os
@@ -10,7 +9,7 @@ import pickle
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,24 +17,20 @@ from gymnasium import spaces
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import nn
-from torchrl.envs import EnvBase
+from torchrl.data import Binary, Composite
+from torchrl.envs import EnvBase, Transform, TransformedEnv
 from torchrl.envs.utils import ExplorationType, exploration_type
 
+from tdcollect import keys
+from tdcollect.envs.backends import SerialBackend
+from tdcollect.envs.traits import base_of
+from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.agents import OnSpaces
-from tdcollect.evaluation.episodes.policy import ACTION_MASKS, check_masks, choices_of
 from tdcollect.packages import extra_module
 from tdcollect.policies import AgentPolicy, from_agent
 
-if TYPE_CHECKING:
-    from tdcollect.evaluation.sb3_training import EvalCallback as EvalCallback
-
-
-def __getattr__(name: str) -> Any:
-    """Import the callback late: it derives from a class of Stable-Baselines3."""
-    if name != "EvalCallback":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    extra_module("stable_baselines3", "tdcollect.evaluation.sb3.EvalCallback")
-    return importlib.import_module("tdcollect.evaluation.sb3_training").EvalCallback
+ACTION_MASKS = "action_masks"
+"""The name of the envs' method, as in sb3-contrib, and of the entry of the masks."""
 
 
 def load_policy(
@@ -92,16 +87,14 @@ def load_policy(
         _check_normalized(normalization.observation_space, on.observation.space)
     if hasattr(policy, "lstm_actor"):
         # Statistics are a module here, so that the manifest has their digest.
-        statistics = Statistics(_statistics(normalization))
+        statistics = KnownStatistics(_statistics(normalization))
         return from_agent(partial(RecurrentAgent, policy, _frozen(normalization), statistics))
     # The share of random actions that DQN's and QRDQN's ``predict`` draws; others have none.
     epsilon = float(settings.get("exploration_rate", 0.0))
     return SB3Policy(policy, env, normalization, epsilon)
 
 
-class Statistics(nn.Module):
-    """Statistics as buffers, by name."""
-
+class KnownStatistics(nn.Module):
     def __init__(self, named: Mapping[str, torch.Tensor]):
         super().__init__()
         self.eval()
@@ -112,16 +105,16 @@ class Statistics(nn.Module):
 class RecurrentAgent:
     """A model with a hidden state, in one episode."""
 
-    def __init__(self, policy: Any, normalization: Normalization | None, statistics: Statistics):
+    def __init__(
+        self, policy: Any, normalization: Normalization | None, statistics: KnownStatistics
+    ):
         self._policy, self._normalization = policy, normalization
         self._statistics = dict(statistics.named_buffers())
 
     def reset(self) -> None:
-        """Begin an episode."""
         self._state: Any = None
 
     def select_action(self, observation: Any) -> Any:
-        """Return the action at an observation, as ``predict`` does with the state so far."""
         if self._normalization is not None:
             observation = self._normalization(observation, self._statistics)
         begins = np.array([self._state is None])
@@ -134,19 +127,17 @@ class RecurrentAgent:
 class SB3Policy(TensorDictModuleBase):
     """Reads observations and writes actions, as the env's specs have them.
 
-    Attributes:
-        mask_size: the number of choices that masks tell apart; None for a model without masks.
-            An evaluation then adds the env's masks under ``"action_masks"``.
+    Of a model that takes masks, it reads those of the env under ``"action_masks"``.
     """
 
     def __init__(self, policy: Any, env: EnvBase, normalization: Any = None, epsilon: float = 0.0):
         super().__init__()
         self._on = OnSpaces(env)
         self.in_keys = [*self._on.in_keys]
-        self.mask_size: int | None = None
+        self._mask_size: int | None = None  # the number of choices that masks tell apart
         if ACTION_MASKS in inspect.signature(policy.predict).parameters:
             check_masks(env)
-            self.mask_size = int(choices_of(policy.action_space).sum())
+            self._mask_size = _choices(policy.action_space)
             self.in_keys.append(ACTION_MASKS)
         self.out_keys = self._on.out_keys
         # Parameters and statistics are part of this module: a manifest holds their digest, and an
@@ -158,15 +149,22 @@ class SB3Policy(TensorDictModuleBase):
             self.register_buffer(name, value)
         self.register_buffer("exploration_rate", torch.tensor(epsilon))
 
+    def finish_env(self, env: EnvBase) -> EnvBase:
+        """Return an env to be evaluated in, under a transform that adds masks if there are any."""
+        if self._mask_size is None:
+            return env
+        check_masks(env)
+        # Its transforms are those of the env given, which stays as it is.
+        return TransformedEnv(env, auto_unwrap=True).append_transform(ActionMasks(self._mask_size))
+
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Write the actions for observations ``[B, ...]``."""
         explores = _explores(self.policy)
         observation = self._on.observation.read(self._on.observed(tensordict))
         if self._normalization is not None:
             statistics = dict(self.named_buffers(recurse=False))
             observation = self._normalization(observation, statistics)
         options: dict[str, Any] = {"deterministic": not explores}
-        if self.mask_size is not None:
+        if self._mask_size is not None:
             options["action_masks"] = tensordict.get(ACTION_MASKS).cpu().numpy()
         action, _ = self.policy.predict(observation, **options)
         if explores and (epsilon := float(self.get_buffer("exploration_rate"))):
@@ -191,15 +189,15 @@ def refresh(policy: SB3Policy | AgentPolicy, model: Any) -> None:
         inner, own = policy.policy, dict(policy.named_buffers(recurse=False))
         now["exploration_rate"] = torch.tensor(float(getattr(model, "exploration_rate", 0.0)))
     else:
-        made: Any = policy.source
-        inner, own = made.args[0], dict(made.args[2].named_buffers())
+        partial_agent: Any = policy.source
+        inner, own = partial_agent.args[0], dict(partial_agent.args[2].named_buffers())
     inner.load_state_dict(model.policy.state_dict())
     for name, value in now.items():
         own[name].copy_(value)
 
 
 def _explores(policy: Any) -> bool:
-    """Tell whether actions are drawn; refuse to, if their noise is not the episode's."""
+    """Return whether actions are drawn; refuse to, if their noise is not the episode's."""
     explores = exploration_type() is ExplorationType.RANDOM
     if explores and getattr(policy, "use_sde", False):
         raise ValueError(
@@ -210,7 +208,6 @@ def _explores(policy: Any) -> bool:
 
 
 def _read(file: Any) -> tuple[Any, Mapping[str, Any]]:
-    """Read the policy of a model's file, and the settings of its algorithm."""
     from stable_baselines3.common.policies import ActorCriticPolicy
     from stable_baselines3.common.save_util import load_from_zip_file
 
@@ -218,14 +215,14 @@ def _read(file: Any) -> tuple[Any, Mapping[str, Any]]:
     if settings is None or "policy_class" not in settings or "policy" not in parameters:
         raise ValueError(f"expected a model of Stable-Baselines3, got {file}, which holds none")
     with torch.random.fork_rng(devices=[]):  # weights are drawn before they are loaded
-        made = settings["policy_class"]
+        kind = settings["policy_class"]
         options = dict(settings["policy_kwargs"])
-        if issubclass(made, ActorCriticPolicy):  # the one that its algorithm tells apart from these
+        if issubclass(kind, ActorCriticPolicy):  # the one that its algorithm tells apart from these
             options["use_sde"] = settings["use_sde"]
-        given = [settings["observation_space"], settings["action_space"]]
-        if "lr_schedule" in inspect.signature(made).parameters:  # ARS has none
-            given.append(lambda _: 0.0)
-        policy = made(*given, **options)
+        arguments = [settings["observation_space"], settings["action_space"]]
+        if "lr_schedule" in inspect.signature(kind).parameters:  # ARS has none
+            arguments.append(lambda _: 0.0)
+        policy = kind(*arguments, **options)
     policy.load_state_dict(parameters["policy"])
     return policy, settings
 
@@ -256,7 +253,6 @@ class Normalization:
         return Normalization, (self._pickled,)
 
     def __call__(self, observation: Any, statistics: Mapping[str, torch.Tensor]) -> Any:
-        """Return an observation, or a batch of them, as the model was trained on."""
         for name, rms, part in _running(self._of):
             setattr(rms, part, statistics[name].cpu().numpy())
         return self._of.normalize_obs(observation)
@@ -279,7 +275,6 @@ def _running(normalization: Any) -> Iterator[tuple[str, Any, str]]:
 
 
 def _statistics(normalization: Any) -> dict[str, torch.Tensor]:
-    """Return the statistics that observations are normalized with, as tensors."""
     if not normalization:
         return {}
     statistics = {
@@ -331,4 +326,65 @@ def _form(space: Any, transpose: Any = None) -> Any:
     return space
 
 
-__all__ = ["EvalCallback", "SB3Policy", "load_policy"]
+def check_masks(env: EnvBase) -> None:
+    """Raise ValueError for an env without masks, or one whose masks cannot be read."""
+    base = base_of(env)
+    name = base.backend_name if isinstance(base, GymnasiumEnv) else type(base).__name__
+    if name != SerialBackend.name:
+        raise ValueError(
+            f"expected backend='serial', got {name!r}: "
+            "the policy asks for masks of valid actions, and the envs' action_masks() can be "
+            "called in this process only; make the env with backend='serial'"
+        )
+    for slot, one in enumerate(base.slot_envs):
+        try:
+            one.get_wrapper_attr(ACTION_MASKS)
+        except AttributeError:
+            raise ValueError(
+                f"expected an env with a method action_masks(), got {one} in slot {slot}: the "
+                "policy asks for masks of valid actions; wrap the env as in training "
+                "(sb3_contrib.common.wrappers.ActionMasker)"
+            ) from None
+
+
+def _choices(space: Any) -> int:
+    if isinstance(space, spaces.MultiBinary):
+        return 2 * int(np.prod(space.shape))
+    return int(np.sum(space.n if isinstance(space, spaces.Discrete) else space.nvec))
+
+
+class ActionMasks(Transform):
+    """Adds the masks of the envs in this process, bool ``[N, size]``, True for valid actions.
+
+    They are read after each reset and step of a slot; all are True once its episode has ended.
+    """
+
+    def __init__(self, size: int):
+        super().__init__(in_keys=[], out_keys=[ACTION_MASKS])
+        self._size = size
+
+    def _reset(
+        self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase
+    ) -> TensorDictBase:
+        return self._call(tensordict_reset)
+
+    def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
+        done = next_tensordict.get(keys.DONE).reshape(-1).tolist()
+        masks = np.ones((len(done), self._size), bool)
+        base = base_of(self.parent)
+        for slot, env in enumerate(base.slot_envs):
+            if not done[slot]:
+                mask = np.asarray(env.get_wrapper_attr(ACTION_MASKS)())
+                if mask.size != self._size:
+                    raise ValueError(
+                        f"expected action_masks() of slot {slot} to give {self._size} values, one "
+                        f"for each choice, got shape {mask.shape}; correct the env"
+                    )
+                masks[slot] = mask.reshape(-1).astype(bool)
+        shape = (*next_tensordict.batch_size, self._size)
+        return next_tensordict.set(ACTION_MASKS, torch.from_numpy(masks).reshape(shape))
+
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        shape = (*observation_spec.shape, self._size)
+        observation_spec[ACTION_MASKS] = Binary(self._size, shape=shape, dtype=torch.bool)
+        return observation_spec

@@ -1,0 +1,386 @@
+"""Monitor: notes of collections, from which a collector's statistics are made; calls of its hooks.
+
+Nothing here runs in the loop on arrays, unless times were asked for.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from copy import copy
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from torch.nn.functional import pad
+from torchrl.collectors import Collector as TorchRLCollector
+from torchrl.envs import EnvBase
+
+from tdcollect import check, keys
+from tdcollect._upstream.collectors import CollectorState
+from tdcollect.collect.arrays import SteppedEnv
+from tdcollect.collect.episodes import Block, Piece
+from tdcollect.collect.hooks import Watch
+from tdcollect.collect.policy import Policy
+from tdcollect.collect.statistics import Collection, Statistics
+from tdcollect.collect.step_dict import StepDict
+from tdcollect.collect.tally import Bools, Floats, Ints, RowEnds, Tally
+from tdcollect.envs.traits import base_of
+from tdcollect.envs.wrapper import GymnasiumEnv
+from tdcollect.keys import Key, entry_path, under_next
+from tdcollect.progress import progress_bar
+
+Env = TypeVar("Env", bound=SteppedEnv)
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class CollectionLog:
+    """Notes of one collection: rewards and done flags if wanted, and times on request.
+
+    Attributes:
+        batch: the batch collected; to be set.
+        env_seconds: time in the env's steps and resets; None without timers.
+        policy_seconds: time in calls of the policy; None without timers.
+        stamps: the times at which slots have ended episodes, where they step on arrays.
+    """
+
+    def __init__(
+        self, batch_size: torch.Size, wanted: bool, timers: bool, watch: Watch | None = None
+    ):
+        self.env_seconds = 0.0 if timers else None
+        self.policy_seconds = 0.0 if timers else None
+        self.batch: TensorDictBase | None = None
+        self.stamps: list[tuple[float, list[int]]] = []
+        self.wanted = wanted
+        self.watch = watch
+        self._dims = len(batch_size)
+        self._slots = batch_size.numel()
+        self._row_slots: Ints = np.arange(self._slots)  # and from there again
+        self._timers = timers
+        self._ended: list[Piece] = []
+        # Rewards by path, flags, marks of failures: of the rows of a batch, or of each step.
+        self._noted: list[tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor | None]] = []
+
+    # ------------------------------------------------------------------------------------ times
+
+    def timed(self, name: str, function: Function) -> Function:
+        """The same function, its time added to an attribute of this log if times are asked for."""
+        if not self._timers:
+            return function
+
+        def timed(*args: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return function(*args)
+            finally:
+                setattr(self, name, getattr(self, name) + time.perf_counter() - start)
+
+        return cast(Function, timed)
+
+    def timed_parts(
+        self, env: Env, lower: Callable[[StepDict], Policy]
+    ) -> tuple[Env, Callable[[StepDict], Policy]]:
+        """The env and the policy of a collection on StepDicts, timed if that is asked for."""
+        if not self._timers:
+            return env, lower
+        in_two_parts = ("send_reset", "receive") if env.can.asynchronous else ()
+        env = copy(env)  # the next collection may go on with it
+        for name in ("advance", "begin", *in_two_parts):
+            setattr(env, name, self.timed("env_seconds", getattr(env, name)))
+
+        def lower_timed(step: StepDict) -> Policy:
+            policy = copy(lower(step))
+            policy.calls = [self.timed("policy_seconds", call) for call in policy.calls]
+            return policy
+
+        return env, lower_timed
+
+    # ------------------------------------------------------------------------------------ notes
+
+    def note_blocks(self, blocks: Iterable[Block]) -> Iterator[Block]:
+        """Hand on the blocks of a collection by episodes, and note which episodes ended."""
+        for block in blocks:
+            self._ended += [piece for piece in block.pieces if piece.ended]
+            yield block
+
+    def note_entries(
+        self,
+        entries: dict[Key, torch.Tensor],
+        reward_keys: Sequence[Key],
+        slots: Sequence[int] | None = None,
+    ) -> None:
+        """Note the rewards and flags of a batch ``[*N, T]``, or of whole episodes ``[F]``.
+
+        By arrival, they are ``[F]`` too, and ``slots`` has the slot of each row.
+        """
+        if not self.wanted:
+            return
+        whole = bool(self._ended)
+        if whole or slots is not None:
+            self._dims, self._row_slots = 0, np.array(slots or [0], np.int64)
+        done, failed = entries[keys.NEXT_DONE], entries.get(under_next(keys.ENV_ERROR))
+        if not whole:  # a transform may truncate without ending the episode
+            for key in (keys.TERMINATED, keys.TRUNCATED):
+                if under_next(key) in entries:
+                    done = done | entries[under_next(key)]
+        rewards = {
+            entry_path(key): rows_of(entries[under_next(key)], self._dims) for key in reward_keys
+        }
+        # Whole episodes that failed are left out.
+        marks = None if failed is None or whole else rows_of(failed, self._dims)
+        self._noted.append((rewards, rows_of(done, self._dims), marks))
+
+    def note(self, steps: tuple[TensorDictBase, TensorDictBase], env: EnvBase) -> None:
+        """Note a step of TorchRL's loop: the step taken, and the one to go on with."""
+        stepped, upcoming = steps
+        following, slots = stepped.get(keys.NEXT), self._slots
+        present = (following.get(key, None) for key in env.done_keys)
+        flags = torch.cat([flag.reshape(slots, -1) for flag in present if flag is not None], -1)
+        failed = following.get(keys.ENV_ERROR, None)
+        rewards = {
+            entry_path(key): following.get(key).reshape(slots, -1) for key in env.reward_keys
+        }
+        if self.wanted:
+            marks = None if failed is None else failed.reshape(slots, -1)
+            self._noted.append((rewards, flags, marks))
+        if self.watch is not None:
+            ended: list[int] = flags.any(-1).nonzero().reshape(-1).tolist()
+            self.watch.stepped(None, ended, lambda: stepped, rewards.values(), failed)
+            if ended:
+                self.watch.started(ended, lambda: upcoming)
+
+    # ---------------------------------------------------------------------------- what was noted
+
+    def rewards_and_ends(self, start: float, before: float) -> tuple[dict[str, Floats], RowEnds]:
+        """The reward entries ``[F]`` by path, and the ends of episodes.
+
+        The collection began at ``start``, after so many seconds in those ``before``.
+
+        The reward of an entry is the mean over its features (the agents of a group, say). An
+        episode ends where any flag says so, which is where TorchRL's collector starts a trajectory.
+        """
+        rewards, flags, marks = zip(*self._noted, strict=True)
+        means = {name: averaged(_joined([step[name] for step in rewards])) for name in rewards[0]}
+        done = _joined(flags).any(-1)
+        failed = None if marks[0] is None else _joined(marks).any(-1)
+        slots = np.tile(self._row_slots, len(done) // len(self._row_slots))
+        steps = np.arange(len(done)) // (self._slots if self._dims else 1) + 1
+        at = before + steps * (time.perf_counter() - start) / steps[-1]
+        rows = np.flatnonzero(done)
+        rows = rows[np.argsort(slots[rows], kind="stable")]
+        stamps = sorted((slot, now) for now, ended in self.stamps for slot in ended)
+        if [slot for slot, _ in stamps] == slots[rows].tolist():
+            at[rows] = [before + now - start for _, now in stamps]
+        return means, RowEnds(slots, done, failed, bool(self._ended), self._dims, at)
+
+    @property
+    def slots_and_seconds(self) -> tuple[Ints, Floats]:
+        """Of whole episodes in the order in which they started, ``[E]`` each."""
+        order = sorted(self._ended, key=lambda piece: piece.start.index)
+        slots = np.array([piece.slot for piece in order], np.int64)
+        return slots, np.array([piece.seconds for piece in order], np.float64)
+
+
+def rows_of(entry: torch.Tensor, dims: int) -> torch.Tensor:
+    """``[F, features]`` of an entry ``[*N, T, *feature]`` with so many dims of slots."""
+    return entry.movedim(dims, 0).reshape(entry.shape[: dims + 1].numel(), -1)
+
+
+def _joined(parts: Sequence[torch.Tensor]) -> Any:
+    """Rows ``[F, features]`` of several parts as an array.
+
+    Features that a part has less than others are zero: those of actions cut short by an end.
+    """
+    most = max(part.shape[1] for part in parts)
+    padded = [pad(p, (0, most - p.shape[1])) if p.shape[1] < most else p for p in parts]
+    rows = torch.cat(padded) if len(padded) > 1 else padded[0]
+    return rows.detach().cpu().numpy()
+
+
+def slots_of(index: Any, batch_size: torch.Size) -> Bools:
+    """The slots of an index ``[N]``, as TorchRL's ``reset()`` reads it."""
+    marked = torch.zeros((*batch_size, 1), dtype=torch.bool)
+    marked[index] = True
+    return cast(Bools, marked.reshape(-1).numpy())
+
+
+def averaged(values: Any) -> Floats:
+    """The mean over the features of ``[F, features]``."""
+    if values.shape[-1] == 1:
+        return values[..., 0].astype(np.float64)
+    return values.mean(-1, dtype=np.float64)
+
+
+class Monitor:
+    """Keeps a collector's statistics, and calls its hooks.
+
+    Attributes:
+        stats: ``collector.stats``.
+        collected: whether anything was collected since all slots were reset.
+    """
+
+    def __init__(self, statistics: bool, window: int, timers: bool, watch: Watch | None = None):
+        check.positive_int(stats_window=window)
+        if timers and not statistics:
+            raise ValueError(
+                "expected statistics=True with timers=True, got statistics=False: they are part "
+                "of collector.stats; leave one of the two out"
+            )
+        self.stats = Statistics(window, statistics, self._counters)
+        self._timers = timers
+        self._watch = watch
+        self._step_watch = watch if watch is not None and watch.steps else None
+        self._collector: Callable[[], Any] = lambda: None
+        self._ended: float | None = None
+        self._unshaped: RowEnds | None = None
+        self._restarts = 0
+        self.collected = False
+
+    def attach(self, collector: TorchRLCollector) -> None:
+        """Attach to the collector, once it is made. It is not kept alive."""
+        self._collector = weakref.ref(collector)
+        self._batch_size = collector.env.batch_size
+        names = sorted(map(entry_path, collector.env.reward_keys))
+        slots = self._batch_size.numel()
+        rewards = collector.env.full_reward_spec[collector.env.reward_keys[0]].shape.numel()
+        self._groups = [] if names == [keys.REWARD] and rewards == slots else names
+        self._tallies = [Tally(slots) for _ in range(2 + len(self._groups))]
+        self._tally, self._shaped, *_ = self._tallies
+        self._newly_restarted(None)
+        if self._watch is not None:
+            self._watch.attach(collector.env, self.stats)
+
+    def _counters(self) -> dict[str, Any]:
+        collector = self._collector()
+        if collector is None:
+            raise RuntimeError("the collector is gone, and its counters with it")
+        return TorchRLCollector.stats(collector)
+
+    def drop(self, index: Any = None) -> None:
+        """Drop the episodes in flight, cut short by a reset: of all slots, or of an index."""
+        slots = None if index is None else slots_of(index, self._batch_size)
+        if slots is None:
+            self.collected = False
+        for tally in self._tallies:
+            tally.drop(slots, self.stats.seconds)
+        if self._watch is not None:
+            self._watch.drop(slots)
+
+    def save_state(self) -> dict[str, Any]:
+        """Statistics, and the sums of episodes in flight, as nested arrays and numbers."""
+        return {
+            "stats": self.stats.save_state(),
+            "tallies": [vars(tally).copy() for tally in self._tallies],
+            "watch": None if self._watch is None else self._watch.save_state(),
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Load the result of :meth:`save_state`."""
+        self.stats.load_state(state["stats"])
+        for tally, values in zip(self._tallies, state["tallies"], strict=True):
+            tally.drop(None, self.stats.seconds)
+            vars(tally).update(values)
+        if self._watch is not None and state["watch"] is not None:
+            self._watch.load_state(state["watch"])
+        self._ended = self._unshaped = None
+
+    def miss(self) -> None:
+        """Leave out the episodes in flight, some of whose steps were not seen."""
+        self.stats.waiting.clear()
+        for tally in self._tallies:
+            tally.miss()
+
+    def lose(self) -> None:
+        """Discard the running sums: they belong to other episodes than those in flight."""
+        self.drop(slice(None))
+        if self.collected:
+            self.miss()
+
+    def unnoted_log(self) -> CollectionLog:
+        """A log for steps whose rows are noted later; hooks see them at once."""
+        return CollectionLog(self._batch_size, False, False, self._step_watch)
+
+    @contextmanager
+    def collection(self) -> Iterator[CollectionLog]:
+        """Keep the log of one collection, and count it at its end."""
+        log = CollectionLog(self._batch_size, self.stats.on, self._timers, self._step_watch)
+        start = time.perf_counter()
+        try:
+            yield log
+        except BaseException:
+            self.miss()
+            raise
+        finally:
+            self.collected = True
+        if self.stats.on:
+            self._count(log, start)
+        if self._watch is not None:
+            self._watch.call("collection_ended", log.batch, self.stats)
+
+    def _count(self, log: CollectionLog, start: float) -> None:
+        rewards, ends = log.rewards_and_ends(start, self.stats.seconds)
+        groups = {
+            name: ends.feed(tally, rewards[name]).returns
+            for name, tally in zip(self._groups, self._tallies[2:], strict=True)
+        }
+        episodes = ends.feed(self._tally, np.mean([*rewards.values()], 0))
+        if ends.whole:
+            slots, seconds = log.slots_and_seconds
+            episodes = episodes._replace(slots=slots, seconds=seconds)
+        if self._unshaped is not None:
+            self._shaped.miss()  # its batch was not shaped
+        self._unshaped = ends
+        between = None if self._ended is None else start - self._ended
+        now = self._ended = time.perf_counter()
+        times = (now - start, between, log.env_seconds, log.policy_seconds)
+        restarts = self._newly_restarted(ends.failed)
+        took, steps = episodes.seconds, len(ends.done)
+        self.stats.add(Collection(steps, *times, *episodes[:3], None, restarts, groups, took))
+
+    def _newly_restarted(self, failed: Bools | None) -> int:
+        """The number of envs built again since the last call."""
+        base = base_of(self._collector().env)
+        if not isinstance(base, GymnasiumEnv):  # tdcollect's envs inside of others, say
+            return 0 if failed is None else int(failed.sum())
+        before, self._restarts = self._restarts, base.restarts or 0
+        return self._restarts - before
+
+    def shaped(self, reward: torch.Tensor) -> None:
+        """Count shaped rewards of the latest collection: ``[*N, T, *feature]``, or ``[F, ...]``."""
+        if self._unshaped is None:
+            return
+        ends, self._unshaped = self._unshaped, None
+        values = averaged(rows_of(reward, ends.dims).detach().cpu().numpy())
+        values = values[: len(ends.done)]  # it may have ended early
+        self.stats.add_shaped(ends.feed(self._shaped, values).returns)
+
+
+class StatsAttribute:
+    """``collector.stats``: statistics that can be called, as the parent's method of that name."""
+
+    def __get__(self, collector: Any, owner: type) -> Any:
+        return TorchRLCollector.stats if collector is None else collector._monitor.stats
+
+
+def with_progress(batches: Iterator[Any], collector: Any) -> Iterator[Any]:
+    """The batches, while a bar shows the frames collected and the latest mean return.
+
+    The bar closes with the iteration, however that ends.
+    """
+    parent, total = CollectorState(collector), collector.total_frames
+    total = None if math.isinf(total) else total
+    with (
+        closing(batches),  # type: ignore[type-var]
+        progress_bar(total, "frames", parent.frames) as bar,
+    ):
+        for batch in batches:
+            latest = collector.stats.latest if collector.stats.on else None
+            if latest is not None and latest.return_stats is not None:
+                bar.set_postfix({"return": f"{latest.return_stats.mean:.4g}"}, refresh=False)
+            bar.update(parent.frames - bar.n)
+            yield batch
+            del batch  # or it would take memory beside the next one

@@ -1,0 +1,560 @@
+"""Running a policy at one batch size, each row with its episode's random stream; its probe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import nn
+
+from tdcollect import keys
+from tdcollect._upstream.torchrl import TorchDispatchMode, schema_of
+from tdcollect.collect.policy import Call, Policy
+from tdcollect.collect.step_dict import StepDict, is_plain, sent
+from tdcollect.evaluation.episodes.policy import Actor, Layout
+from tdcollect.keys import Key, name_of
+from tdcollect.randomness import NotReproducibleError
+
+_ALIGNMENT = 64  # bytes, of the memory that torch gives
+_AT_RESETS = (
+    "Let resets give it as the policy keeps it: in a function that makes the env, append TorchRL's "
+    "TensorDictPrimer, for gSDE gSDENoise(state_dim=..., action_dim=...); for consistent dropout, "
+    "pass input_shape= to its module"
+)
+_EXAMPLES = 8
+_CPU = torch.device("cpu")
+
+
+class Inference(Actor):
+    """Runs a policy on rows ``[N]``, in batches of a fixed size.
+
+    A matrix product rounds differently at another batch size. So slots run in groups of that size,
+    and the last group is padded. If an operation of the policy rounds a row differently at another
+    place in the batch, each slot is a group of its own, padded with copies.
+
+    The policy is a callable on TensorDicts, as a collector would call it; ``unread`` tells of an
+    entry whether nobody reads it. Each episode has one of ``streams``, by slot.
+    """
+
+    def __init__(
+        self,
+        policy: Callable[..., Any],
+        layout: Layout,
+        unread: Callable[[Key], bool] | None = None,
+    ):
+        self.policy, self._unread = policy, unread
+        self._size, self._slots, self._batched, self._device = layout
+        self._mode = DrawByRow(self._size)
+        self.streams: list[torch.Generator | None] = [None] * self._slots
+        self._program: Policy | None = None
+        # Whether each operation outside samplers draws random numbers, once known.
+        self._drawing: dict[Call, bool] = {}
+        self._group = self._size  # the number of slots that run together
+        self._on_rows = False  # whether the policy may run on the slots' rows as they are
+        self._index: dict[int, torch.Tensor] = {}  # of the slots of a group, by its first one
+
+    def start(self, slot: int, seed: int) -> None:
+        self.streams[slot] = stream(seed)
+
+    def act(self, rows: StepDict, active: Sequence[int]) -> None:
+        program, slots, streams = self._program, self._slots, self.streams
+        assert program is not None
+        if len(active) < slots:  # slots that are in flight draw nothing
+            acting = set(active)
+            streams = [s if slot in acting else None for slot, s in enumerate(streams)]
+        if self._on_rows and _lie_well(rows, program.reads_first):
+            self._mode.streams = streams
+            program(rows)
+            return
+        needed = program.reads_first if program.straight else rows.keys()
+        # What the policy needs, on its device: each entry crosses once.
+        inputs = StepDict((key, sent(rows[key], self._device)) for key in needed if key in rows)
+        joined = StepDict()
+        for first in range(0, slots, self._group):
+            stop = min(first + self._group, slots)
+            if not any(first <= slot < stop for slot in active):
+                continue
+            drawn = [*streams[first:stop], *[None] * (self._size - stop + first)]
+            outputs = self.run(self._padded(inputs, first, stop), drawn)
+            for key, value in outputs.items():
+                value = value[: stop - first] if self._batched else value[0]
+                if stop - first < slots:
+                    if key not in joined:  # other slots keep what they have
+                        joined[key] = value.new_zeros((slots, *value.shape[1:]))
+                        if key in rows and rows[key].shape == joined[key].shape:
+                            joined[key].copy_(rows[key])
+                    joined[key][first:stop] = value
+                else:
+                    joined[key] = value
+        rows.update(joined)
+
+    def _padded(self, inputs: StepDict, first: int, stop: int) -> StepDict:
+        """Return the inputs of a group of slots, the last one repeated up to the fixed size.
+
+        Memory that torch allocates: how a matrix product rounds depends on alignment and strides.
+        """
+        index = self._index.get(first)
+        if index is None:
+            slots = torch.arange(first, first + self._size).clamp(max=stop - 1)
+            index = self._index[first] = slots.to(self._device)
+        return StepDict(
+            (key, (value if self._batched else value.unsqueeze(0)).index_select(0, index))
+            for key, value in inputs.items()
+        )
+
+    def run(
+        self,
+        inputs: StepDict,
+        streams: Sequence[torch.Generator | None],
+        watching: LikeRows | None = None,
+    ) -> StepDict:
+        """Return the policy's outputs for a batch of the fixed size."""
+        program = self._program
+        assert program is not None
+        self._mode.streams = streams
+        rows = StepDict(inputs)
+        for op in program.calls:
+            draws_itself = op in program.sampling
+            if watching is not None and not draws_itself:
+                watching.follow(rows.values())
+                with watching, self._mode:
+                    op(rows)
+            elif draws_itself or not self._drawing.get(op, True):
+                op(rows)
+            else:
+                before = self._mode.draws
+                with self._mode:
+                    op(rows)
+                self._drawing.setdefault(op, self._mode.draws > before)
+        written = StepDict(
+            (key, value) for key, value in rows.items() if value is not inputs.get(key)
+        )
+        # Only dense tensors have bits to compare, and are kept.
+        self.left_out = [key for key, value in written.items() if not is_plain(value)]
+        for key in self.left_out:
+            del written[key]
+        return written
+
+    def end(self) -> None:
+        if self._program is not None:
+            self._program.check()
+
+    def probe(self, rows: StepDict, carried: list[Key]) -> tuple[StepDict, list[Key]]:
+        size = self._size
+        leads = ((k, v[:1] if self._batched else v.unsqueeze(0)) for k, v in rows.items())
+        one = StepDict((key, value.to(self._device)) for key, value in leads)
+        batch = StepDict((k, v.expand(size, *v.shape[1:]).clone()) for k, v in one.items())
+        program = self._program = Policy(
+            self.policy,
+            batch,
+            torch.Size([size]),
+            self._device,
+            unread=self._unread,
+            noise=RowNoise(self._mode),
+        )
+        probe = Probe(self.policy, self.run, batch, size)
+        first = probe.repeated()
+        alike = size == 1 or (not self._mode.picks and probe.rows_are_alike())
+        self._group = size if alike else 1
+        remembered = program.forgets(StepDict({**rows, **first}), carried)
+        probe.check_starts([key for key in remembered if key not in rows])
+        for place in {0, self._group - 1} if size > 1 else ():
+            probe.check_place(place, self._mode.picks)
+        # All slots are one group of the fixed size, on the CPU, and samplers draw.
+        self._on_rows = (
+            program.straight
+            and not any(self._drawing.values())
+            and self._device.type == "cpu"
+            and self._batched
+            and self._slots == size == self._group
+        )
+        return first, remembered
+
+
+def _lie_well(rows: StepDict, read: Iterable[Key]) -> bool:
+    """Return whether inputs lie in memory as :meth:`Inference._padded` would place them."""
+    return not any(
+        value.ndim >= 4  # whose strides say more than that they are contiguous
+        or not value.is_contiguous()
+        or value.data_ptr() % _ALIGNMENT
+        for key in read
+        if (value := rows.get(key)) is not None
+    )
+
+
+class Probe:
+    """Runs a policy on batches that are made up, and refuses it where rows are not their own.
+
+    ``batch`` has equal rows, as at the start of an episode; ``run`` gives the outputs for a batch,
+    given a random stream for each row.
+    """
+
+    def __init__(
+        self, policy: Any, run: Callable[..., StepDict], batch: StepDict, size: int
+    ) -> None:
+        self._policy, self._run = policy, run
+        self._batch, self._size = batch, size
+        self._first = StepDict()  # the outputs for the batch
+
+    def _outputs(self, batch: StepDict, seeds: Iterable[int]) -> StepDict:
+        with _unchanged_buffers(self._policy):
+            return self._run(batch, [*map(stream, seeds)])
+
+    def repeated(self) -> StepDict:
+        """Return the outputs for the batch, which must be the same twice."""
+        self._first = self._outputs(self._batch, range(self._size))
+        for key, value in self._first.items():
+            if value.shape[:1] != (self._size,):
+                raise ValueError(
+                    f"expected the policy's entry {key!r} to have a row for each row that it is "
+                    f"given, {self._size}, got one of shape {list(value.shape)}; return a tensor "
+                    "with the batch size in front"
+                )
+        check_same(
+            self._first,
+            self._outputs(self._batch, range(self._size)),
+            "gives other outputs {} for the same rows and random streams: it keeps a state that is "
+            "no entry of the TensorDict, or draws random numbers that torch does not know of; draw "
+            "from torch",
+        )
+        return self._first
+
+    def rows_are_alike(self) -> bool:
+        """Return whether equal rows give equal outputs; the answer is the same for all episodes."""
+        for seed in range(_EXAMPLES):
+            batch = StepDict()
+            for key, value in self._batch.items():
+                batch[key] = _example(key, value[:1], seed).expand_as(value).clone()
+            watching = LikeRows(self._size)
+            streams = [stream(seed) for _ in range(self._size)]
+            try:
+                with _unchanged_buffers(self._policy):
+                    self._run(batch, streams, watching)
+            except NotReproducibleError:
+                raise
+            except Exception:  # it refuses made-up rows: nothing is known of them
+                return False
+            if watching.unlike:
+                return False
+        return True
+
+    def check_starts(self, lacking: Sequence[Key]) -> None:
+        if not lacking:
+            return
+        self._batch.update((key, torch.zeros_like(self._first[key])) for key in lacking)
+        read = [key for key in lacking if key in getattr(self._policy, "in_keys", ())]
+        check_same(
+            self._first,
+            StepDict({**self._batch, **self._outputs(self._batch, range(self._size))}),
+            f"gives other outputs {{}} where {read or lacking} is zero, as where an episode "
+            f"starts, than where the env does not give it. {_AT_RESETS}",
+        )
+
+    def check_place(self, place: int, starting: bool) -> None:
+        """Refuse a policy that acts otherwise in a row whose neighbours differ.
+
+        With ``starting``, all rows begin an episode.
+        """
+        first, size = self._first, self._size
+        others = StepDict((k, unlike(k, v, starting)) for k, v in self._batch.items())
+        for key, value in self._batch.items():
+            others[key][place] = value[place]
+        seeds = [0 if row == place else size + row for row in range(size)]
+        try:
+            alone = {**others, **self._outputs(others, seeds)}
+        except RuntimeError as error:
+            batch = self._batch
+            if changed := [k for k in first if k in batch and first[k].shape != batch[k].shape]:
+                raise ValueError(
+                    f"expected a policy that leaves {changed} of the shape that the env gives, "
+                    f"{[list(batch[key].shape[1:]) for key in changed]}, got one that changes it "
+                    f"to {[list(first[key].shape[1:]) for key in changed]}. {_AT_RESETS}"
+                ) from error
+            raise
+        check_same(
+            StepDict((key, value[0]) for key, value in first.items()),
+            StepDict((key, alone[key][place]) for key in first),
+            "gives a row other outputs {} where the rest of the batch differs, or at another "
+            "place in it: it couples rows, as batch norm in training mode or noise on the "
+            "weights does; run it in eval mode (eval_mode=True), or remove what mixes rows",
+        )
+
+
+class LikeRows(TorchDispatchMode):
+    """Watches a policy on a batch of equal rows: all that it computes must have equal rows."""
+
+    def __init__(self, rows: int):
+        super().__init__()
+        self.unlike = False
+        self._rows = rows
+        self._kept: list[torch.Tensor] = []  # alive, so that no other tensor takes over the storage
+        self._of_batch: set[int] = set()
+
+    def follow(self, values: Iterable[torch.Tensor]) -> None:
+        for value in values:
+            self._kept.append(value)
+            self._of_batch.add(_place(value))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        read = set(map(_place, _tensors(*args, *kwargs.values())))
+        if not read.isdisjoint(self._of_batch):
+            # Weights that an operation hands back are no rows, unless it has written to them.
+            written = any(a.alias_info and a.alias_info.is_write for a in schema_of(func).arguments)
+            handed_back = set() if written else read - self._of_batch
+            computed = [value for value in _tensors(result) if _place(value) not in handed_back]
+            self.follow(computed)
+            for value in computed:
+                if "empty" in schema_of(func).name:  # which returns memory as it is
+                    continue
+                if value.ndim > 0 and value.numel() > 0 and len(value) % self._rows == 0:
+                    apart = value.flatten().view(torch.uint8).view(self._rows, -1)
+                    self.unlike |= not torch.equal(apart, apart[:1].expand_as(apart))
+        return result
+
+
+def _place(value: torch.Tensor) -> int:
+    return value.untyped_storage().data_ptr()
+
+
+def _example(key: Key, like: torch.Tensor, seed: int) -> torch.Tensor:
+    """Return values for an entry, of the given shape and dtype; the same in every evaluation."""
+    generator = torch.Generator().manual_seed(seed)
+    if like.dtype == torch.bool:
+        # In the middle of an episode, with nothing masked.
+        drawn = torch.full(like.shape, float(name_of(key) not in (*keys.FLAGS, keys.IS_INIT)))
+    elif like.is_floating_point():
+        drawn = torch.randn(like.shape, generator=generator)
+    else:
+        most = 256 if like.dtype == torch.uint8 else 2
+        drawn = torch.randint(0, most, like.shape, generator=generator)
+    return drawn.to(dtype=like.dtype, device=like.device)
+
+
+@contextmanager
+def _unchanged_buffers(policy: Any) -> Iterator[None]:
+    """Refuse a policy that changes its buffers meanwhile, and set them back."""
+    buffers = dict(policy.named_buffers()) if isinstance(policy, nn.Module) else {}
+    before = {name: value.clone() for name, value in buffers.items()}
+    changed = []
+    try:
+        yield
+    finally:
+        for name, value in buffers.items():
+            if _bits(value) != _bits(before[name]):
+                changed.append(name)
+                value.copy_(before[name])
+    if changed:
+        raise NotReproducibleError(
+            f"the policy changes its own buffers {changed} as it runs, so that an episode would "
+            "depend on those before it (batch norm in training mode, say); run it in eval mode "
+            "(eval_mode=True), or freeze what it keeps"
+        )
+
+
+def unlike(key: Key, value: torch.Tensor, starting: bool = False) -> torch.Tensor:
+    """Return an entry that differs in every element, with values that a policy may find there.
+
+    The flags stay: a policy sees no row whose episode has ended. So does ``is_init`` if all rows
+    are ``starting``.
+    """
+    if name_of(key) in (*keys.FLAGS, *[keys.IS_INIT] * starting):
+        return value.clone()
+    if value.dtype == torch.bool:
+        return ~value
+    if value.is_floating_point():
+        return value * 0.5 + 0.25
+    return torch.where(value > 0, value - 1, value + 1)
+
+
+def check_same(first: StepDict, other: StepDict, why: str) -> None:
+    """Refuse a policy whose outputs differ in rows that should be equal."""
+    differing = [key for key in first if _bits(first[key]) != _bits(other[key])]
+    if differing:
+        raise NotReproducibleError("the policy " + why.format(differing))
+
+
+def _tensors(*values: Any) -> list[torch.Tensor]:
+    """Return the tensors among an operation's arguments or results, in lists and tuples, too."""
+    tensors: list[torch.Tensor] = []
+    for value in values:
+        tensors += filter(torch.is_tensor, value if isinstance(value, (list, tuple)) else [value])
+    return tensors
+
+
+def _bits(value: torch.Tensor) -> bytes:
+    return value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+
+# --- random numbers: each row draws from the stream of its own episode
+
+
+def stream(seed: int) -> torch.Generator:
+    """Return a generator for one episode, from a seed in ``[0, 2**64)``."""
+    return torch.Generator().manual_seed(seed)
+
+
+class RowNoise:
+    """Draws for the samplers of a policy, each row from its own stream; a ``Noise``."""
+
+    def __init__(self, by_row: DrawByRow):
+        self._by_row = by_row
+        # Draws, and their rows: each is written over the one before, which no sampler keeps.
+        self._memory: dict[Any, tuple[torch.Tensor, Sequence[torch.Tensor]]] = {}
+
+    def exponential(self, like: torch.Tensor) -> torch.Tensor:
+        return self._drawn(like, torch.Tensor.exponential_)
+
+    def standard_normal(self, like: torch.Tensor) -> torch.Tensor:
+        return self._drawn(like, torch.Tensor.normal_)
+
+    def _drawn(self, like: torch.Tensor, draw: Any) -> torch.Tensor:
+        key = (draw, like.shape, like.stride(), like.dtype)
+        if (memory := self._memory.get(key)) is None:
+            layout = torch.contiguous_format if draw is torch.Tensor.normal_ else None
+            values = torch.ones_like(like, device=_CPU, memory_format=layout)
+            memory = self._memory[key] = values, values.unbind(0)
+        for row, generator in zip(memory[1], self._by_row.streams, strict=True):
+            if generator is not None:
+                draw(row, generator=generator)
+        return memory[0] if like.is_cpu else sent(memory[0], like.device)
+
+
+class DrawByRow(TorchDispatchMode):
+    """Runs random operations row by row, each with one of ``streams``; None for no episode.
+
+    Attributes:
+        draws: the number of random operations.
+        picks: True once rows were picked by their values: how many then depends on the batch.
+    """
+
+    def __init__(self, rows: int):
+        super().__init__()
+        self.streams: Sequence[torch.Generator | None] = [None] * rows
+        self.draws, self.picks = 0, False
+        self._unused = stream(0)  # for rows of no episode
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not draws(func, args, kwargs):
+            if torch.Tag.dynamic_output_shape in func.tags:
+                by_number = func is torch.ops.aten.index.Tensor
+                self.picks |= not by_number or getattr(args[1][0], "dtype", None) == torch.bool
+            return func(*args, **kwargs)
+        self.draws += 1
+        schema = schema_of(func)
+        arguments = _by_name(schema, args, kwargs)
+        tensor = next((v for v in arguments.values() if isinstance(v, torch.Tensor)), None)
+        home = torch.device(arguments.get("device") or _CPU) if tensor is None else tensor.device
+        on_cpu = arguments if home == _CPU else _on_cpu(schema, arguments)
+        split = self._split(func, on_cpu)
+        takes_generator = "generator" in arguments
+        results = []
+        for row, own in enumerate(self.streams):
+            generator = own or self._unused
+            of_row = {**on_cpu, **{name: parts[row] for name, parts in split.items()}}
+            if takes_generator:
+                of_row["generator"] = generator
+            results.append(_call(func, of_row, None if takes_generator else generator))
+        written = [a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write]
+        if written:
+            for name in written if home != _CPU else ():
+                arguments[name].copy_(sent(on_cpu[name], home))
+            return arguments[written[0]]
+        if isinstance(results[0], tuple):
+            return tuple(sent(_joined(parts), home) for parts in zip(*results, strict=True))
+        return sent(_joined(results), home)
+
+    def _split(self, func: Any, arguments: dict[str, Any]) -> dict[str, list[Any]]:
+        """Split the arguments that have the batch as their first dimension into rows.
+
+        A multiple of the batch size is a batch that was flattened, several elements per row.
+        """
+        rows = len(self.streams)
+        if rows == 1:  # all is of this row
+            return {}
+        tensors = {n: v for n, v in arguments.items() if isinstance(v, torch.Tensor)}
+        most = max((value.ndim for value in tensors.values()), default=0)
+        split: dict[str, list[Any]] = {
+            name: list(value.split(len(value) // rows))
+            for name, value in tensors.items()
+            if value.ndim == most > 0 and len(value) > 0 and len(value) % rows == 0
+        }
+        size = arguments.get("size")
+        if size and size[0] and size[0] % rows == 0:
+            split["size"] = [[size[0] // rows, *size[1:]]] * rows
+        if not split:
+            shapes = [list(value.shape) for value in tensors.values()]
+            shape = list(size) if size is not None else next(iter(shapes), "unknown")
+            raise NotReproducibleError(
+                f"the policy draws random numbers of shape {shape} ({func}), which cannot be "
+                f"assigned to rows: expected a batch of {rows} rows in front, one per episode. "
+                "Draw for each row of the observations, or evaluate a policy without this draw"
+            )
+        return split
+
+
+# The ends of names of operations that have the tag of random ones, and draw nothing.
+_DRAWS_NEVER = ("backward", "sdp_choice", "softmax_with_shape", "no_dropout_inplace")
+
+
+def draws(
+    func: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = MappingProxyType({})
+) -> bool:
+    """Return whether a call of an operation draws random numbers, as its tag alone does not say.
+
+    Recurrent layers, attention and dropout draw in training alone, at a dropout that is not zero.
+    """
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    schema = schema_of(func)
+    values = _by_name(schema, args, kwargs)
+    if values.get("train", values.get("training")) is False or schema.name.endswith(_DRAWS_NEVER):
+        return False
+    names = ["dropout", "dropout_p", *["p"] * ("dropout" in schema.name)]
+    rates = [values[name] for name in names if name in values]
+    return not rates or any(rates)
+
+
+def _by_name(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    values = {argument.name: argument.default_value for argument in schema.arguments}
+    return {**values, **dict(zip(values, args, strict=False)), **kwargs}
+
+
+def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Join the rows; a single one may have no dimensions."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def _call(func: Any, arguments: dict[str, Any], generator: torch.Generator | None) -> Any:
+    if generator is None:
+        return func(**arguments)
+    # The operation takes no generator: set the default one to this one's state meanwhile.
+    default = torch.default_generator
+    before = default.get_state()
+    default.set_state(generator.get_state())
+    try:
+        return func(**arguments)
+    finally:
+        generator.set_state(default.get_state())
+        default.set_state(before)
+
+
+def _on_cpu(schema: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    tensors = [name for name, value in arguments.items() if isinstance(value, torch.Tensor)]
+    fills = len(tensors) == 1 and any(
+        a.name == tensors[0] and a.alias_info and a.alias_info.is_write for a in schema.arguments
+    )
+    # Values that the operation does not read stay where they are: bringing them would wait.
+    unread = fills or schema.name.endswith("like")
+    moved: dict[str, Any] = {
+        name: torch.empty_like(arguments[name], device=_CPU) if unread else arguments[name].cpu()
+        for name in tensors
+    }
+    if arguments.get("device") is not None:
+        moved["device"] = _CPU
+    return {**arguments, **moved}

@@ -1,0 +1,6 @@
+"""Fixtures of the lab's tests: a small suite's folder, small reports, commands that are typed."""
+
+from ..evaluation.conftest import here, typed
+from .parts import folder, small_reports
+
+__all__ = ["folder", "here", "small_reports", "typed"]

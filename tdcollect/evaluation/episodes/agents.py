@@ -20,8 +20,7 @@ from tdcollect.envs.process.values import Array
 from tdcollect.envs.spaces import key_of
 from tdcollect.envs.traits import base_of
 from tdcollect.envs.wrapper import GymnasiumEnv
-from tdcollect.evaluation.episodes.draws import DrawByRow, stream
-from tdcollect.evaluation.episodes.inference import check_same, unlike
+from tdcollect.evaluation.episodes.inference import DrawByRow, check_same, stream, unlike
 from tdcollect.evaluation.episodes.policy import Actor, Layout
 from tdcollect.keys import Key
 from tdcollect.policies import AgentPolicy, SpacePolicy, parts_of

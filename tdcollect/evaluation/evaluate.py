@@ -637,7 +637,7 @@ class Recording:
         if directory is not None:
             # First, as a full disk may have room for it alone; a run that is finished has its note.
             if self.left or not (self._was_finished or (directory.path / RUN).exists()):
-                part = {} if self._shard is None else {"shard": self._shard}
+                part: dict[str, Any] = {} if self._shard is None else {"shard": self._shard}
                 part |= {} if self._request is None else {REQUEST: self._request.names()}
                 directory.note_run(self._started, len(self.left), {**about, **part})
             finish(directory, result, self.recheck)

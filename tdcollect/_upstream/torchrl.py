@@ -122,7 +122,6 @@ def skipped_step(env: EnvBase, entries: TensorDictBase) -> TensorDictBase:
 # ------------------------------------------------------------------------ GymWrapper, batched envs
 
 GymEnvMeta: Any = type(GymEnv)
-ParallelEnvMeta: Any = type(ParallelEnv)
 
 is_categorical: Callable[[GymWrapper], bool] = attrgetter("_categorical_action_encoding")
 converts_actions: Callable[[GymWrapper], bool] = attrgetter("_convert_actions_to_numpy")

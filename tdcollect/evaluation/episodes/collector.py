@@ -387,7 +387,7 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             if isinstance(self.base, GymnasiumEnv):
                 what, how = f"the backend {self.base.backend_name!r}", "use backend='serial'"
             raise ValueError(
-                f"expected fresh_envs=None or False: {what} cannot build single slots anew; {how}"
+                f"expected fresh_envs=None or False: {what} cannot build single slots again; {how}"
             )
 
     def _check_options(self) -> None:

@@ -276,8 +276,8 @@ class Runner:
         collector = self._collector
         if self.first_states is not None:
             self.first_states.restore()
-        if (asked := collector.reset_options) is not None:
-            asked.start(len(asked.begun))
+        if (options := collector.reset_options) is not None:
+            options.start(len(options.begun))
         following = TorchRLCollector.set_seed(collector, seed, static_seed=static_seed)
         return following, early_seeds(base_of(collector.env), seed, static_seed)
 
@@ -307,13 +307,13 @@ class Runner:
             return self.explained
         collector, plan = self._collector, self.plan(iterating=True)
         with set_exploration_type(collector.exploration_type):
-            given = StepDict() if self.stacked_lazily else flat(self._parent.carrier)
-            policy = self.lower(given, checked=plan.env is None)
+            step = StepDict() if self.stacked_lazily else flat(self._parent.carrier)
+            policy = self.lower(step, checked=plan.env is None)
             if self._ignores_masks:
                 ((what, how),) = policy.described
                 policy.described = [(what, f"{how}; action masks are ignored, as in TorchRL")]
             if plan.env is not None and self._parent.acts_randomly():
-                ((what, how),) = self.lower(given, policy=self._random).described
+                ((what, how),) = self.lower(step, policy=self._random).described
                 policy.described.insert(0, (f"{what}, until init_random_frames", how))
         parts = [*self._own_loops(), *_parts_of(collector.env, plan), *self._moved_by_others()]
         parts += [
@@ -354,9 +354,9 @@ class Runner:
         if collector.reset_at_each_iter:
             self._parent.carrier.update(collector.env.reset())
             self._parent.start_new_trajectories()
-        asked = collector.frames_asked if collector.by_arrival else collector.frames_per_batch
+        frames = collector.frames_asked if collector.by_arrival else collector.frames_per_batch
         with set_exploration_type(collector.exploration_type):
-            batch = self._on_arrays(plan, int(asked), log, random)
+            batch = self._on_arrays(plan, int(frames), log, random)
         if batch is None:
             self.owns_batch = False
             warn_of_lost(self._parent, self._not_tensors)
@@ -447,10 +447,10 @@ class Runner:
     def _warn_of_statistics(self, env: ArrayEnv) -> None:
         """Warn of statistics that slots take part in while they wait for the last episodes."""
         right = {part.label for part in env.parts if isinstance(part, Norm)}
-        given = [
+        keeping = [
             type(t).__name__ for t in all_transforms_of(env.transformed) if keeps_statistics(t)
         ]
-        if (odd := sorted(set(given) - right)) and env.batch_size.numel() > 1:
+        if (odd := sorted(set(keeping) - right)) and env.batch_size.numel() > 1:
             self._warn_once(
                 f"{', '.join(odd)} also count the rows of slots that wait for the last episodes, "
                 "which are in no batch: freeze statistics before collect(episodes=...)"

@@ -117,10 +117,10 @@ class _PolicyOnSteps:
                     return self._policy(tensordict)
                 except KeyError as error:
                     raise missing_entries(self._policy, step) or error from error
-        given = dict(step)
+        before = dict(step)
         self._lowered(step)
         for key, value in step.items():
-            if given.get(key) is not value:
+            if before.get(key) is not value:
                 tensordict.set(key, value)
                 if not is_plain(value):  # the next steps could not have it
                     self._as_it_is = True

@@ -339,7 +339,7 @@ def test_scores_of_a_whole_batch(
     size, generator = torch.Size(slots), torch.Generator().manual_seed(len(shape))
     module = probabilistic(SafeProbabilisticModule, kind, names, True, **kwargs)
     monkeypatch.setattr(samplers, "_STEPS", 8)
-    monkeypatch.setattr(samplers, "_SCORED_ALIKE", cases := {})
+    monkeypatch.setattr(samplers.Sampler, "_agreeing", cases := {})
 
     def parameters() -> TensorDict:
         loc, scale = 4 * torch.randn(2, *shape, generator=generator, dtype=torch.float64)
@@ -417,8 +417,8 @@ def scores_at_once(**options: Any) -> bool:
         patch.setattr("tdcollect.collect.run.Policy", Watched)
         patch.setattr("tdcollect.evaluation.episodes.inference.Policy", Watched)
         run_scored(**options)
-    scored = made[-1]._scored
-    return scored is None or scored[1] not in made[-1].calls
+    unscored = made[-1]._unscored
+    return unscored is None or unscored.call not in made[-1].calls
 
 
 def scored_actor(env: EnvBase, after: Any = None) -> Any:

@@ -2,7 +2,7 @@
 
     python benchmarks/curve_intervals.py
 
-Prints the table of docs/evaluating.md, section "Over several training runs"; the same versions give
+Prints the table of docs/beside-training.md, section "Over several training runs"; the same versions give
 the same table.
 """
 

@@ -158,7 +158,7 @@ class BatchEnv(opening.SlotEnvs):
         begun = self.begin(first, starting, [0])
         if alike(after(StepDict({**start, **begun})), first) and not alike(first, second):
             raise ValueError(
-                f"expected episodes_per_slot=1 for {self.name}, which starts all of its slots anew "
+                f"expected episodes_per_slot=1 for {self.name}, which starts all its slots again "
                 "where one is to start: each gives the first episode of each batch"
             )
 

@@ -157,7 +157,8 @@ class Inference(Actor):
         )
         probe = Probe(self.policy, self.run, batch, size)
         first = probe.repeated()
-        alike = size == 1 or (not self._mode.picks and probe.rows_are_alike())
+        with _unchanged_buffers(self.policy):
+            alike = size == 1 or (not self._mode.picks and probe.rows_are_alike())
         self._group = size if alike else 1
         remembered = program.forgets(StepDict({**rows, **first}), carried)
         probe.check_starts([key for key in remembered if key not in rows])
@@ -231,8 +232,7 @@ class Probe:
             watching = LikeRows(self._size)
             streams = [stream(seed) for _ in range(self._size)]
             try:
-                with _unchanged_buffers(self._policy):
-                    self._run(batch, streams, watching)
+                self._run(batch, streams, watching)
             except NotReproducibleError:
                 raise
             except Exception:  # it refuses made-up rows: nothing is known of them

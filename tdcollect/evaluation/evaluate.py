@@ -463,8 +463,10 @@ class Recording:
         That envs are used again is not noted: after an interruption, too few episodes may be left
         to find out, and the files are to be those of one run.
         """
-        if self.directory is not None and not self.directory.begun:
-            return  # what is there may be of another env; later rounds tell it again
+        if self.directory is not None:
+            if not self.directory.begun:
+                return  # what is there may be of another env; later rounds tell it again
+            self.directory.is_tried |= FRESH_ENVS in entries
         entries = {name: value for name, value in entries.items() if value}
         if any(self._known.get(name) != value for name, value in entries.items()):
             if self.directory is not None:
@@ -635,7 +637,7 @@ class Recording:
         if directory is not None:
             # First, as a full disk may have room for it alone; a run that is finished has its note.
             if self.left or not (self._was_finished or (directory.path / RUN).exists()):
-                part = {} if self._shard is None else {"shard": self._shard}
+                part: dict[str, Any] = {} if self._shard is None else {"shard": self._shard}
                 part |= {} if self._request is None else {REQUEST: self._request.names()}
                 directory.note_run(self._started, len(self.left), {**about, **part})
             finish(directory, result, self.recheck)

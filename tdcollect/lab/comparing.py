@@ -159,8 +159,7 @@ def plan(
     """
     from tdcollect.lab.planning import plan as of_evaluations
     from tdcollect.lab.planning import plan_suite
-    from tdcollect.lab.results import is_suite
-    from tdcollect.lab.suite import results_of
+    from tdcollect.lab.results import is_suite, results_of
 
     if is_suite(pilot[0]):
         if len(pilot) > 1 or on != "return" or correlation is not None:

@@ -20,7 +20,7 @@ from tdcollect.evaluation.statistics import Interval, Values
 from tdcollect.lab.aggregates import LABELS, RESAMPLES, Estimate
 
 # The coverage of 95% intervals from few runs, in percent, lowest and highest of the simulations in
-# docs/evaluating.md. Suites do better: there each run has a score on each of several tasks.
+# docs/beside-training.md. Suites do better: there each run has a score on each of several tasks.
 COVERAGE = {2: (47, 51), 3: (71, 75), 4: (84, 87), 5: (84, 90)}
 
 

@@ -9,8 +9,7 @@ from tdcollect.evaluation import ledger, statistics
 from tdcollect.evaluation.ledger import Problem
 from tdcollect.evaluation.verification import Kind
 from tdcollect.lab import race
-from tdcollect.lab.results import is_suite
-from tdcollect.lab.suite import cells_of, results_of
+from tdcollect.lab.results import cells_of, is_suite, results_of
 
 
 def _check_race(root: Path) -> Iterator[Problem]:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from tdcollect import check
 from tdcollect.display import number_text, visible
@@ -19,12 +19,10 @@ from tdcollect.evaluation.npz import dump
 from tdcollect.evaluation.statistics import ends
 from tdcollect.files import locked, remove, write_atomically, write_json
 from tdcollect.lab.aggregates import LABELS, Aggregates
+from tdcollect.lab.definition import Definition
 from tdcollect.lab.pages.suite import suite_page
 from tdcollect.lab.results import WAIT, SuiteResults, note_report, read_results
 from tdcollect.pages.build import REPORT
-
-if TYPE_CHECKING:
-    from tdcollect.lab.suite import Suite
 
 FILES = ("scores.npz", "scores.json", "leaderboard.csv", "leaderboard.md")
 """The files that are there if there is something to write into them."""
@@ -32,7 +30,7 @@ FILES = ("scores.npz", "scores.json", "leaderboard.csv", "leaderboard.md")
 _MARKDOWN = re.compile(r"([\\`*_\[\]<>|~#&$])")
 
 
-def report_on(suite: Suite, directory: Path) -> SuiteResults:
+def report_on(suite: Definition, directory: Path) -> SuiteResults:
     """Read the results that a directory holds, and write the report on them.
 
     Of several processes that end at the same time, the last one to write has read all results.

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,10 +20,8 @@ from tdcollect.evaluation.ledger import SUITE, leaf_differences, manifest_entry,
 from tdcollect.evaluation.statistics import Interval, ends, exact_mean, generator, mean_interval
 from tdcollect.files import check_output, locked, write_json
 from tdcollect.lab.aggregates import Aggregates, aggregate
+from tdcollect.lab.definition import EVALUATIONS, Definition, SuiteCell
 from tdcollect.lab.tables import HEAD, RANDOM, REPORT, Policy, Task
-
-if TYPE_CHECKING:
-    from tdcollect.lab.suite import Cell, Suite
 
 FORMAT = 1
 FINISHED, UNFINISHED, MISSING, FAILED = "finished", "unfinished", "missing", "failed"
@@ -272,7 +270,7 @@ class SuiteResults:
         return "\n".join([above, own] if above else [own])
 
 
-def read_results(suite: Suite, directory: Path) -> SuiteResults:
+def read_results(suite: Definition, directory: Path) -> SuiteResults:
     """Read the results of a suite; what others wrote is read as data.
 
     Raises:
@@ -312,7 +310,7 @@ def read_results(suite: Suite, directory: Path) -> SuiteResults:
     return replace(results, remarks=(*_remarks(suite, results), *_differing(manifests)))
 
 
-def state_of(cell: Cell, directory: Path) -> tuple[str, int]:
+def state_of(cell: SuiteCell, directory: Path) -> tuple[str, int]:
     """Return the status of an evaluation, and the number of its episodes so far."""
     root = directory / cell.path
     if ledger.refusal_of(root) is not None:
@@ -325,7 +323,7 @@ def state_of(cell: Cell, directory: Path) -> tuple[str, int]:
 
 
 def _read_cell(
-    cell: Cell, directory: Path, suite: Suite, manifests: dict[str, dict[str, Any]]
+    cell: SuiteCell, directory: Path, suite: Definition, manifests: dict[str, dict[str, Any]]
 ) -> CellResult:
     """Read an evaluation, and put its manifest with the others if it is finished."""
     names = (cell.task.name, cell.policy.name, cell.run, cell.path.as_posix())
@@ -379,7 +377,9 @@ def _mean(given: Sequence[float | None]) -> float | None:
     return exact_mean(values) if len(values) and np.isfinite(values).all() else None
 
 
-def _range(task: Task, suite: Suite, cells: Sequence[CellResult]) -> tuple[float, float] | None:
+def _range(
+    task: Task, suite: Definition, cells: Sequence[CellResult]
+) -> tuple[float, float] | None:
     """Return the returns of a task that score 0 and 1; None if they are not known."""
     if task.score is None:
         return None
@@ -400,7 +400,7 @@ def _scored(cell: CellResult, ends: tuple[float, float] | None) -> CellResult:
     return replace(cell, score=(cell.mean - low) / (high - low))
 
 
-def _remarks(suite: Suite, results: SuiteResults) -> Iterator[str]:
+def _remarks(suite: Definition, results: SuiteResults) -> Iterator[str]:
     if suite.whole is not None:
         yield (
             f"Limited to {suite.episodes} of the {suite.whole} episodes of each evaluation: a "
@@ -449,7 +449,7 @@ def _differing(manifests: Mapping[str, Mapping[str, Any]]) -> list[str]:
 # The directory
 
 
-def check_files(cells: Sequence[Cell]) -> None:
+def check_files(cells: Sequence[SuiteCell]) -> None:
     """Refuse cells whose files are missing, naming them."""
     missing = [f"{path} of {cell.name}" for cell in cells for path in cell.missing.values()]
     if missing:
@@ -487,7 +487,7 @@ def read_folder(path: Path) -> dict[str, Any]:
     return found
 
 
-def described_cells(suite: Suite, cells: Sequence[Cell]) -> dict[str, Any]:
+def described_cells(suite: Definition, cells: Sequence[SuiteCell]) -> dict[str, Any]:
     """Return what decides the episodes of some cells; this reads their checkpoints."""
     digest = cache(ledger.sha256)
     described: dict[str, Any] = {"format": FORMAT, "tasks": {}, "policies": {}, "files": {}}
@@ -505,7 +505,7 @@ def _plain(value: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def note_report(path: Path, suite: Suite) -> None:
+def note_report(path: Path, suite: Definition) -> None:
     """Write what decides the report, and no episode, in place of what did before."""
     tasks = {
         task.name: _some({"score": task.score and asdict(task.score), "group": task.group})
@@ -563,3 +563,64 @@ def read_error(root: Path) -> str:
     """Return why an evaluation could not run; empty if it could, or has not been tried."""
     file = error_beside(root)
     return str(ledger.read_object(file).get("reason")) if file.exists() else ""
+
+
+def results_of(directory: Path, may_be_stale: bool = True) -> SuiteResults:
+    """Read the results of a suite from its directory alone, and compare them with its last report.
+
+    ``may_be_stale`` compares nothing with a report that evaluations have begun or ended since.
+
+    Raises:
+        FileNotFoundError: if there is no report.
+        ValueError: for files that a suite did not write, or that were altered.
+    """
+    file = directory / ledger.RESULTS
+    if not file.is_file():
+        raise FileNotFoundError("no report yet")
+    given, decided = ledger.read_object(file), read_folder(directory)
+    try:
+        cells = {f"{cell['task']}/{cell['policy']}/{cell['run']}": cell for cell in given["cells"]}
+        suite = _suite(given["cells"], decided)
+        if lost := decided["files"].keys() - cells.keys():
+            raise ValueError(f"it lacks {min(lost)}")
+        states = [(cell["status"], cell["episodes"]) for cell in cells.values()]
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        raise ValueError(
+            f"expected {file} as `tdcollect suite report` writes it, got something else "
+            f"({type(error).__name__}: {error}); write the report again"
+        ) from error
+    found = read_results(suite, directory)
+    if may_be_stale and states != [(cell.status, cell.episodes) for cell in found.cells]:
+        return found
+    for name, value in json.loads(json.dumps(found.to_dict())).items():
+        if not statistics.alike(value, given.get(name)):
+            raise ValueError(
+                f"{file}: its {name} are not what {SUITE} and the evaluations give: one of them "
+                "was altered; `tdcollect suite report` writes it anew"
+            )
+    return found
+
+
+def _suite(cells: Sequence[Mapping[str, Any]], decided: Mapping[str, Any]) -> Definition:
+    """Return the suite as its directory has it; only the policies' files are not known."""
+    told = decided.get("report", {})
+    others = told.get("others", {})
+    tasks, policies = ({**others.get(kind, {}), **decided[kind]} for kind in ("tasks", "policies"))
+    runs: dict[str, list[str]] = {}
+    for cell in cells:  # tasks in their order, and the runs of policies in theirs
+        of = runs.setdefault(cell["policy"], [])
+        of += [] if cell["run"] in of else [cell["run"]]
+    return Definition(
+        **{name: decided[name] for name in HEAD},
+        tasks=tuple(
+            Task(name, **tasks[name], **told.get("tasks", {}).get(name, {}))
+            for name in dict.fromkeys(cell["task"] for cell in cells)
+        ),
+        policies=tuple(Policy(name, runs=of, **policies[name]) for name, of in runs.items()),
+        **told.get("settings", {}),
+    )
+
+
+def cells_of(directory: Path) -> list[Path]:
+    """Return the directories of the evaluations that a suite has begun."""
+    return [directory / EVALUATIONS / name for name in sorted(read_folder(directory)["files"])]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchrl.envs import EnvBase
 
@@ -26,19 +26,17 @@ from tdcollect.evaluation.workers.local import Workers, as_workers
 from tdcollect.evaluation.workers.worker import Job
 from tdcollect.files import check_no_links, remove, write_json
 from tdcollect.lab import results
+from tdcollect.lab.definition import Definition, SuiteCell
 from tdcollect.lab.report import report_on
 from tdcollect.progress import line_above, progress_bar, warn
-
-if TYPE_CHECKING:
-    from tdcollect.lab.suite import Cell, Suite
 
 _MOST_STEPS = 200  # of an episode that the doctor plays
 
 
 def run_suite(
-    suite: Suite,
+    suite: Definition,
     directory: Path,
-    cells: Sequence[Cell],
+    cells: Sequence[SuiteCell],
     *,
     workers: Workers | int | None,
     shard: tuple[int, int] | None,
@@ -110,7 +108,7 @@ def run_suite(
 
 
 def _evaluation(
-    cell: Cell,
+    cell: SuiteCell,
     settings: EvaluationSettings,
     directory: Path,
     crew: Workers | None,
@@ -138,7 +136,7 @@ def _evaluation(
     return Evaluation(make, record, how["keep_trajectories"])
 
 
-def _check_kept(directory: Path, ended: Sequence[Cell]) -> None:
+def _check_kept(directory: Path, ended: Sequence[SuiteCell]) -> None:
     """Refuse to keep data if evaluations have ended without, naming them."""
     without = [cell.name for cell in ended if not (directory / cell.path / TRAJECTORIES).is_dir()]
     if without:
@@ -204,7 +202,7 @@ class Validation:
         return one_line(self, self.suite, count_text(len(self.problems), "problem"))
 
 
-def validate(suite: Suite, cells: Sequence[Cell], progress: bool) -> Validation:
+def validate(suite: Definition, cells: Sequence[SuiteCell], progress: bool) -> Validation:
     """Look at the env of each task, and at the policy of each cell; see :meth:`Suite.validate`."""
     tasks = {f"task {cell.task.name}": cell for cell in cells}
     found: dict[str, list[str]] = {}
@@ -234,7 +232,7 @@ def validate(suite: Suite, cells: Sequence[Cell], progress: bool) -> Validation:
     return Validation(suite.name, len(cells), problems, remarks)
 
 
-def _problems_of_env(cell: Cell) -> Iterator[str]:
+def _problems_of_env(cell: SuiteCell) -> Iterator[str]:
     """Make a task's env, and have the doctor look at it."""
     env = replace(cell.request(), policy="random", transforms=[], env_state=None).made_env()
     kwargs = dict(cell.task.env_kwargs)
@@ -254,7 +252,7 @@ def _diagnosed(env: Any, kwargs: dict[str, Any]) -> list[str]:
     ]
 
 
-def _problems_of_policy(cell: Cell) -> list[str]:
+def _problems_of_policy(cell: SuiteCell) -> list[str]:
     """Make the policy with its checkpoint, and run one step of one episode."""
     settings = cell.evaluation_settings()
     env, policy = cell.request().make()
@@ -264,7 +262,7 @@ def _problems_of_policy(cell: Cell) -> list[str]:
     return []
 
 
-def _tried(look: Callable[[Cell], Iterable[str]], cell: Cell) -> list[str]:
+def _tried(look: Callable[[SuiteCell], Iterable[str]], cell: SuiteCell) -> list[str]:
     """Return the problems that a look at a cell finds; or its exception as the only one."""
     try:
         with exits_refused():

@@ -87,7 +87,11 @@ def test_the_env_of_a_file_on_a_page_fits_its_command(
     "page", [pytest.param(p, marks=[pytest.mark.slow] if p in SLOW else []) for p in PAGES]
 )
 def test_snippets_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    needs = {"hydra": "hydra", "stable-baselines3": "stable_baselines3", "evaluating": "minari"}
+    needs = {
+        "hydra": "hydra",
+        "stable-baselines3": "stable_baselines3",
+        "single-episodes": "minari",
+    }
     for name, needed in needs.items():
         if name in page:
             pytest.importorskip(needed)

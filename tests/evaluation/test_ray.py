@@ -258,7 +258,7 @@ def test_the_snippet_of_the_page_runs(
     cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    first, *others = blocks_of("docs/evaluating.md")
+    first, *others = blocks_of("docs/evaluating-on-workers.md")
     (snippet,) = (block for block in others if "RayWorkers" in block)
     space: dict[str, Any] = {}
     exec(first, space)

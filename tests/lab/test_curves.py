@@ -46,7 +46,7 @@ def test_the_table_of_coverage_has_the_rows_of_its_script() -> None:
 
 
 def coverage_table() -> tuple[list[str], list[str]]:
-    text = (ROOT / "docs" / "evaluating.md").read_text().split("\n| means of runs | ", 1)[1]
+    text = (ROOT / "docs" / "beside-training.md").read_text().split("\n| means of runs | ", 1)[1]
     head, _, *rows = text.split("\n\n", 1)[0].splitlines()
     return head.split(" | "), rows
 

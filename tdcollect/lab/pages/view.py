@@ -26,8 +26,7 @@ from tdcollect.lab.pages.episode import EPISODES, episode_page, filmed, read_pla
 from tdcollect.lab.pages.race import race_page
 from tdcollect.lab.pages.suite import suite_page
 from tdcollect.lab.race import RaceResult, path_of
-from tdcollect.lab.results import FINISHED, SuiteResults, is_suite
-from tdcollect.lab.suite import results_of
+from tdcollect.lab.results import FINISHED, SuiteResults, is_suite, results_of
 from tdcollect.pages import build, evaluation
 from tdcollect.pages.build import REPORT, Cell, Column, Figure, Figures, Page, Part, Table
 from tdcollect.pages.curve import curve_page

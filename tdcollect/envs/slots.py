@@ -793,9 +793,7 @@ class Stepper:
 
     # --- failures ------------------------------------------------------------------------------
 
-    def _without_fallen(
-        self, slots: Sequence[int] | None
-    ) -> tuple[Sequence[int] | None, SlotError | None]:
+    def _without_fallen(self, slots: Sequence[int] | None) -> tuple[Any, SlotError | None]:
         if not self._fallen:
             return slots, None
         every = self._every_slot if slots is None else slots

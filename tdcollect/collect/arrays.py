@@ -469,14 +469,14 @@ RUN_ON_ARRAYS = os.environ.get("TDCOLLECT_ARRAYS") != "0"
 """False to run TorchRL's loop alone; batches are the same either way."""
 
 
-class Plan(NamedTuple):
+class ArrayPlan(NamedTuple):
     """The way in which an env is stepped: on arrays, or by TorchRL's loop, for some reasons."""
 
     env: ArrayEnv | None
     reasons: Sequence[str] = ()
 
 
-def plan_for(env: EnvBase, exact: Exact | None = None, reasons: Sequence[str] = ()) -> Plan:
+def plan_for(env: EnvBase, exact: Exact | None = None, reasons: Sequence[str] = ()) -> ArrayPlan:
     """Decide how an env, with its transforms, is stepped; ``reasons`` are those against arrays."""
     base = env.base_env if type(env) is TransformedEnv else env
     refused = [*reasons, *([] if RUN_ON_ARRAYS else ["TDCOLLECT_ARRAYS=0"]), *missing()]
@@ -498,14 +498,14 @@ def plan_for(env: EnvBase, exact: Exact | None = None, reasons: Sequence[str] = 
         refused += unknown.reasons
     refused += _odd_flags(env, inner)
     if inner is None or refused:
-        return Plan(None, refused)
+        return ArrayPlan(None, refused)
     if env.device is not None and not all(part.anywhere for part in (*further, *transforms)):
         inner.home = with_index(env.device)  # the CPU would not give the same
     for transform in transforms:
         if isinstance(transform, FrameSkip):
             transform.attach(inner, further)
     last = [RewardShape(env)] if isinstance(inner, TorchRLEnv) else []
-    return Plan(ArrayEnv(inner, [*joined([*further, *transforms]), *last], env, exact))
+    return ArrayPlan(ArrayEnv(inner, [*joined([*further, *transforms]), *last], env, exact))
 
 
 def _odd_flags(env: EnvBase, inner: InnerEnv | None) -> list[str]:
@@ -519,7 +519,7 @@ def _odd_flags(env: EnvBase, inner: InnerEnv | None) -> list[str]:
     return [f"the env has the flags {list(env.done_keys)}, not one of each per slot{how}"]
 
 
-def by_episodes(plan: Plan, env: EnvBase, exact: Exact | None = None) -> ArrayEnv:
+def by_episodes(plan: ArrayPlan, env: EnvBase, exact: Exact | None = None) -> ArrayEnv:
     """The env for the loop by episodes: on arrays if it can be, else through TensorDicts.
 
     Raises:

@@ -25,7 +25,7 @@ from tdcollect._upstream.collectors import CollectorState
 from tdcollect.collect.arrays import SteppedEnv
 from tdcollect.collect.episodes import Block, Piece
 from tdcollect.collect.hooks import Watch
-from tdcollect.collect.policy import Policy
+from tdcollect.collect.policy import LoweredPolicy
 from tdcollect.collect.statistics import Collection, Statistics
 from tdcollect.collect.step_dict import StepDict
 from tdcollect.collect.tally import Bools, Floats, Ints, RowEnds, Tally
@@ -82,8 +82,8 @@ class CollectionLog:
         return cast(Function, timed)
 
     def timed_parts(
-        self, env: Env, lower: Callable[[StepDict], Policy]
-    ) -> tuple[Env, Callable[[StepDict], Policy]]:
+        self, env: Env, lower: Callable[[StepDict], LoweredPolicy]
+    ) -> tuple[Env, Callable[[StepDict], LoweredPolicy]]:
         """The env and the policy of a collection on StepDicts, timed if that is asked for."""
         if not self._timers:
             return env, lower
@@ -92,7 +92,7 @@ class CollectionLog:
         for name in ("advance", "begin", *in_two_parts):
             setattr(env, name, self.timed("env_seconds", getattr(env, name)))
 
-        def lower_timed(step: StepDict) -> Policy:
+        def lower_timed(step: StepDict) -> LoweredPolicy:
             policy = copy(lower(step))
             policy.calls = [self.timed("policy_seconds", call) for call in policy.calls]
             return policy

@@ -73,7 +73,7 @@ class Unscored(NamedTuple):
     score: Score | None
 
 
-class Policy:
+class LoweredPolicy:
     """A policy as calls on StepDicts: taken apart where it is known, else called as it is.
 
     Args:

@@ -23,13 +23,13 @@ from tdcollect._upstream import torchrl as upstream
 from tdcollect._upstream.collectors import CollectorState, new_ids_of
 from tdcollect.collect import arrays
 from tdcollect.collect.arguments import by_arrival_needs, check_arrival_buffer
-from tdcollect.collect.arrays import ArrayEnv, Plan, by_episodes, plan_for
+from tdcollect.collect.arrays import ArrayEnv, ArrayPlan, by_episodes, plan_for
 from tdcollect.collect.episodes import Block, Episodes, FirstToStart, Start, join_episodes
 from tdcollect.collect.facts import Facts, facts_of_env
 from tdcollect.collect.monitor import CollectionLog
 from tdcollect.collect.policy import (
     ON_TENSORDICT,
-    Policy,
+    LoweredPolicy,
     RandomActions,
     draws_from_spec,
     is_masked,
@@ -142,9 +142,9 @@ class Runner:
         self.env_state: Any = None
         self.explained: Explanation | None = None
         self._places: list[Any] = []  # of the slots, where the collector has left them
-        self._plan = Plan(None)
+        self._plan = ArrayPlan(None)
         self._planned_for: Facts | None = None
-        self._lowered: Policy | None = None
+        self._lowered: LoweredPolicy | None = None
         self._lowered_for: Facts | None = None
         self._warned: set[str] = set()
 
@@ -283,7 +283,7 @@ class Runner:
 
     # -------------------------------------------------------------------------------- the fork
 
-    def plan(self, iterating: bool = False) -> Plan:
+    def plan(self, iterating: bool = False) -> ArrayPlan:
         """Decide how the env is stepped; in iteration, TorchRL may have to end or store batches."""
         collector, reasons = self._collector, []
         if iterating and collector.interruptor is not None:
@@ -457,7 +457,7 @@ class Runner:
             )
 
     def _on_arrays(
-        self, plan: Plan, steps: int, log: CollectionLog, random: bool
+        self, plan: ArrayPlan, steps: int, log: CollectionLog, random: bool
     ) -> TensorDictBase | None:
         """Go on for ``steps`` steps of every slot: ``[N, steps]``; as many rows by arrival.
 
@@ -634,7 +634,7 @@ class Runner:
         checked: bool = False,
         policy: Callable[..., Any] | None = None,
         late: ArrayEnv | None = None,
-    ) -> Policy:
+    ) -> LoweredPolicy:
         """The policy, or another in its place, on StepDicts.
 
         The collector's own, if it is a module, is kept from batch to batch while its facts are the
@@ -662,7 +662,7 @@ class Runner:
         checked: bool,
         policy: Callable[..., Any] | None,
         late: ArrayEnv | None,
-    ) -> Policy:
+    ) -> LoweredPolicy:
         collector, parent = self._collector, self._parent
         told = [warning_of_draws(policy or collector.policy)]
         if policy is None and self._ignores_masks:
@@ -674,7 +674,7 @@ class Runner:
         lazy = self.stacked_lazily
         if not lazy:
             step.shapes = nested_shapes(parent.carrier)
-        lowered = Policy(
+        lowered = LoweredPolicy(
             policy or parent.wrapped_policy,
             step,
             collector.env.batch_size,
@@ -710,7 +710,7 @@ _IGNORES_MASKS = (
 )
 
 
-def _parts_of(env: EnvBase, plan: Plan) -> list[Part]:
+def _parts_of(env: EnvBase, plan: ArrayPlan) -> list[Part]:
     """The parts of an env, with its transforms."""
     base = base_of(env)
     name, stepped = short(base), plan.env

@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from tdcollect import keys
 from tdcollect.collect.arrays import SteppedEnv
-from tdcollect.collect.policy import Policy
+from tdcollect.collect.policy import LoweredPolicy
 from tdcollect.collect.step_dict import NotReset, StepDict, chunk_steps, sent, with_index
 from tdcollect.keys import Key, is_next, under_next
 
@@ -176,7 +176,7 @@ class Placement:
         """The loop's step for TorchRL: its entries on TorchRL's devices."""
         return step
 
-    def run(self, policy: Policy, step: StepDict) -> None:
+    def run(self, policy: LoweredPolicy, step: StepDict) -> None:
         """Run the policy on its device; its outputs, which stay there, join the step."""
         policy(step)
 
@@ -251,7 +251,7 @@ class Devices(Placement):
             placed[keys.TRAJ_IDS] = placed[keys.TRAJ_IDS].to(self.storing)
         return placed
 
-    def run(self, policy: Policy, step: StepDict) -> None:
+    def run(self, policy: LoweredPolicy, step: StepDict) -> None:
         # Beside what it needs, what lies there already: its outputs of the step before, perhaps.
         inputs = StepDict(
             (key, self._sent(value, self.policy))

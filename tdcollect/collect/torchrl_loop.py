@@ -17,7 +17,7 @@ from torchrl.modules import RandomPolicy
 from tdcollect._upstream.collectors import CollectorState, rollout_with_gradients
 from tdcollect.collect.arguments import missing_entries
 from tdcollect.collect.monitor import CollectionLog
-from tdcollect.collect.policy import Policy
+from tdcollect.collect.policy import LoweredPolicy
 from tdcollect.collect.step_dict import flat, is_plain
 from tdcollect.collect.turns import Lower
 from tdcollect.keys import Key
@@ -102,7 +102,7 @@ class _PolicyOnSteps:
         self._policy = policy
         self._lower = lower
         self._parent = parent
-        self._lowered: Policy | None = None
+        self._lowered: LoweredPolicy | None = None
         self._as_it_is = False
 
     def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:

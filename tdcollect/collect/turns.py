@@ -19,7 +19,7 @@ from tensordict import TensorDict, TensorDictBase
 from tdcollect import keys
 from tdcollect.collect.arrays import ArrayEnv, Arrived, SteppedEnv
 from tdcollect.collect.hooks import Watch
-from tdcollect.collect.policy import Policy
+from tdcollect.collect.policy import LoweredPolicy
 from tdcollect.collect.step_dict import (
     NotReset,
     NotTensors,
@@ -37,7 +37,7 @@ from tdcollect.envs.process.values import Array
 from tdcollect.envs.spaces import nested
 from tdcollect.keys import Key, is_next
 
-Lower = Callable[[StepDict], Policy]
+Lower = Callable[[StepDict], LoweredPolicy]
 """Gives a policy on StepDicts, for the entries that it first finds."""
 
 Act = Callable[[StepDict, list[int]], Sequence[Key]]
@@ -61,7 +61,7 @@ class Acting:
     lower: Lower
     place: Placement
     version: Callable[[], Any] | None = None
-    _policy: Policy | None = None
+    _policy: LoweredPolicy | None = None
     _remembered: list[Key] | None = None
 
     def __call__(self, step: StepDict, slots: list[int]) -> Sequence[Key]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,7 +33,12 @@ _UNSEEDED = (
     "its seed at an episode's start: def reset(self, seed): self.generator = "
     "np.random.default_rng(seed)"
 )
-_GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
+_STATES: dict[type, Callable[[Any], Any]] = {
+    np.random.Generator: lambda generator: generator.bit_generator.state,
+    np.random.RandomState: lambda generator: generator.get_state(),
+    random.Random: lambda generator: generator.getstate(),
+    torch.Generator: lambda generator: generator.get_state().tolist(),
+}
 
 
 class OnSpaces:
@@ -224,9 +228,14 @@ class Actors(Actor):
         return first, []
 
 
-def _generators(of: Any) -> dict[str, bytes]:
-    held = parts_of(of).items()
-    return {name: pickle.dumps(part) for name, part in held if isinstance(part, _GENERATORS)}
+def _generators(of: Any) -> dict[str, str]:
+    """Return the states of the generators that a function or an object holds, by name."""
+    return {
+        name: repr(state(part))
+        for name, part in parts_of(of).items()
+        for kind, state in _STATES.items()
+        if isinstance(part, kind)
+    }
 
 
 class EpisodeActor:

@@ -333,8 +333,7 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             with self._apart():
                 self._policy = self._callable(policy)
                 self.policy_mode = mode_of(policy)
-            self._check_fresh_envs()
-            self._check_options()
+            self._check_settings()
             self._starts = self._new_starts()
         self.episodes: list[Episode] = []
         self._latest_run: EpisodeRun | None = None
@@ -381,16 +380,14 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         slots = self._opened.slots
         return self._opened.env if slots is None else slots.transformed
 
-    def _check_fresh_envs(self) -> None:
+    def _check_settings(self) -> None:
         if self.settings.fresh_envs and not self.base.can.rebuild:
             what, how = f"the env {self.base.name} that is given", "pass a function that makes it"
             if isinstance(self.base, GymnasiumEnv):
                 what, how = f"the backend {self.base.backend_name!r}", "use backend='serial'"
             raise ValueError(
-                f"expected fresh_envs=None or False: {what} cannot build single slots anew; {how}"
+                f"expected fresh_envs=None or False: {what} cannot build single slots again; {how}"
             )
-
-    def _check_options(self) -> None:
         if isinstance(self.base, GymnasiumEnv):
             if self.base.stepper.reset_options is not None:
                 raise ValueError(
@@ -569,15 +566,11 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
     def _blocks(
         self, keep_trajectories: bool, keep_steps: bool, feed: Feed
     ) -> Generator[list[Finished], None, None]:
-        with self._apart():
-            self._latest_run = run = self._new_run(keep_trajectories, keep_steps)
-        return run.blocks(feed, self._start, self.base)
-
-    def _new_run(self, keep_trajectories: bool, keep_steps: bool) -> EpisodeRun:
         slots: SteppedEnv | None = self._opened.slots
         if slots is None:
-            exact = exact_reward_of(self.env)
-            slots = by_episodes(plan_for(self.env, exact), self.env, exact)
+            with self._apart():
+                exact = exact_reward_of(self.env)
+                slots = by_episodes(plan_for(self.env, exact), self.env, exact)
         settings, dims = self.settings, len(slots.batch_size)
         assembly = Assembly(
             self.env,
@@ -595,7 +588,10 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         max_restarts = settings.restarts if self.batches is None else None
         actor = self._actor(slots, layout, assembly)
         acting = (self.policy, actor, self.device)
-        return EpisodeRun(self.env, slots, *acting, assembly, self._starts, settings, max_restarts)
+        self._latest_run = run = EpisodeRun(
+            self.env, slots, *acting, assembly, self._starts, settings, max_restarts
+        )
+        return run.blocks(feed, self._start, self.base)
 
     def _actor(self, slots: SteppedEnv, layout: Layout, assembly: Assembly) -> Actor:
         policy = self._policy

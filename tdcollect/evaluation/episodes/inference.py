@@ -12,7 +12,7 @@ from torch import nn
 
 from tdcollect import keys
 from tdcollect._upstream.torchrl import TorchDispatchMode, schema_of
-from tdcollect.collect.policy import Call, Policy
+from tdcollect.collect.policy import Call, LoweredPolicy
 from tdcollect.collect.step_dict import StepDict, is_plain, sent
 from tdcollect.evaluation.episodes.policy import Actor, Layout
 from tdcollect.keys import Key, name_of
@@ -49,7 +49,7 @@ class Inference(Actor):
         self._size, self._slots, self._batched, self._device = layout
         self._mode = DrawByRow(self._size)
         self.streams: list[torch.Generator | None] = [None] * self._slots
-        self._program: Policy | None = None
+        self._program: LoweredPolicy | None = None
         # Whether each operation outside samplers draws random numbers, once known.
         self._drawing: dict[Call, bool] = {}
         self._group = self._size  # the number of slots that run together
@@ -147,7 +147,7 @@ class Inference(Actor):
         leads = ((k, v[:1] if self._batched else v.unsqueeze(0)) for k, v in rows.items())
         one = StepDict((key, value.to(self._device)) for key, value in leads)
         batch = StepDict((k, v.expand(size, *v.shape[1:]).clone()) for k, v in one.items())
-        program = self._program = Policy(
+        program = self._program = LoweredPolicy(
             self.policy,
             batch,
             torch.Size([size]),
@@ -157,7 +157,8 @@ class Inference(Actor):
         )
         probe = Probe(self.policy, self.run, batch, size)
         first = probe.repeated()
-        alike = size == 1 or (not self._mode.picks and probe.rows_are_alike())
+        with _unchanged_buffers(self.policy):
+            alike = size == 1 or (not self._mode.picks and probe.rows_are_alike())
         self._group = size if alike else 1
         remembered = program.forgets(StepDict({**rows, **first}), carried)
         probe.check_starts([key for key in remembered if key not in rows])
@@ -231,8 +232,7 @@ class Probe:
             watching = LikeRows(self._size)
             streams = [stream(seed) for _ in range(self._size)]
             try:
-                with _unchanged_buffers(self._policy):
-                    self._run(batch, streams, watching)
+                self._run(batch, streams, watching)
             except NotReproducibleError:
                 raise
             except Exception:  # it refuses made-up rows: nothing is known of them

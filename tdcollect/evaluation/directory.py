@@ -255,8 +255,7 @@ class Directory:
     def _digests(self) -> dict[str, Any]:
         """Return the digests of ledger, manifest, and all data, if there are any.
 
-        Of data, what a finished ledger lists stays, and what it does not list stays out: else a run
-        that finds it done would take data that were altered for its own.
+        Those of data that a finished ledger lists stay, as the data may have been altered since.
         """
         before = [] if self.kept is None else self.episodes
         new = ledger.kept_trajectories(self.path) - {episode.index for episode in before}

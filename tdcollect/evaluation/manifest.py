@@ -125,10 +125,7 @@ def _batches(collector: EvaluationCollector) -> dict[str, Any]:
 
 
 def weights_digest(policy: Any) -> str | None:
-    """Return the SHA-256 of a policy's parameters and buffers; None if it has none.
-
-    Of a function or an agent, of the networks that it holds.
-    """
+    """Return the SHA-256 of a policy's parameters and buffers, or of networks that it holds."""
     state = policy.state_dict() if isinstance(policy, nn.Module) else {}
     if isinstance(policy, SpacePolicy):
         parts = parts_of(policy.source).items()

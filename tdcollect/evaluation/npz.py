@@ -46,11 +46,7 @@ _ALIGNED = 64
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
-    """Write arrays to a file as :func:`dump`; it takes the place of another once it is complete.
-
-    Raises:
-        OSError: naming the file, if the disk is full.
-    """
+    """Write arrays to a file as :func:`dump`; it takes the place of another once it is complete."""
     part = path.with_name(path.name + ".part")
     with files.naming(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,11 +62,8 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None
 def dump(arrays: Mapping[str, np.ndarray[Any, Any]], file: BinaryIO) -> None:
     """Write arrays of bool, integers, floats or complex numbers to an open file, by name.
 
-    The same arrays give the same bytes.
-
-    Raises:
-        ValueError: for arrays of other dtypes, such as objects; for a name of more than 1,000
-            characters, or with control characters; for more than 4,096 arrays.
+    The same arrays give the same bytes. Raises ValueError for other dtypes, such as objects, for
+    names that are long or have control characters, and for too many arrays.
     """
     _check_names(arrays)
     with ZipFile(file, "w") as archive:
@@ -100,8 +93,7 @@ def read_arrays(path: Path, mapped: bool = False) -> dict[str, np.ndarray[Any, A
 
     Raises:
         FileNotFoundError: if there is no file.
-        ValueError: for a link or anything else that is no file; for members that are deflated, of
-            one name, not as long as they say, or of other dtypes; for a file that is damaged.
+        ValueError: for a link, a file that is damaged, and members that these would not write.
     """
     is_file = stat.S_ISREG(path.lstat().st_mode)
     try:

@@ -51,12 +51,8 @@ class EvaluationResult:
     """The ledger of an evaluation: its records, statistics, data and replays.
 
     Args:
-        manifest: the manifest of the evaluation.
-        episodes: its records.
-        directory: the directory of its files, if it has one.
         trajectories: the data of episodes that are held in memory, by index.
         replay: runs one episode again.
-        errors: the last error of failed episodes, by index.
         witness: the first listed episode that completed, with its first steps.
 
     Attributes:

@@ -267,10 +267,8 @@ def _interval(values: Values, resampled: Callable[[Values], tuple[Values, Any]])
 def _acceleration(values: Values) -> float:
     """Return the acceleration, the change of the standard error with the mean, by the jackknife.
 
-    The mean without value i lies ``(mean - x_i) / (E - 1)`` from the mean. So equation 14.15 of
-    Efron and Tibshirani, *An Introduction to the Bootstrap*, 1993, comes to
-    ``sum(d**3) / (6 sum(d**2)**1.5)`` with ``d = x - mean``: a sixth of the sample's skewness over
-    the root of E.
+    Equation 14.15 of Efron and Tibshirani, *An Introduction to the Bootstrap*, 1993, of which it is
+    ``sum(d**3) / (6 sum(d**2)**1.5)`` with ``d = x - mean`` that is left for a mean.
     """
     offsets = values - values.mean()
     offsets /= np.abs(offsets).max()  # their third powers overflow later

@@ -49,10 +49,7 @@ def file_of(root: Path, index: int) -> Path:
 
 
 class Journal:
-    """The steps of episodes as they end, in a directory that one process writes.
-
-    What a process wrote in part as it died is cut off.
-    """
+    """The steps of episodes as they end; what a process wrote in part as it died is cut off."""
 
     def __init__(self, root: Path):
         self._root = root

@@ -31,7 +31,9 @@ def _holds_suite(root: Path) -> bool:
 def _check_suite(root: Path) -> Iterator[Problem]:
     """Compare the report of a suite with its evaluations, which were checked."""
     results_of(root, may_be_stale=False)
-    yield from ()
+    digests = ledger.read_object(root / ledger.RESULTS).get("files")
+    if digests != {ledger.SUITE: ledger.sha256(root / ledger.SUITE)}:
+        yield Problem(root / ledger.SUITE, "it is not the file that was written with the report")
 
 
 KINDS = (

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from tdcollect import check
 from tdcollect.display import number_text, visible
-from tdcollect.evaluation.ledger import RESULTS
+from tdcollect.evaluation.ledger import RESULTS, SUITE, sha256
 from tdcollect.evaluation.npz import dump
 from tdcollect.evaluation.statistics import ends
 from tdcollect.files import locked, remove, write_atomically, write_json
@@ -46,7 +46,8 @@ def report_on(suite: Definition, directory: Path) -> SuiteResults:
             for name in FILES:
                 remove(directory / name)  # of results that have changed since
         write_atomically(directory / REPORT, suite_page(results).html())
-        write_json(directory / RESULTS, results.to_dict())
+        digests = {SUITE: sha256(directory / SUITE)}
+        write_json(directory / RESULTS, {**results.to_dict(), "files": digests})
     return results
 
 

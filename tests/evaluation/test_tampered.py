@@ -23,7 +23,7 @@ from tdcollect.evaluation import verification
 from tdcollect.evaluation.curve import Folder, point_of
 from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.statistics import alike
-from tdcollect.lab import results
+from tdcollect.lab import report, results
 
 from ..lab.parts import save_runs, small
 from .envs import Walk
@@ -35,7 +35,7 @@ SAMPLE = 16  # alterations of each kind in a quick run
 # What may change without a word, and why.
 UNNOTICED = {
     "run.json": "times, what ran the episodes, and names of code, which pages show",
-    "report.html": "what it says is in the other files",
+    **dict.fromkeys(["report.html", *report.FILES], "what it says is in the other files"),
 }
 
 

@@ -163,7 +163,7 @@ def text_table(rows: Sequence[Sequence[str]], header: Sequence[str]) -> str:
     return "\n".join(line_text(line) for line in lines)
 
 
-class Table(Protocol):
+class ShownAsTable(Protocol):
     """Shown as a table, between a headline and notes; without rows there is no table."""
 
     def _head(self) -> str:

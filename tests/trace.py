@@ -16,6 +16,8 @@ import torch
 from tensordict.nn import TensorDictModule
 from torchrl.modules import MLP, OneHotCategorical, ProbabilisticActor
 
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
 import tdcollect
 
 PACKAGE = os.path.dirname(tdcollect.__file__) + os.sep

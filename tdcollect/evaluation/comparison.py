@@ -293,7 +293,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Comparison(display.Table):
+class Comparison(display.ShownAsTable):
     """Policies compared with the first of them; print it to see a table.
 
     Attributes:

@@ -463,7 +463,7 @@ class Adjusted:
 
 
 @dataclass(frozen=True)
-class Summary(display.Table):
+class Summary(display.ShownAsTable):
     """The statistics of an evaluation; print it to see a table.
 
     Attributes:

@@ -42,7 +42,7 @@ class Measure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Curves(display.Table):
+class Curves(display.ShownAsTable):
     """The learning curves of several training runs; print them to see a table.
 
     Attributes:

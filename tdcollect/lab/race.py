@@ -102,7 +102,7 @@ class Looks:
         return []
 
 
-class RaceResult(display.Table):
+class RaceResult(display.ShownAsTable):
     """The result of a race; print it to see who is better.
 
     Attributes:

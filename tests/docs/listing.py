@@ -19,8 +19,8 @@ STAGES = (
     ("collectors",),
     ("evaluation", "evaluation/episodes", "evaluation/sb3", "evaluation/workers", "pages"),
     ("testing",),
-    ("lab", "lab/pages"),
     ("cli",),
+    ("lab", "lab/pages"),
 )
 """In the order of the flow: no folder imports one of a later stage."""
 _BLOCK = re.compile(r"```\ntdcollect/\n.*?```\n", re.DOTALL)

@@ -202,7 +202,6 @@ class Episodes:
             return True
 
     def _rebuild(self, slots: Sequence[int]) -> None:
-        """Build the envs of slots again."""
         if slots:
             self.env.rebuild_slots(list(slots))
             self.resets[[*slots]] = 0

@@ -154,7 +154,6 @@ class Runner:
 
     @property
     def _parent(self) -> CollectorState:
-        """The private state of the collector's parent."""
         return CollectorState(self._collector)
 
     def check_open(self, to_go_on: bool = False) -> None:
@@ -604,7 +603,6 @@ class Runner:
 
     @property
     def _random(self) -> Any:
-        """Random actions of the env, as its ``rand_action`` draws them."""
         env = self._collector.env
         if draws_from_spec(env):
             return RandomActions(env.input_spec[keys.FULL_ACTION_SPEC])
@@ -706,7 +704,6 @@ _IGNORES_MASKS = (
 
 
 def _parts_of(env: EnvBase, plan: ArrayPlan) -> list[Part]:
-    """The parts of an env, with its transforms."""
     base = base_of(env)
     name, stepped = short(base), plan.env
     if stepped is None:

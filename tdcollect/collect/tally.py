@@ -71,10 +71,10 @@ class Tally:
     """
 
     def __init__(self, slots: int):
-        self._returns = np.zeros(slots)
-        self._lengths = np.zeros(slots, np.int64)
-        self._broken = np.zeros(slots, bool)
-        self._began = np.zeros(slots)  # in seconds of collections
+        self._returns: Floats = np.zeros(slots)
+        self._lengths: Ints = np.zeros(slots, np.int64)
+        self._broken: Bools = np.zeros(slots, bool)
+        self._began: Floats = np.zeros(slots)  # in seconds of collections
 
     def drop(self, slots: Any = None, now: float = 0.0) -> None:
         """Drop the episodes in flight, cut short by a reset: of all slots (None), or of these."""

@@ -127,7 +127,8 @@ class Tally:
         # The sum so far stands before the rewards that are added to it, one by one, in order.
         terms = np.append(self._returns, reward[order])
         rows, size = order[over], last[-1] + 1
-        returns = np.bincount(np.append(first, number), weights=terms, minlength=size)
+        sums = np.bincount(np.append(first, number), weights=terms, minlength=size)
+        returns: Floats = sums.astype(np.float64, copy=False)
         lengths = np.bincount(number, minlength=size)
         lengths[first] += self._lengths
         broken = np.zeros(size, bool)

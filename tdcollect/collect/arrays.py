@@ -297,7 +297,6 @@ class ArrayEnv(SteppedEnv):
         return following, error
 
     def _inverted(self, step: StepDict) -> StepDict:
-        """The step as the env takes it."""
         inner_step = inverted(self.transforms, step)
         if self._exact is not None:
             if self._changed is None:
@@ -576,7 +575,6 @@ def _inner(
 
 
 def _has_plain_entries(env: EnvBase) -> bool:
-    """Return whether all entries are single tensors of fixed shapes."""
     for spec in (env.output_spec, env.input_spec):
         nodes = [spec, *spec.values(True, False)]
         if contains_lazy_spec(spec) or any(

@@ -237,7 +237,6 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
 
     @property
     def _parent(self) -> CollectorState:
-        """The private state of TorchRL's collector, which this one shares."""
         return CollectorState(self)
 
     def _init_env(self, create_env_fn: Any, create_env_kwargs: Any) -> EnvBase:

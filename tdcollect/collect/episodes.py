@@ -202,7 +202,6 @@ class Episodes:
             return True
 
     def _rebuild(self, slots: Sequence[int]) -> None:
-        """Build the envs of slots again."""
         if slots:
             self.env.rebuild_slots(list(slots))
             self.resets[[*slots]] = 0
@@ -269,9 +268,9 @@ class Episodes:
             self._cut(slot, running.pop(slot), True, None, env.latest_info(slot), took)
         turns.take(came)
         self._note({s: self._beginning.pop(s) for s in came.began if s in self._beginning})
-        if (error := came.failed_begins) is not None:
-            lost = [slot for slot in error.causes if slot in self._beginning]
-            self._give_up(error, {slot: self._beginning.pop(slot) for slot in lost})
+        if (refused := came.failed_begins) is not None:
+            lost = [slot for slot in refused.causes if slot in self._beginning]
+            self._give_up(refused, {slot: self._beginning.pop(slot) for slot in lost})
         began = [*came.began, *self._begin_free(step, following)]
         if self.watch is not None:
             if stepped:

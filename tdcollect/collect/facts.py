@@ -37,8 +37,8 @@ class Facts:
         return len(now) == len(self._held) and all(map(operator.is_, now, self._held))
 
     def _now(self) -> list[Any]:
-        dicts = [*map(vars, self._objects), *self._dicts]
-        items = chain(dicts, map(dict.values, dicts), self._lists)
+        dicts: list[Any] = [*map(vars, self._objects), *self._dicts]
+        items: Iterable[Any] = chain(dicts, map(dict.values, dicts), self._lists)
         return [*map(type, self._objects), *chain.from_iterable(items)]
 
 

@@ -252,6 +252,5 @@ class WholeEnv(InnerEnv):
 
 
 def _bytes_of(env: EnvBase) -> int:
-    """The size of one step's observations, over all slots."""
     leaves = env.observation_spec.values(True, True)
     return sum(leaf.shape.numel() * leaf.dtype.itemsize for leaf in leaves)

@@ -149,7 +149,6 @@ def joined(parts: Sequence[StepTransform]) -> list[StepTransform]:
 
 
 def _runs(part: StepTransform, kind: type[T.Transform]) -> TypeGuard[OwnCode]:
-    """Return whether a part runs TorchRL's own code of a class."""
     return type(part) is Mapped and type(part.transform) is kind
 
 

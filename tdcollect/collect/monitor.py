@@ -342,7 +342,6 @@ class Monitor:
         self.stats.add(Collection(steps, *times, *episodes[:3], None, restarts, groups, took))
 
     def _newly_restarted(self, failed: Bools | None) -> int:
-        """The number of envs built again since the last call."""
         base = base_of(self._collector().env)
         if not isinstance(base, GymnasiumEnv):  # tdcollect's envs inside of others, say
             return 0 if failed is None else int(failed.sum())

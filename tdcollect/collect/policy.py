@@ -363,7 +363,6 @@ def unknown_class(module: Any) -> str | None:
 
 
 def _check_known(module: Any) -> None:
-    """Raise NotKnown for a module that must be called as it is."""
     if gone := missing():
         raise NotKnown(*gone)
     own_code = type(module) in _OWN_CODE
@@ -445,7 +444,6 @@ def _call_on_tensordict(
 
 
 def _if_tensors(entries: set[Key], call: Call, otherwise: Call) -> Call:
-    """One call where entries of the step are tensors, and another where they are not."""
 
     def run(step: StepDict) -> None:
         (call if all(is_plain(step.get(key)) for key in entries) else otherwise)(step)
@@ -668,7 +666,6 @@ def _safe_outputs(module: Any) -> Call:
 
 
 def _gaussian_call(module: M.AdditiveGaussianModule) -> Call:
-    """A call that adds a module's noise, as its ``forward`` does."""
     key: Key = module.action_key
     seen: Any = None
     project: Projection
@@ -757,7 +754,6 @@ _LEAVES = (data.Bounded, data.Categorical, data.OneHot, data.Unbounded)  # and t
 
 
 def _random_call(leaves: dict[Key, TensorSpec]) -> Call:
-    """A call that draws each leaf of a spec, as ``Composite.rand`` does."""
 
     def draw(step: StepDict) -> None:
         for key, leaf in leaves.items():

@@ -235,7 +235,6 @@ def _start_afresh(collector: Any, slots: list[int], disturbed: bool) -> None:
 
 
 def _merged(collector: Any, step: dict[Any, torch.Tensor], slots: list[int]) -> TensorDict:
-    """A saved step in some slots, the present one in the others."""
     carrier = CollectorState(collector).carrier
     present = flat(carrier)
     if not collector.track_traj_ids:
@@ -266,7 +265,6 @@ def _checked(components: Sequence[str] | None) -> Sequence[str]:
 
 
 def _not_resumed(failed: Mapping[int, str]) -> str:
-    """The warning: slots that start again, and why."""
     slots: dict[str, list[int]] = {}
     for slot, why in failed.items():
         slots.setdefault(why, []).append(slot)

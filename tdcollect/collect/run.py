@@ -48,7 +48,7 @@ from tdcollect.collect.step_dict import (
 from tdcollect.collect.store import Placement, placement
 from tdcollect.collect.torchrl_loop import changed, torchrl_rollout, warn_of_lost
 from tdcollect.collect.transforms import Norm
-from tdcollect.collect.turns import Acting, Arrivals, Frames, Lower, NewIds
+from tdcollect.collect.turns import Acting, Arrivals, Frames, Lower
 from tdcollect.display import html_table, one_line
 from tdcollect.envs.adopted import early_seeds, lost_ends, reset_arguments
 from tdcollect.envs.beside import HonouredStarts
@@ -154,7 +154,6 @@ class Runner:
 
     @property
     def _parent(self) -> CollectorState:
-        """The private state of the collector's parent."""
         return CollectorState(self._collector)
 
     def check_open(self, to_go_on: bool = False) -> None:
@@ -308,7 +307,7 @@ class Runner:
         collector, plan = self._collector, self.plan(iterating=True)
         with set_exploration_type(collector.exploration_type):
             step = StepDict() if self.stacked_lazily else flat(self._parent.carrier)
-            policy = self.lower(step, checked=plan.env is None)
+            policy = self._lower_again(step, checked=plan.env is None)
             if self._ignores_masks:
                 ((what, how),) = policy.described
                 policy.described = [(what, f"{how}; action masks are ignored, as in TorchRL")]
@@ -481,17 +480,17 @@ class Runner:
         return parent.truncate_last_step(batch)
 
     def _frames(self, env: ArrayEnv, random: bool, log: CollectionLog) -> Frames:
-        collector, place = self._collector, self._place(env)
+        collector, parent, place = self._collector, self._parent, self._place(env)
         at_each_step = log.watch is not None or env.can.asynchronous or place.moves
         late = None if at_each_step else env
         tracked = isinstance(collector.policy_version, int)
-        env.start(self._parent.preallocates)
+        env.start(parent.preallocates)
         env, lower = log.timed_parts(env, self._lowering(random, late))
         return Frames(
             env,
             lower,
-            self._parent.carrier,
-            self._new_ids,
+            parent.carrier,
+            new_ids_of(parent.trajectory_ids) if collector.track_traj_ids else None,
             self._left_out,
             place,
             self.set_position,
@@ -584,11 +583,6 @@ class Runner:
         return placement(env, collector.policy_device, collector.storing_device)
 
     @property
-    def _new_ids(self) -> NewIds | None:
-        """Gives so many new trajectory ids; None where they are not tracked."""
-        return new_ids_of(self._parent.trajectory_ids) if self._collector.track_traj_ids else None
-
-    @property
     def _left_out(self) -> frozenset[Key]:
         left_out = frozenset(self._parent.left_out_of_next)
         return left_out if self._collector.track_traj_ids else left_out | {keys.TRAJ_IDS}
@@ -609,7 +603,6 @@ class Runner:
 
     @property
     def _random(self) -> Any:
-        """Random actions of the env, as its ``rand_action`` draws them."""
         env = self._collector.env
         if draws_from_spec(env):
             return RandomActions(env.input_spec[keys.FULL_ACTION_SPEC])
@@ -660,8 +653,8 @@ class Runner:
         self,
         step: StepDict,
         checked: bool,
-        policy: Callable[..., Any] | None,
-        late: ArrayEnv | None,
+        policy: Callable[..., Any] | None = None,
+        late: ArrayEnv | None = None,
     ) -> LoweredPolicy:
         collector, parent = self._collector, self._parent
         told = [warning_of_draws(policy or collector.policy)]
@@ -711,7 +704,6 @@ _IGNORES_MASKS = (
 
 
 def _parts_of(env: EnvBase, plan: ArrayPlan) -> list[Part]:
-    """The parts of an env, with its transforms."""
     base = base_of(env)
     name, stepped = short(base), plan.env
     if stepped is None:

@@ -170,7 +170,6 @@ class Sampler:
         raise NotImplementedError
 
     def _score(self, each: Each, *parts: Tensor) -> Tensor:
-        """The log-probability of a sample, or of those of several steps."""
         raise NotImplementedError
 
 
@@ -279,7 +278,6 @@ class _Categorical(Sampler):
         return (logits - normalizer).gather(-1, index).squeeze(-1)
 
     def _drawn(self, logits: Tensor, index: Tensor) -> Tensor:
-        """The sample for an index ``[..., 1]``."""
         if self._one_hot:
             return torch.zeros_like(logits, dtype=torch.long).scatter_(-1, index, 1)
         return index.squeeze(-1)

@@ -122,7 +122,6 @@ def _goes_into(values: torch.Tensor, dtype: torch.dtype) -> bool:
 
 
 def _counted(transform: Transform) -> list[Key]:
-    """The entries that a transform writes beside the observation: counts, states, actions."""
     if isinstance(transform, EnvAction):
         return [key for _, key in transform.pairs]
     if isinstance(transform, PolicyVersion):

@@ -425,7 +425,6 @@ class Statistics:
 
 
 def _is_free(name: str) -> bool:
-    """Return whether a name is not that of a statistic, or of a number of ``LogStatistics``."""
     groups = ("return_", "length_", "shaped_return_", "window_return_", "episode_seconds_")
     known = name in Collection.__dataclass_fields__ or hasattr(Collection, name)
     return not known and not name.startswith(groups)

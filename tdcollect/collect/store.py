@@ -94,7 +94,6 @@ class Store:
         }
 
     def _flush(self) -> None:
-        """Stack the steps held."""
         if not self._held:
             return
         if self._names is None:

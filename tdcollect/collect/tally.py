@@ -71,10 +71,10 @@ class Tally:
     """
 
     def __init__(self, slots: int):
-        self._returns = np.zeros(slots)
-        self._lengths = np.zeros(slots, np.int64)
-        self._broken = np.zeros(slots, bool)
-        self._began = np.zeros(slots)  # in seconds of collections
+        self._returns: Floats = np.zeros(slots)
+        self._lengths: Ints = np.zeros(slots, np.int64)
+        self._broken: Bools = np.zeros(slots, bool)
+        self._began: Floats = np.zeros(slots)  # in seconds of collections
 
     def drop(self, slots: Any = None, now: float = 0.0) -> None:
         """Drop the episodes in flight, cut short by a reset: of all slots (None), or of these."""
@@ -127,7 +127,8 @@ class Tally:
         # The sum so far stands before the rewards that are added to it, one by one, in order.
         terms = np.append(self._returns, reward[order])
         rows, size = order[over], last[-1] + 1
-        returns = np.bincount(np.append(first, number), weights=terms, minlength=size)
+        sums = np.bincount(np.append(first, number), weights=terms, minlength=size)
+        returns: Floats = sums.astype(np.float64, copy=False)
         lengths = np.bincount(number, minlength=size)
         lengths[first] += self._lengths
         broken = np.zeros(size, bool)

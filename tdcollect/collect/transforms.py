@@ -454,7 +454,6 @@ def select(transform: T.SelectTransform, env: EnvBase) -> StepTransform:
 
 
 def _below(roots: Iterable[Key]) -> Callable[[Key], bool]:
-    """A function that tells whether an entry is one of some, or lies in one."""
     prefixes = [as_path(key) for key in roots]
     return lambda key: any(as_path(key)[: len(prefix)] == prefix for prefix in prefixes)
 
@@ -538,7 +537,6 @@ class CatFrames(StepTransform):
             buffer.copy_(stack)
 
     def _padded(self, frame: Tensor, buffer: Tensor) -> Tensor:
-        """The stack that begins with a frame."""
         length, dim = frame.shape[self._dim], self._dim
         if self._padding is None:
             return torch.cat([frame] * (buffer.shape[dim] // length), dim)
@@ -752,7 +750,6 @@ class _VecNormV2(Norm):
         entries.update(results)
 
     def _averages(self, key: Key, value: Tensor, source: StepDict) -> _Averages:
-        """The averages of an entry, to be changed in place."""
         return _Averages(*self._statistics.of(key))
 
     def _update(self, value: Tensor, averages: _Averages) -> None:

@@ -1,0 +1,62 @@
+"""A plan and a lowered policy are kept from batch to batch, until what they depend on changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tensordict.nn import TensorDictModule
+from torch import nn
+from torchrl.envs import RewardScaling, StepCounter, TransformedEnv
+from torchrl.envs.utils import ExplorationType
+from torchrl.modules import OneHotCategorical, ProbabilisticActor
+
+from tdcollect import Collector, make_env
+
+
+def collector() -> Any:
+    torch.manual_seed(0)
+    policy = ProbabilisticActor(
+        TensorDictModule(nn.Linear(4, 2), in_keys=["observation"], out_keys=["logits"]),
+        in_keys=["logits"],
+        distribution_class=OneHotCategorical,
+        return_log_prob=True,
+    )
+    env = TransformedEnv(make_env("CartPole-v1", 4), StepCounter())
+    found = Collector(env, policy, frames_per_batch=32, total_frames=-1)
+    found.set_seed(0)
+    return found
+
+
+def by_mode(changed: Any) -> None:
+    changed.exploration_type = ExplorationType.DETERMINISTIC
+
+
+def by_hook(changed: Any) -> None:
+    changed.policy.register_forward_hook(lambda module, args, out: None)
+
+
+def by_transform(changed: Any) -> None:
+    changed.env.append_transform(RewardScaling(0.0, 2.0))
+
+
+@pytest.mark.parametrize("change", [by_mode, nn.Module.eval, by_hook, by_transform])
+def test_what_changes_between_batches_counts_from_the_next(
+    change: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = {}
+    for arrays in (True, False):
+        monkeypatch.setattr("tdcollect.collect.arrays.RUN_ON_ARRAYS", arrays)
+        stream = iter(changed := collector())
+        before = next(stream), next(stream)
+        runner = changed._runner
+        plan, lowered = runner._plan, runner._lowered
+        unchanged = next(stream)
+        assert (runner._plan, runner._lowered) == (plan, lowered)
+        change(changed.policy if change is nn.Module.eval else changed)
+        batches[arrays] = [*before, unchanged, next(stream), next(stream)]
+        assert not arrays or (runner._plan, runner._lowered) != (plan, lowered)
+    for ours, theirs in zip(batches[True], batches[False], strict=True):
+        assert (ours == theirs).all()

@@ -2,8 +2,8 @@
 
     python benchmarks/curve_intervals.py
 
-Prints the table of docs/beside-training.md, section "Over several training runs"; the same versions give
-the same table.
+Prints the table of docs/beside-training.md, section "Over several training runs"; the same
+versions give the same table.
 """
 
 from __future__ import annotations

@@ -122,8 +122,8 @@ def _curve_figures(curve: Sequence[Point], best: Best | None, by: str) -> list[F
 def _metric_curves(curve: Sequence[Point], marks: bool) -> Iterator[Figure]:
     """Yield the figure of each metric; a step without a finite mean is left out."""
     for place, (name, *_) in enumerate(curve[0].metrics, 1):
-        found = [(point.step, *point.metrics[place - 1][1:]) for point in curve]
-        rows = np.array([row for row in found if row[1] is not None], np.float64)
+        points = [(point.step, *point.metrics[place - 1][1:]) for point in curve]
+        rows = np.array([row for row in points if row[1] is not None], np.float64)
         if not len(rows):
             continue
         x, mean, low, high = rows.T
@@ -154,10 +154,10 @@ def _points(curve: Sequence[Point], best: Best | None, path_of: Callable[..., st
 
 def _columns(points: Sequence[Point]) -> list[Column]:
     """Return the columns of evaluations, their ledgers last."""
-    found = [None if p.low is None or p.high is None else (p.low, p.high) for p in points]
+    intervals = [None if p.low is None or p.high is None else (p.low, p.high) for p in points]
     return [
         Column("mean return", [point.mean for point in points], "n"),
-        Column(_INTERVAL, found, "n"),
+        Column(_INTERVAL, intervals, "n"),
         Column("std", [point.std for point in points], "n"),
         Column("interquartile mean", [point.iqm for point in points], "n"),
         Column("length", [point.length for point in points], "n"),

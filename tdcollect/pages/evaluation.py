@@ -156,14 +156,14 @@ def again_of(
 
 def _calls_of(manifest: Mapping[str, Any], path: str, where: str) -> build.Commands:
     """Return the calls in Python that run episodes again, with the path of their directory."""
-    given = ["env"]
+    arguments = ["env"]
     if manifest_entry(manifest, "policy.class") != RANDOM:
-        given.append("policy")
+        arguments.append("policy")
     if manifest_entry(manifest, "env.kwargs"):
-        given.append("env_kwargs=env_kwargs")
+        arguments.append("env_kwargs=env_kwargs")
     name = json.dumps(path, ensure_ascii=False)
     return build.Commands(
-        f"tdcollect.EvaluationResult.load({name}, {', '.join(given)}).replay(",
+        f"tdcollect.EvaluationResult.load({name}, {', '.join(arguments)}).replay(",
         ")",
         f"In Python, in {where}, with the env and the policy that were evaluated, and env_kwargs, "
         "backend and device where they were given. The call takes the index of an episode, and "
@@ -204,19 +204,19 @@ def _figures(
     returns = [episode.episode_return or 0.0 for episode in completed]
     lengths = [float(episode.length or 0) for episode in completed]
     note = "The length of each episode, in steps, is the same as its return." * same
-    found = [_histogram("returns", "Returns", "return", "returns", returns, summary.returns,
+    figures = [_histogram("returns", "Returns", "return", "returns", returns, summary.returns,
                         summary.confidence, note)]  # fmt: skip
     if len(finite(returns)) > 1:
-        found.append(_running_figure(finite(returns), summary.confidence))
+        figures.append(_running_figure(finite(returns), summary.confidence))
     if not same:
-        found.append(_histogram("lengths", "Lengths", "length (steps)", "lengths", lengths,
+        figures.append(_histogram("lengths", "Lengths", "length (steps)", "lengths", lengths,
                                 summary.lengths, summary.confidence))  # fmt: skip
     for place, (name, values) in enumerate(statistics.metrics_of(completed).items(), 1):
         there = [value for value in values if value is not None]
         if there:
-            found.append(_histogram(f"metric_{place}", name, name, "values", there,
+            figures.append(_histogram(f"metric_{place}", name, name, "values", there,
                                     summary.metrics[name], summary.confidence))  # fmt: skip
-    return [*found, _endings(records, summary)]
+    return [*figures, _endings(records, summary)]
 
 
 def _histogram(
@@ -400,8 +400,8 @@ def _manifest(manifest: Mapping[str, Any]) -> Iterator[build.Part]:
             "from those of one machine.",
         )
     if BATCHES in manifest:
-        found = manifest.get(ledger.REPEATED)
-        sound = found is not None and not found["differing"]
+        repeated = manifest.get(ledger.REPEATED)
+        sound = repeated is not None and not repeated["differing"]
         text = (
             f"{ledger.repeatability(manifest)} The slots of a batch share a seed: its episodes "
             "depend on the number of slots, and cannot be compared with numbered ones."
@@ -498,8 +498,10 @@ def _together(comparison: Comparison) -> Iterator[Figure]:
     rows = [(baseline, longest), *((d.name, d.returns) for d in differences)]
     if not any(values for _, values in rows):
         return
-    found = [(name, finite(values)) for name, values in rows]
-    halves = [f"{name} {_quantiles(values, [0.25, 0.75])}" for name, values in found if len(values)]
+    by_name = [(name, finite(values)) for name, values in rows]
+    halves = [
+        f"{name} {_quantiles(values, [0.25, 0.75])}" for name, values in by_name if len(values)
+    ]
     said = f"Half of the returns lie: {'; '.join(halves)}."
     note = "Thick: the middle half of the returns; thin: all of them; dot: the mean."
     yield Figure("returns", "Returns", plots.ridges(rows, "return"), said, note)
@@ -578,16 +580,16 @@ def _paired_episodes(comparison: Comparison, pages: Mapping[int, str]) -> Iterat
 
 def spread(values: Sequence[float] | Values, things: str) -> str:
     """Return where values lie: ``Half of the returns lie between 1 and 5, all between 0 and 9.``"""
-    found = finite(values)
-    left = len(values) - len(found)
+    drawn = finite(values)
+    left = len(values) - len(drawn)
     said = []
-    if len(found) == 1:
-        said.append(f"The only one of the {things} is {number_text(float(found[0]))}.")
-    elif len(found) and found.min() == found.max():
-        said.append(f"All {len(found)} {things} are {number_text(float(found[0]))}.")
-    elif len(found):
-        middle, all_of_them = _quantiles(found, [0.25, 0.75]), _quantiles(found, [0, 1])
-        said.append(f"Half of the {len(found)} {things} lie {middle}, all {all_of_them}.")
+    if len(drawn) == 1:
+        said.append(f"The only one of the {things} is {number_text(float(drawn[0]))}.")
+    elif len(drawn) and drawn.min() == drawn.max():
+        said.append(f"All {len(drawn)} {things} are {number_text(float(drawn[0]))}.")
+    elif len(drawn):
+        middle, all_of_them = _quantiles(drawn, [0.25, 0.75]), _quantiles(drawn, [0, 1])
+        said.append(f"Half of the {len(drawn)} {things} lie {middle}, all {all_of_them}.")
     if left:
         beyond = f"{left} of {len(values)} are NaN or beyond {plots.LARGEST:g}"
         said.append(f"{beyond}, and are not drawn.")

@@ -124,10 +124,10 @@ def _policies(race: RaceResult) -> Table:
 
 
 def _rule(race: RaceResult) -> Table:
-    found = {**race.plan.rule.to_dict(), "block": race.plan.block}
-    found |= {"max_episodes": race.plan.max_episodes, "question": race.plan.rule.question}
+    settings = {**race.plan.rule.to_dict(), "block": race.plan.block}
+    settings |= {"max_episodes": race.plan.max_episodes, "question": race.plan.rule.question}
     texts = [
         ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-        for value in found.values()
+        for value in settings.values()
     ]
-    return Table([Column("setting", [*found]), Column("value", texts, "t")], name="Rule")
+    return Table([Column("setting", [*settings]), Column("value", texts, "t")], name="Rule")

@@ -700,7 +700,7 @@ def _differences(
     return {p: {q: differences[p, q] for q in aggregates.runs if q != p} for p in aggregates.runs}
 
 
-class Spread(NamedTuple):
+class DifferenceSpread(NamedTuple):
     """Variances of a difference over resamples: of runs, of episodes, and what only both change."""
 
     runs: float
@@ -721,7 +721,7 @@ class Spread(NamedTuple):
 
 def resampled_spreads(
     episodes: Mapping[str, Scores], settings: Aggregates
-) -> dict[tuple[str, str], Spread]:
+) -> dict[tuple[str, str], DifferenceSpread]:
     """Return the spread of the difference of each two policies.
 
     A resample draws runs, of each policy and task, and numbers of episodes, for all policies and
@@ -751,7 +751,7 @@ def resampled_spreads(
             blocks_of[policy].append(np.stack([first, second, both - first - second]))
     parts = {policy: np.concatenate(blocks, axis=1) for policy, blocks in blocks_of.items()}
     return {
-        (a, b): Spread(*(parts[a] - parts[b]).var(axis=1).tolist())
+        (a, b): DifferenceSpread(*(parts[a] - parts[b]).var(axis=1).tolist())
         for a, b in combinations(episodes, 2)
     }
 

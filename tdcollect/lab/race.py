@@ -23,7 +23,7 @@ POLICIES = "policies"
 
 
 @dataclass(frozen=True)
-class Plan:
+class RacePlan:
     """The plan of a race, fixed before it starts.
 
     Attributes:
@@ -56,7 +56,7 @@ class Looks:
         played: the number of episodes that count of each policy that plays no more.
     """
 
-    def __init__(self, plan: Plan):
+    def __init__(self, plan: RacePlan):
         self.plan = plan
         self.standing = Standing(plan.rule)
         self.records: dict[str, dict[int, Episode]] = {name: {} for name in plan.rule.names}
@@ -238,7 +238,7 @@ def evaluations_of(root: Path) -> list[Path]:
     return [path_of(root, name) for name in plan.rule.names]
 
 
-def claim(root: Path, plan: Plan) -> None:
+def claim(root: Path, plan: RacePlan) -> None:
     """Make a directory that of a race; refuse one of another race, or of something else."""
     if (root / RACE).exists():
         there, _ = read(root)
@@ -252,7 +252,7 @@ def claim(root: Path, plan: Plan) -> None:
     write_json(root / RACE, {"format": FORMAT, "plan": plan.to_dict()})
 
 
-def read(root: Path) -> tuple[Plan, Mapping[str, Any]]:
+def read(root: Path) -> tuple[RacePlan, Mapping[str, Any]]:
     """Read the file of a race: its plan, and all that it holds."""
     file = root / RACE
     if not file.is_file():
@@ -261,7 +261,7 @@ def read(root: Path) -> tuple[Plan, Mapping[str, Any]]:
     ledger.check_format(file, content, FORMAT)
     try:
         plan = dict(content["plan"])
-        return Plan(Rule(**plan.pop("rule")), **plan), content
+        return RacePlan(Rule(**plan.pop("rule")), **plan), content
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"expected {file} as tdcollect writes it, got a plan that is none ({error}); ask for "

@@ -118,7 +118,7 @@ def race(
             "policies race side by side, each in envs of its own; pass a function"
         )
     rule = Rule((*policies,), on, return_range, alpha, margin, failed, lower_is_better)
-    plan = files.Plan(rule, block, max_episodes)
+    plan = files.RacePlan(rule, block, max_episodes)
     if is_measure(on):
         settings["metrics"] = {on: on, **(settings.get("metrics") or {})}
     most = EvaluationSettings(max_episodes, seed, **settings)

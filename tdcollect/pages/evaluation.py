@@ -518,7 +518,7 @@ def _together(comparison: Comparison) -> Iterator[Figure]:
         yield Figure("outcomes", "Episodes won, tied and lost", drawing, said)
     elif measured:
         estimates = [
-            plots.Estimate(d.name, d.difference.mean, ends(d.difference.mean_interval), place)
+            plots.Mark(d.name, d.difference.mean, ends(d.difference.mean_interval), place)
             for place, d in enumerate(differences, 1)
         ]
         said = intervals_sentence(

@@ -66,7 +66,7 @@ class Bar(NamedTuple):
     role: str = "bar"
 
 
-class Estimate(NamedTuple):
+class Mark(NamedTuple):
     """An estimate with the ends of its interval, and the place of its colour in the series."""
 
     name: str
@@ -363,7 +363,7 @@ def ridges(rows: Sequence[tuple[str, Sequence[float]]], x_label: str) -> Any:
 
 @_plot
 def intervals(
-    rows: Sequence[Estimate],
+    rows: Sequence[Mark],
     x_label: str,
     *,
     line_at: float | None = None,

@@ -109,14 +109,10 @@ def _metrics(aggregates: Aggregates) -> list[Figure]:
     return drawn
 
 
-def _rows(
-    aggregates: Aggregates, of: Mapping[str, Estimate], before: str = ""
-) -> list[plots.Estimate]:
+def _rows(aggregates: Aggregates, of: Mapping[str, Estimate], before: str = "") -> list[plots.Mark]:
     """Return the rows of a figure of estimates by policy: the first of many."""
     rows = [
-        plots.Estimate(
-            before + name, one.value, ends(one.interval), aggregates.policies.index(name)
-        )
+        plots.Mark(before + name, one.value, ends(one.interval), aggregates.policies.index(name))
         for name, one in of.items()
     ]
     return rows[:MOST_ROWS]

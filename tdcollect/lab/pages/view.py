@@ -37,7 +37,7 @@ from tdcollect.pages.evaluation import (
     named_in,
     report_page,
 )
-from tdcollect.pages.plots import Estimate, intervals
+from tdcollect.pages.plots import Mark, intervals
 
 HOST = "127.0.0.1"
 INDEX = "index.html"
@@ -324,7 +324,7 @@ def _figures(evaluations: Sequence[Viewed]) -> list[Figure]:
         shown = sorted(ones, key=itemgetter(1), reverse=True)[:_ROWS]
         estimates = [(name, mean, s.returns.mean_interval) for name, mean, s in shown]
         drawing = intervals(
-            [Estimate(name, mean, ends(interval)) for name, mean, interval in estimates],
+            [Mark(name, mean, ends(interval)) for name, mean, interval in estimates],
             "mean return",
         )
         said = intervals_sentence(estimates[:5], shown[0][2].confidence)

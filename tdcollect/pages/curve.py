@@ -9,7 +9,7 @@ import numpy as np
 
 from tdcollect.display import count_text, number_text, number_texts
 from tdcollect.pages import build, plots
-from tdcollect.pages.build import Cell, Column, Figure, Figures, Page, Part, Table
+from tdcollect.pages.build import Cell, Column, DataTable, Figure, Figures, Page, Part
 
 if TYPE_CHECKING:
     from tdcollect.evaluation.curve import Best, Point
@@ -85,7 +85,7 @@ def _report(
         Cell("as chosen", path_of(report.step)),
         Cell("reported", path_of(report.step, "report")),
     ]
-    yield Table([Column("", labels), *_columns(both)], sort=False, name="Report of the best")
+    yield DataTable([Column("", labels), *_columns(both)], sort=False, name="Report of the best")
 
 
 def _curve_figures(curve: Sequence[Point], best: Best | None, by: str) -> list[Figure]:
@@ -138,7 +138,9 @@ def from_to(what: str, x: plots.Values, y: plots.Values) -> str:
     return f"{what} is {first} at step {x[0]:,.0f} and {last} at step {x[-1]:,.0f}."
 
 
-def _points(curve: Sequence[Point], best: Best | None, path_of: Callable[..., str | None]) -> Table:
+def _points(
+    curve: Sequence[Point], best: Best | None, path_of: Callable[..., str | None]
+) -> DataTable:
     steps = [point.step for point in curve]
     *statistics, ledger = _columns(curve)
     chosen = [Cell("best", kind="good") if best and step == best.step else "" for step in steps]
@@ -149,7 +151,7 @@ def _points(curve: Sequence[Point], best: Best | None, path_of: Callable[..., st
         ledger,
     ]
     caption = "A step leads to the report of its evaluation."
-    return Table(columns, caption, hint="words, or step>1000")
+    return DataTable(columns, caption, hint="words, or step>1000")
 
 
 def _columns(points: Sequence[Point]) -> list[Column]:

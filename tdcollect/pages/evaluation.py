@@ -19,7 +19,7 @@ from tdcollect.evaluation import ledger, statistics
 from tdcollect.evaluation.ledger import BATCHES, RANDOM, Episode, manifest_entry
 from tdcollect.evaluation.statistics import Interval, Quantity, Summary, ends, in_order
 from tdcollect.pages import build, plots
-from tdcollect.pages.build import REPORT, Cell, Column, Figure, Figures, Page, Paragraph, Table
+from tdcollect.pages.build import REPORT, Cell, Column, DataTable, Figure, Figures, Page, Paragraph
 from tdcollect.pages.plots import Values, finite, short
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def report_page(
     columns = [Column(*each, "n") for each in zip(summary.header()[1:], cells, strict=True)]
     if same:
         columns[:2] = [Column("return and length (steps)", cells[0], "n")]
-    statistics_table = Table([Column("", labels), *columns], sort=False, name="Statistics")
+    statistics_table = DataTable([Column("", labels), *columns], sort=False, name="Statistics")
     drawn = _figures(records, completed, summary, same) if completed else []
     return Page(
         str(manifest_entry(manifest, "env.id") or "env"),
@@ -337,7 +337,7 @@ def _episode_table(
     listed: Sequence[Episode],
     again: build.Commands,
     kept: Mapping[int, Cell],
-) -> Table:
+) -> DataTable:
     first: dict[str, int] = {}  # the first episode with a digest: later ones repeat it to the bit
     for e in records:
         first.setdefault(e.digest or str(e.index), e.index)
@@ -368,7 +368,7 @@ def _episode_table(
             columns.append(Column(name, [str(place[name]) for place in places], "n"))
     if kept:
         columns.append(Column("data", [kept.get(e.index) for e in listed]))
-    return Table(columns, commands=again, hint="words, or return<100", name="Episodes")
+    return DataTable(columns, commands=again, hint="words, or return<100", name="Episodes")
 
 
 def _extremes(items: Sequence[Any], key: Callable[[Any], float]) -> list[Any]:
@@ -409,7 +409,7 @@ def _manifest(manifest: Mapping[str, Any]) -> Iterator[build.Part]:
         yield text if sound else Paragraph("warn", text)
     paths, texts = zip(*leaves("", manifest), strict=True)
     columns = [Column("entry", paths), Column("value", texts, "t")]
-    yield Table(columns, "The manifest of the evaluation.")
+    yield DataTable(columns, "The manifest of the evaluation.")
 
 
 def leaves(path: str, value: Any) -> Iterator[tuple[str, str]]:
@@ -450,10 +450,10 @@ def comparison_page(comparison: Comparison, pages: Mapping[int, str]) -> Page:
         if difference.values:
             drawn += _difference_figures(difference, place)
 
-    def table(name: str, rows: Sequence[Sequence[str]]) -> Table:
+    def table(name: str, rows: Sequence[Sequence[str]]) -> DataTable:
         labels, *cells = zip(*rows, strict=True)
         columns = [Column(name, texts, "n") for name, texts in zip(others, cells, strict=True)]
-        return Table([Column("", labels), *columns], sort=False, name=name)
+        return DataTable([Column("", labels), *columns], sort=False, name=name)
 
     returns = table("Differences", comparison.return_rows())
     success = comparison.success_rows()
@@ -575,7 +575,7 @@ def _paired_episodes(comparison: Comparison, pages: Mapping[int, str]) -> Iterat
         Column("episode", [Cell(str(i), pages[i]) if i in pages else str(i) for i in indices], "n"),
         Column(comparison.names[0], [baseline.get(index) for index in indices], "n"),
     ]
-    yield Table([*first, *columns], "Returns of each episode.", hint="words, or difference<0")
+    yield DataTable([*first, *columns], "Returns of each episode.", hint="words, or difference<0")
 
 
 def spread(values: Sequence[float] | Values, things: str) -> str:

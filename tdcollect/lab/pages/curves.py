@@ -9,7 +9,7 @@ import numpy as np
 from tdcollect.display import count_text, number_text, number_texts
 from tdcollect.lab.curves import Curves
 from tdcollect.pages import build, plots
-from tdcollect.pages.build import Column, Figure, Figures, Page, Table
+from tdcollect.pages.build import Column, DataTable, Figure, Figures, Page
 from tdcollect.pages.curve import from_to
 
 CURVES_REPORT = "curves.html"
@@ -34,7 +34,7 @@ def curves_page(curves: Curves) -> Page:
         "Learning curves",
         [
             ("Figures", [Figures(_over_runs(curves))]),
-            ("Numbers", [Table([Column("step", names), *table], sort=False), *curves.notes()]),
+            ("Numbers", [DataTable([Column("step", names), *table], sort=False), *curves.notes()]),
         ],
         [
             (f"{heads[1]}, {name}".capitalize(), value, f"{heads[2]} {interval}")

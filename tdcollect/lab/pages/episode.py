@@ -19,7 +19,7 @@ from tdcollect.evaluation import ledger
 from tdcollect.evaluation.directory import check_data
 from tdcollect.files import check_no_links, write_atomically
 from tdcollect.pages import build, plots
-from tdcollect.pages.build import Column, Commands, Figure, Page, Paragraph, Part, Table
+from tdcollect.pages.build import Column, Commands, DataTable, Figure, Page, Paragraph, Part
 from tdcollect.pages.evaluation import COMPARISON_REPORT, again_of, ended, leaves, spread
 
 if TYPE_CHECKING:
@@ -168,14 +168,14 @@ def _cards(played: Sequence[Played]) -> Iterator[build.Card]:
         yield f"Steps{of}", number_text(record.length), f"{how}"
 
 
-def _records(played: Sequence[Played]) -> Table:
+def _records(played: Sequence[Played]) -> DataTable:
     records = [dict(leaves("", json.loads(one.record.to_json()))) for one in played]
     names = [*dict.fromkeys(name for record in records for name in record)]
     columns = [
         Column(one.name, [record.get(name, "-") for name in names], "t")
         for one, record in zip(played, records, strict=True)
     ]
-    return Table([Column("", names), *columns], sort=False, name="Record")
+    return DataTable([Column("", names), *columns], sort=False, name="Record")
 
 
 def _entries(played: Sequence[Played]) -> list[_Entry]:

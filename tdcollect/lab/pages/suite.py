@@ -12,7 +12,7 @@ from tdcollect.lab.aggregates import LABELS, LOWER_IS_BETTER, Aggregates, Estima
 from tdcollect.lab.results import FINISHED, CellResult, SuiteResults
 from tdcollect.lab.tables import Task
 from tdcollect.pages import build, plots
-from tdcollect.pages.build import REPORT, Cell, Column, Figure, Figures, Page, Part, Table
+from tdcollect.pages.build import REPORT, Cell, Column, DataTable, Figure, Figures, Page, Part
 from tdcollect.pages.evaluation import intervals_sentence, number_and_interval
 
 MOST_ROWS = 24  # policies in a figure
@@ -92,7 +92,7 @@ def _leaderboard(aggregates: Aggregates) -> list[Part]:
         f"Aggregates of normalised scores over {count_text(len(aggregates.tasks), 'task')} and all "
         f"runs, with {percent_text(aggregates.confidence)} intervals where there are several runs."
     )
-    return [note, Table(columns, name="Leaderboard")]
+    return [note, DataTable(columns, name="Leaderboard")]
 
 
 def _metrics(aggregates: Aggregates) -> list[Figure]:
@@ -183,7 +183,11 @@ def _differences(aggregates: Aggregates) -> list[Part]:
     note = "Lower is better." if aggregates.metrics[0] in LOWER_IS_BETTER else ""
     title = f"Differences of {pairs[0][0]} from the others"
     figure = Figure("differences", title, drawing, said, note)
-    return [*aggregates.difference_notes(), Table(columns, name="Differences"), Figures([figure])]
+    return [
+        *aggregates.difference_notes(),
+        DataTable(columns, name="Differences"),
+        Figures([figure]),
+    ]
 
 
 def _groups(aggregates: Aggregates) -> list[Part]:
@@ -195,10 +199,10 @@ def _groups(aggregates: Aggregates) -> list[Part]:
         columns.append(Column(name, texts, "n"))
     members = [f"{name}: {', '.join(group.tasks)}." for name, group in aggregates.groups.items()]
     caption = f"{LABELS[metric].capitalize()} of the scores of each group, with intervals."
-    return [Table(columns, caption), *members]
+    return [DataTable(columns, caption), *members]
 
 
-def _heat_map(results: SuiteResults) -> Table:
+def _heat_map(results: SuiteResults) -> DataTable:
     columns = [Column("task", [task.name for task in results.tasks])]
     for policy in results.policies:
         cells = [_heat_cell(task, results.of(task.name, policy.name)) for task in results.tasks]
@@ -208,7 +212,7 @@ def _heat_map(results: SuiteResults) -> Table:
     caption += "; each leads to the report of its evaluation."
     if any(len(policy.runs) > 1 for policy in results.policies):
         caption += " Where there are several runs: their mean, and the score of each run."
-    return Table(columns, caption, heat=True)
+    return DataTable(columns, caption, heat=True)
 
 
 def _heat_cell(task: Task, cells: Sequence[CellResult]) -> str | Cell:
@@ -237,7 +241,7 @@ def _report_of(cell: CellResult) -> str | None:
     return f"{cell.path}/{REPORT}" if cell.status == FINISHED else None
 
 
-def _evaluations(cells: Sequence[CellResult]) -> Table:
+def _evaluations(cells: Sequence[CellResult]) -> DataTable:
     scores = [None if cell.score is None else _score(cell.score) for cell in cells]
     success = [None if c.success is None else percent_text(round(c.success, 4)) for c in cells]
     columns = [
@@ -253,20 +257,20 @@ def _evaluations(cells: Sequence[CellResult]) -> Table:
         Column("completed", [f"{cell.completed} of {cell.episodes}" for cell in cells], "n"),
     ]
     caption = "Intervals are over test episodes: they say nothing about another training run."
-    return Table(columns, caption, hint="a task, a policy, score<0.5")
+    return DataTable(columns, caption, hint="a task, a policy, score<0.5")
 
 
-def _troubled(cells: Sequence[CellResult]) -> Table:
+def _troubled(cells: Sequence[CellResult]) -> DataTable:
     columns = [
         Column("evaluation", [cell.name for cell in cells]),
         Column("status", [Cell(cell.status, kind="bad") for cell in cells]),
         Column("episodes", [str(cell.episodes) for cell in cells], "n"),
         Column("reason", [cell.reason or "-" for cell in cells], "t"),
     ]
-    return Table(columns, name="Failed or missing")
+    return DataTable(columns, name="Failed or missing")
 
 
-def _sources(results: SuiteResults) -> Table:
+def _sources(results: SuiteResults) -> DataTable:
     tasks = results.tasks
     spans = [results.ranges[task.name] or (None, None) for task in tasks]
     presets = [", ".join(f"{one} {at}" for one, at in task.presets.items()) for task in tasks]
@@ -280,7 +284,7 @@ def _sources(results: SuiteResults) -> Table:
         Column("presets", [text or "-" for text in presets]),
         Column("source", [source or "the suite's file" for source in sources], "t"),
     ]
-    return Table(columns, name="Scores and their sources")
+    return DataTable(columns, name="Scores and their sources")
 
 
 def _score(value: float) -> str:

@@ -28,7 +28,7 @@ from tdcollect.lab.pages.suite import suite_page
 from tdcollect.lab.race import RaceResult, path_of
 from tdcollect.lab.results import FINISHED, SuiteResults, is_suite, results_of
 from tdcollect.pages import build, evaluation
-from tdcollect.pages.build import REPORT, Cell, Column, Figure, Figures, Page, Part, Table
+from tdcollect.pages.build import REPORT, Cell, Column, DataTable, Figure, Figures, Page, Part
 from tdcollect.pages.curve import curve_page
 from tdcollect.pages.evaluation import (
     COMPARISON_REPORT,
@@ -334,7 +334,7 @@ def _figures(evaluations: Sequence[Viewed]) -> list[Figure]:
     return drawn
 
 
-def _evaluations(evaluations: Sequence[Viewed]) -> Table:
+def _evaluations(evaluations: Sequence[Viewed]) -> DataTable:
     known = [one.summary for one in evaluations]
     lost = " or lost" if any(s and s.lost for s in known) else ""
     columns = [
@@ -352,7 +352,7 @@ def _evaluations(evaluations: Sequence[Viewed]) -> Table:
     return _listing("evaluation", evaluations, columns, "words, or mean>100")
 
 
-def _suites(suites: Sequence[Viewed]) -> Table:
+def _suites(suites: Sequence[Viewed]) -> DataTable:
     known = [one.suite for one in suites]
     boards = [s.aggregates if s is not None else None for s in known]
     columns = [
@@ -365,7 +365,7 @@ def _suites(suites: Sequence[Viewed]) -> Table:
     return _listing("suite", suites, columns)
 
 
-def _races(races: Sequence[Viewed]) -> Table:
+def _races(races: Sequence[Viewed]) -> DataTable:
     known = [one.race for one in races]
     columns = [
         Column("env", [one.env for one in races]),
@@ -376,7 +376,7 @@ def _races(races: Sequence[Viewed]) -> Table:
     return _listing("race", races, columns)
 
 
-def _curves(curves: Sequence[Viewed]) -> Table:
+def _curves(curves: Sequence[Viewed]) -> DataTable:
     best = [one.best for one in curves]
     columns = [
         Column("env", [one.env for one in curves]),
@@ -395,11 +395,11 @@ def _each(things: Sequence[T | None], value: Callable[[T], Any]) -> list[Any]:
 
 def _listing(
     kind: str, viewed: Sequence[Viewed], columns: Sequence[Column], hint: str = "words"
-) -> Table:
+) -> DataTable:
     links = [Cell(one.path, one.page) for one in viewed]
     statuses = [Cell(one.status, kind="" if one.status == FINISHED else "bad") for one in viewed]
     columns = [Column(kind, links), *columns, Column("status", statuses, "t")]
-    return Table(columns, hint=hint, name=f"{kind.capitalize()}s")
+    return DataTable(columns, hint=hint, name=f"{kind.capitalize()}s")
 
 
 def server_of(folder: Path, port: int) -> ThreadingHTTPServer:

@@ -16,7 +16,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 import tdcollect
 from tdcollect import keys
-from tdcollect.collect.policy import Policy
+from tdcollect.collect.policy import LoweredPolicy
 from tdcollect.collect.step_dict import StepDict
 
 ENV, UP, POLICY, DOWN, LOOP, WHOLE = "env", "up", "policy", "down", "loop", "whole"
@@ -134,7 +134,9 @@ def _calls(
         observed = observed.pin_memory()
     upon = observed.to(device)
     with set_exploration_type(ExplorationType.RANDOM):
-        call = Policy(policy, StepDict({keys.OBSERVATION: upon}), torch.Size([slots]), device)
+        call = LoweredPolicy(
+            policy, StepDict({keys.OBSERVATION: upon}), torch.Size([slots]), device
+        )
 
     def act(observation: torch.Tensor) -> torch.Tensor:
         step = StepDict({keys.OBSERVATION: observation})

@@ -11,7 +11,7 @@ from unittest import mock
 
 from bench import Program
 
-from tdcollect.collect.policy import Policy
+from tdcollect.collect.policy import LoweredPolicy
 from tdcollect.envs.slots import Stepper
 
 NETWORK, SAMPLING = "network", "sampling and log-prob"
@@ -40,7 +40,7 @@ def shares(program: Program, seconds: float) -> dict[str, float]:
 
 @contextmanager
 def _timers(spent: Counter[str]) -> Iterator[None]:
-    def policy(self: Policy, step: Any) -> None:
+    def policy(self: LoweredPolicy, step: Any) -> None:
         last = len(self.calls) - 1
         for i, call in enumerate(self.calls):
             start = time.perf_counter()
@@ -50,7 +50,7 @@ def _timers(spent: Counter[str]) -> Iterator[None]:
     step = _timed(Stepper.step, STEPS, spent)
     reset = _timed(Stepper.reset, RESETS, spent)
     with (
-        mock.patch.object(Policy, "__call__", policy),
+        mock.patch.object(LoweredPolicy, "__call__", policy),
         mock.patch.object(Stepper, "step", step),
         mock.patch.object(Stepper, "reset", reset),
     ):

@@ -16,7 +16,7 @@ def is_count(value: Any, least: int = 0, below: float = math.inf) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Tell whether a value is a real number."""
+    """Return whether a value is a real number."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 

@@ -33,12 +33,8 @@ _held: set[Path] = set()  # directories that this process has locked
 def write_atomically(path: Path, data: bytes | Callable[[BinaryIO], object]) -> Path:
     """Write a file beside ``path`` and move it there; returns ``path``.
 
-    A reader sees the old file or the new one, never a part of it, also after a crash. A file that
-    holds the data already is left as it is.
-
-    Args:
-        path: the file; missing folders are made.
-        data: the contents, or a function that writes them to the open file that it is given.
+    A reader sees the old file or the new one, also after a crash. One that holds the data already
+    is left as it is. ``data`` may be a function that writes to an open file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     _sweep(path)
@@ -90,17 +86,16 @@ def remove(path: Path) -> None:
 
 
 def is_leftover(name: str, files: Container[str]) -> bool:
-    """Tell whether a name in a directory is that of a lock, or of one of its files half-written."""
+    """Return whether a name is that of a lock, or of one of the files half-written."""
     part = _PART.fullmatch(name)
     return name == LOCK or (part is not None and part["file"] in files)
 
 
 @contextmanager
 def replaced(folder: Path) -> Iterator[Path]:
-    """Give a new folder to write to, which takes the place of another one at the end.
+    """Yield a new folder, which takes the place of another one unless the body raises.
 
-    It is made beside the other one, so nothing that lies there is written to, or through. If the
-    body raises, all stays as it was.
+    It is made beside the other one, so nothing there is written to, or through.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as beside:
@@ -113,17 +108,11 @@ def replaced(folder: Path) -> Iterator[Path]:
 
 
 def check_no_links(root: Path, *names: str | Path) -> None:
-    """Refuse links below a folder where files are to be written.
+    """Raise ValueError for a link below a folder where files are to be written.
 
-    The folder may come from somebody else, and its links may lead anywhere. A file that is
-    replaced needs no check: :func:`write_atomically` replaces a link, too.
-
-    Args:
-        root: the folder; it may be a link itself, as the user has named it.
-        names: files or folders, relative to it, which may be missing; each part is looked at.
-
-    Raises:
-        ValueError: naming the link.
+    The folder may come from somebody else, and its links may lead anywhere. ``root`` may be a link
+    itself; ``names`` are relative to it, and may be missing. A file that
+    :func:`write_atomically` replaces needs no check.
     """
     for path in (root / name for name in names):
         if (leads := path.resolve()) != root.resolve() / path.relative_to(root):
@@ -162,13 +151,13 @@ def check_output(
     files: Container[str],
     is_folder: Callable[[str], object] = lambda name: False,
 ) -> None:
-    """Refuse an output directory that is a file, or that holds anything that is not ours.
+    """Raise ValueError for an output directory that is a file, or that holds anything else.
 
     Args:
         path: the directory, which may be missing.
         of: the kind of its contents, for the message.
         files: the files that may be there, complete or half-written.
-        is_folder: tells whether a name is that of a folder that may be there; by default none is.
+        is_folder: whether a name is that of a folder that may be there.
     """
     if path.exists() and not path.is_dir():
         raise ValueError(f"expected output_dir to be a directory, got the file {path}")
@@ -181,10 +170,7 @@ def check_output(
 
 
 def _sweep(path: Path) -> None:
-    """Remove the leftovers of processes that were killed while they wrote this file.
-
-    Old ones; and all of them if this process has locked the directory, since nobody else writes.
-    """
+    """Remove old leftovers of this file; all, if this process has locked the directory."""
     with os.scandir(path.parent) as entries:
         names = [entry.name for entry in entries if is_leftover(entry.name, (path.name,))]
     locked = not _held.isdisjoint(path.parents)
@@ -199,14 +185,8 @@ def _sweep(path: Path) -> None:
 def locked(path: Path, wait: float = 0.0) -> Iterator[None]:
     """Make a directory, and lock it for writing: for this thread, among all on all machines.
 
-    The lock ends with the process. Its file stays if the process is killed, and locks nothing.
-
-    Args:
-        path: the directory.
-        wait: seconds to wait while another has the lock.
-
-    Raises:
-        RuntimeError: if another has the lock for longer.
+    The lock ends with the process; its file may stay, and locks nothing. RuntimeError if another
+    has the lock after ``wait`` seconds.
     """
     until = time.monotonic() + wait
     while (opened := _lock(path)) is None:

@@ -41,7 +41,7 @@ STEP = "_step"
 STEP_COUNT = "step_count"
 EPISODE_REWARD = "episode_reward"
 IS_INIT = "is_init"
-ENV_ERROR = "env_error"  # under "next": the step failed, and the env was built anew
+ENV_ERROR = "env_error"  # under "next": the step failed, and the env was made again
 POLICY_VERSION = "policy_version"
 LOG_PROB = "log_prob"  # after the name of a sample, and an underscore
 
@@ -77,7 +77,7 @@ def beside(key: Key, name: str) -> Key:
 
 
 def is_next(key: Key) -> bool:
-    """Tell whether the entry belongs to the following step."""
+    """Return whether the entry belongs to the following step."""
     return key[0] == NEXT
 
 

@@ -54,9 +54,7 @@ def untested() -> str:
 def check_posix(what: str, instead: str) -> None:
     """Raise NotImplementedError where the system lacks forks and locks of files, as Windows does.
 
-    Args:
-        what: what needs them, as the first words of the error.
-        instead: what to do there.
+    ``what`` needs them; its text begins the error, and what to do ``instead`` ends it.
     """
     if not hasattr(os, "fork") or find_spec("fcntl") is None:
         raise NotImplementedError(
@@ -90,24 +88,15 @@ def _installed(name: str) -> str | None:
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """Return the numbers of a release: (0, 14, 1) of "0.14.1+cpu" and of "0.14.1.dev7".
-
-    So a build of one's own counts as the release that it is built for, and a pre-release of the
-    end of a range is outside it, as pip sees it.
-    """
+    """Return the numbers of a release: (0, 14, 1) of "0.14.1+cpu" and of "0.14.1.dev7"."""
     numbers = re.match(r"\d+(\.\d+)*", version)
     return tuple(int(part) for part in numbers[0].split(".")) if numbers else ()
 
 
 def extra_module(name: str, what: str) -> Any:
-    """Import a module of an optional package.
+    """Import a module of an optional package that a feature (``what``) needs.
 
-    Args:
-        name: the module, such as ``"scipy.stats"``.
-        what: the feature that needs it, as the first words of the error.
-
-    Raises:
-        ModuleNotFoundError: if the package is not installed, with the command that installs it.
+    ModuleNotFoundError, with the command that installs it, if it is not installed.
     """
     package = name.partition(".")[0]
     try:
@@ -132,12 +121,8 @@ def lazy(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a package that imports its names late.
 
-    The names are those that its source imports for type checkers, ``name as name`` on a line each.
-
-    Args:
-        package: its name.
-        inner: those of the names that are not public, separated by spaces.
-        modules: modules that are attributes themselves, likewise.
+    The names are those that its source imports for type checkers, ``name as name`` on a line each;
+    ``inner`` ones are not public, and ``modules`` are attributes themselves, separated by spaces.
     """
     source = (pkgutil.get_data(package, "__init__.py") or b"").decode()  # from a zip file, too
     imports = re.findall(r"^    from (\S+) import (?:\(\s+)?(\w+) as \2\b", source, re.MULTILINE)

@@ -164,14 +164,10 @@ def parts_of(source: Any) -> dict[str, Any]:
         parts |= {**named.globals, **named.nonlocals, **(source.__kwdefaults__ or {})}
         parts |= {f"default {at}": part for at, part in enumerate(defaults)}
     elif not isinstance(source, (type, ModuleType)):
-        parts |= attributes_of(source)
+        state: Any = object.__getstate__(source)
+        for attributes in state if isinstance(state, tuple) else [state]:  # in __slots__, too
+            parts |= attributes or {}
     return {name: compiled_from(part) for name, part in parts.items()}
-
-
-def attributes_of(thing: Any) -> dict[str, Any]:
-    state: Any = object.__getstate__(thing)
-    own, slots = state if isinstance(state, tuple) else (state, None)
-    return {**(own or {}), **(slots or {})}
 
 
 def parameters_of(function: Any) -> dict[str, inspect.Parameter]:

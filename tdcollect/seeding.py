@@ -112,7 +112,7 @@ def _bits(root: int, *key: int) -> int:
 
 
 class WaitingSeeds:
-    """Seeds for the next resets of slots: the user's, or derived for envs built anew."""
+    """Seeds for the next resets of slots: the user's, or derived for envs made again."""
 
     def __init__(self) -> None:
         self._seeds: dict[int, int] = {}

@@ -24,17 +24,10 @@ _TENSOR_KINDS = "biuf"
 
 
 def pack(value: Any) -> dict[str, Any]:
-    """Flatten a value.
+    """Flatten dicts, lists and tuples of arrays, tensors, numbers, strings, bytes, bools and None.
 
-    Args:
-        value: dicts, lists and tuples of NumPy arrays and scalars, CPU or GPU tensors, numbers,
-            strings, bytes, bools and None, nested in any way.
-
-    Returns:
-        ``"form"``, a string that describes the nesting, and tensors under ``"0"``, ``"1"``...
-
-    Raises:
-        TypeError: if a value is of another type.
+    Returns ``"form"``, a string that describes the nesting, and tensors under ``"0"``, ``"1"``...
+    TypeError for values of other types.
     """
     tensors: dict[str, torch.Tensor] = {}
     return {_FORM: json.dumps(_encode(value, tensors)), **tensors}
@@ -102,7 +95,7 @@ def _decode(form: Any, tensors: Mapping[str, Any]) -> Any:
 
 
 def equal(one: Any, other: Any) -> bool:
-    """Tell whether two nested values are equal, in types, dtypes and values; NaN never is."""
+    """Return whether two nested values are equal, in types, dtypes and values; NaN never is."""
     if type(one) is not type(other):
         return False
     if isinstance(one, np.ndarray):

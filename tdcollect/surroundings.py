@@ -22,25 +22,15 @@ _BACKENDS = (
 
 
 class Surroundings(NamedTuple):
-    """The surroundings of a process, which its workers share; without torch where it has none.
+    """The surroundings of a process, which its workers share; without torch where it has none."""
 
-    Attributes:
-        directory: the working directory; None if it is gone.
-        path: ``sys.path``.
-        filters: ``warnings.filters``, with the modules and names of categories.
-        errors: ``np.geterr()``.
-        callback: ``np.geterrcall()``, pickled.
-        flushes: denormal floats are flushed to zero.
-        torch: settings of torch by name, where it is imported.
-    """
-
-    directory: str | None
+    directory: str | None  # None if it is gone
     path: tuple[str, ...]
-    filters: tuple[tuple[Any, ...], ...]
-    errors: dict[str, Any]
-    callback: bytes
-    flushes: bool
-    torch: dict[str, Any]
+    filters: tuple[tuple[Any, ...], ...]  # of warnings, with the modules and names of categories
+    errors: dict[str, Any]  # np.geterr()
+    callback: bytes  # np.geterrcall(), pickled
+    flushes: bool  # denormal floats are flushed to zero
+    torch: dict[str, Any]  # settings of torch by name, where it is imported
 
     @classmethod
     def here(cls) -> Surroundings:

@@ -37,15 +37,10 @@ def with_threads(count: int) -> Iterator[None]:
 
 @dataclass(frozen=True, eq=False)
 class _Collection:
-    """A collection that has begun and not ended.
+    """A collection that has begun and not ended."""
 
-    Attributes:
-        thread: the thread that began it.
-        pauses: True if it may be between two batches.
-    """
-
-    thread: threading.Thread
-    pauses: bool
+    thread: threading.Thread  # that began it
+    pauses: bool  # it may be between two batches
 
 
 # Held while an evaluation makes envs or runs a block, and for a moment when a collection begins.
@@ -58,7 +53,7 @@ _LOOKS, _SECONDS = 10, 0.002
 
 
 def _forget() -> None:
-    """Start anew in a forked process, which has none of its parent's other threads."""
+    """Start over in a forked process, which has none of its parent's other threads."""
     global _turn
     _turn = threading.RLock()
     _collections.clear()
@@ -72,8 +67,7 @@ if hasattr(os, "register_at_fork"):
 def collecting(pauses: bool = False) -> Iterator[None]:
     """Announce that this thread collects; wait while another thread runs a block of an evaluation.
 
-    Args:
-        pauses: the collection yields batches, and may be between two of them.
+    If it ``pauses``, it yields batches, and may be between two of them.
     """
     collection = _Collection(threading.current_thread(), pauses)
     with _turn:
@@ -95,8 +89,7 @@ def turn() -> AbstractContextManager[Any]:
 def evaluating() -> Iterator[None]:
     """Hold the turn, so that no other thread evaluates or begins to collect.
 
-    Raises:
-        RuntimeError: if another thread collects.
+    RuntimeError if another thread collects.
     """
     for _ in range(_LOOKS):  # the thread that started this evaluation may be about to wait for it
         if not any(collection.pauses for collection in _elsewhere()):
@@ -161,7 +154,7 @@ def _other_threads() -> list[tuple[str, FrameType]]:
 
 
 class Elsewhere:
-    """Tells whether other threads of the process have used the CPU since this was made."""
+    """Whether other threads of the process have used the CPU since this was made."""
 
     def __init__(self) -> None:
         # In this order, and in the other one at the end, no time of this thread's is counted.
@@ -169,13 +162,13 @@ class Elsewhere:
         self._time = time.process_time_ns() - here
 
     def computed(self) -> bool:
-        """Tell whether they have; threads that wait or read from a socket have not."""
+        """Return whether they have; threads that wait or read from a socket have not."""
         all_threads = time.process_time_ns()
         return all_threads - time.thread_time_ns() > self._time
 
 
 def _waits(frame: FrameType | None) -> bool:
-    """Tell whether a thread waits for another one or for input, as in ``join`` or ``Event.wait``.
+    """Return whether a thread waits for another one or for input, as in ``join`` or ``Event.wait``.
 
     A thread that starts another one waits too, but for a moment only.
     """

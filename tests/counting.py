@@ -44,77 +44,48 @@ _MOST = 2**24  # float32 holds every whole number up to here
 
 @dataclass(frozen=True)
 class CountingRules:
-    """Lengths, ends, actions and rewards of the counting env.
-
-    Its envs, its policies and the check of its batches share these rules.
+    """What the envs, their policies and the check of their batches share.
 
     Args:
-        lengths: the steps of an episode: an int; a sequence, in which episode ``e`` of slot ``i``
-            has the entry ``(e + i) % len(lengths)``, so that slots end at different times; or a
-            function of the episode's index.
-        ends: ``"terminated"``, ``"truncated"``, or ``"alternate"``: episodes of even index
-            terminate and the others are truncated.
-        num_actions: the action of a step that starts at step count ``s`` must be
-            ``s % num_actions``.
+        lengths: of episodes: an int, or a sequence, of which episode ``e`` of slot ``i`` has the
+            entry ``(e + i) % len(lengths)``.
+        ends: ``"terminated"``, ``"truncated"``, or ``"alternate"``: even episodes terminate.
+        num_actions: the action of a step that starts at step count ``s`` is ``s % num_actions``.
     """
 
-    lengths: int | Sequence[int] | Callable[[int], int] = (3, 7, 1, 4, 2)
+    lengths: int | Sequence[int] = (3, 7, 1, 4, 2)
     ends: str = ALTERNATE
     num_actions: int = 5
 
     def __post_init__(self) -> None:
-        if not callable(self.lengths):
-            lengths = (self.lengths,) if isinstance(self.lengths, int) else tuple(self.lengths)
-            object.__setattr__(self, "lengths", lengths)
+        lengths = (self.lengths,) if isinstance(self.lengths, int) else tuple(self.lengths)
+        object.__setattr__(self, "lengths", lengths)
 
     def length(self, slot: int, episode: int) -> int:
-        """Return the number of steps of an episode."""
-        if callable(self.lengths):
-            return self.lengths(episode)
         assert isinstance(self.lengths, tuple)
         return self.lengths[(slot + episode) % len(self.lengths)]
 
     def length_of(self, slot: torch.Tensor, episode: torch.Tensor) -> torch.Tensor:
-        """Return the lengths of many episodes: int64, of the shape of ``slot`` and ``episode``."""
-        if callable(self.lengths):
-            numbers, index = episode.unique(return_inverse=True)
-            table = torch.tensor([self.lengths(e) for e in numbers.tolist()], device=episode.device)
-            return table[index]
-        assert isinstance(self.lengths, tuple)
-        table = torch.tensor(self.lengths, device=episode.device)
-        return table[(slot + episode) % len(self.lengths)]
+        table = torch.tensor(self.lengths, device=episode.device).reshape(-1)
+        return table[(slot + episode) % len(table)]
 
     def terminates(self, episode: Number) -> Any:
-        """Return whether an episode terminates, rather than being truncated; elementwise."""
         even = episode % 2 == 0
         return (even & (self.ends == ALTERNATE)) | (self.ends == keys.TERMINATED)
 
     def action(self, step: Number) -> Number:
-        """Return the action of the step that starts at step count ``step``; elementwise."""
         return step % self.num_actions
 
     def reward(self, slot: Number, episode: Number, step: Number) -> Number:
-        """Return the reward of the step that *reaches* step count ``step``; elementwise.
-
-        Its decimals read ``sss ee tt``: slot, episode, step. It is an integer, exact in float32.
-        """
+        """The reward of the step that reaches ``step``: its decimals read ``sss ee tt``."""
         return 10_000 * (slot % 1000) + 100 * (episode % 100) + step % 100
 
 
 class CountingEnv(gym.Env[np.ndarray[Any, Any], np.int64]):
     """A gymnasium env whose observation is ``(step, episode, slot)``, float32 ``[3]``.
 
-    ``step`` counts the steps of the episode and is 0 after a reset. ``episode`` is 0 at the first
-    reset and goes up by one at each; ``reset(seed=s)`` makes it ``s % 2**20``, so that the seed
-    fixes the episode and the episode shows the seed.
-
-    It is strict: a step after an episode's end raises, and so does a wrong action, unless
-    ``wrong_action="record"``. Its info holds ``"wrong_actions"``, counted since the env was made.
-
-    Args:
-        slot: the slot in its observation.
-        rules: lengths and ends of its episodes, and its actions.
-        wrong_action: ``"raise"``, or ``"record"`` to only count them in ``wrong_actions``.
+    ``episode`` goes up by one at each reset; ``reset(seed=s)`` makes it ``s % 2**20``. A step after
+    an episode's end raises, and so does a wrong action, unless ``wrong_action="record"``.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 (gymnasium declares it so)
@@ -169,12 +140,11 @@ class CountingEnv(gym.Env[np.ndarray[Any, Any], np.int64]):
 
 
 def first_episode(seed: int) -> int:
-    """Return the index of the episode that ``reset(seed=seed)`` starts."""
+    """The index of the episode that ``reset(seed=seed)`` starts."""
     return seed % _EPISODES
 
 
 def next_episode(episode: Number) -> Number:
-    """Return the index of the episode after ``episode``; elementwise."""
     return (episode + 1) % _EPISODES
 
 
@@ -191,7 +161,7 @@ def _note_wrong(env: Any, count: int, *seen: float) -> None:
 def make_counting_envs(
     num_envs: int, rules: CountingRules = CountingRules(), *, wrong_action: WrongAction = "raise"
 ) -> list[Callable[[], CountingEnv]]:
-    """Return one factory per slot, for ``SyncVectorEnv`` or ``AsyncVectorEnv``."""
+    """One factory per slot, for ``SyncVectorEnv`` or ``AsyncVectorEnv``."""
     return [
         partial(CountingEnv, slot, rules, wrong_action=wrong_action) for slot in range(num_envs)
     ]
@@ -207,14 +177,7 @@ def counting_env(
     context: str | None = None,
     **kwargs: Any,
 ) -> GymnasiumEnv:
-    """Make a tdcollect env of counting envs; index i of its batches is slot i.
-
-    Args:
-        num_envs: the number of slots N; None for one slot with ``batch_size=[]``.
-        backend: ``"serial"``, or ``"sync"`` or ``"async"`` for gymnasium's vector envs.
-        context: how ``"async"`` starts its processes.
-        **kwargs: passed to :func:`tdcollect.make_env`.
-    """
+    """A tdcollect env of counting envs: ``"serial"``, or on gymnasium's vector envs."""
     factories = make_counting_envs(num_envs or 1, rules, wrong_action=wrong_action)
     if backend == "serial":
         # make_env makes its slots one after the other from one callable.
@@ -237,7 +200,6 @@ class _Predicting(TensorDictModuleBase):
         self.categorical = categorical_action_encoding
 
     def _action(self, step: torch.Tensor) -> torch.Tensor:
-        """Return the actions of steps that start at these step counts, encoded."""
         action = self.rules.action(step.long())
         if self.categorical:
             return action
@@ -247,14 +209,8 @@ class _Predicting(TensorDictModuleBase):
 class CountingPolicy(_Predicting):
     """A recurrent policy that predicts the counting env from its hidden state alone.
 
-    It never reads the observation. It reads its hidden state at the root, sets it to zero where
-    ``"is_init"`` is True, acts by it, and writes it plus one under ``"next"``, as TorchRL's
-    recurrent modules do. A hidden state that is lost, carried over an episode's end, reset too
-    often or handed to another slot therefore shows as a wrong action.
-
-    The env needs ``"is_init"`` (``InitTracker``, or ``make_env(is_init=True)``) and the primer that
-    :meth:`make_tensordict_primer` makes. tdcollect's collector adds both, and TorchRL's does with
-    ``auto_register_policy_transforms=True``.
+    A hidden state that is lost, carried over an episode's end, reset too often or handed to another
+    slot shows as a wrong action.
     """
 
     in_keys = (HIDDEN, keys.IS_INIT)
@@ -267,7 +223,6 @@ class CountingPolicy(_Predicting):
         return tensordict
 
     def make_tensordict_primer(self) -> TensorDictPrimer:
-        """Return the transform that sets the hidden state to zero at each reset."""
         return TensorDictPrimer({HIDDEN: Unbounded(shape=(1,))}, expand_specs=True)
 
 
@@ -285,9 +240,7 @@ class StatelessCountingPolicy(_Predicting):
 class TorchCountingEnv(EnvBase):
     """The counting env as a batched ``EnvBase``, with partial resets and partial steps.
 
-    Slots are numbered through the flattened batch. Episodes are numbered and seeded as
-    :class:`CountingEnv` does it: slot i takes the seed ``seed + i``. Observations are float32
-    ``[N, 3]``, rewards float32 ``[N, 1]``, flags bool ``[N, 1]``.
+    Slots are numbered through the flattened batch; slot i takes the seed ``seed + i``.
     """
 
     slot: torch.Tensor
@@ -332,7 +285,6 @@ class TorchCountingEnv(EnvBase):
             self.register_buffer(name, torch.full(batch, value, device=device))
 
     def _set_seed(self, seed: int | None) -> None:
-        """Seed slot i with ``seed + i`` at its next reset."""
         if seed is not None:
             self._keep_seeds(seed, torch.ones_like(self.terminated))
 
@@ -369,7 +321,6 @@ class TorchCountingEnv(EnvBase):
         return self._pack({keys.REWARD: reward.float().unsqueeze(-1)})
 
     def _mask(self, tensordict: TensorDictBase | None, key: str) -> torch.Tensor:
-        """Return the slots that a mask entry marks: bool, of the env's batch size."""
         mask = None if tensordict is None else tensordict.get(key, None)
         if mask is None:
             return torch.ones_like(self.terminated)
@@ -391,7 +342,6 @@ class TorchCountingEnv(EnvBase):
             _note_wrong(self, int(wrong.sum()), *(values[wrong][0].item() for values in about))
 
     def _pack(self, source: dict[str, torch.Tensor]) -> TensorDictBase:
-        """Return the current state in new tensors."""
         observation = torch.stack([self.count, self.episode, self.slot], -1).float()
         terminated, truncated = self.terminated.unsqueeze(-1), self.truncated.unsqueeze(-1)
         source[keys.OBSERVATION] = observation
@@ -414,23 +364,18 @@ def check_counting_batch(
 ) -> None:
     """Check every row of a batch of the counting env against the truth in its observations.
 
-    Observations must count and continue from row to row. Each ``next`` observation must be the true
-    successor, or at an episode's end the true final observation. No row may stand for a reset.
-    Rewards and flags must be those of the step, and actions must be predicted. ``traj_ids``,
-    ``is_init``, ``step_count``, ``episode_reward`` and the hidden state of :class:`CountingPolicy`
-    are checked if the batch has them. Rows marked as failed (``("next", "env_error")``) must repeat
-    their observation, have reward 0 and truncate; any episode may follow them.
+    Rows marked as failed (``("next", "env_error")``) must repeat their observation, have reward 0
+    and truncate; any episode may follow them.
 
     Args:
         batch: ``[N, T]``; ``[T]`` of an unbatched env; or with more batch dims before T.
         rules: the rules of the env.
-        num_envs: N, for a flat batch ``[N * T]`` in which each slot's T rows are contiguous.
+        num_envs: N, for a flat batch ``[N * T]``, slot by slot.
         slots: the N slots of the batch; ``0 .. N-1`` by default.
         previous: the batch before, which this one must continue.
-        predicted: whether the actions must be right.
-        max_episode_steps: the time limit of the wrapper around the env: longer episodes must be
-            truncated after this many steps.
-        require: optional entries that must be there, ``keys.TRAJ_IDS`` for instance.
+        predicted: the actions must be right.
+        max_episode_steps: the time limit around the env.
+        require: optional entries that must be there.
     """
     about = (rules, num_envs, slots, max_episode_steps)
     rows = _Rows(batch, *about)
@@ -480,7 +425,6 @@ class _Rows:
         self.last = self.at_end | self.at_limit | self.failed
 
     def __getitem__(self, key: Key) -> torch.Tensor:
-        """Return an entry: ``[N, T]`` for one of ``[N, T, 1]``."""
         if key not in self.present:
             raise AssertionError(
                 f"the batch has the entry {key!r}: got {sorted(map(str, self.present))}"
@@ -489,7 +433,6 @@ class _Rows:
         return value.squeeze(-1) if value.ndim > 2 else value
 
     def observation(self, step: torch.Tensor, episode: torch.Tensor) -> torch.Tensor:
-        """Return the env's observation at a step of an episode, ``[N, T, 3]``."""
         return torch.stack([step, episode, self.slot], -1)
 
     def check(

@@ -139,7 +139,7 @@ def locks_between(buffer: Any, queue: Any) -> list[Any]:
 
 
 def kept_by_others(lock: Any, seconds: float) -> bool:
-    """Tell whether a lock is still held after so many seconds, and not by this process."""
+    """Return whether another process still holds a lock after ``seconds``."""
     if lock.acquire(timeout=seconds):
         lock.release()
         return False

@@ -45,7 +45,7 @@ def bounded(items: int) -> dict[str, Any]:
 
 
 def started_here() -> bool:
-    """Tell whether this process has started the Ray that it is connected to."""
+    """Return whether this process has started the Ray that it is connected to."""
     from ray._private import worker
 
     node = worker._global_node

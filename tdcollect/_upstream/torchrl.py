@@ -72,7 +72,7 @@ def arguments_of_resets(env: EnvBase) -> dict[str, Any]:
 
 
 def steps_alone(env: EnvBase) -> bool:
-    """Tell whether an env's class steps and resets in the two methods meant for it alone."""
+    """Return whether an env overrides only ``_step`` and ``_reset``."""
     names = ("step", "reset", "step_and_maybe_reset", "maybe_reset", "_step_proc_data")
     plain = all(getattr(type(env), name) is getattr(EnvBase, name) for name in names)
     return plain and not vars(env).get("_torchrl_native_autoreset", False)
@@ -102,7 +102,7 @@ def held_env(env: EnvBase) -> Any:
 
 
 def resets_with_seed(env: EnvBase) -> bool:
-    """Tell whether an env's ``reset(seed=...)`` starts the episode of a seed.
+    """Return whether an env's ``reset(seed=...)`` starts the episode of a seed.
 
     It does in TorchRL's wrappers of gymnasium and PettingZoo, whose ``set_seed`` resets too, so
     that the next reset starts another episode; other envs ignore the argument, or refuse it.
@@ -122,13 +122,12 @@ def skipped_step(env: EnvBase, entries: TensorDictBase) -> TensorDictBase:
 # ------------------------------------------------------------------------ GymWrapper, batched envs
 
 GymEnvMeta: Any = type(GymEnv)
-ParallelEnvMeta: Any = type(ParallelEnv)
 
 is_categorical: Callable[[GymWrapper], bool] = attrgetter("_categorical_action_encoding")
 converts_actions: Callable[[GymWrapper], bool] = attrgetter("_convert_actions_to_numpy")
 is_vectorised: Callable[[GymWrapper], bool] = attrgetter("_is_batched")
 uses_buffers: Callable[[ParallelEnv], bool] = attrgetter("_use_buffers")
-"""Tells whether workers write into memory that they share; they then seed torch, too."""
+"""Returns whether workers write into memory that they share; they then seed torch, too."""
 has_metadata_from_workers: Callable[[ParallelEnv], bool] = attrgetter("_metadata_from_workers")
 owns_workers: Callable[[ParallelEnv], bool] = attrgetter("_owns_workers")
 """False for a ``ParallelEnv`` that is an index into another."""
@@ -141,7 +140,7 @@ _PIPE_TIMEOUT = 10_000.0
 
 
 def stands_for_env(argument: Any) -> bool:
-    """Tell whether an argument of a call by name stands for the ``ParallelEnv`` itself."""
+    """Return whether an argument of a call by name stands for the ``ParallelEnv`` itself."""
     return isinstance(argument, str) and argument == "_self"
 
 
@@ -167,7 +166,7 @@ def start_method(env: ParallelEnv) -> str:
 
 
 def shares_memory(env: ParallelEnv) -> bool:
-    """Tell whether tensors travel in shared memory rather than in memory-mapped files."""
+    """Return whether tensors travel in shared memory rather than in memory-mapped files."""
     return bool(env._share_memory) and not env._memmap
 
 
@@ -211,7 +210,7 @@ step_of: Callable[[T.Transform], Method] = attrgetter("_step")
 reset_of: Callable[[T.Transform], Method] = attrgetter("_reset")
 mapping_of: Callable[[T.Transform], Method] = attrgetter("_apply_transform")
 casts_integers: Callable[[T.VecNormV2], bool] = attrgetter("_cast_int_to_float")
-"""Tells whether a ``VecNormV2`` averages integers as floats."""
+"""Returns whether a ``VecNormV2`` averages integers as floats."""
 
 _CALLS = ("_call", "_step", "_reset", "_inv_call", "_apply_transform", "_inv_apply_transform")
 
@@ -245,7 +244,7 @@ def _overrides(transform: T.Transform, *names: str) -> bool:
 
 
 def inverts(transform: T.Transform) -> bool:
-    """Tell whether a transform may change what the env is given."""
+    """Return whether a transform may change what the env is given."""
     return bool(transform.in_keys_inv) or _overrides(transform, "_inv_call")
 
 
@@ -254,12 +253,12 @@ def reads_step(transform: T.Transform) -> bool:
 
 
 def maps_entries(transform: T.Transform) -> bool:
-    """Tell whether a step maps each entry by the one function of the class, and does no more."""
+    """Return whether a step maps each entry by the one function of the class, and does no more."""
     return not _overrides(transform, "_step", "_call") and _overrides(transform, "_apply_transform")
 
 
 def changes_loop(transform: T.Transform) -> bool:
-    """Tell whether a transform takes part in the env's loop in more than steps and resets."""
+    """Return whether a transform takes part in the env's loop in more than steps and resets."""
     return _overrides(transform, "_post_step_mdp_hooks")
 
 
@@ -280,7 +279,7 @@ def settings_of(transform: T.Transform) -> dict[str, Any]:
 
 
 def only_applies(transform: T.Transform, known: Sequence[type[T.Transform]]) -> bool:
-    """Tell whether a transform only maps tensors, as the ``known`` classes do in resets, too."""
+    """Return whether a transform only maps tensors, as the ``known`` classes do in resets, too."""
     if _overrides(transform, "_step", "_call", "_inv_call", "inv"):
         return False
     own = type(transform)._reset
@@ -321,7 +320,7 @@ class VecNormV2Statistics(View):
         return loc.get(key), var.get(key), count.get(key)
 
     def on_cpu(self, entries: Sequence[Key]) -> bool:
-        """Tell whether they are there for all of these entries, as tensors on the CPU."""
+        """Return whether they are there for all of these entries, as tensors on the CPU."""
         return bool(self._of.initialized) and all(
             isinstance(value := part.get(key, None), torch.Tensor) and value.device.type == "cpu"
             for part in self._parts
@@ -368,7 +367,7 @@ _global_hooks = attrgetter(*(f"_global_{kind}_hooks" for kind in _HOOKS))
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Tell whether a call of a module also calls hooks: its own, or those of all modules."""
+    """Return whether a call of a module also calls hooks: its own, or those of all modules."""
     return any(_own_hooks(module)) or all_modules_have_hooks()
 
 
@@ -381,7 +380,7 @@ def has_forward_hooks(module: nn.Module) -> bool:
 
 
 def only_projects(module: nn.Module) -> bool:
-    """Tell whether the hooks of a module are the one of ``safe=True``, :func:`project_outputs`."""
+    """Return whether the only hook of a module is that of ``safe=True``."""
     return (
         list(module._forward_hooks.values()) == [project_outputs]
         and not module._forward_hooks_with_kwargs
@@ -391,7 +390,7 @@ def only_projects(module: nn.Module) -> bool:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Tell whether ``module.compile()`` has replaced what a call of the module runs."""
+    """Return whether ``module.compile()`` has replaced what a call of the module runs."""
     return module._compiled_call_impl is not None
 
 
@@ -400,7 +399,7 @@ as_plain_tensors = torch._C._disabled_torch_function_impl
 
 
 def validates_arguments() -> bool:
-    """Tell whether distributions check their arguments by default; importing TorchRL stops that."""
+    """Return whether distributions check their arguments; importing TorchRL stops that."""
     return Distribution._validate_args
 
 

@@ -42,8 +42,8 @@ def check_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
             _check_env(env)
     check_instance(named.get("policy"))
     for name in _OPTIONAL_CALLABLES:
-        given = named.get(name)
-        for one in given if isinstance(given, (list, tuple)) else [given]:
+        value = named.get(name)
+        for one in value if isinstance(value, (list, tuple)) else [value]:
             if one is not None and not callable(one):
                 raise TypeError(
                     f"expected {name} to be a function, got {_described(one)}; pass one, or leave "
@@ -86,10 +86,10 @@ def check_one(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
 def _check_env(env: Any) -> None:
     if isinstance(env, EnvBase) or (callable(env) and not isinstance(env, nn.Module)):
         return
-    made = repr(env) if isinstance(env, str) else "'CartPole-v1'"
+    example = repr(env) if isinstance(env, str) else "'CartPole-v1'"
     if isinstance(env, (gym.Env, gym.vector.VectorEnv)):
-        made = "env"
-    do = "the env first, then the policy" if callable(env) else f"tdcollect.make_env({made})"
+        example = "env"
+    do = "the env first, then the policy" if callable(env) else f"tdcollect.make_env({example})"
     raise TypeError(
         "expected an env of TorchRL, or a function that makes one, got "
         f"{_described(env)}; pass {do}"
@@ -134,14 +134,14 @@ def check_options(options: Any) -> None:
         )
 
 
-def give_options(base: EnvBase, asked: ResetOptions | None) -> None:
+def give_options(base: EnvBase, options: ResetOptions | None) -> None:
     """Have an env, without its transforms, ask for the options of its resets, from here on."""
-    if asked is not None:
+    if options is not None:
         if not isinstance(base, GymnasiumEnv) or not base.can.each_options:
             raise no_options("reset_options", base)
-        asked.start(base.num_envs)
+        options.start(base.num_envs)
     if isinstance(base, GymnasiumEnv):  # another collector may have had the env
-        base.stepper.reset_options = asked
+        base.stepper.reset_options = options
 
 
 def no_options(option: str, base: Any) -> ValueError:
@@ -227,7 +227,7 @@ def cannot_wrap(policy: Any, env: EnvBase, evaluating: bool = False) -> str | No
     names = _arguments(policy)
     if names is not None and set(names) <= set(observed):
         return None
-    made = f"in_keys={observed}, out_keys={list(env.action_keys)}"
+    wrapping = f"in_keys={observed}, out_keys={list(env.action_keys)}"
     if isinstance(policy, nn.Module) and type(policy).forward is nn.Module.forward:
         methods = [name for name in vars(type(policy)) if name[0] != "_" and "act" in name]
         call = f"policy.{(methods or ['METHOD'])[0]}(x)" + "[0]" * ("value" in "".join(methods[:1]))
@@ -236,7 +236,7 @@ def cannot_wrap(policy: Any, env: EnvBase, evaluating: bool = False) -> str | No
             call = f"torch.nn.functional.one_hot({call}, {spec.space.n})"
         return (
             f"expected a policy with a forward(), got {_described(policy)} without; wrap the "
-            f"method that acts: TensorDictModule(lambda x: {call}, {made})"
+            f"method that acts: TensorDictModule(lambda x: {call}, {wrapping})"
         )
     takes = "what it takes is not known" if names is None else f"takes ({', '.join(names)})"
     alone = ""
@@ -248,7 +248,7 @@ def cannot_wrap(policy: Any, env: EnvBase, evaluating: bool = False) -> str | No
     return (
         "expected a policy that takes a TensorDict, or whose arguments are named like the env's "
         f"entries {observed}, got {_described(policy)}, which {takes}; wrap it: "
-        f"TensorDictModule(policy, {made}){alone}"
+        f"TensorDictModule(policy, {wrapping}){alone}"
     )
 
 
@@ -273,15 +273,15 @@ def _arguments(function: Callable[..., Any]) -> list[str] | None:
     return [name for name, parameter in parameters.items() if parameter.default is parameter.empty]
 
 
-def missing_entries(policy: Any, given: Iterable[Any]) -> KeyError | None:
+def missing_entries(policy: Any, entries: Iterable[Any]) -> KeyError | None:
     """The error for entries that a policy reads and does not find; None where it finds all."""
-    found = list(given)
+    there = list(entries)
     in_keys = getattr(policy, "in_keys", None)
-    missing = [key for key in in_keys or () if key not in found]
+    missing = [key for key in in_keys or () if key not in there]
     if not missing:
         return None
     return KeyError(
-        f"expected in_keys of the policy among the entries that there are, {found}, got {missing}; "
+        f"expected in_keys of the policy among the entries that there are, {there}, got {missing}; "
         "name the policy's in_keys like the env's entries, or append the transforms that give them"
     )
 
@@ -294,21 +294,21 @@ def no_tensordict(out: Any) -> TypeError:
     )
 
 
-def failed_call(policy: Any, wrapped: Any, given: TensorDictBase, env: EnvBase) -> Exception | None:
+def failed_call(policy: Any, wrapped: Any, step: TensorDictBase, env: EnvBase) -> Exception | None:
     """The error for a policy whose first call failed, with what to do; None if not known.
 
     ``policy`` is the user's, ``wrapped`` the same as TorchRL calls it.
     """
-    missing = missing_entries(wrapped, given.keys(True, True))
+    missing = missing_entries(wrapped, step.keys(True, True))
     if missing is not None:
         return missing
     by_name = type(wrapped) is TensorDictModule and not isinstance(policy, TensorDictModuleBase)
     try:
         with global_states_kept():
             if by_name:  # TorchRL has wrapped a function of tensors
-                out = policy(*[given.get(key) for key in wrapped.in_keys])
+                out = policy(*[step.get(key) for key in wrapped.in_keys])
             else:
-                out = wrapped(given.copy())
+                out = wrapped(step.copy())
     except Exception:
         return None  # its own error, which is on its way
     if not by_name:

@@ -85,7 +85,7 @@ class SteppedEnv:
 
     @property
     def broken_episodes(self) -> Mapping[int, Exception]:
-        """The errors of slots whose envs the latest step built anew, by slot."""
+        """The errors of slots whose envs the latest step built again, by slot."""
         return {} if self.base is None else self.base.broken_episodes
 
     def latest_info(self, slot: int) -> Mapping[str, Any]:
@@ -98,7 +98,7 @@ class SteppedEnv:
         return self.base.stepper.backend.latest_infos(slots, names)
 
     def rebuild_slots(self, slots: list[int]) -> None:
-        """Build the envs of ``slots`` anew."""
+        """Build the envs of ``slots`` again."""
         assert self.base is not None
         self.base.rebuild_slots(slots)
 
@@ -106,7 +106,7 @@ class SteppedEnv:
         """Have transforms leave the rows of all other slots, which wait, out of statistics."""
 
     def hands_through(self, key: Key) -> bool:
-        """Tell whether the env and its transforms are known not to read an output of the policy."""
+        """Return whether env and transforms are known not to read an output of the policy."""
         return False
 
     def reset_all(self, seeds: Seeds, options: Options) -> StepDict:
@@ -274,18 +274,18 @@ class ArrayEnv(SteppedEnv):
     def advance(
         self, step: StepDict, next_keys: list[Key], buffers: Any, slots: list[int] | None = None
     ) -> Stepped:
-        given = self._taken = step
+        inner_step = self._taken = step
         if self.transforms:
-            given = self._inverted(step)
-            if keys.STEP in given:
-                slots = self._chosen(given, slots)
+            inner_step = self._inverted(step)
+            if keys.STEP in inner_step:
+                slots = self._chosen(inner_step, slots)
                 if slots == []:
-                    return self._skipped(given, next_keys), None
-        following, error = self.inner.step(given, slots, buffers)
+                    return self._skipped(inner_step, next_keys), None
+        following, error = self.inner.step(inner_step, slots, buffers)
         for key in next_keys:
             following.setdefault(from_next(key), step[key])  # the env's own entry wins
         for transform in self.transforms:
-            transform.step(given, following)
+            transform.step(inner_step, following)
         if self._away:
             self._bring_home(following)
         if self._drops_unspecified:
@@ -298,14 +298,14 @@ class ArrayEnv(SteppedEnv):
 
     def _inverted(self, step: StepDict) -> StepDict:
         """The step as the env takes it."""
-        given = inverted(self.transforms, step)
+        inner_step = inverted(self.transforms, step)
         if self._exact is not None:
             if self._changed is None:
                 names = self.transformed.action_keys
-                self._changed = [key for key in names if given.get(key) is not step.get(key)]
-            sent = ((keys.under(keys.SENT, key), given[key]) for key in self._changed)
+                self._changed = [key for key in names if inner_step.get(key) is not step.get(key)]
+            sent = ((keys.under(keys.SENT, key), inner_step[key]) for key in self._changed)
             self._sent = StepDict(sent)
-        return given
+        return inner_step
 
     def _add_exact(self, following: StepDict, buffers: Any) -> None:
         """Add the entries that evaluations read, which are no part of a batch."""
@@ -324,8 +324,8 @@ class ArrayEnv(SteppedEnv):
 
     def send(self, step: StepDict, slots: list[int]) -> None:
         """Have ``slots`` take a step, and return at once."""
-        self._taken = given = self._inverted(step)
-        self.stepper.send(self.base.read_actions(given), slots)  # type: ignore[union-attr]
+        self._taken = inner_step = self._inverted(step)
+        self.stepper.send(self.base.read_actions(inner_step), slots)  # type: ignore[union-attr]
 
     def send_reset(self, slots: list[int], seeds: Seeds, options: Options) -> None:
         """Start an episode in ``slots``, and return at once."""
@@ -358,11 +358,11 @@ class ArrayEnv(SteppedEnv):
                 transform.reset(begun, StepDict({keys.RESET: marks}), before)
         return Arrived(following, *came, begun, written)
 
-    def _chosen(self, given: StepDict, slots: list[int] | None) -> list[int] | None:
+    def _chosen(self, inner_step: StepDict, slots: list[int] | None) -> list[int] | None:
         """Of ``slots``, those that a transform has chosen to be stepped; None for all."""
-        chosen = given[keys.STEP].reshape(-1)
+        chosen = inner_step[keys.STEP].reshape(-1)
         if chosen.all():
-            del given[keys.STEP]
+            del inner_step[keys.STEP]
             return slots
         if isinstance(self.inner, MemberSlots):
             raise NotImplementedError(
@@ -370,15 +370,15 @@ class ArrayEnv(SteppedEnv):
                 f"{keys.STEP!r} over envs with transforms of their own; set "
                 "the environment variable TDCOLLECT_ARRAYS=0"
             )
-        found: list[int] = chosen.nonzero()[:, 0].tolist()
-        return found if slots is None else [slot for slot in slots if slot in found]
+        slots_chosen: list[int] = chosen.nonzero()[:, 0].tolist()
+        return slots_chosen if slots is None else [slot for slot in slots if slot in slots_chosen]
 
-    def _skipped(self, given: StepDict, next_keys: list[Key]) -> StepDict:
+    def _skipped(self, step: StepDict, next_keys: list[Key]) -> StepDict:
         """The entries of a step that no slot takes: no transform sees it."""
         env = self.transformed
-        following = flat(skipped_step(env, nested(given.items(), env.batch_size, env.device)))
+        following = flat(skipped_step(env, nested(step.items(), env.batch_size, env.device)))
         for key in next_keys:
-            following.setdefault(from_next(key), given[key])
+            following.setdefault(from_next(key), step[key])
         return following
 
     def ends(self, following: StepDict) -> tuple[list[int], list[int]]:
@@ -411,7 +411,7 @@ class ArrayEnv(SteppedEnv):
     def hands_through(self, key: Key) -> bool:
         inverse = (transform.in_keys_inv for transform in all_transforms_of(self.transformed))
         known = isinstance(self.inner, SlotArrays) and self.ends_by_done and not self._away
-        return known and key not in self.carried and not any(key in given for given in inverse)
+        return known and key not in self.carried and not any(key in entries for entries in inverse)
 
     def over(self, following: StepDict) -> torch.Tensor:
         """The flag of slots whose trajectories end, at home."""
@@ -469,14 +469,14 @@ RUN_ON_ARRAYS = os.environ.get("TDCOLLECT_ARRAYS") != "0"
 """False to run TorchRL's loop alone; batches are the same either way."""
 
 
-class Plan(NamedTuple):
+class ArrayPlan(NamedTuple):
     """The way in which an env is stepped: on arrays, or by TorchRL's loop, for some reasons."""
 
     env: ArrayEnv | None
     reasons: Sequence[str] = ()
 
 
-def plan_for(env: EnvBase, exact: Exact | None = None, reasons: Sequence[str] = ()) -> Plan:
+def plan_for(env: EnvBase, exact: Exact | None = None, reasons: Sequence[str] = ()) -> ArrayPlan:
     """Decide how an env, with its transforms, is stepped; ``reasons`` are those against arrays."""
     base = env.base_env if type(env) is TransformedEnv else env
     refused = [*reasons, *([] if RUN_ON_ARRAYS else ["TDCOLLECT_ARRAYS=0"]), *missing()]
@@ -498,14 +498,14 @@ def plan_for(env: EnvBase, exact: Exact | None = None, reasons: Sequence[str] = 
         refused += unknown.reasons
     refused += _odd_flags(env, inner)
     if inner is None or refused:
-        return Plan(None, refused)
+        return ArrayPlan(None, refused)
     if env.device is not None and not all(part.anywhere for part in (*further, *transforms)):
         inner.home = with_index(env.device)  # the CPU would not give the same
     for transform in transforms:
         if isinstance(transform, FrameSkip):
             transform.attach(inner, further)
     last = [RewardShape(env)] if isinstance(inner, TorchRLEnv) else []
-    return Plan(ArrayEnv(inner, [*joined([*further, *transforms]), *last], env, exact))
+    return ArrayPlan(ArrayEnv(inner, [*joined([*further, *transforms]), *last], env, exact))
 
 
 def _odd_flags(env: EnvBase, inner: InnerEnv | None) -> list[str]:
@@ -519,7 +519,7 @@ def _odd_flags(env: EnvBase, inner: InnerEnv | None) -> list[str]:
     return [f"the env has the flags {list(env.done_keys)}, not one of each per slot{how}"]
 
 
-def by_episodes(plan: Plan, env: EnvBase, exact: Exact | None = None) -> ArrayEnv:
+def by_episodes(plan: ArrayPlan, env: EnvBase, exact: Exact | None = None) -> ArrayEnv:
     """The env for the loop by episodes: on arrays if it can be, else through TensorDicts.
 
     Raises:
@@ -576,7 +576,7 @@ def _inner(
 
 
 def _has_plain_entries(env: EnvBase) -> bool:
-    """Tell whether all entries are single tensors of fixed shapes."""
+    """Return whether all entries are single tensors of fixed shapes."""
     for spec in (env.output_spec, env.input_spec):
         nodes = [spec, *spec.values(True, False)]
         if contains_lazy_spec(spec) or any(

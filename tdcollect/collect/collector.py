@@ -518,7 +518,7 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
         return self._runner.restart(seed, static_seed=static_seed)
 
     def rebuild_env(self, **env_kwargs: Any) -> None:
-        """Make the envs anew, with other settings if given, and restart.
+        """Make the envs again, with other settings if given, and restart.
 
         Policy, transforms, statistics and counters stay; trajectories in flight are dropped, and
         ids go on. See :meth:`tdcollect.GymnasiumEnv.rebuild`.
@@ -527,7 +527,7 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
             **env_kwargs: put over the ``env_kwargs`` of :func:`tdcollect.make_env`.
 
         Raises:
-            TypeError: for envs that :func:`tdcollect.make_env` cannot make anew.
+            TypeError: for envs that :func:`tdcollect.make_env` cannot make again.
             ValueError: where the new envs have other spaces; the old ones go on.
             RuntimeError: where the collector is shut down.
         """
@@ -559,12 +559,12 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
             TypeError: for an env whose actions, options or snapshots are no plain values.
         """
         self._runner.settle()
-        kept = self._runner.env_state
-        if kept is None:
+        env_state = self._runner.env_state
+        if env_state is None:
             state = super().state_dict()
         else:
             with changed(self, env=None):  # TorchRL would start a closed env to ask it
-                state = {**super().state_dict(), "env_state_dict": kept}
+                state = {**super().state_dict(), "env_state_dict": env_state}
         add_state(state, self, components)
         return state
 
@@ -628,7 +628,7 @@ def check_writes_action(policy: Any, env: EnvBase) -> None:
 
 
 def needs_state(policy: Any) -> bool:
-    """Tell whether a policy carries a hidden state, or reads where episodes begin."""
+    """Return whether a policy carries a hidden state, or reads where episodes begin."""
     modules = policy.modules() if isinstance(policy, nn.Module) else ()
     return any(
         hasattr(type(module), "make_tensordict_primer") or hasattr(module, "is_init_key")

@@ -35,7 +35,7 @@ from tdcollect.keys import Key
 class Start:
     """An episode to run; its seed is None to go on with the env's own generator.
 
-    ``rebuild``: build the slot's env anew for it.
+    ``rebuild``: build the slot's env again for it.
     """
 
     index: int
@@ -202,7 +202,7 @@ class Episodes:
             return True
 
     def _rebuild(self, slots: Sequence[int]) -> None:
-        """Build the envs of slots anew."""
+        """Build the envs of slots again."""
         if slots:
             self.env.rebuild_slots(list(slots))
             self.resets[[*slots]] = 0
@@ -364,7 +364,7 @@ class Episodes:
         self._give_up(error, starts, built)
 
     def _give_up(self, error: SlotError, starts: dict[int, Start], built: bool = False) -> None:
-        """Build the envs that raised anew, unless built; take their episodes out of ``starts``."""
+        """Build the envs that raised again, unless built; take their episodes out of ``starts``."""
         if not error.causes:  # the policy's, as it acted: the envs are sound
             return
         if self.on_error is None or not self.env.can.rebuild:
@@ -430,13 +430,13 @@ class FirstToStart(SlotStarts):
         final = torch.zeros(self._ids, dtype=torch.int64)
         chosen = []
         for entries, pieces in blocks:
-            kept = []
+            renumbered = []
             for piece in pieces:
                 start, rank = piece.start, ranks.get(piece.start.index)
                 if rank is not None:
                     final[start.traj_id] = ids[rank]
-                    kept.append(piece._replace(start=Start(rank, None, start.traj_id)))
-            chosen.append(Block(entries, kept))
+                    renumbered.append(piece._replace(start=Start(rank, None, start.traj_id)))
+            chosen.append(Block(entries, renumbered))
         for entries, _ in chosen:
             if keys.TRAJ_IDS in entries:
                 entries[keys.TRAJ_IDS] = final[entries[keys.TRAJ_IDS].cpu()]

@@ -112,8 +112,8 @@ class Render(Hooks):
         self._due = -float("inf")
 
     def __repr__(self) -> str:
-        kept = f"{len(self.frames)} frames kept"
-        return one_line(self, f"{self._interval:.4g} s between frames", kept)
+        frames = f"{len(self.frames)} frames kept"
+        return one_line(self, f"{self._interval:.4g} s between frames", frames)
 
     def env_created(self, env: EnvBase) -> None:
         """Check that the env renders."""
@@ -222,7 +222,7 @@ class LogStatistics(Hooks):
             **_named("shaped_return", latest.shaped_return_stats),
             "episode_seconds_mean": None if took is None else took.mean,
             "window_return_mean": None if over_window is None else over_window.mean,
-            **{name: found.mean for name, found in latest.logged_stats.items()},
+            **{name: numbers.mean for name, numbers in latest.logged_stats.items()},
         }
         at = lifetime.steps if step is None else step
         for name, value in values.items():
@@ -345,12 +345,12 @@ class Watch:
                 ) from error
 
 
-def watch_of(given: AnyHooks) -> Watch | None:
+def watch_of(hooks: AnyHooks) -> Watch | None:
     """The caller of the hooks that a user gave; None for none."""
-    listed = [] if given is None else [given] if isinstance(given, Hooks) else given
+    listed = [] if hooks is None else [hooks] if isinstance(hooks, Hooks) else hooks
     if not isinstance(listed, Sequence) or not all(isinstance(hook, Hooks) for hook in listed):
         raise TypeError(
             "expected hooks to be an instance of a subclass of tdcollect.Hooks, or a list of them, "
-            f"got {given!r}"
+            f"got {hooks!r}"
         )
     return Watch(list(listed)) if listed else None

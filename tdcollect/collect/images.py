@@ -57,28 +57,28 @@ class GrayImages(StepTransform):
                 one.reset(begun, marks, before)
 
     def _in_one_pass(self, entries: StepDict) -> bool:
-        """Tell whether there is an image ``[*, H, W, 3]`` of bytes; write it ``[*, 1, H, W]``."""
+        """Return whether there is an image ``[*, H, W, 3]`` of bytes; write it ``[*, 1, H, W]``."""
         image = entries.get(self._in_key)
         if image is None or image.dtype is not torch.uint8 or image.device.type != "cpu":
             return False
         *batch, height, width, colours = image.shape
         if colours != 3 or not image.is_contiguous():
             return False
-        found = torch.empty((*batch, 1, height, width), dtype=torch.float32)
-        self._run(image.view(-1).numpy(), found.view(-1).numpy(), self._divisor)
-        entries[self._out_key] = found
+        gray_image = torch.empty((*batch, 1, height, width), dtype=torch.float32)
+        self._run(image.view(-1).numpy(), gray_image.view(-1).numpy(), self._divisor)
+        entries[self._out_key] = gray_image
         return True
 
 
 RED, GREEN, BLUE = map(np.float32, (0.2989, 0.587, 0.114))
 
 
-def _grays(pixels: Any, found: Any, divisor: Any) -> None:
+def _grays(pixels: Any, grays: Any, divisor: Any) -> None:
     """Write the grey of ``pixels`` ``[n * 3]`` into ``found`` ``[n]``, rounded as by torch."""
-    for i in range(found.size):
+    for i in range(grays.size):
         red = np.float32(pixels[3 * i]) / divisor * RED
         green = np.float32(pixels[3 * i + 1]) / divisor * GREEN
-        found[i] = red + green + np.float32(pixels[3 * i + 2]) / divisor * BLUE
+        grays[i] = red + green + np.float32(pixels[3 * i + 2]) / divisor * BLUE
 
 
 @functools.cache

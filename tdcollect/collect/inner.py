@@ -71,7 +71,7 @@ class InnerEnv:
         """Buffers for ``count`` steps; see :meth:`GymnasiumEnv.allocate`."""
         return [None] * count
 
-    def step(self, given: StepDict, slots: list[int] | None, buffers: Any) -> Stepped:
+    def step(self, step: StepDict, slots: list[int] | None, buffers: Any) -> Stepped:
         """Step ``slots`` (None for all); see :meth:`SteppedEnv.advance`."""
         raise NotImplementedError
 
@@ -97,10 +97,10 @@ class SlotArrays(InnerEnv):
         self._pinned = pinned
         return self.slots.allocate(count, pinned, exact)
 
-    def step(self, given: StepDict, slots: list[int] | None, buffers: StepBuffers) -> Stepped:
+    def step(self, step: StepDict, slots: list[int] | None, buffers: StepBuffers) -> Stepped:
         error = None
         try:
-            self.slots.stepper.step(self.slots.read_actions(given), slots, buffers)
+            self.slots.stepper.step(self.slots.read_actions(step), slots, buffers)
         except SlotError as raised:
             error = raised
         return self.entries(buffers), error
@@ -153,11 +153,11 @@ class MemberSlots(SlotArrays):
             specs = members[0].output_spec.values()
             self._specified = {key for spec in specs for key in spec.keys(True, True)}
 
-    def step(self, given: StepDict, slots: list[int] | None, buffers: StepBuffers) -> Stepped:
-        given = inverted(self.transforms, given)
-        following, error = super().step(given, slots, buffers)
+    def step(self, step: StepDict, slots: list[int] | None, buffers: StepBuffers) -> Stepped:
+        step = inverted(self.transforms, step)
+        following, error = super().step(step, slots, buffers)
         for transform in self.transforms:
-            transform.step(given, following)
+            transform.step(step, following)
         if self._specified is not None:  # the SerialEnv has room for no other entries
             for key in [key for key in following if key not in self._specified]:
                 del following[key]
@@ -174,9 +174,9 @@ class MemberSlots(SlotArrays):
         starting = torch.ones(1, dtype=torch.bool)
         for i, slot in enumerate(slots):
             member = self._members[slot]
-            given = nested([(keys.RESET, starting)], member.batch_size, member.device)
+            packed = nested([(keys.RESET, starting)], member.batch_size, member.device)
             seed = None if seeds is None else [seeds[i]]
-            row = flat(member.reset(given, **reset_arguments(member, seed, options)))
+            row = flat(member.reset(packed, **reset_arguments(member, seed, options)))
             for key, shown in self._shown.items():
                 if key in row:
                     shown[slot] = row[key]
@@ -207,20 +207,20 @@ class TorchRLEnv(InnerEnv):
         self._arguments = arguments_of_resets(env)
         self._starts = HonouredStarts(env)
 
-    def step(self, given: StepDict, slots: list[int] | None, buffers: None) -> Stepped:
+    def step(self, step: StepDict, slots: list[int] | None, buffers: None) -> Stepped:
         with self._starts:
-            return self._completed(self._step(self._packed(given))), None
+            return self._completed(self._step(self._packed(step))), None
 
     def _packed(self, entries: StepDict) -> TensorDict:
         env = self._env
         return nested(entries.items(), env.batch_size, env.device and self.home)
 
-    def _completed(self, made: TensorDictBase) -> StepDict:
-        entries = flat(made)
+    def _completed(self, answer: TensorDictBase) -> StepDict:
+        entries = flat(answer)
         if all(key in entries and entries[key].shape == shape for key, shape in self._flags):
             return entries
-        complete_done(self._env, made)
-        return flat(made)
+        complete_done(self._env, answer)
+        return flat(answer)
 
     def reset(self, marks: StepDict, slots: list[int], seeds: Seeds, options: Options) -> StepDict:
         arguments = {**self._arguments, **reset_arguments(self._env, seeds, options)}
@@ -238,17 +238,17 @@ class WholeEnv(InnerEnv):
         self.home = with_index(env.device) if env.device else _CPU
         self._env, self._exact, self._starts = env, exact, HonouredStarts(env)
 
-    def step(self, given: StepDict, slots: list[int] | None, buffers: None) -> Stepped:
-        packed = nested(given.items(), self._env.batch_size, self._env.device)
+    def step(self, step: StepDict, slots: list[int] | None, buffers: None) -> Stepped:
+        packed = nested(step.items(), self._env.batch_size, self._env.device)
         exact = self.slots.exact_rewards() if self._exact and self.slots else nullcontext()
         with exact, self._starts:
             return flat(self._env.step(packed).get(keys.NEXT)), None
 
     def reset(self, marks: StepDict, slots: list[int], seeds: Seeds, options: Options) -> StepDict:
-        given = nested(marks.items(), self._env.batch_size, self._env.device)
+        packed = nested(marks.items(), self._env.batch_size, self._env.device)
         arguments = reset_arguments(base_of(self._env), seeds, options)
         with self._starts:
-            return flat(self._env.reset(given, select_reset_only=True, **arguments))
+            return flat(self._env.reset(packed, select_reset_only=True, **arguments))
 
 
 def _bytes_of(env: EnvBase) -> int:

@@ -73,16 +73,16 @@ class FrameSkip(StepTransform):
             for transform in self._below:
                 if isinstance(transform, FrameSkip):
                     transform.attach(self._inner, self._further)
-        given = inverted(self._below, step)
+        inner_step = inverted(self._below, step)
         (buffers,) = self._inner.allocate(1, False, False)
-        following, error = self._inner.step(given, None, buffers)
+        following, error = self._inner.step(inner_step, None, buffers)
         if error is not None:
             raise error
         for key in step:
             if is_next(key):
                 following.setdefault(from_next(key), step[key])
         for transform in self._below:
-            transform.step(given, following)
+            transform.step(inner_step, following)
         return following
 
 
@@ -120,15 +120,15 @@ def lower_transforms(transforms: Sequence[T.Transform], env: EnvBase) -> list[St
             reasons.append(reason)
             continue
         try:
-            made = _lower(transform, env)
+            part = _lower(transform, env)
         except NotKnown as unknown:
-            made = _island(transform, env, str(unknown))
-        if isinstance(made, OwnCode | Changed) and carried.intersection(transform.in_keys):
-            made.by_row = False  # the rows of slots that go on hold its result already
+            part = _island(transform, env, str(unknown))
+        if isinstance(part, OwnCode | Changed) and carried.intersection(transform.in_keys):
+            part.by_row = False  # the rows of slots that go on hold its result already
             carried.update(transform.out_keys)
-        carried.update(made.keys)
-        made.label = type(transform).__name__
-        lowered.append(made)
+        carried.update(part.keys)
+        part.label = type(transform).__name__
+        lowered.append(part)
     if reasons:
         raise NotKnown(*reasons)
     return lowered
@@ -136,20 +136,20 @@ def lower_transforms(transforms: Sequence[T.Transform], env: EnvBase) -> list[St
 
 def joined(parts: Sequence[StepTransform]) -> list[StepTransform]:
     """Transforms, innermost first, with those that one pass over an image can do joined."""
-    found: list[StepTransform] = []
+    parts_joined: list[StepTransform] = []
     for part in parts:
-        before = found[-1] if found else part
+        before = parts_joined[-1] if parts_joined else part
         if _runs(before, T.ToTensorImage) and _runs(part, T.GrayScale):
             from tdcollect.collect.images import gray  # others need no images
 
-            found[-1:] = gray(before, part)
+            parts_joined[-1:] = gray(before, part)
         else:
-            found.append(part)
-    return found
+            parts_joined.append(part)
+    return parts_joined
 
 
 def _runs(part: StepTransform, kind: type[T.Transform]) -> TypeGuard[OwnCode]:
-    """Tell whether a part runs TorchRL's own code of a class."""
+    """Return whether a part runs TorchRL's own code of a class."""
     return type(part) is Mapped and type(part.transform) is kind
 
 
@@ -237,19 +237,19 @@ class _EnvByEnv(StepTransform):
     def step(self, step: StepDict, following: StepDict) -> None:
         for slot, transform in enumerate(self._transforms):
             transform.rows = None if self.rows is None else self.rows[slot]
-        given = zip(self._transforms, self._rows(step), strict=True)
-        self._run(following, [partial(transform.step, row) for transform, row in given])
+        pairs = zip(self._transforms, self._rows(step), strict=True)
+        self._run(following, [partial(transform.step, row) for transform, row in pairs])
 
     def _run(self, step: StepDict, calls: Sequence[Callable[[StepDict], None]]) -> None:
         """Call each with the row of its env, and take over what has changed in some rows."""
         rows = self._rows(step)
-        found = [dict(row) for row in rows]
+        before = [dict(row) for row in rows]
         for call, row in zip(calls, rows, strict=True):
             call(row)
         for key in [key for key in step if key not in rows[0]]:
             del step[key]
         for key in rows[0]:
-            if any(row[key] is not old.get(key) for row, old in zip(rows, found, strict=True)):
+            if any(row[key] is not old.get(key) for row, old in zip(rows, before, strict=True)):
                 step[key] = torch.stack([torch.as_tensor(row[key]) for row in rows])
 
     def _rows(self, step: StepDict) -> list[StepDict]:
@@ -266,15 +266,15 @@ def lower_members(members: Sequence[EnvBase]) -> tuple[list[StepTransform], bool
     lowered = [_lowered_singly(stack, env) for stack, env in zip(stacks, members, strict=True)]
     together: list[StepTransform] = []
     once = True
-    for ones, made in zip(zip(*stacks, strict=True), zip(*lowered, strict=True), strict=True):
+    for ones, parts in zip(zip(*stacks, strict=True), zip(*lowered, strict=True), strict=True):
         if runs_once(ones[0]) and _are_alike(ones):
-            together.append(made[0])
+            together.append(parts[0])
         else:
             once = False
-            if type(made[0]) is on_steps.EndOfLife and _are_alike(ones):
-                together.append(on_steps.EndOfLife.together(made))
+            if type(parts[0]) is on_steps.EndOfLife and _are_alike(ones):
+                together.append(on_steps.EndOfLife.together(parts))
             elif not upstream.does_nothing_in_steps(ones[0]):
-                together.append(_EnvByEnv(made))
+                together.append(_EnvByEnv(parts))
     return joined(together), once
 
 

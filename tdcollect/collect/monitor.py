@@ -25,7 +25,7 @@ from tdcollect._upstream.collectors import CollectorState
 from tdcollect.collect.arrays import SteppedEnv
 from tdcollect.collect.episodes import Block, Piece
 from tdcollect.collect.hooks import Watch
-from tdcollect.collect.policy import Policy
+from tdcollect.collect.policy import LoweredPolicy
 from tdcollect.collect.statistics import Collection, Statistics
 from tdcollect.collect.step_dict import StepDict
 from tdcollect.collect.tally import Bools, Floats, Ints, RowEnds, Tally
@@ -82,8 +82,8 @@ class CollectionLog:
         return cast(Function, timed)
 
     def timed_parts(
-        self, env: Env, lower: Callable[[StepDict], Policy]
-    ) -> tuple[Env, Callable[[StepDict], Policy]]:
+        self, env: Env, lower: Callable[[StepDict], LoweredPolicy]
+    ) -> tuple[Env, Callable[[StepDict], LoweredPolicy]]:
         """The env and the policy of a collection on StepDicts, timed if that is asked for."""
         if not self._timers:
             return env, lower
@@ -92,7 +92,7 @@ class CollectionLog:
         for name in ("advance", "begin", *in_two_parts):
             setattr(env, name, self.timed("env_seconds", getattr(env, name)))
 
-        def lower_timed(step: StepDict) -> Policy:
+        def lower_timed(step: StepDict) -> LoweredPolicy:
             policy = copy(lower(step))
             policy.calls = [self.timed("policy_seconds", call) for call in policy.calls]
             return policy
@@ -134,12 +134,12 @@ class CollectionLog:
         marks = None if failed is None or whole else rows_of(failed, self._dims)
         self._noted.append((rewards, rows_of(done, self._dims), marks))
 
-    def note(self, given: tuple[TensorDictBase, TensorDictBase], env: EnvBase) -> None:
+    def note(self, steps: tuple[TensorDictBase, TensorDictBase], env: EnvBase) -> None:
         """Note a step of TorchRL's loop: the step taken, and the one to go on with."""
-        stepped, upcoming = given
+        stepped, upcoming = steps
         following, slots = stepped.get(keys.NEXT), self._slots
-        found = (following.get(key, None) for key in env.done_keys)
-        flags = torch.cat([flag.reshape(slots, -1) for flag in found if flag is not None], -1)
+        present = (following.get(key, None) for key in env.done_keys)
+        flags = torch.cat([flag.reshape(slots, -1) for flag in present if flag is not None], -1)
         failed = following.get(keys.ENV_ERROR, None)
         rewards = {
             entry_path(key): following.get(key).reshape(slots, -1) for key in env.reward_keys
@@ -164,7 +164,7 @@ class CollectionLog:
         episode ends where any flag says so, which is where TorchRL's collector starts a trajectory.
         """
         rewards, flags, marks = zip(*self._noted, strict=True)
-        found = {name: averaged(_joined([step[name] for step in rewards])) for name in rewards[0]}
+        means = {name: averaged(_joined([step[name] for step in rewards])) for name in rewards[0]}
         done = _joined(flags).any(-1)
         failed = None if marks[0] is None else _joined(marks).any(-1)
         slots = np.tile(self._row_slots, len(done) // len(self._row_slots))
@@ -175,7 +175,7 @@ class CollectionLog:
         stamps = sorted((slot, now) for now, ended in self.stamps for slot in ended)
         if [slot for slot, _ in stamps] == slots[rows].tolist():
             at[rows] = [before + now - start for _, now in stamps]
-        return found, RowEnds(slots, done, failed, bool(self._ended), self._dims, at)
+        return means, RowEnds(slots, done, failed, bool(self._ended), self._dims, at)
 
     @property
     def slots_and_seconds(self) -> tuple[Ints, Floats]:
@@ -342,7 +342,7 @@ class Monitor:
         self.stats.add(Collection(steps, *times, *episodes[:3], None, restarts, groups, took))
 
     def _newly_restarted(self, failed: Bools | None) -> int:
-        """The number of envs built anew since the last call."""
+        """The number of envs built again since the last call."""
         base = base_of(self._collector().env)
         if not isinstance(base, GymnasiumEnv):  # tdcollect's envs inside of others, say
             return 0 if failed is None else int(failed.sum())

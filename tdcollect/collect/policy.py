@@ -73,7 +73,7 @@ class Unscored(NamedTuple):
     score: Score | None
 
 
-class Policy:
+class LoweredPolicy:
     """A policy as calls on StepDicts: taken apart where it is known, else called as it is.
 
     Args:
@@ -216,11 +216,11 @@ class Policy:
                 self._add(_draw_call(module, _from_distribution(module)), label(module), _STRAIGHT)
             else:
                 entries = dict(zip(_parameters(module), module.in_keys, strict=True))
-                given = [entries[name] for name in draw.names]
-                call = _draw_call(module, _reading(drawing, given))
+                in_keys = [entries[name] for name in draw.names]
+                call = _draw_call(module, _reading(drawing, in_keys))
                 self._add_draws(call, label(module), [drawing])
                 if draw.scored and not missing:
-                    self._leave_score(module, draw, drawing, given)
+                    self._leave_score(module, draw, drawing, in_keys)
         if missing:
             # A module that is called on a TensorDict may write them, and as tensors.
             as_it_is = _call_on_tensordict(module, self._batch_size, self._device)
@@ -247,18 +247,18 @@ class Policy:
         module: ProbabilisticTensorDictModule,
         draw: Draw,
         drawing: Sampler,
-        given: Sequence[Key],
+        in_keys: Sequence[Key],
     ) -> None:
         """Remember how to do without the score of the latest draw."""
         key: Key = module.log_prob_key
-        at, entries = len(self.calls) - 1, {key, *module.dist_sample_keys, *given}
+        at, entries = len(self.calls) - 1, {key, *module.dist_sample_keys, *in_keys}
         if self._late is not None and drawing.late and self._late(key):
-            calls = _late_calls(module, drawing, given, len(self._batch_size))
+            calls = _late_calls(module, drawing, in_keys, len(self._batch_size))
             self._unscored = Unscored(at, entries, *calls)
         if self._unread is not None and self._unread(key):
             unscored = cast(Sampler, sampler(draw._replace(scored=False)))
             self._samplers.append(unscored)
-            call = _draw_call(module, _reading(unscored, given))
+            call = _draw_call(module, _reading(unscored, in_keys))
             self._unscored = Unscored(at, entries, call, None)
 
     def _add_draws(self, call: Call, name: str, samplers: list[Sampler]) -> None:
@@ -423,11 +423,11 @@ def _call_on_tensordict(
     select: Sequence[Key] | None = None,
 ) -> Call:
     def call(step: StepDict) -> None:
-        given = nested(step.items(), batch_size, device)
+        tensordict = nested(step.items(), batch_size, device)
         if select is not None:
             torch.compiler.cudagraph_mark_step_begin()
         try:
-            out = module(given)
+            out = module(tensordict)
         except KeyError as error:
             raise missing_entries(module, step) or error from error
         if select is not None:
@@ -534,14 +534,14 @@ def _set_other(step: StepDict, key: Key, value: Any, batch_size: torch.Size) -> 
     if isinstance(value, (np.ndarray, np.generic, float, int)):
         step[key] = torch.as_tensor(value)
         return
-    made = TensorDict.from_any(value)
-    if isinstance(made, Tensor) and made.shape[: len(batch_size)] != batch_size:
+    converted = TensorDict.from_any(value)
+    if isinstance(converted, Tensor) and converted.shape[: len(batch_size)] != batch_size:
         raise ValueError(
             f"expected the policy's entry {key!r} to have the batch size {list(batch_size)} in "
-            f"front, got a {type(value).__name__} of shape {list(made.shape)}; return a tensor"
+            f"front, got a {type(value).__name__} of shape {list(converted.shape)}; return a tensor"
         )
-    made = TensorDict(batch_size=batch_size).set(key, made)
-    step.update(leaves(made))
+    converted = TensorDict(batch_size=batch_size).set(key, converted)
+    step.update(leaves(converted))
 
 
 def _recurrent(module: Any, forward: Callable[..., Any], batch_size: torch.Size) -> Call:
@@ -549,11 +549,11 @@ def _recurrent(module: Any, forward: Callable[..., Any], batch_size: torch.Size)
 
     def run(step: StepDict) -> None:
         # These reshape all that they are given: hand them their inputs alone.
-        given = StepDict((key, step[key]) for key in in_keys)
-        given.shape = batch_size
-        forward(module, given)
+        inputs = StepDict((key, step[key]) for key in in_keys)
+        inputs.shape = batch_size
+        forward(module, inputs)
         for key in module.out_keys:
-            step[key] = given[key]
+            step[key] = inputs[key]
 
     return run
 
@@ -570,8 +570,8 @@ Drawing = Callable[[StepDict], tuple[Tensor, Tensor | None]]
 """Gives a sample and, if it is wanted, its log-probability."""
 
 
-def _reading(drawing: Sampler, given: Sequence[Key]) -> Drawing:
-    return lambda step: drawing(*map(step.__getitem__, given))
+def _reading(drawing: Sampler, in_keys: Sequence[Key]) -> Drawing:
+    return lambda step: drawing(*map(step.__getitem__, in_keys))
 
 
 def _draw_call(module: ProbabilisticTensorDictModule, draw: Drawing) -> Call:
@@ -587,14 +587,14 @@ def _draw_call(module: ProbabilisticTensorDictModule, draw: Drawing) -> Call:
 
 
 def _late_calls(
-    module: ProbabilisticTensorDictModule, drawing: Sampler, given: Sequence[Key], dims: int
+    module: ProbabilisticTensorDictModule, drawing: Sampler, in_keys: Sequence[Key], dims: int
 ) -> tuple[Call, Score]:
     """Calls that draw, and that score all draws of a batch, with ``dims`` dims of slots."""
     sample_key: Key = module.dist_sample_keys[0]
     log_prob_key: Key = module.log_prob_key
 
     def draw(step: StepDict) -> None:
-        step[sample_key] = drawing.unscored(*map(step.__getitem__, given))
+        step[sample_key] = drawing.unscored(*map(step.__getitem__, in_keys))
         step.pop(log_prob_key, None)
 
     def score(entries: dict[Key, Tensor], last: StepDict) -> None:
@@ -639,9 +639,9 @@ def _projection(spec: TensorSpec) -> Projection:
         fits = value.ndim >= dims and value.shape[value.ndim - dims :] == shape
         if not fits or value.dtype != dtype or value.device != device:
             return spec.project(value)
-        found = torch.clamp(value, low, high)
+        projected = torch.clamp(value, low, high)
         # The value itself within the bounds, with the sign of its zeros.
-        return value if torch.equal(found, value) else found
+        return value if torch.equal(projected, value) else projected
 
     return clamped
 
@@ -706,7 +706,7 @@ class RandomActions:
 
 
 def draws_from_spec(env: EnvBase) -> bool:
-    """Tell whether ``env.rand_action`` is TorchRL's, which draws from the action spec."""
+    """Return whether ``env.rand_action`` is TorchRL's, which draws from the action spec."""
     known = (EnvBase.rand_action, TransformedEnv.rand_action)
     while type(env).rand_action in known and "rand_action" not in env.__dict__:
         if not isinstance(env, TransformedEnv):
@@ -716,7 +716,7 @@ def draws_from_spec(env: EnvBase) -> bool:
 
 
 def is_masked(spec: Composite) -> bool:
-    """Tell whether an action spec has a mask of the legal actions now."""
+    """Return whether an action spec has a mask of the legal actions now."""
     return any(getattr(leaf, "mask", None) is not None for leaf in spec.values(True, True))
 
 

@@ -192,9 +192,9 @@ def _load_slots(collector: Any, state: dict[str, Any], known_ids: bool) -> None:
     base = base_of(collector.env)
     slots = range(collector.env.batch_size.numel())
     failed = dict.fromkeys(slots, state.get("why", ""))
-    tried, asked = False, collector.reset_options
-    if asked is not None and len(state.get("begun", ())) == len(slots):
-        asked.begun[:] = state["begun"]
+    tried, options = False, collector.reset_options
+    if options is not None and len(state.get("begun", ())) == len(slots):
+        options.begun[:] = state["begun"]
     if "slots" in state:
         if type(base) is not GymnasiumEnv:
             failed = dict.fromkeys(slots, f"the env here is a {type(base).__name__}")
@@ -266,7 +266,7 @@ def _checked(components: Sequence[str] | None) -> Sequence[str]:
 
 
 def _not_resumed(failed: Mapping[int, str]) -> str:
-    """The warning: slots that start anew, and why."""
+    """The warning: slots that start again, and why."""
     slots: dict[str, list[int]] = {}
     for slot, why in failed.items():
         slots.setdefault(why, []).append(slot)

@@ -23,13 +23,13 @@ from tdcollect._upstream import torchrl as upstream
 from tdcollect._upstream.collectors import CollectorState, new_ids_of
 from tdcollect.collect import arrays
 from tdcollect.collect.arguments import by_arrival_needs, check_arrival_buffer
-from tdcollect.collect.arrays import ArrayEnv, Plan, by_episodes, plan_for
+from tdcollect.collect.arrays import ArrayEnv, ArrayPlan, by_episodes, plan_for
 from tdcollect.collect.episodes import Block, Episodes, FirstToStart, Start, join_episodes
 from tdcollect.collect.facts import Facts, facts_of_env
 from tdcollect.collect.monitor import CollectionLog
 from tdcollect.collect.policy import (
     ON_TENSORDICT,
-    Policy,
+    LoweredPolicy,
     RandomActions,
     draws_from_spec,
     is_masked,
@@ -142,9 +142,9 @@ class Runner:
         self.env_state: Any = None
         self.explained: Explanation | None = None
         self._places: list[Any] = []  # of the slots, where the collector has left them
-        self._plan = Plan(None)
+        self._plan = ArrayPlan(None)
         self._planned_for: Facts | None = None
-        self._lowered: Policy | None = None
+        self._lowered: LoweredPolicy | None = None
         self._lowered_for: Facts | None = None
         self._warned: set[str] = set()
 
@@ -276,14 +276,14 @@ class Runner:
         collector = self._collector
         if self.first_states is not None:
             self.first_states.restore()
-        if (asked := collector.reset_options) is not None:
-            asked.start(len(asked.begun))
+        if (options := collector.reset_options) is not None:
+            options.start(len(options.begun))
         following = TorchRLCollector.set_seed(collector, seed, static_seed=static_seed)
         return following, early_seeds(base_of(collector.env), seed, static_seed)
 
     # -------------------------------------------------------------------------------- the fork
 
-    def plan(self, iterating: bool = False) -> Plan:
+    def plan(self, iterating: bool = False) -> ArrayPlan:
         """Decide how the env is stepped; in iteration, TorchRL may have to end or store batches."""
         collector, reasons = self._collector, []
         if iterating and collector.interruptor is not None:
@@ -307,13 +307,13 @@ class Runner:
             return self.explained
         collector, plan = self._collector, self.plan(iterating=True)
         with set_exploration_type(collector.exploration_type):
-            given = StepDict() if self.stacked_lazily else flat(self._parent.carrier)
-            policy = self.lower(given, checked=plan.env is None)
+            step = StepDict() if self.stacked_lazily else flat(self._parent.carrier)
+            policy = self.lower(step, checked=plan.env is None)
             if self._ignores_masks:
                 ((what, how),) = policy.described
                 policy.described = [(what, f"{how}; action masks are ignored, as in TorchRL")]
             if plan.env is not None and self._parent.acts_randomly():
-                ((what, how),) = self.lower(given, policy=self._random).described
+                ((what, how),) = self.lower(step, policy=self._random).described
                 policy.described.insert(0, (f"{what}, until init_random_frames", how))
         parts = [*self._own_loops(), *_parts_of(collector.env, plan), *self._moved_by_others()]
         parts += [
@@ -354,9 +354,9 @@ class Runner:
         if collector.reset_at_each_iter:
             self._parent.carrier.update(collector.env.reset())
             self._parent.start_new_trajectories()
-        asked = collector.frames_asked if collector.by_arrival else collector.frames_per_batch
+        frames = collector.frames_asked if collector.by_arrival else collector.frames_per_batch
         with set_exploration_type(collector.exploration_type):
-            batch = self._on_arrays(plan, int(asked), log, random)
+            batch = self._on_arrays(plan, int(frames), log, random)
         if batch is None:
             self.owns_batch = False
             warn_of_lost(self._parent, self._not_tensors)
@@ -447,17 +447,17 @@ class Runner:
     def _warn_of_statistics(self, env: ArrayEnv) -> None:
         """Warn of statistics that slots take part in while they wait for the last episodes."""
         right = {part.label for part in env.parts if isinstance(part, Norm)}
-        given = [
+        keeping = [
             type(t).__name__ for t in all_transforms_of(env.transformed) if keeps_statistics(t)
         ]
-        if (odd := sorted(set(given) - right)) and env.batch_size.numel() > 1:
+        if (odd := sorted(set(keeping) - right)) and env.batch_size.numel() > 1:
             self._warn_once(
                 f"{', '.join(odd)} also count the rows of slots that wait for the last episodes, "
                 "which are in no batch: freeze statistics before collect(episodes=...)"
             )
 
     def _on_arrays(
-        self, plan: Plan, steps: int, log: CollectionLog, random: bool
+        self, plan: ArrayPlan, steps: int, log: CollectionLog, random: bool
     ) -> TensorDictBase | None:
         """Go on for ``steps`` steps of every slot: ``[N, steps]``; as many rows by arrival.
 
@@ -634,7 +634,7 @@ class Runner:
         checked: bool = False,
         policy: Callable[..., Any] | None = None,
         late: ArrayEnv | None = None,
-    ) -> Policy:
+    ) -> LoweredPolicy:
         """The policy, or another in its place, on StepDicts.
 
         The collector's own, if it is a module, is kept from batch to batch while its facts are the
@@ -662,7 +662,7 @@ class Runner:
         checked: bool,
         policy: Callable[..., Any] | None,
         late: ArrayEnv | None,
-    ) -> Policy:
+    ) -> LoweredPolicy:
         collector, parent = self._collector, self._parent
         told = [warning_of_draws(policy or collector.policy)]
         if policy is None and self._ignores_masks:
@@ -674,7 +674,7 @@ class Runner:
         lazy = self.stacked_lazily
         if not lazy:
             step.shapes = nested_shapes(parent.carrier)
-        lowered = Policy(
+        lowered = LoweredPolicy(
             policy or parent.wrapped_policy,
             step,
             collector.env.batch_size,
@@ -710,7 +710,7 @@ _IGNORES_MASKS = (
 )
 
 
-def _parts_of(env: EnvBase, plan: Plan) -> list[Part]:
+def _parts_of(env: EnvBase, plan: ArrayPlan) -> list[Part]:
     """The parts of an env, with its transforms."""
     base = base_of(env)
     name, stepped = short(base), plan.env

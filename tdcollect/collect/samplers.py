@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -42,8 +42,6 @@ _HALF_LOG_TAU = math.log(math.sqrt(2 * math.pi))
 _FEW_LOGITS = 1024
 _APART = 1e-4
 _STEPS = 256
-_SCORED_ALIKE: dict[Any, bool] = {}
-"""Whether scores of several steps are those of each alone, by kind, shapes and dtypes."""
 
 
 class Noise(Protocol):
@@ -92,11 +90,19 @@ Each = Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
 class Sampler:
     """Draws for one distribution module, as it would.
 
+    Draws can be scored late: nothing in the loop reads a log-probability, and one call for all
+    steps of a batch costs far less than a call for each. Its bits must be those of the single
+    calls. A vectorised function rounds the last few numbers of an array otherwise than the others,
+    and so :func:`_by_step` gives each step a row that ends where it would alone. Whether that is
+    enough depends on the machine: at the first batch of a kind, shape and dtype, numbers with noise
+    are scored in both ways. Where these differ, each step is scored by itself from then on.
+
     Attributes:
         late: whether draws can be scored later, all steps of a batch at once.
     """
 
     late = False
+    _agreeing: ClassVar[dict[Any, bool]] = {}  # whether both ways agree, by kind, shapes, dtypes
     _event_dims: int | None = None
 
     def __init__(self, draw: Draw):
@@ -117,34 +123,34 @@ class Sampler:
 
     def unscored(self, *parameters: Any) -> Tensor:
         """A sample, of which :meth:`scores` gives the log-probability."""
-        sample, kept = self._sample(*parameters)
-        if not (kept[0].is_contiguous() and kept[-1].is_contiguous()):
-            kept = (self._score(_at_once, *kept),)
-        self._kept.append(kept)
+        sample, parts = self._sample(*parameters)
+        if not (parts[0].is_contiguous() and parts[-1].is_contiguous()):
+            parts = (self._score(_at_once, *parts),)
+        self._kept.append(parts)
         if len(self._kept) == _STEPS:
             self._scores.append(self._kept_scores())
         return sample
 
     def scores(self) -> Tensor | None:
         """The log-probabilities of the samples, ``[T, ...]``, to the bit those of each alone."""
-        found, self._scores = self._scores, []
+        chunks, self._scores = self._scores, []
         if self._kept:
-            found.append(self._kept_scores())
-        return torch.cat(found) if found else None
+            chunks.append(self._kept_scores())
+        return torch.cat(chunks) if chunks else None
 
     def _kept_scores(self) -> Tensor:
-        kept, self._kept = self._kept, []
-        if any(len(one) == 1 for one in kept):
-            return self._scored_singly(kept)
-        steps = [torch.stack(part) for part in zip(*kept, strict=True)]
+        draws, self._kept = self._kept, []
+        if any(len(one) == 1 for one in draws):
+            return self._scored_singly(draws)
+        steps = [torch.stack(part) for part in zip(*draws, strict=True)]
         shapes = *((part.shape, part.dtype) for part in steps), torch.get_num_threads()
         case = self._draw.kind, self._event_dims, shapes
-        if case not in _SCORED_ALIKE:
-            _SCORED_ALIKE[case] = self._scores_alike(steps)
-        return self._score(_by_step, *steps) if _SCORED_ALIKE[case] else self._scored_singly(kept)
+        if case not in self._agreeing:
+            self._agreeing[case] = self._scores_alike(steps)
+        return self._score(_by_step, *steps) if self._agreeing[case] else self._scored_singly(draws)
 
     def _scores_alike(self, steps: Sequence[Tensor]) -> bool:
-        """Tell whether scores of several steps are those of each alone, for numbers like these."""
+        """Return whether both ways of scoring agree to the bit, for numbers like these."""
         noise = torch.Generator().manual_seed(0)
         varied = [
             part * (0.5 + torch.rand(part.shape, generator=noise)).to(part)
@@ -155,15 +161,15 @@ class Sampler:
         singly = self._scored_singly([*zip(*varied, strict=True)])
         return torch.equal(self._score(_by_step, *varied), singly)
 
-    def _scored_singly(self, kept: Sequence[tuple[Tensor, ...]]) -> Tensor:
-        found = (one[0] if len(one) == 1 else self._score(_at_once, *one) for one in kept)
-        return torch.stack([*found])
+    def _scored_singly(self, draws: Sequence[tuple[Tensor, ...]]) -> Tensor:
+        scores = (one[0] if len(one) == 1 else self._score(_at_once, *one) for one in draws)
+        return torch.stack([*scores])
 
     def _sample(self, *parameters: Any) -> tuple[Tensor, tuple[Tensor, ...]]:
         """A sample, and the tensors that its score is made of."""
         raise NotImplementedError
 
-    def _score(self, each: Each, *kept: Tensor) -> Tensor:
+    def _score(self, each: Each, *parts: Tensor) -> Tensor:
         """The log-probability of a sample, or of those of several steps."""
         raise NotImplementedError
 
@@ -266,8 +272,8 @@ class _Categorical(Sampler):
         index = self._indexed(logits, noise)[-1]
         return self._drawn(logits, index), (logits, index)
 
-    def _score(self, each: Each, *kept: Tensor) -> Tensor:
-        logits, index = kept
+    def _score(self, each: Each, *parts: Tensor) -> Tensor:
+        logits, index = parts
         normalizer = logits.logsumexp(dim=-1, keepdim=True)
         _check_finite(normalizer)
         return (logits - normalizer).gather(-1, index).squeeze(-1)
@@ -305,7 +311,7 @@ class _Categorical(Sampler):
 
 
 def _are_few(logits: Tensor) -> bool:
-    """Tell whether logits are so few that NumPy is quicker, and can take them."""
+    """Return whether logits are so few that NumPy is quicker, and can take them."""
     plain = logits.dtype in (torch.float32, torch.float64) and logits.is_contiguous()
     few = plain and logits.numel() <= _FEW_LOGITS and logits.shape[-1] > 1
     return few and logits.is_cpu and not logits.requires_grad
@@ -362,8 +368,8 @@ class _Normal(Sampler):
     _dtype: torch.dtype | None = None
 
     def __call__(self, loc: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        drawn, kept = self._sample(loc, scale)
-        return drawn, self._score(_at_once, *kept) if self._draw.scored else None
+        drawn, parts = self._sample(loc, scale)
+        return drawn, self._score(_at_once, *parts) if self._draw.scored else None
 
     def _sample(
         self, loc: Tensor, scale: Tensor | None = None
@@ -398,8 +404,8 @@ class _Normal(Sampler):
     def _moved(self, loc: Tensor) -> Tensor:
         return loc
 
-    def _score(self, each: Each, *kept: Tensor) -> Tensor:
-        value, loc, scale = kept
+    def _score(self, each: Each, *parts: Tensor) -> Tensor:
+        value, loc, scale = parts
         squares = -((value - loc) ** 2) / (2 * scale**2)
         return self._sum(squares - each(torch.log, scale) - _HALF_LOG_TAU)
 
@@ -424,9 +430,9 @@ class _TanhNormal(_Normal):
         self._low = built.low
         moved = built.non_trivial_max or built.non_trivial_min
         self._half = (built.high - built.low) / 2 if moved else None
-        given = torch.broadcast_shapes(built.loc.shape, built.scale.shape)
+        unbounded = torch.broadcast_shapes(built.loc.shape, built.scale.shape)
         wanted = built.root_dist.loc.shape
-        self._shape = wanted if wanted != given else None  # that of bounds of more dimensions
+        self._shape = wanted if wanted != unbounded else None  # that of bounds of more dimensions
         self._squash = _Squash(built.transforms[0])
 
     def _moved(self, loc: Tensor) -> Tensor:
@@ -449,8 +455,8 @@ class _TanhNormal(_Normal):
         drawn = self._squash(before)
         return drawn, (before if draw.together else drawn, loc, scale)
 
-    def _score(self, each: Each, *kept: Tensor) -> Tensor:
-        value, loc, scale = kept
+    def _score(self, each: Each, *parts: Tensor) -> Tensor:
+        value, loc, scale = parts
         squash = self._squash
         if self._draw.together:
             log_prob = super()._score(each, value, loc, scale)
@@ -504,12 +510,12 @@ class _Squash:
 
     def log_jacobian(self, each: Each, before: Tensor) -> Tensor:
         """As ``TanhTransform.log_abs_det_jacobian`` has it, and that of the bounds."""
-        found = 2.0 * (math.log(2.0) - before - each(softplus, -2.0 * before))
+        log_slope = 2.0 * (math.log(2.0) - before - each(softplus, -2.0 * before))
         if self._scale is None:
-            return found
+            return log_slope
         if self._log_scale is None:
             self._log_scale = torch.abs(self._scale).log()
-        return found + self._log_scale
+        return log_slope + self._log_scale
 
 
 _SafeTanh: type = type(TanhNormal(torch.zeros(1), torch.ones(1)).transforms[0])
@@ -544,21 +550,21 @@ class CompositeDraw:
         names = {as_path(k): unravel_key(v) for k, v in (kwargs.get("name_map") or {}).items()}
         extra = kwargs.get("extra_kwargs") or {}
         self._parts: list[tuple[Key, list[Key], Sampler]] = []
-        for given, kind in kwargs["distribution_map"].items():
-            key, name = unravel_key(given), as_path(given)
+        for entry, kind in kwargs["distribution_map"].items():
+            key, name = unravel_key(entry), as_path(entry)
             parameters = tuple(sorted(path[-1] for path in below if path[:-1] == name))
             part = draw._replace(kind=kind, names=parameters, kwargs=extra.get(key, {}))
-            found = None
+            drawing = None
             if draw.interaction is not _DETERMINISTIC or hasattr(kind, "deterministic_sample"):
-                found = sampler(part)
-            if found is None:
+                drawing = sampler(part)
+            if drawing is None:
                 raise NotKnown(
                     "draws from a composite distribution, of whose parts "
                     f"{getattr(kind, '__name__', kind)} needs an object"
                 )
             entries: list[Key] = [(*prefix, *name, parameter) for parameter in parameters]
-            self._parts.append((names.get(name, key), entries, found))
-            self.samplers.append(found)
+            self._parts.append((names.get(name, key), entries, drawing))
+            self.samplers.append(drawing)
             self.reads.update(entries)
         written = [name for name, _, _ in self._parts]
         if sorted(map(as_path, written)) != sorted(map(as_path, module.dist_sample_keys)):

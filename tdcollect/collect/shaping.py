@@ -80,8 +80,8 @@ class Shaper:
                 "reward_shaping is given whole batches, and extend_buffer=False writes steps one "
                 "by one: expected extend_buffer=True, the default"
             )
-        kept = {*_BOOKKEEPING, *(key for t in transforms_of(env) for key in _counted(t))}
-        self._observations = [key for key in env.observation_keys if key not in kept]
+        counted = {*_BOOKKEEPING, *(key for t in transforms_of(env) for key in _counted(t))}
+        self._observations = [key for key in env.observation_keys if key not in counted]
         self._actions = env.action_keys
 
     @torch.no_grad()
@@ -115,7 +115,7 @@ class Shaper:
 
 
 def _goes_into(values: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Tell whether values go into a dtype without loss; floats may lose digits."""
+    """Return whether values go into a dtype without loss; floats may lose digits."""
     if values.is_complex() or dtype.is_floating_point:
         return not values.is_complex()
     return torch.equal(values.to(dtype).to(values.dtype), values)
@@ -124,7 +124,7 @@ def _goes_into(values: torch.Tensor, dtype: torch.dtype) -> bool:
 def _counted(transform: Transform) -> list[Key]:
     """The entries that a transform writes beside the observation: counts, states, actions."""
     if isinstance(transform, EnvAction):
-        return [kept for _, kept in transform.pairs]
+        return [key for _, key in transform.pairs]
     if isinstance(transform, PolicyVersion):
         return [keys.POLICY_VERSION]
     if isinstance(transform, TensorDictPrimer):

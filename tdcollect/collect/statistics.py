@@ -70,8 +70,8 @@ class Spreads:
     @property
     def logged_stats(self) -> dict[str, Spread]:
         """Of the numbers that hooks have returned, by name."""
-        found = {name: spread(np.array(values)) for name, values in self.logged.items()}
-        return {name: numbers for name, numbers in found.items() if numbers is not None}
+        spreads = {name: spread(np.array(values)) for name, values in self.logged.items()}
+        return {name: numbers for name, numbers in spreads.items() if numbers is not None}
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Collection(Timed, Spreads):
             as in :func:`tdcollect.evaluate`.
         lengths: ``[E]`` int64, the length of each, in steps.
         shaped_returns: ``[E]`` float64, sums of the shaped rewards; None where none are shaped.
-        restarts: envs that failed and were built anew since the collection before. Episodes broken
+        restarts: envs that failed and were built again since the collection before. Episodes broken
             off so are not among those that ended; their steps count, the marked one included.
         group_returns: of several rewards, ``[E]`` float64 of each reward entry, by its path
             (``"agents/reward"``): the mean over its agents; empty for a single reward.
@@ -131,7 +131,7 @@ class Collection(Timed, Spreads):
         return spread(self.episode_seconds)
 
     def __repr__(self) -> str:
-        logged = [f"mean {name} {found.mean:.4g}" for name, found in self.logged_stats.items()]
+        logged = [f"mean {name} {numbers.mean:.4g}" for name, numbers in self.logged_stats.items()]
         return _line(self, f"{self.episodes} episodes", *logged)
 
 
@@ -188,7 +188,7 @@ class Lifetime(Timed):
         seconds_between: time between them.
         env_seconds: time in the env's steps and resets; None without ``timers=True``.
         policy_seconds: time in calls of the policy; None without ``timers=True``.
-        restarts: envs that failed and were built anew.
+        restarts: envs that failed and were built again.
     """
 
     collections: int = 0
@@ -353,8 +353,8 @@ class Statistics:
                 "expected a hook to return None, or numbers by names that are those of no "
                 f"statistic, got {numbers!r}; leave the return out, or choose another name"
             )
-        for name, given in numbers.items():
-            values = torch.as_tensor(given, dtype=torch.float64).reshape(-1).tolist()
+        for name, number in numbers.items():
+            values = torch.as_tensor(number, dtype=torch.float64).reshape(-1).tolist()
             self.waiting.setdefault(name, []).extend(values)
         if now and self.waiting and self._latest is not None:
             logged, size = dict(self._latest.logged), self._window.size
@@ -425,7 +425,7 @@ class Statistics:
 
 
 def _is_free(name: str) -> bool:
-    """Tell whether a name is not that of a statistic, or of a number of ``LogStatistics``."""
+    """Return whether a name is not that of a statistic, or of a number of ``LogStatistics``."""
     groups = ("return_", "length_", "shaped_return_", "window_return_", "episode_seconds_")
     known = name in Collection.__dataclass_fields__ or hasattr(Collection, name)
     return not known and not name.startswith(groups)
@@ -437,7 +437,7 @@ def _line(of: Collection | Lifetime, *counts: str) -> str:
 
 
 def _logged_lines(part: Spreads) -> list[str]:
-    return [f"logged    {name}: {found}" for name, found in part.logged_stats.items()]
+    return [f"logged    {name}: {numbers}" for name, numbers in part.logged_stats.items()]
 
 
 def _lines(part: Any) -> list[str]:

@@ -109,7 +109,7 @@ def check_tensors(step: StepDict) -> None:
 
 
 def is_plain(value: Any) -> bool:
-    """Tell whether an entry is a dense tensor."""
+    """Return whether an entry is a dense tensor."""
     dense = isinstance(value, torch.Tensor) and value.layout is torch.strided
     return dense and not value.is_nested
 
@@ -121,12 +121,12 @@ def flat(tensordict: TensorDictBase) -> StepDict:
 
 def nested_shapes(tensordict: TensorDictBase) -> dict[tuple[str, ...], torch.Size]:
     """The batch sizes of the TensorDicts nested in one, by their paths."""
-    found: dict[tuple[str, ...], torch.Size] = {}
+    shapes: dict[tuple[str, ...], torch.Size] = {}
     for name, part in tensordict.items():
         if isinstance(part, TensorDictBase) and not is_non_tensor(part):
-            found[(name,)] = part.batch_size
-            found.update(((name, *path), size) for path, size in nested_shapes(part).items())
-    return found
+            shapes[(name,)] = part.batch_size
+            shapes.update(((name, *path), size) for path, size in nested_shapes(part).items())
+    return shapes
 
 
 def leaves(tensordict: TensorDictBase) -> list[tuple[Key, Any]]:
@@ -134,17 +134,17 @@ def leaves(tensordict: TensorDictBase) -> list[tuple[Key, Any]]:
 
     (``items`` with ``is_leaf`` also gives what is within the others, from tensordict 0.15 on.)
     """
-    found: list[tuple[Key, Any]] = []
+    entries: list[tuple[Key, Any]] = []
     for key, value in tensordict.items(False, False):
         if type(value) is TensorDict:
-            found += [((key, *as_path(name)), leaf) for name, leaf in leaves(value)]
+            entries += [((key, *as_path(name)), leaf) for name, leaf in leaves(value)]
         else:
-            found.append((key, value))
-    return found
+            entries.append((key, value))
+    return entries
 
 
 def stacked_lazily(tensordict: TensorDictBase) -> bool:
-    """Tell whether some entries are not stacked yet, and perhaps cannot be."""
+    """Return whether some entries are not stacked yet, and perhaps cannot be."""
     if is_non_tensor(tensordict):
         return False  # strings and the like are entries of their own
     return isinstance(tensordict, LazyStackedTensorDict) or any(
@@ -191,12 +191,12 @@ def zero_rows(
         by_slot(value, batch_size).index_fill_(0, index, 0)
 
 
-def numbered(found: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+def numbered(numbers: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """Trajectory ids, with the first of ``ids`` for -1, the second for -2, and so on."""
     if not len(ids):
-        return found
-    ids = ids.to(found.device)
-    return torch.where(found < 0, ids[(-1 - found).clamp(min=0)], found)
+        return numbers
+    ids = ids.to(numbers.device)
+    return torch.where(numbers < 0, ids[(-1 - numbers).clamp(min=0)], numbers)
 
 
 def next_step(

@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from tdcollect import keys
 from tdcollect.collect.arrays import SteppedEnv
-from tdcollect.collect.policy import Policy
+from tdcollect.collect.policy import LoweredPolicy
 from tdcollect.collect.step_dict import NotReset, StepDict, chunk_steps, sent, with_index
 from tdcollect.keys import Key, is_next, under_next
 
@@ -105,9 +105,9 @@ class Store:
                     "without: an episode's first row has no value for them; write them in _reset, "
                     "too, of the transform or env that writes them in steps"
                 )
-            kept = [(key, key, False) for key in step if not is_next(key)]
-            kept += [(under_next(key), key, True) for key in following]
-            self._names = [names for names in kept if names[0] not in self.left_out]
+            names = [(key, key, False) for key in step if not is_next(key)]
+            names += [(under_next(key), key, True) for key in following]
+            self._names = [one for one in names if one[0] not in self.left_out]
         brought: dict[Key, list[torch.Tensor]] = {}
         try:
             for name, key, led_to in self._names:
@@ -176,7 +176,7 @@ class Placement:
         """The loop's step for TorchRL: its entries on TorchRL's devices."""
         return step
 
-    def run(self, policy: Policy, step: StepDict) -> None:
+    def run(self, policy: LoweredPolicy, step: StepDict) -> None:
         """Run the policy on its device; its outputs, which stay there, join the step."""
         policy(step)
 
@@ -251,16 +251,16 @@ class Devices(Placement):
             placed[keys.TRAJ_IDS] = placed[keys.TRAJ_IDS].to(self.storing)
         return placed
 
-    def run(self, policy: Policy, step: StepDict) -> None:
+    def run(self, policy: LoweredPolicy, step: StepDict) -> None:
         # Beside what it needs, what lies there already: its outputs of the step before, perhaps.
-        given = StepDict(
+        inputs = StepDict(
             (key, self._sent(value, self.policy))
             for key, value in step.items()
             if key in policy.reads_first or value.device == self.policy
         )
-        before = dict(given)
-        policy(given)
-        for key, value in given.items():
+        before = dict(inputs)
+        policy(inputs)
+        for key, value in inputs.items():
             if before.get(key) is not value:
                 step[key] = value
 
@@ -270,11 +270,11 @@ class Devices(Placement):
         away = [key for key in self._actions if key in step and step[key].device != _CPU]
         if not away:
             return step
-        given = StepDict(step)
+        placed = StepDict(step)
         for key in away:
-            given[key] = self._keep(step[key], self._down(step[key], late=len(away) > 1))
+            placed[key] = self._keep(step[key], self._down(step[key], late=len(away) > 1))
         self.finish()  # one wait for all of them
-        return given
+        return placed
 
     def keep_apart(self, entries: StepDict, of_reset: bool = False) -> None:
         if not self._reuses_memory:
@@ -312,14 +312,14 @@ class Devices(Placement):
         self._late.clear()
 
     def forget(self, coming: Iterable[torch.Tensor]) -> None:
-        kept = {id(value) for value in coming}
-        self._copies = {key: found for key, found in self._copies.items() if key[0] in kept}
+        identities = {id(value) for value in coming}
+        self._copies = {key: copy for key, copy in self._copies.items() if key[0] in identities}
 
     def _sent(self, value: torch.Tensor, device: torch.device) -> torch.Tensor:
         if value.device == device:
             return value
-        found = self._copies.get((id(value), device))
-        return self._keep(value, sent(value, device)) if found is None else found[1]
+        there = self._copies.get((id(value), device))
+        return self._keep(value, sent(value, device)) if there is None else there[1]
 
     def _down(self, value: torch.Tensor, late: bool) -> torch.Tensor:
         """A copy on the CPU; a late one has no values before :meth:`finish`."""

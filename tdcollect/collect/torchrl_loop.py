@@ -17,7 +17,7 @@ from torchrl.modules import RandomPolicy
 from tdcollect._upstream.collectors import CollectorState, rollout_with_gradients
 from tdcollect.collect.arguments import missing_entries
 from tdcollect.collect.monitor import CollectionLog
-from tdcollect.collect.policy import Policy
+from tdcollect.collect.policy import LoweredPolicy
 from tdcollect.collect.step_dict import flat, is_plain
 from tdcollect.collect.turns import Lower
 from tdcollect.keys import Key
@@ -102,7 +102,7 @@ class _PolicyOnSteps:
         self._policy = policy
         self._lower = lower
         self._parent = parent
-        self._lowered: Policy | None = None
+        self._lowered: LoweredPolicy | None = None
         self._as_it_is = False
 
     def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -117,10 +117,10 @@ class _PolicyOnSteps:
                     return self._policy(tensordict)
                 except KeyError as error:
                     raise missing_entries(self._policy, step) or error from error
-        given = dict(step)
+        before = dict(step)
         self._lowered(step)
         for key, value in step.items():
-            if given.get(key) is not value:
+            if before.get(key) is not value:
                 tensordict.set(key, value)
                 if not is_plain(value):  # the next steps could not have it
                     self._as_it_is = True

@@ -89,10 +89,10 @@ class StepTransform:
 
 def inverted(transforms: Sequence[StepTransform], step: StepDict) -> StepDict:
     """The step as the env below these transforms, innermost first, takes it."""
-    given = StepDict(step)
+    inner_step = StepDict(step)
     for transform in reversed(transforms):
-        transform.inv(given)
-    return given
+        transform.inv(inner_step)
+    return inner_step
 
 
 # ---------------------------------------------------------------------------- by TorchRL's own code
@@ -189,9 +189,9 @@ class Island(OwnCode):
             self._take(step, taken)  # later transforms see what it has written there
 
     def reset(self, begun: StepDict, marks: StepDict, before: StepDict) -> None:
-        given, starting = self._given(marks), marks[keys.RESET]
-        self._take(begun, self._reset(given, self._given(begun)))
-        self._take(marks, given)
+        packed, starting = self._given(marks), marks[keys.RESET]
+        self._take(begun, self._reset(packed, self._given(begun)))
+        self._take(marks, packed)
         if any(key in begun and bool((begun[key] & starting).any()) for key in keys.FLAGS):
             raise RuntimeError(
                 f"expected no episode to end at its reset, got flags of {self.label} that say so; "
@@ -308,18 +308,18 @@ class HandedOn(StepTransform):
 
     def __init__(self, entries: Sequence[tuple[Key, Key, Any]], env: EnvBase):
         self._entries = entries
-        self.keys = [kept for _, kept, _ in entries]
+        self.keys = [key for _, key, _ in entries]
         if set(self.keys).difference(env.observation_spec.keys(True, True)):
             raise NotKnown("hands on entries that another transform drops")
 
     def step(self, step: StepDict, following: StepDict) -> None:
-        for key, kept, _ in self._entries:
-            if kept not in following:
-                following[kept] = step[key]
+        for key, target, _ in self._entries:
+            if target not in following:
+                following[target] = step[key]
 
     def reset(self, begun: StepDict, marks: StepDict, before: StepDict) -> None:
-        for _, kept, first in self._entries:
-            begun[kept] = self._initial(marks, first, before[kept])
+        for _, key, first in self._entries:
+            begun[key] = self._initial(marks, first, before[key])
 
 
 def primer(transform: T.TensorDictPrimer, env: EnvBase) -> StepTransform:
@@ -332,7 +332,7 @@ def primer(transform: T.TensorDictPrimer, env: EnvBase) -> StepTransform:
 
 
 def env_action(transform: EnvAction, env: EnvBase) -> StepTransform:
-    return HandedOn([(key, kept, 0) for key, kept in transform.pairs], env)
+    return HandedOn([(key, target, 0) for key, target in transform.pairs], env)
 
 
 class Version(StepTransform):
@@ -444,12 +444,12 @@ def exclude(transform: T.ExcludeTransform, env: EnvBase) -> StepTransform:
 
 def select(transform: T.SelectTransform, env: EnvBase) -> StepTransform:
     parent = transform.parent
-    kept: list[Key] = [*transform.selected_keys, *parent.state_spec.keys(True, True)]
+    wanted: list[Key] = [*transform.selected_keys, *parent.state_spec.keys(True, True)]
     if transform.keep_reward_keys:
-        kept += parent.reward_keys
+        wanted += parent.reward_keys
     if transform.keep_done_keys:
-        kept += parent.done_keys
-    selected = _below(kept)
+        wanted += parent.done_keys
+    selected = _below(wanted)
     return Changed(lambda entries: _drop(entries, lambda key: not selected(key)))
 
 
@@ -519,8 +519,8 @@ class CatFrames(StepTransform):
         for in_key, out_key, name in self._names:
             frame, buffer = following[in_key], getattr(self._transform, name)
             length = frame.shape[dim]
-            kept = buffer.narrow(dim, length, buffer.shape[dim] - length)
-            following[out_key] = stack = torch.cat([kept, frame], dim)
+            rest = buffer.narrow(dim, length, buffer.shape[dim] - length)
+            following[out_key] = stack = torch.cat([rest, frame], dim)
             if self.rows is None:
                 buffer.copy_(stack)
             else:  # the stacks of slots in flight stay as they are
@@ -547,7 +547,7 @@ class CatFrames(StepTransform):
         return stack
 
     def _find_buffers(self, entries: StepDict) -> bool:
-        """Tell whether each entry has a buffer of its kind; TorchRL's code makes it."""
+        """Return whether each entry has a buffer of its kind; TorchRL's code makes it."""
         pairs = [(entries[key], getattr(self._transform, name)) for key, _, name in self._names]
         self._has_buffers = all(
             type(buffer) is Tensor and (buffer.dtype, buffer.device) == (frame.dtype, frame.device)
@@ -574,8 +574,8 @@ def vec_norm(transform: T.VecNorm | T.VecNormV2, env: EnvBase) -> StepTransform:
     if transform.lock is None:
         raise NotKnown("has no lock")
     if isinstance(transform, T.VecNorm):
-        kept = upstream.VecNormSums(transform).kept
-        if kept is not None and type(kept) is not TensorDict:
+        sums = upstream.VecNormSums(transform).kept
+        if sums is not None and type(sums) is not TensorDict:
             raise NotKnown("keeps its statistics in a TensorDict of another kind")
         return _VecNorm(transform, pairs, env.batch_size)
     if not transform.stateful:
@@ -686,7 +686,7 @@ _SMALL = 2**15
 
 
 def _is_small(value: Tensor) -> bool:
-    """Tell whether NumPy computes the same as torch on a tensor's memory, and sooner."""
+    """Return whether NumPy computes the same as torch on a tensor's memory, and sooner."""
     return (
         type(value) is Tensor
         and value.dtype in (torch.float32, torch.float64)
@@ -782,19 +782,19 @@ class _StatelessNorm(_VecNormV2):
             key: [under(f"{transform.prefix}_{name}", key) for name in ("loc", "var", "count")]
             for key, _ in pairs
         }
-        self.keys = [key for kept in zip(*self._kept.values(), strict=True) for key in kept]
+        self.keys = [key for names in zip(*self._kept.values(), strict=True) for key in names]
 
     def _normalize(self, pairs: Pairs, source: StepDict, entries: StepDict) -> None:
         super()._normalize(pairs, source, entries)
         self._transform.initialized = True
 
     def _averages(self, key: Key, value: Tensor, source: StepDict) -> _Averages:
-        kept = self._kept[key]
-        if not self._transform.initialized or kept[0] not in source:
+        entries = self._kept[key]
+        if not self._transform.initialized or entries[0] not in source:
             zeros = torch.zeros_like(_as_float(value))
-            source[kept[0]], source[kept[1]] = zeros, zeros.clone()
-            source[kept[2]] = torch.zeros_like(value, dtype=torch.int64)
-        return _Averages(*(source[key].clone() for key in kept))
+            source[entries[0]], source[entries[1]] = zeros, zeros.clone()
+            source[entries[2]] = torch.zeros_like(value, dtype=torch.int64)
+        return _Averages(*(source[key].clone() for key in entries))
 
 
 def _as_float(value: Tensor) -> Tensor:

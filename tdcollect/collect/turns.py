@@ -1,4 +1,4 @@
-"""One turn: the policy acts, slots step, ended episodes begin anew. Collecting by frames.
+"""One turn: the policy acts, slots step, ended episodes begin again. Collecting by frames.
 
 Batches ``[N, T]`` are to the bit TorchRL's; with slots that step asynchronously, rows can also be
 collected in the order of their arrival.
@@ -19,7 +19,7 @@ from tensordict import TensorDict, TensorDictBase
 from tdcollect import keys
 from tdcollect.collect.arrays import ArrayEnv, Arrived, SteppedEnv
 from tdcollect.collect.hooks import Watch
-from tdcollect.collect.policy import Policy
+from tdcollect.collect.policy import LoweredPolicy
 from tdcollect.collect.step_dict import (
     NotReset,
     NotTensors,
@@ -37,7 +37,7 @@ from tdcollect.envs.process.values import Array
 from tdcollect.envs.spaces import nested
 from tdcollect.keys import Key, is_next
 
-Lower = Callable[[StepDict], Policy]
+Lower = Callable[[StepDict], LoweredPolicy]
 """Gives a policy on StepDicts, for the entries that it first finds."""
 
 Act = Callable[[StepDict, list[int]], Sequence[Key]]
@@ -61,7 +61,7 @@ class Acting:
     lower: Lower
     place: Placement
     version: Callable[[], Any] | None = None
-    _policy: Policy | None = None
+    _policy: LoweredPolicy | None = None
     _remembered: list[Key] | None = None
 
     def __call__(self, step: StepDict, slots: list[int]) -> Sequence[Key]:
@@ -131,8 +131,8 @@ class Turns:
         self.act(self.present, acting)
         # Others wait where the env lets them; else they run on, unseen.
         slots = acting if self._env.can.pause and len(acting) < self._count else None
-        given = self._place.for_env(self.present)
-        following, error = self._env.advance(given, self.next_keys, buffers, slots)
+        placed = self._place.for_env(self.present)
+        following, error = self._env.advance(placed, self.next_keys, buffers, slots)
         self._place.keep_apart(following)
         return Arrived(following, acting, [], error)
 
@@ -312,8 +312,8 @@ def set_ids(step: StepDict, slots: Sequence[int], ids: Sequence[int] | Array) ->
     if keys.TRAJ_IDS in step:
         entry = step[keys.TRAJ_IDS].numpy().copy()
         rows = entry.reshape(-1)
-        for slot, given in zip(slots, ids, strict=True):  # few, mostly: an index takes longer
-            rows[slot] = given
+        for slot, new_id in zip(slots, ids, strict=True):  # few, mostly: an index takes longer
+            rows[slot] = new_id
         step[keys.TRAJ_IDS] = torch.from_numpy(entry)
 
 
@@ -340,9 +340,9 @@ class Arrivals:
 
     def leave_out(self, slots: Collection[int]) -> None:
         """Drop the rows of some slots, whose trajectories are cut short."""
-        kept = [row for row, slot in enumerate(self.surplus_slots) if slot not in slots]
-        self.surplus = {key: value[kept] for key, value in self.surplus.items()}
-        self.surplus_slots = [self.surplus_slots[row] for row in kept]
+        rows = [row for row, slot in enumerate(self.surplus_slots) if slot not in slots]
+        self.surplus = {key: value[rows] for key, value in self.surplus.items()}
+        self.surplus_slots = [self.surplus_slots[row] for row in rows]
 
 
 @dataclass
@@ -407,8 +407,8 @@ class Frames:
                 step = turns.present
                 turns.act(step, slots)
                 self._moved = True
-                given = place.for_env(step)
-                following, error = env.advance(given, turns.next_keys, buffers)
+                placed = place.for_env(step)
+                following, error = env.advance(placed, turns.next_keys, buffers)
                 if error is not None:
                     raise error
                 place.keep_apart(following)

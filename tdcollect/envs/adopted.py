@@ -47,19 +47,7 @@ from tdcollect.randomness import global_states
 from tdcollect.states import equal
 
 
-class _Meta(upstream.ParallelEnvMeta):
-    """Gives a ``SerialEnv`` for a single worker, if that was asked for."""
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        num_workers = kwargs.get("num_workers", args[0] if args else None)
-        if kwargs.get("serial_for_single", False) and num_workers == 1:
-            for name in ("mp_start_method", "metadata_from_workers", "auto_wrap_envs"):
-                kwargs.pop(name, None)
-            return SerialEnv(*args, **{**kwargs, "serial_for_single": False})
-        return super().__call__(*args, **kwargs)
-
-
-class ParallelEnv(torchrl.envs.ParallelEnv, metaclass=_Meta):
+class ParallelEnv(torchrl.envs.ParallelEnv):
     """TorchRL's ``ParallelEnv``, several slots in each worker process.
 
     Its functions may make a ``GymEnv`` or ``GymWrapper`` over a gymnasium env, or a

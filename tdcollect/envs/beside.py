@@ -212,11 +212,6 @@ def _split(env: EnvBase) -> tuple[list[InfoEntry], list[InfoEntry]]:
     return entries, boxes
 
 
-def _box(entry: InfoEntry) -> gym.spaces.Box:
-    low, high = limits(entry.dtype) if entry.dtype.kind in "iu" else (-np.inf, np.inf)
-    return gym.spaces.Box(low, high, entry.shape, entry.dtype)
-
-
 def _dict_space(tree: Mapping[str, Any]) -> gym.spaces.Dict:
     parts = {k: _dict_space(v) if isinstance(v, dict) else v for k, v in tree.items()}
     return gym.spaces.Dict(parts)
@@ -494,10 +489,12 @@ class _TensorDictSlot(SlotEnv):
     """A slot that TorchRL's own code steps, on TensorDicts."""
 
     def _prepare(self, plan: SlotPlan) -> None:
-        self.observation_space = _dict_space(
-            keys.by_name((box.key, _box(box)) for box in plan.boxes)
-        )
-        self._boxes = [box.key for box in plan.boxes]
+        boxes = {}
+        for key, shape, dtype in plan.boxes:
+            low, high = limits(dtype) if dtype.kind in "iu" else (-np.inf, np.inf)
+            boxes[key] = gym.spaces.Box(low, high, shape, dtype)
+        self.observation_space = _dict_space(keys.by_name(boxes.items()))
+        self._boxes = list(boxes)
         self._entries = [entry.key for entry in plan.entries]
         categorical = upstream.is_categorical(self._base)
         self._codec = SpaceCodec(self.action_space, keys.ACTION, categorical=categorical)

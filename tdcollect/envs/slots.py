@@ -744,9 +744,8 @@ class Stepper:
             RestartsExhausted: if a failure exceeds ``max_restarts``.
         """
         self._hold_present(out)
-        came = Came([], [], self._take_unsent(), None)
-        if came.failed is None:
-            came = self.backend.receive(out.raw)
+        failed = self._take_unsent()
+        came = self.backend.receive(out.raw) if failed is None else Came([], [], failed, None)
         begun, failed_begins = self._receive_begun(came, out)
         failed = joined(came.failed, self._take_unsent())
         slots = sorted([*came.stepped, *(() if failed is None else failed.causes)])

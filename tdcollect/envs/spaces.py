@@ -639,10 +639,6 @@ class StepBuffers(NamedTuple):
         """The arrays ``[N, ...]`` that say where slots are: all but the reward."""
         return [*self.entries, self.raw.terminated, self.raw.truncated, self.done]
 
-    @property
-    def arrays(self) -> list[Array]:
-        return [*self.state, self.reward, self.raw.reward]
-
     def copy_state(self, arrays: Iterable[Array], slots: list[int] | None = None) -> None:
         """Copy the :attr:`state` of other buffers, of ``slots`` (None for all)."""
         for target, array in zip(self.state, arrays, strict=True):

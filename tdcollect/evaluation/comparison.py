@@ -322,10 +322,11 @@ class Comparison(display.Table):
         The differences of single episodes are left out: the ledgers hold the returns.
         """
         differences = []
+        single = ("episodes", "values", "returns", "baseline_returns")
         for d in self.differences:
-            known = {**asdict(d), "detectable": d.detectable(), "improvement": d.improvement}
-            left_out = {"episodes", "values", "returns", "baseline_returns"}
-            left_out.update(name for name in ("adjusted", "metrics") if not known[name])
+            known = asdict(replace(d, **dict.fromkeys(single, ())))
+            known |= {"detectable": d.detectable(), "improvement": d.improvement}
+            left_out = {*single, *(name for name in ("adjusted", "metrics") if not known[name])}
             differences.append({name: known[name] for name in known if name not in left_out})
         lists = {"names": [*self.names], "differences": differences, "remarks": [*self.remarks]}
         return {**vars(self), **lists}
@@ -592,11 +593,11 @@ def _difference(
     digests = [(a.digest, b.digest) for a, b in pairs]
     unknown = any(e.completed and e.digest is None for pair in pairs for e in pair)
     both = [(a, b) for a, b in pairs if a.completed and b.completed]
-    returns_a = np.array([a.episode_return for a, _ in both], np.float64)
-    returns_b = np.array([b.episode_return for _, b in both], np.float64)
+    returns = [(a.episode_return, b.episode_return) for a, b in both]
+    returns_a, returns_b = np.array(returns, np.float64).reshape(-1, 2).T
     values = statistics.minus(returns_b, returns_a)
     how = statistics.Resampling(confidence, resamples, seed)
-    of_returns = statistics.metric_difference([*zip(returns_a, returns_b, strict=True)], how, 0)
+    of_returns = statistics.metric_difference(returns, how, 0)
     whole = len(both) == len(pairs) and all(episode.completed for episode in every)
     all_a = np.array([e.episode_return for e in every] if whole else [], np.float64)
     return Difference(

@@ -48,6 +48,7 @@ class Directory:
         witness: the episode that whoever goes on here runs again first; None if there is none yet.
         was_finished: whether an evaluation or a shard was found there that had ended.
         begun: whether it may be written to, since :meth:`begin`; then it has ``steps``.
+        is_tried: whether records count: there were some before, or the trial of the env is over.
 
     Raises:
         ValueError: for a directory of another evaluation or shard, or of something else.
@@ -64,7 +65,7 @@ class Directory:
     ):
         self.path, self.shard = Path(os.path.abspath(path)), shard
         self._made = not self.path.exists()
-        self.begun = False
+        self.begun = self.is_tried = False
         self._retry_lost = retry_lost
         with ExitStack() as opened:
             opened.enter_context(files.locked(self.path))
@@ -122,7 +123,7 @@ class Directory:
         if self._journal.tell() > size:  # a process died as it wrote a line
             self._journal.truncate(size)
             self._journal.seek(size)
-        self._begins = not size
+        self.is_tried = bool(size)
         self.begun = True
 
     def _check_manifest(self, manifest: Mapping[str, Any], allow_mixed: bool) -> None:
@@ -292,8 +293,7 @@ class Directory:
                 with suppress(OSError):  # of what another process has put there since
                     self.path.rmdir()
             return
-        untried = self._begins and ledger.FRESH_ENVS not in self.manifest
-        counted = self._journal.tell() and not (is_refused and untried)
+        counted = self._journal.tell() and (self.is_tried or not is_refused)
         if not counted and not (self.path / ledger.RUN).exists():
             self._sweep(data=True)
             self.steps.remove()

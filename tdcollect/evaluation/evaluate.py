@@ -436,7 +436,7 @@ class Recording:
 
     @property
     def fresh_envs(self) -> bool | None:
-        """Whether episodes run on new envs, as an earlier run found; None if that is not known."""
+        """True if episodes run on new envs, as an earlier run found; None if that is not known."""
         return self._known.get(FRESH_ENVS)
 
     @property
@@ -458,9 +458,16 @@ class Recording:
             self.directory.note_mixed(manifest)
 
     def note(self, entries: Mapping[str, Any]) -> None:
-        """Note entries of the manifest that are known once episodes run."""
-        if self.directory is not None and not self.directory.begun:
-            return  # what is there may be of another env; later rounds tell it again
+        """Note entries of the manifest that are known once episodes run.
+
+        That envs are used again is not noted: after an interruption, too few episodes may be left
+        to find out, and the files are to be those of one run.
+        """
+        if self.directory is not None:
+            if not self.directory.begun:
+                return  # what is there may be of another env; later rounds tell it again
+            self.directory.is_tried |= FRESH_ENVS in entries
+        entries = {name: value for name, value in entries.items() if value}
         if any(self._known.get(name) != value for name, value in entries.items()):
             if self.directory is not None:
                 self.directory.note(entries)
@@ -630,7 +637,7 @@ class Recording:
         if directory is not None:
             # First, as a full disk may have room for it alone; a run that is finished has its note.
             if self.left or not (self._was_finished or (directory.path / RUN).exists()):
-                part = {} if self._shard is None else {"shard": self._shard}
+                part: dict[str, Any] = {} if self._shard is None else {"shard": self._shard}
                 part |= {} if self._request is None else {REQUEST: self._request.names()}
                 directory.note_run(self._started, len(self.left), {**about, **part})
             finish(directory, result, self.recheck)

@@ -26,8 +26,7 @@ from tdcollect._upstream.torchrl import wrapped_env
 from tdcollect.envs.traits import all_transforms_of, innermost, of_kind
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.data import digested_entries
-from tdcollect.evaluation.episodes.groups import GroupPolicies
-from tdcollect.evaluation.episodes.measures import GroupMeasure
+from tdcollect.evaluation.episodes.groups import GroupMeasure, GroupPolicies
 from tdcollect.evaluation.ledger import (
     BATCHES,
     FORMAT,

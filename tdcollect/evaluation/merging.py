@@ -140,7 +140,7 @@ def _merged_manifest(parts: Sequence[ledger.Files], allow_mixed: bool) -> dict[s
     for name in ledger.LATER:  # of which a shard that is short may know nothing
         known = [part.manifest[name] for part in parts if name in part.manifest]
         if known:
-            merged[name] = max(known) if name == ledger.FRESH_ENVS else known[0]
+            merged[name] = known[0]
     for other in others:
         one, two = first, other
         # Values that one of them has as mixed are none of its differences from the other.

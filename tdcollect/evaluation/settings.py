@@ -24,7 +24,7 @@ from tdcollect import check
 from tdcollect.display import count_text, one_line
 from tdcollect.envs.make import BACKENDS
 from tdcollect.evaluation.episodes.data import INFO, info_and_rule
-from tdcollect.evaluation.episodes.measures import AGENT, BY, GROUP, is_measure
+from tdcollect.evaluation.episodes.groups import AGENT, BY, GROUP, is_measure
 from tdcollect.evaluation.imports import is_named, load_named
 from tdcollect.evaluation.ledger import is_metric_name
 from tdcollect.seeding import env_seed, policy_seed

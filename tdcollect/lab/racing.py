@@ -20,7 +20,7 @@ from tdcollect.display import number_texts
 from tdcollect.evaluation import ledger
 from tdcollect.evaluation.directory import check_report_extras
 from tdcollect.evaluation.episodes.data import Finished
-from tdcollect.evaluation.episodes.measures import is_measure
+from tdcollect.evaluation.episodes.groups import is_measure
 from tdcollect.evaluation.episodes.opening import SLOTS
 from tdcollect.evaluation.evaluate import Recording, resumable, run
 from tdcollect.evaluation.replay import replayer

@@ -227,11 +227,7 @@ def rule(
 
 
 def select(*groups: str, skip: Collection[str] = ()) -> dict[str, Check]:
-    """Return the checks of some groups by their names, in the order in which they run.
-
-    Raises:
-        ValueError: for names to skip that are not among them.
-    """
+    """Return the checks of some groups by name, in their order; ValueError for others to skip."""
     checks = {c.name: c for group in groups for c in _CHECKS if c.group == group}
     unknown = [name for name in skip if name not in checks]
     if unknown:

@@ -49,18 +49,13 @@ _SEED: dict[str, Callable[[int], Any]] = {
 
 
 class Leak(NamedTuple):
-    """A difference that earlier episodes make, after ``played`` ended episodes and ``lifetime``
-    steps.
-
-    ``late`` ones showed only after a long life of the env; ``attributes`` differ after the same
-    seeded reset, with both values.
-    """
+    """A difference that earlier episodes make."""
 
     divergence: Divergence
-    played: int
-    lifetime: int
-    late: bool
-    attributes: list[str]
+    played: int  # episodes that ended before
+    lifetime: int  # in steps
+    late: bool  # it showed only after a long life of the env
+    attributes: list[str]  # that differ after the same seeded reset, with both values
 
 
 class Examination(GymnasiumPlayer):

@@ -71,9 +71,9 @@ def gather(sources: Sequence[TensorDict], pieces: Pieces) -> TensorDict:
 def hold(sources: list[TensorDict], pieces: Pieces) -> tuple[list[TensorDict], Pieces]:
     """Move pieces into few sources that hold little else.
 
-    The last source is the caller's, and is copied from. So are those that hold no more than all
-    later ones together, and those of which more than half is not needed, with all later ones: the
-    number of sources, and of copies of each row, grows with the logarithm of what is held.
+    Copied are the last source (the caller's), and those that hold no more than all later ones or
+    that are needed by less than half, with all later ones: so the number of sources, and of copies
+    of each row, grows with the logarithm of what is held.
     """
     live = np.bincount(pieces.source, pieces.length, minlength=len(sources))
     first, later = len(sources) - 1, live[-1]

@@ -6,13 +6,12 @@ Sums of floats are float64 inside, which every device but MPS has.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain, pairwise
+from itertools import chain
 from typing import Any, Literal, TypeAlias, get_args, overload
 
-import numpy as np
 import tensordict
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, TensorDictBase
@@ -25,9 +24,6 @@ from tdcollect.trajectories.index import TrajectoryIndex, entries_of, time_dim_o
 Layout: TypeAlias = Literal["padded", "jagged", "flat", "list"]
 LAYOUTS = get_args(Layout)
 _NEXT_REWARD = (keys.NEXT, keys.REWARD)
-
-Values: TypeAlias = Any
-"""A tensor, or an object array."""
 
 
 @overload
@@ -156,7 +152,7 @@ def flat_rows(
 ) -> TensorDict:
     """The steps of a batch, slot by slot, or the rows of these that are asked for."""
 
-    def flat(values: Values) -> Values:
+    def flat(values: torch.Tensor) -> torch.Tensor:
         values = to_rows(values, batch.ndim, time_dim)
         return values if rows is None else take(values, rows)
 
@@ -169,7 +165,7 @@ def _padded(flat: TensorDict, index: TrajectoryIndex) -> TensorDict:
     full = index.frames == size * longest
     rows = None if full else index.trajectory * longest + index.step
 
-    def spread(values: Values) -> Values:
+    def spread(values: torch.Tensor) -> torch.Tensor:
         values = values if rows is None else place(values, rows, size * longest)
         return values.reshape(size, longest, *values.shape[1:])
 
@@ -192,13 +188,10 @@ def _jagged(flat: TensorDict, index: TrajectoryIndex) -> TensorDict:
     # offsets are the same object.
     offsets = torch.nn.functional.pad(index.lengths.cumsum(0), (1, 0))
     placed = {offsets.device: offsets}
-    bounds = offsets.tolist()
 
-    def nest(values: Values) -> Values:
-        if isinstance(values, torch.Tensor):
-            here = placed.setdefault(values.device, offsets.to(values.device))
-            return torch.nested.nested_tensor_from_jagged(values, offsets=here)
-        return objects((values[a:b].tolist() for a, b in pairwise(bounds)), len(index))
+    def nest(values: torch.Tensor) -> torch.Tensor:
+        here = placed.setdefault(values.device, offsets.to(values.device))
+        return torch.nested.nested_tensor_from_jagged(values, offsets=here)
 
     return map_entries(flat, nest, [len(index)], inner_dims=False)
 
@@ -365,17 +358,16 @@ def _join_jagged(jagged: TensorDictBase) -> tuple[TensorDict, list[int]]:
         )
     lengths = nested[0].offsets().diff().tolist()
 
-    def flatten(values: Values) -> Values:
-        if isinstance(values, torch.Tensor):
-            rows = values.values()
-            if rows.shape[0] != sum(lengths):
-                raise ValueError(
-                    f"expected {sum(lengths)} steps in each nested entry, got {rows.shape[0]}"
-                )
-            return rows
-        return objects(chain.from_iterable(values), sum(lengths))
+    def flatten(values: torch.Tensor) -> torch.Tensor:
+        rows = values.values()
+        if rows.shape[0] != sum(lengths):
+            raise ValueError(
+                f"expected {sum(lengths)} steps in each nested entry, got {rows.shape[0]}"
+            )
+        return rows
 
-    return map_entries(jagged, flatten, [sum(lengths)]), lengths
+    offsets = nested[0].offsets().cpu()
+    return map_entries(jagged, flatten, [sum(lengths)], offsets=offsets), lengths
 
 
 def _restore(flat: TensorDict, index: TrajectoryIndex) -> TensorDict:
@@ -383,7 +375,7 @@ def _restore(flat: TensorDict, index: TrajectoryIndex) -> TensorDict:
         flat = _without(flat, index.trajectory_key)
     size = index.shape.numel()
 
-    def lay_out(values: Values) -> Values:
+    def lay_out(values: torch.Tensor) -> torch.Tensor:
         rows = values if index.dense else place(values, index.rows, size)
         return from_rows(rows, index.shape, index.time_dim)
 
@@ -534,9 +526,6 @@ def _sum_rows(rows: torch.Tensor, index: TrajectoryIndex, dtype: torch.dtype) ->
 
 # ----------------------------------------------------- one operation on every entry, whatever it is
 
-# An operation sees a tensor ``[*batch, *feature]`` or, for a non-tensor entry with one value per
-# step, an object array ``[*batch]``. These functions take either.
-
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 """A dtype for each width in bytes."""
 
@@ -546,17 +535,19 @@ _NOT_INDEXED = {torch.uint16, torch.uint32, torch.uint64, *_FLOAT8}
 
 def map_entries(
     batch: TensorDictBase,
-    operation: Callable[[Values], Values],
+    operation: Callable[[torch.Tensor], torch.Tensor],
     batch_size: Sequence[int],
     names: Sequence[str | None] | None = None,
     *,
     inner_dims: bool = True,
+    offsets: torch.Tensor | None = None,
 ) -> TensorDict:
     """A new TensorDict of ``batch_size`` with ``operation`` done to each entry.
 
-    A non-tensor entry with one value for the whole batch stays one. A nested TensorDict keeps the
-    batch dims that it has beyond those of ``batch``, unless ``inner_dims`` is False; one that is
-    stacked lazily along such a dim stays so.
+    For a non-tensor entry with one value per step, it is done to the numbers of these values; with
+    ``offsets``, of a jagged batch, the values are those in its lists.
+    A nested TensorDict keeps the batch dims that it has beyond those of ``batch``, unless
+    ``inner_dims`` is False; one that is stacked lazily along such a dim stays so.
     """
     size = torch.Size(batch_size)
 
@@ -573,7 +564,7 @@ def map_entries(
         result = TensorDict({}, batch_size=size, device=source.device)
         for key, value in _items(source):
             if tensordict.is_non_tensor(value):
-                entry = _map_non_tensor(value, operation, inner(value))
+                entry = _map_non_tensor(value, operation, inner(value), offsets)
             elif (
                 inner_dims
                 and isinstance(value, LazyStackedTensorDict)
@@ -620,7 +611,10 @@ def _items(source: TensorDictBase) -> list[tuple[str, Any]]:
 
 
 def _map_non_tensor(
-    value: Any, operation: Callable[[Values], Values], size: torch.Size
+    value: Any,
+    operation: Callable[[torch.Tensor], torch.Tensor],
+    size: torch.Size,
+    offsets: torch.Tensor | None,
 ) -> NonTensorData | tensordict.NonTensorStack:
     if isinstance(value, NonTensorData):
         return NonTensorData(value.data, batch_size=size)
@@ -630,66 +624,49 @@ def _map_non_tensor(
             f"{list(value.batch_size)} of {value.tolist()!r:.80}; leave them out (batch.exclude)"
         )
     flat = value.tolist()
-    for _ in value.batch_size[1:]:
+    for _ in value.batch_size[1:] if offsets is None else value.batch_size:
         flat = chain.from_iterable(flat)
-    return stack_values(
-        operation(objects(flat, math.prod(value.batch_size)).reshape(value.batch_size))
-    )
+    values = [None, *flat]  # 0 is where the operation puts nothing
+    numbers = torch.arange(1, len(values))
+    if offsets is None:
+        return _stack(operation(numbers.reshape(value.batch_size)), values)
+    nested = torch.nested.nested_tensor_from_jagged(numbers, offsets=offsets)
+    return _stack(operation(nested), values)
 
 
-def objects(values: Iterable[Any], count: int) -> np.ndarray[Any, Any]:
-    """An object array of some values: numpy's own would take a value that is a list for a row."""
-    array = np.empty(count, dtype=object)
-    for row, value in enumerate(values):
-        array[row] = value
-    return array
+def _stack(numbers: torch.Tensor, values: list[Any]) -> Any:
+    """A non-tensor entry of values by their numbers; lists of them, where the tensor is nested."""
+    if not len(numbers) or not (numbers.is_nested or numbers.numel()):
+        return NonTensorData(None, batch_size=numbers.shape[: 1 if numbers.is_nested else None])
+    if numbers.is_nested:
+        parts = numbers.values().split(numbers.offsets().diff().tolist())
+        lists = ([values[i] for i in part.tolist()] for part in parts)
+        return tensordict.NonTensorStack(*map(NonTensorData, lists))
+    if numbers.ndim == 1:
+        return tensordict.NonTensorStack(*(NonTensorData(values[i]) for i in numbers.tolist()))
+    return tensordict.NonTensorStack(*(_stack(row, values) for row in numbers))
 
 
-def stack_values(array: np.ndarray[Any, Any]) -> Any:
-    """A non-tensor entry of the values of an object array, of its shape."""
-    if not array.size:
-        return NonTensorData(None, batch_size=array.shape)
-    if array.ndim == 1:
-        return tensordict.NonTensorStack(*(NonTensorData(value) for value in array))
-    return tensordict.NonTensorStack(*(stack_values(row) for row in array))
-
-
-def to_rows(values: Values, ndim: int, time_dim: int) -> Values:
+def to_rows(values: torch.Tensor, ndim: int, time_dim: int) -> torch.Tensor:
     """``[*batch, *feature]`` to ``[rows, *feature]``: slot by slot, time last. A view if it can."""
-    if time_dim != ndim - 1:
-        values = _movedim(values, time_dim, ndim - 1)
-    shape = values.shape
-    return values.reshape(math.prod(shape[:ndim]), *shape[ndim:])
+    values = values.movedim(time_dim, ndim - 1)
+    return values.reshape(math.prod(values.shape[:ndim]), *values.shape[ndim:])
 
 
-def from_rows(values: Values, shape: Sequence[int], time_dim: int) -> Values:
+def from_rows(values: torch.Tensor, shape: Sequence[int], time_dim: int) -> torch.Tensor:
     """The inverse of :func:`to_rows`, for a batch of ``shape``."""
-    last = len(shape) - 1
     moved = [*shape[:time_dim], *shape[time_dim + 1 :], shape[time_dim]]
-    values = values.reshape(*moved, *values.shape[1:])
-    return values if time_dim == last else _movedim(values, last, time_dim)
+    return values.reshape(*moved, *values.shape[1:]).movedim(len(shape) - 1, time_dim)
 
 
-def _movedim(values: Values, source: int, destination: int) -> Values:
-    if isinstance(values, torch.Tensor):
-        return values.movedim(source, destination)
-    return np.moveaxis(values, source, destination)
-
-
-def take(values: Values, rows: torch.Tensor) -> Values:
+def take(values: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """``values[rows]``, for any dtype."""
-    if not isinstance(values, torch.Tensor):
-        return values[rows.cpu().numpy()]
     packed = _pack(values)
     return _unpack(packed.index_select(0, rows.to(values.device)), values)
 
 
-def place(values: Values, rows: torch.Tensor, size: int) -> Values:
-    """``values`` at ``rows`` of ``size`` rows, which are zeros (None for objects) elsewhere."""
-    if not isinstance(values, torch.Tensor):
-        array = np.empty(size, dtype=object)
-        array[rows.cpu().numpy()] = values
-        return array
+def place(values: torch.Tensor, rows: torch.Tensor, size: int) -> torch.Tensor:
+    """``values`` at ``rows`` of ``size`` rows, which are zeros elsewhere."""
     packed = _pack(values)
     rows = rows.to(values.device)
     out = packed.new_zeros(size, *packed.shape[1:])
@@ -699,10 +676,10 @@ def place(values: Values, rows: torch.Tensor, size: int) -> Values:
 
 
 def _pack(values: torch.Tensor) -> torch.Tensor:
-    """The same bits as rows of one number each, where a dtype is as wide as a row.
+    """The same bits as rows of one number each, which torch moves several times as fast.
 
-    torch moves single numbers several times as fast as short rows. Bits pass no gradient, so a
-    tensor with one stays as it is. Dtypes that torch cannot index always become integers.
+    Bits pass no gradient, so a tensor with one stays as it is. Dtypes that torch cannot index
+    always become integers.
     """
     if values.requires_grad or values.is_complex() or values.device.type not in ("cpu", "cuda"):
         return values

@@ -63,7 +63,7 @@ import tdcollect
 from tdcollect import Hooks, evaluate, make_env
 from tdcollect._upstream.torchrl import set_exploration_spec
 from tdcollect.collect import samplers
-from tdcollect.collect.policy import Policy
+from tdcollect.collect.policy import LoweredPolicy
 from tdcollect.collect.samplers import Draw, GlobalNoise, sampler
 from tdcollect.collect.step_dict import StepDict, flat, nested_shapes
 
@@ -98,7 +98,7 @@ def check(
     ours = flat(theirs.clone())
     ours.shapes = nested_shapes(theirs)
     with torch.no_grad(), set_exploration_type(kind):
-        policy = Policy(module, ours, torch.Size(batch), None, checked=checked)
+        policy = LoweredPolicy(module, ours, torch.Size(batch), None, checked=checked)
         if how is not None:
             found = [way for _, way in policy.described]
             assert found == (how if isinstance(how, list) else [how] * len(found))
@@ -214,7 +214,10 @@ def test_arguments_that_the_class_refuses(kind: Any) -> None:
     in_keys = ["param"] if kind is TanhDelta else NORMAL
     module = probabilistic(SafeProbabilisticModule, kind, in_keys, **wrong)
     raised = []
-    for call in (module, Policy(module, flat(TensorDict(given, [N])), torch.Size([N]), None)):
+    for call in (
+        module,
+        LoweredPolicy(module, flat(TensorDict(given, [N])), torch.Size([N]), None),
+    ):
         with set_exploration_type(RANDOM), pytest.raises((RuntimeError, ValueError)) as error:
             call(TensorDict(given, [N]) if call is module else flat(TensorDict(given, [N])))
         raised.append((error.type, str(error.value)))
@@ -296,7 +299,7 @@ def test_a_mask_without_actions_is_found_at_the_end_of_the_batch() -> None:
     module = probabilistic(SafeProbabilisticModule, MaskedCategorical, ["logits", "mask"])
     step = flat(TensorDict(given, [N]))
     with set_exploration_type(RANDOM):
-        policy = Policy(module, step, torch.Size([N]), None)
+        policy = LoweredPolicy(module, step, torch.Size([N]), None)
         policy(step)
     with pytest.raises(RuntimeError, match="-inf for every action"):
         policy.check()
@@ -339,7 +342,7 @@ def test_scores_of_a_whole_batch(
     size, generator = torch.Size(slots), torch.Generator().manual_seed(len(shape))
     module = probabilistic(SafeProbabilisticModule, kind, names, True, **kwargs)
     monkeypatch.setattr(samplers, "_STEPS", 8)
-    monkeypatch.setattr(samplers, "_SCORED_ALIKE", cases := {})
+    monkeypatch.setattr(samplers.Sampler, "_agreeing", cases := {})
 
     def parameters() -> TensorDict:
         loc, scale = 4 * torch.randn(2, *shape, generator=generator, dtype=torch.float64)
@@ -350,7 +353,9 @@ def test_scores_of_a_whole_batch(
         theirs = [parameters() for _ in range(steps)]
         ours = [flat(step) for step in theirs]
         with torch.no_grad(), set_exploration_type(RANDOM):
-            policy = Policy(module, ours[0], size, None, late=lambda key: key == "action_log_prob")
+            policy = LoweredPolicy(
+                module, ours[0], size, None, late=lambda key: key == "action_log_prob"
+            )
             state = torch.get_rng_state()
             for step in ours:
                 step["action_log_prob"] = torch.zeros(())  # as an earlier batch leaves it
@@ -379,7 +384,9 @@ def test_logits_that_are_refused_at_the_end_of_the_batch(
 ) -> None:
     step = StepDict({"logits": logits.expand(N, 2).contiguous()})
     with torch.no_grad(), set_exploration_type(RANDOM):
-        policy = Policy(categorical(D.Categorical, scored), step, torch.Size([N]), None, late=late)
+        policy = LoweredPolicy(
+            categorical(D.Categorical, scored), step, torch.Size([N]), None, late=late
+        )
         policy(step)
     batch = StepDict((key, value[:, None]) for key, value in step.items())
     check, late_check = policy.check, partial(policy.score or id, batch, step)
@@ -406,19 +413,19 @@ class Listening(Hooks):
 
 def scores_at_once(**options: Any) -> bool:
     """Tell whether a policy scores its draws as they come."""
-    made: list[Policy] = []
+    made: list[LoweredPolicy] = []
 
-    class Watched(Policy):
+    class Watched(LoweredPolicy):
         def __init__(self, *args: Any, **kwargs: Any):
             super().__init__(*args, **kwargs)
             made.append(self)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tdcollect.collect.run.Policy", Watched)
-        patch.setattr("tdcollect.evaluation.episodes.inference.Policy", Watched)
+        patch.setattr("tdcollect.collect.run.LoweredPolicy", Watched)
+        patch.setattr("tdcollect.evaluation.episodes.inference.LoweredPolicy", Watched)
         run_scored(**options)
-    scored = made[-1]._scored
-    return scored is None or scored[1] not in made[-1].calls
+    unscored = made[-1]._unscored
+    return unscored is None or unscored.call not in made[-1].calls
 
 
 def scored_actor(env: EnvBase, after: Any = None) -> Any:
@@ -797,7 +804,7 @@ def test_a_spec_that_changes_meanwhile(module: Any) -> None:
     """As during an evaluation, which gives exploration modules the spec of its batch."""
     step = flat(TensorDict(ACTION, [N]))
     with set_exploration_type(RANDOM):
-        policy = Policy(module, step, torch.Size([N]), None)
+        policy = LoweredPolicy(module, step, torch.Size([N]), None)
         policy(step)
         assert step["action"].abs().max() == 0.5
         set_exploration_spec(module, Composite(action=Bounded(-0.25, 0.25, (N, 4)), shape=(N,)))

@@ -21,7 +21,7 @@ from torchrl.modules import (
     TanhNormal,
 )
 
-from tdcollect.evaluation.episodes.draws import DrawByRow, stream
+from tdcollect.evaluation.episodes.inference import DrawByRow, stream
 
 OBSERVATION, ACTION, LOGITS = "observation", "action", "logits"
 

@@ -21,7 +21,7 @@ from torchrl.modules import RandomPolicy
 from tdcollect import make_env
 from tdcollect.collect.policy import RandomActions
 from tdcollect.envs.spaces import drawable
-from tdcollect.evaluation.episodes.draws import DrawByRow, stream
+from tdcollect.evaluation.episodes.inference import DrawByRow, stream
 
 from ..zoo import masked
 from .envs import Walk

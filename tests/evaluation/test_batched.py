@@ -309,7 +309,7 @@ class Numbered(Short):
         ("CartPole-v1", {}, "got CartPole-v1; leave it out: its episodes are numbered"),
         (lambda: SerialEnv(2, Numbered), {}, r"got SerialEnv\(.* leave it out"),
         (Numbered, {}, r"got Numbered\(.* of batch size \[1\]; leave it out"),
-        (Short(), {"fresh_envs": True}, "cannot build single slots anew; pass a function"),
+        (Short(), {"fresh_envs": True}, "cannot build single slots again; pass a function"),
         (partial(Short, together=True), {}, "episodes_per_slot=1 for Short, which starts all"),
         (partial(Drift, (4,)), {}, "episodes_per_slot=1 for Drift, which starts all"),
     ],

@@ -24,8 +24,7 @@ from torchrl.modules import GRUModule, LSTMModule
 
 from tdcollect import EvaluationCollector
 from tdcollect.evaluation import EvaluationSettings
-from tdcollect.evaluation.episodes.draws import DrawByRow, draws
-from tdcollect.evaluation.episodes.inference import Inference, LikeRows
+from tdcollect.evaluation.episodes.inference import DrawByRow, Inference, LikeRows, draws
 from tdcollect.evaluation.manifest import describe
 from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.workers.worker import Job, set_policy, snapshot

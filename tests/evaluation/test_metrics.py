@@ -383,7 +383,7 @@ def test_curves_have_them(tmp_path: Path) -> None:
             beside.wait()
     altered = (tmp_path / "curve" / "curve.csv").read_text().replace("metrics.cost.low", "low")
     (tmp_path / "curve" / "curve.csv").write_text(altered)
-    assert "its columns are" in str(verify(tmp_path / "curve"))
+    assert "it is not what the evaluations give" in str(verify(tmp_path / "curve"))
 
 
 def test_suites_have_them(folder: Path, small_reports: None) -> None:

@@ -407,7 +407,7 @@ def test_settings_of_an_env_that_is_made_are_refused() -> None:
         EvaluationCollector(lambda: env, None, num_envs=4)
     assert env.is_closed
     env = make_env(SyncVectorEnv([Walk] * 2))
-    with pytest.raises(ValueError, match="the backend 'gymnasium' cannot build single slots anew"):
+    with pytest.raises(ValueError, match="the backend 'gymnasium' cannot build single slots again"):
         EvaluationCollector(env, None, fresh_envs=True)
 
 

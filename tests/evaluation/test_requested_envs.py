@@ -335,22 +335,22 @@ def test_replay_runs_them_again(ask, here: Path, capsys) -> None:
     windy: Any = {"call": f"{file}:Windy", "kwargs": {"strength": 0.2}}
     asked = replace(asked, wrappers=[windy])
     run(asked, 2, output_dir="run", request=asked)
-    (here / "envs.py").write_text(
+    (here / "own_envs.py").write_text(
         "from tdcollect.evaluation import Request\n"
         f"made = Request('CartPole-v1', 'random', wrappers=[{windy}], transforms=['{file}:norm'],\n"
         f"    env_state='norm.pt', directory={str(here)!r}).made_env()\n"
     )
-    words = ["evaluate", "envs.py:made", "--policy", asked.policy, "--episodes", "2", "--quiet"]
+    words = ["evaluate", "own_envs.py:made", "--policy", asked.policy, "--episodes", "2", "--quiet"]
     assert main([*words, "--output-dir", "typed"]) == 0
     of = [tdcollect.EvaluationResult.load(name).digest for name in ("run", "typed")]
     assert of[0] == of[1]
     again = again_of({}, Path("run"), Path(), "")
     command = again.of_row("1").removeprefix("tdcollect ")
     assert " --env FILE.py:make_env " in command
-    named = command.replace("DIR", "run").replace("FILE.py:make_env", "envs.py:made")
+    named = command.replace("DIR", "run").replace("FILE.py:make_env", "own_envs.py:made")
     assert main(shlex.split(named)) == 0
     assert "the same to the bit" in capsys.readouterr().out
-    forget(here / "envs.py")
+    forget(here / "own_envs.py")
     torch.save(trained(norm(decay=0.9)).state_dict(), here / "norm.pt")
     assert main(shlex.split(named)) == 1
     assert "env.transforms" in capsys.readouterr().err

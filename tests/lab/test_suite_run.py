@@ -337,7 +337,7 @@ def test_a_cell_that_was_refused_keeps_no_other_from_the_report(
     def refusing(self: Recording, ended: Any) -> None:
         directory = self.directory
         assert directory is not None
-        if "walk/net/1" in str(directory.path) and (directory.path / "episodes.jsonl").read_bytes():
+        if "walk/net/1" in str(directory.path) and directory.begun and directory.is_tried:
             raise NotReproducibleError("two digests")
         add(self, ended)
 
@@ -442,9 +442,6 @@ def test_the_report_can_be_written_again_and_does_not_depend_on_where(
     whole.rename(folder / "moved")
     small(folder).report(folder / "moved")
     assert contents(folder / "moved") == before
-    (folder / "moved" / "leaderboard.csv").write_text("rank,policy\n1,mine\n")
-    said = "leaderboard.csv: it is missing, or is not the file"
-    assert said in str(tdcollect.verify(folder / "moved"))
     found = {name for name in before if "/" not in name}
     assert found == {
         *("suite.json", "results.json", "report.html"),

@@ -148,27 +148,25 @@ def by_hand() -> EnvBase:
     return env.append_transform(CountingPolicy(RULES).make_tensordict_primer())
 
 
-WAYS = {"categorical_action_encoding": True}
+CODED = {"categorical_action_encoding": True}
 BOOKS = {"is_init": True, "step_count": True, "episode_reward": True, "max_episode_steps": 3}
+RECURRENT, STATELESS = CountingPolicy(RULES), StatelessCountingPolicy(RULES)
+ONES = [partial(TorchCountingEnv, rules=RULES)] * 2
 RUNS: list[tuple[Callable[[], EnvBase], Any, dict[str, Any]]] = [
-    *((partial(make, *of), CountingPolicy(RULES), {}) for of in BACKENDS),
-    *((partial(make, of, num_envs=None), CountingPolicy(RULES), {}) for of in ("serial", "torch")),
+    *((partial(make, *of), RECURRENT, {}) for of in BACKENDS),
+    *((partial(make, of, num_envs=None), RECURRENT, {}) for of in ("serial", "torch")),
+    *((partial(make, of, num_envs=1), STATELESS, {}) for of in ("torch", "serial")),
     *(
-        (partial(make, of, num_envs=1), StatelessCountingPolicy(RULES), {})
-        for of in ("torch", "serial")
+        (partial(make, of, **CODED), CountingPolicy(RULES, **CODED), {})
+        for of in ("serial", "torch")
     ),
-    *((partial(make, of, **WAYS), CountingPolicy(RULES, **WAYS), {}) for of in ("serial", "torch")),
     *(
-        (partial(make, *of, **BOOKS), CountingPolicy(RULES), {"max_episode_steps": 3})
+        (partial(make, *of, **BOOKS), RECURRENT, {"max_episode_steps": 3})
         for of in (BACKENDS[0], *VECTOR_ENVS[:2])
     ),
-    (by_hand, CountingPolicy(RULES), {}),
-    (lambda: TorchCountingEnv([2, 3], RULES), CountingPolicy(RULES), {}),
-    (
-        lambda: SerialEnv(2, [lambda: TorchCountingEnv(rules=RULES)] * 2),
-        StatelessCountingPolicy(RULES),
-        {"slots": [0, 0]},
-    ),
+    (by_hand, RECURRENT, {}),
+    (partial(TorchCountingEnv, [2, 3], RULES), RECURRENT, {}),
+    (partial(SerialEnv, 2, ONES), STATELESS, {"slots": [0, 0]}),
 ]
 
 

@@ -106,7 +106,6 @@ RUNNER = _runner._main_async_collector_impl
 
 TEXTS: list[tuple[Any, list[str]]] = [
     (type(E.GymEnv).__call__, ["num_workers"]),
-    (type(E.ParallelEnv).__call__, ["serial_for_single"]),
     (type(C.MultiCollector).__call__, ["sync"]),
     (batched_envs._dispatch_caller_parallel.__call__, ['"_self"']),
     (_utils, ['"BATCHED_PIPE_TIMEOUT", "10000.0"']),

@@ -41,7 +41,7 @@ SHARED = {"_shaped", "_monitor", "_runner", "_child", "_lost_worker"}
 
 
 def is_private(name: str) -> bool:
-    """Tell whether a name has one underscore in front, and is no dunder."""
+    """Return whether a name has one underscore in front, and is no dunder."""
     return re.fullmatch(r"_(?!_)\w*[A-Za-z]\w*", name) is not None
 
 
@@ -85,7 +85,7 @@ def _names_in(cls: type) -> frozenset[str]:
 
 
 class Checker(ast.NodeVisitor):
-    """Collects the uses of private names, and the private methods that are defined anew."""
+    """Collects the uses of private names, and the private methods that are overridden."""
 
     def __init__(self, source: str, classes: Mapping[str, Names]):
         self.uses: list[tuple[int, str]] = []

@@ -18,7 +18,7 @@ import numpy as np
 from gymnasium import spaces
 
 from tdcollect import check, keys
-from tdcollect.envs.process.values import Array, is_number
+from tdcollect.envs.process.values import Array, is_number, slot_of
 from tdcollect.packages import extra_module
 
 OPTIONS = ("group_map", "use_mask", "return_state", "done_on_any")
@@ -143,7 +143,7 @@ class Agents(gym.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Step all agents; the reward is their sum."""
         actions = {
-            agent: _row(action[group][keys.ACTION], i)
+            agent: slot_of(action[group][keys.ACTION], i)
             for group, agents in self.groups.items()
             for i, agent in enumerate(agents)
         }
@@ -317,9 +317,3 @@ def _values(by_agent: Sequence[Any], space: Any) -> Any:
         zero: Array = np.zeros(space.shape[1:], space.dtype)
         by_agent = [zero if value is None else value for value in by_agent]
     return np.stack(by_agent)
-
-
-def _row(value: Any, index: int) -> Any:
-    if isinstance(value, dict):
-        return {name: _row(part, index) for name, part in value.items()}
-    return value[index]

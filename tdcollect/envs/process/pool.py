@@ -260,12 +260,11 @@ class WorkerPool:
             for process, command in commands.items()
         ]
         self._wait(sent)
-        outcomes = Outcome({}, {})
-        for each in sent:
-            failed, misfits = self.outcome(each)
-            outcomes.failed.update(failed)
-            outcomes.misfits.update(misfits)
-        return outcomes
+        outcome = Outcome({}, {})
+        for command in sent:
+            for whole, part in zip(outcome, self.outcome(command), strict=True):
+                whole.update(part)
+        return outcome
 
     def post(self, verb: str, kind: int, commands: Commands) -> None:
         """Have workers that have answered their last command step or reset, and go on.

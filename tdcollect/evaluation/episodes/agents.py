@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,8 +19,7 @@ from tdcollect.envs.process.values import Array
 from tdcollect.envs.spaces import key_of
 from tdcollect.envs.traits import base_of
 from tdcollect.envs.wrapper import GymnasiumEnv
-from tdcollect.evaluation.episodes.draws import DrawByRow, stream
-from tdcollect.evaluation.episodes.inference import check_same, unlike
+from tdcollect.evaluation.episodes.inference import DrawByRow, check_same, stream, unlike
 from tdcollect.evaluation.episodes.policy import Actor, Layout
 from tdcollect.keys import Key
 from tdcollect.policies import AgentPolicy, SpacePolicy, parts_of
@@ -35,7 +33,12 @@ _UNSEEDED = (
     "its seed at an episode's start: def reset(self, seed): self.generator = "
     "np.random.default_rng(seed)"
 )
-_GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
+_STATES: dict[type, Callable[[Any], Any]] = {
+    np.random.Generator: lambda generator: generator.bit_generator.state,
+    np.random.RandomState: lambda generator: generator.get_state(),
+    random.Random: lambda generator: generator.getstate(),
+    torch.Generator: lambda generator: generator.get_state().tolist(),
+}
 
 
 class OnSpaces:
@@ -225,9 +228,14 @@ class Actors(Actor):
         return first, []
 
 
-def _generators(of: Any) -> dict[str, bytes]:
-    held = parts_of(of).items()
-    return {name: pickle.dumps(part) for name, part in held if isinstance(part, _GENERATORS)}
+def _generators(of: Any) -> dict[str, str]:
+    """Return the states of the generators that a function or an object holds, by name."""
+    return {
+        name: repr(state(part))
+        for name, part in parts_of(of).items()
+        for kind, state in _STATES.items()
+        if isinstance(part, kind)
+    }
 
 
 class EpisodeActor:

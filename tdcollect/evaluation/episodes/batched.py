@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torchrl.envs import EnvBase, ParallelEnv, SerialEnv
 
-from tdcollect.collect.arrays import Plan, by_episodes
+from tdcollect.collect.arrays import ArrayPlan, by_episodes
 from tdcollect.collect.episodes import Start
 from tdcollect.collect.inner import Stepped
 from tdcollect.collect.step_dict import StepDict, flat, like_rows
@@ -74,7 +74,7 @@ class BatchEnv(opening.SlotEnvs):
         super().__init__([env], make)
         self.can = self.can._replace(each_options=False)
         self.batch_size = env.batch_size
-        self._whole = by_episodes(Plan(None), env)
+        self._whole = by_episodes(ArrayPlan(None), env)
         self._acted = StepDict()
         self._row_of_all = StepDict()
 
@@ -86,7 +86,7 @@ class BatchEnv(opening.SlotEnvs):
             return
         self._streams.clear()
         super().rebuild_slots([0])
-        self._whole = by_episodes(Plan(None), self.transformed)
+        self._whole = by_episodes(ArrayPlan(None), self.transformed)
 
     def latest_infos(self, slots: Sequence[int], names: Sequence[str]) -> Mapping[int, Any]:
         by_path = {entry_path(key): value for key, value in self._row_of_all.items()}
@@ -158,7 +158,7 @@ class BatchEnv(opening.SlotEnvs):
         begun = self.begin(first, starting, [0])
         if alike(after(StepDict({**start, **begun})), first) and not alike(first, second):
             raise ValueError(
-                f"expected episodes_per_slot=1 for {self.name}, which starts all of its slots anew "
+                f"expected episodes_per_slot=1 for {self.name}, which starts all its slots again "
                 "where one is to start: each gives the first episode of each batch"
             )
 

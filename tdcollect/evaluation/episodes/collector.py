@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Unpack
 from weakref import WeakSet
@@ -16,25 +18,26 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from tdcollect._upstream.torchrl import append_policy_transforms
 from tdcollect.cleanup import ended_on_error
-from tdcollect.collect.arguments import no_options
+from tdcollect.collect.arguments import explain_unfit_observations, missing_entries, no_options
 from tdcollect.collect.arrays import SteppedEnv, by_episodes, plan_for
 from tdcollect.collect.collector import needs_state
-from tdcollect.collect.episodes import Start
+from tdcollect.collect.episodes import Episodes, Start
 from tdcollect.collect.lowering import exact_reward_of
 from tdcollect.collect.policy import RandomActions
+from tdcollect.collect.step_dict import StepDict
+from tdcollect.collect.store import placement
 from tdcollect.display import one_line
 from tdcollect.envs.make import refuse_slot
 from tdcollect.envs.slots import Stepper
 from tdcollect.envs.traits import base_of, transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes import agents
-from tdcollect.evaluation.episodes.actions import RandomActor
+from tdcollect.evaluation.episodes.actions import ActionCheck, RandomActor
 from tdcollect.evaluation.episodes.batched import BatchEnv, BatchStarts, open_batched
 from tdcollect.evaluation.episodes.data import Assembly, Finished, Metrics, Returns
 from tdcollect.evaluation.episodes.group_actors import GroupActors
-from tdcollect.evaluation.episodes.groups import GroupPolicies, checked_groups
+from tdcollect.evaluation.episodes.groups import GroupPolicies, checked_groups, with_measures
 from tdcollect.evaluation.episodes.inference import Inference
-from tdcollect.evaluation.episodes.measures import with_measures
 from tdcollect.evaluation.episodes.opening import (
     OpenEnv,
     SlotEnvs,
@@ -53,7 +56,7 @@ from tdcollect.evaluation.episodes.policy import (
     reads_masks,
     two_readings,
 )
-from tdcollect.evaluation.episodes.running import EpisodeRun
+from tdcollect.evaluation.episodes.steps import MOST
 from tdcollect.evaluation.episodes.trial import Feed, RunStarts, Trial
 from tdcollect.evaluation.ledger import Batches, Episode
 from tdcollect.evaluation.requested import RequestedEnv, recognized
@@ -70,6 +73,145 @@ from tdcollect.threads import evaluating, turn, with_threads
 
 # Envs that are given, and were found to carry nothing from one episode into the next.
 _SOUND: WeakSet[Stepper] = WeakSet()
+# Steps between two checks: this often, finished episodes are yielded and reach the journal.
+_STEPS = 128
+_BLOCK_BYTES = 2**25  # or about this much memory, with large observations
+_UNFIT = (RuntimeError, ValueError, AttributeError, TypeError)  # of a policy on unfit entries
+
+
+@dataclass
+class EpisodeRun:
+    """One run of episodes of an env, which is stepped as ``slots``.
+
+    An episode whose env raises starts again, ``max_restarts`` times at most; with None, the error
+    is raised. ``error`` is the last one, and ``errors`` has those of failed episodes, by index.
+    """
+
+    env: EnvBase
+    slots: SteppedEnv
+    policy: Any
+    actor: Actor
+    device: torch.device
+    assembly: Assembly
+    starts: RunStarts
+    settings: EvaluationSettings
+    max_restarts: int | None
+    error: Exception | None = None
+    errors: dict[int, str] = field(default_factory=dict)
+
+    def blocks(
+        self, feed: Feed, start_of: Callable[[int], Start], base: Any
+    ) -> Generator[list[Finished], None, None]:
+        """Run the episodes of a feed; yields those that have ended, after each block of steps."""
+        starts, assembly, settings = self.starts, self.assembly, self.settings
+        self._feed, self._failed = feed, list[tuple[Finished, int]]()
+        self._actions = ActionCheck(self.env, len(self.slots.batch_size))
+        self._remembered: list[Key] | None = None
+        loop = Episodes(
+            self.slots,
+            self._act,
+            starts,
+            placement(self.slots, self.device, torch.device("cpu")),
+            steps=max(_STEPS // 8, min(_STEPS, _BLOCK_BYTES // max(1, self.slots.step_bytes))),
+            seconds=feed.seconds,
+            max_episode_steps=settings.step_limit,
+            resets=starts.resets,
+            own_options=settings.options_by_index is not None,
+            left_out=assembly.left_out,
+            on_start=self._started,
+            on_step=self._stepped if assembly.metrics.infos else None,
+            on_error=None if self.max_restarts is None else self._raised,
+        )
+        starts.begin(feed, start_of, base)
+        while True:
+            for block in loop:
+                try:
+                    self.actor.end()
+                    self._actions.check_block(block)
+                except _UNFIT as error:
+                    self._explain(block.entries, error)
+                    raise
+                yield self._counted(assembly.feed(block))
+            failed = bool(self._failed)
+            yield self._counted(())
+            if not (failed or starts.has_more() or feed.goes_on()):
+                return
+
+    def _act(self, rows: StepDict, active: list[int]) -> list[Key]:
+        """Have the policy act; returns the entries that are zeroed where an episode begins."""
+        try:
+            if self._remembered is None:
+                self._remembered = self._probe(rows)
+            self.actor.act(rows, active)
+        except _UNFIT as error:
+            self._explain(rows, error)
+            raise
+        self._feed.stepped()
+        return self._remembered
+
+    def _probe(self, rows: StepDict) -> list[Key]:
+        """Probe the policy before it acts; add the entries that it carries on."""
+        randomness = GlobalRandomness()
+        with two_readings(self.policy, self.env):
+            outputs, remembered = self.actor.probe(rows, self.slots.carried)
+        randomness.check("the policy")
+        self._actions.check_first_call(outputs)
+        for key in remembered:
+            if key not in rows:
+                like = outputs[key]
+                shape = (*self.slots.batch_size, *like.shape[1:])
+                rows[key] = torch.zeros(shape, dtype=like.dtype, device=like.device)
+        if self.assembly.keeps_data and self.actor.left_out:
+            warnings.warn(
+                f"the policy's entries {self.actor.left_out} are no dense tensors, and are not "
+                "kept with the data of episodes; encode them as numbers to keep them",
+                stacklevel=2,
+            )
+        return remembered
+
+    def _explain(self, entries: Mapping[Key, torch.Tensor], error: Exception) -> None:
+        if isinstance(error, (AttributeError, TypeError)):
+            missing = missing_entries(getattr(self.actor, "policy", None), entries)
+            if missing is not None:
+                raise missing from error
+        explain_unfit_observations(entries, self.env, error)
+
+    def _started(self, slot: int, start: Start) -> None:
+        self.starts.started(slot, start)
+        self.actor.start(slot, self.assembly.seeds(start.index)[1])
+        self.assembly.metrics.begin(start.traj_id)
+
+    def _stepped(self, running: Mapping[int, Start]) -> None:
+        metrics = self.assembly.metrics
+        infos = self.slots.latest_infos([*running], metrics.infos)
+        for slot, start in running.items():
+            metrics.note(start, infos[slot])
+
+    def _raised(self, start: Start, error: Exception) -> Start | None:
+        """Return the episode to start again after an error of its env; None if it has failed."""
+        self.error = error
+        assert self.max_restarts is not None
+        restarts = self.assembly.restarts
+        tries = restarts.get(start.traj_id, 0)
+        again = start.traj_id in self.starts.runs_again
+        if tries < self.max_restarts and not again:
+            restarts[start.traj_id] = tries + 1
+            return start
+        if not again:
+            self.errors[start.index] = f"{type(error).__name__}: {error}"
+        self._failed.append((self.assembly.failed(start), start.traj_id))
+        return None
+
+    def _counted(self, ended: Iterable[tuple[Finished, int]]) -> list[Finished]:
+        """Return the episodes that have ended, but for those that ran for the trial alone."""
+        every = [*ended, *self._failed]
+        self._failed.clear()
+        for run, start in self.starts.runs_again.items():
+            if self.assembly.is_over(run, MOST):
+                self.starts.left_out.add(run)
+                every.append((self.assembly.cut(start), run))
+        taken = [self.starts.take(finished, run) for finished, run in every]
+        return [finished for finished in taken if finished is not None]
 
 
 class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
@@ -191,8 +333,7 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             with self._apart():
                 self._policy = self._callable(policy)
                 self.policy_mode = mode_of(policy)
-            self._check_fresh_envs()
-            self._check_options()
+            self._check_settings()
             self._starts = self._new_starts()
         self.episodes: list[Episode] = []
         self._latest_run: EpisodeRun | None = None
@@ -239,16 +380,14 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         slots = self._opened.slots
         return self._opened.env if slots is None else slots.transformed
 
-    def _check_fresh_envs(self) -> None:
+    def _check_settings(self) -> None:
         if self.settings.fresh_envs and not self.base.can.rebuild:
             what, how = f"the env {self.base.name} that is given", "pass a function that makes it"
             if isinstance(self.base, GymnasiumEnv):
                 what, how = f"the backend {self.base.backend_name!r}", "use backend='serial'"
             raise ValueError(
-                f"expected fresh_envs=None or False: {what} cannot build single slots anew; {how}"
+                f"expected fresh_envs=None or False: {what} cannot build single slots again; {how}"
             )
-
-    def _check_options(self) -> None:
         if isinstance(self.base, GymnasiumEnv):
             if self.base.stepper.reset_options is not None:
                 raise ValueError(
@@ -427,15 +566,11 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
     def _blocks(
         self, keep_trajectories: bool, keep_steps: bool, feed: Feed
     ) -> Generator[list[Finished], None, None]:
-        with self._apart():
-            self._latest_run = run = self._new_run(keep_trajectories, keep_steps)
-        return run.blocks(feed, self._start, self.base)
-
-    def _new_run(self, keep_trajectories: bool, keep_steps: bool) -> EpisodeRun:
         slots: SteppedEnv | None = self._opened.slots
         if slots is None:
-            exact = exact_reward_of(self.env)
-            slots = by_episodes(plan_for(self.env, exact), self.env, exact)
+            with self._apart():
+                exact = exact_reward_of(self.env)
+                slots = by_episodes(plan_for(self.env, exact), self.env, exact)
         settings, dims = self.settings, len(slots.batch_size)
         assembly = Assembly(
             self.env,
@@ -453,7 +588,10 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         max_restarts = settings.restarts if self.batches is None else None
         actor = self._actor(slots, layout, assembly)
         acting = (self.policy, actor, self.device)
-        return EpisodeRun(self.env, slots, *acting, assembly, self._starts, settings, max_restarts)
+        self._latest_run = run = EpisodeRun(
+            self.env, slots, *acting, assembly, self._starts, settings, max_restarts
+        )
+        return run.blocks(feed, self._start, self.base)
 
     def _actor(self, slots: SteppedEnv, layout: Layout, assembly: Assembly) -> Actor:
         policy = self._policy

@@ -136,7 +136,7 @@ class Dispatcher:
         unfinished = not work.begun or bool(self.left(work))
         self._by_key = {key: other for key, other in self._by_key.items() if other is not work}
         for rank, seat in self._schedule.drop(work).items():
-            if unfinished and seat.at_work:
+            if unfinished and seat.at_work and rank in self.workers.crew:
                 self._end(self.workers.crew[rank])
         work.__dict__.pop("pickled", None)
 

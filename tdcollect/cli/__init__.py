@@ -37,9 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     registry.load(registry.COMMANDS)
 
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        return program.main(given, prog_name="tdcollect", standalone_mode=False) or 0
+        return program.main(words, prog_name="tdcollect", standalone_mode=False) or 0
     except click.ClickException as error:  # what was typed cannot be understood
         error.show()
         return error.exit_code
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         drop_output()
         return PIPE_CLOSED
     except Exception as error:
-        if "--traceback" in given:
+        if "--traceback" in words:
             raise
         print(f"tdcollect: {visible(_line(error))}", file=sys.stderr)
         return 1

@@ -64,7 +64,7 @@ def evaluate(
     output_dir: Path | None,
     quiet: bool,
     as_json: bool,
-    **given: Any,
+    **settings: Any,
 ) -> int:
     """Run test episodes.
 
@@ -77,24 +77,24 @@ def evaluate(
         ("shard", "--shard needs a directory to merge from"),
         ("film", "--film needs a directory for the films"),
     ):
-        if given[name] and output_dir is None:
+        if settings[name] and output_dir is None:
             raise click.UsageError(f"{needs}: --output-dir DIR")
     if episodes == 0:
         raise ValueError("expected --episodes to be positive, got 0: there is nothing to report")
-    with running(output_dir, given) as crew:
+    with running(output_dir, settings) as crew:
         import tdcollect
         from tdcollect.evaluation.directory import check_directory
         from tdcollect.evaluation.ledger import indices_of
 
         if output_dir is not None:
             check_directory(output_dir)  # before an env is made for the policy
-        film = given.pop("film")
+        film = settings.pop("film")
         indices_of(film or "failed")  # refuses other texts
-        request = request_of(env, policy, given)
+        request = request_of(env, policy, settings)
         made_env, made_policy = request.make()
         if episodes is None:
-            episodes = 100 if given["env_seeds"] is None else len(given["env_seeds"])
-        settle(given)
+            episodes = 100 if settings["env_seeds"] is None else len(settings["env_seeds"])
+        settle(settings)
         result = tdcollect.evaluate(
             made_env,
             made_policy,
@@ -103,33 +103,33 @@ def evaluate(
             progress=not quiet,
             request=None if output_dir is None else request,
             workers=crew,
-            **given,
+            **settings,
         )
         if film is not None:
             result.film(film)
-    return terminal.say_result(result, output_dir, as_json, quiet, given["shard"])
+    return terminal.say_result(result, output_dir, as_json, quiet, settings["shard"])
 
 
-def request_of(env: str, policy: str, given: dict[str, Any], **own: Any) -> Request:
+def request_of(env: str, policy: str, settings: dict[str, Any], **own: Any) -> Request:
     """Return env and policy by name, out of the options; takes those out that are only its own."""
     from tdcollect.evaluation.request import Request
 
-    named = {name: given[name] for name in ("env_kwargs", "backend", "device")} | own
+    named = {name: settings[name] for name in ("env_kwargs", "backend", "device")} | own
     for name in ("checkpoint", "vecnormalize"):
-        if (value := given.pop(name, None)) is not None:
+        if (value := settings.pop(name, None)) is not None:
             named[name] = value
     return Request(env, policy, **named, directory=os.getcwd())
 
 
-def settle(given: dict[str, Any]) -> None:
+def settle(settings: dict[str, Any]) -> None:
     """Make the options that decide an episode the arguments of ``evaluate``."""
     from torchrl.envs.utils import ExplorationType
 
     from tdcollect.evaluation.settings import named_metrics
 
-    given["exploration_type"] = ExplorationType[given["exploration_type"].upper()]
-    given["env_kwargs"] = given["env_kwargs"] or None
-    given["metrics"] = given["metrics"] and named_metrics(given["metrics"], Path.cwd())
+    settings["exploration_type"] = ExplorationType[settings["exploration_type"].upper()]
+    settings["env_kwargs"] = settings["env_kwargs"] or None
+    settings["metrics"] = settings["metrics"] and named_metrics(settings["metrics"], Path.cwd())
 
 
 @program.command()
@@ -195,11 +195,11 @@ def replay(
 
         # Refuse a wrong directory or episode before anything is made.
         result = tdcollect.EvaluationResult.load(directory)
-        for at in indices_of(film, result.episodes) if index is None else [index]:
+        for at in indices_of(film or "", result.episodes) if index is None else [index]:
             result.record(at)
         if env is None or policy is None:
-            asked = str(index) if film is None else f"--film {film}"
-            again = again_of(result.manifest, directory, Path(), "this directory").of_row(asked)
+            which = str(index) if film is None else f"--film {film}"
+            again = again_of(result.manifest, directory, Path(), "this directory").of_row(which)
             typed = again.replace(" DIR ", f" {shlex.quote(os.fspath(directory))} ", 1)
             raise ValueError(
                 "expected --env ENV and --policy POLICY, as replay runs only what you name, got "
@@ -244,16 +244,16 @@ def verify(directories: tuple[Path, ...], as_json: bool) -> int:
     from tdcollect.evaluation.ledger import Problem
     from tdcollect.evaluation.verification import Verification
 
-    found = []
+    checks = []
     for directory in directories:
         try:
-            found.append(tdcollect.verify(directory))
+            checks.append(tdcollect.verify(directory))
         except FileNotFoundError:
             problem = Problem(directory, "expected the directory of an evaluation, got none")
-            found.append(Verification(directory, 0, 0, (problem,)))
-    text = "\n".join(map(str, found))
-    tell(as_json, text, evaluations=[checked.to_dict() for checked in found])
-    return 0 if all(checked.passed for checked in found) else 1
+            checks.append(Verification(directory, 0, 0, (problem,)))
+    text = "\n".join(map(str, checks))
+    tell(as_json, text, evaluations=[checked.to_dict() for checked in checks])
+    return 0 if all(checked.passed for checked in checks) else 1
 
 
 @program.command()
@@ -279,10 +279,10 @@ def doctor(env: str, as_json: bool, **settings: Any) -> int:
         from tdcollect.evaluation.imports import is_named, load_named
         from tdcollect.testing import diagnose
 
-        made = load_named(env, Path.cwd()) if is_named(env) else env
-        found = diagnose(made, **settings)
-    tell(as_json, found, **found.to_dict())
-    return found.exit_code
+        subject = load_named(env, Path.cwd()) if is_named(env) else env
+        report = diagnose(subject, **settings)
+    tell(as_json, report, **report.to_dict())
+    return report.exit_code
 
 
 @program.command()
@@ -297,10 +297,12 @@ def summary(directory: Path, confidence: float, as_json: bool) -> None:
     import tdcollect
 
     result = tdcollect.EvaluationResult.load(directory)
-    found = result.summary(confidence=confidence)
-    fields: dict[str, Any] = {"missing": result.missing, **found.to_dict()}
+    statistics = result.summary(confidence=confidence)
+    fields: dict[str, Any] = {"missing": result.missing, **statistics.to_dict()}
     head = visible(f"{result.manifest['env']['id']}, {result.manifest['policy']['class']}")
-    tell(as_json, f"{head}\n\n{found}\n\nledger {result.digest}", ledger=result.digest, **fields)
+    tell(
+        as_json, f"{head}\n\n{statistics}\n\nledger {result.digest}", ledger=result.digest, **fields
+    )
     if result.missing:
         count = count_text(len(result.missing), "episode")
         say(f"tdcollect: {directory} is unfinished: it lacks {count}", err=True)

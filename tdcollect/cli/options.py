@@ -39,13 +39,13 @@ def int_list(text: str) -> list[int]:
 
 def by_name(context: Any, parameter: Any, texts: tuple[str, ...]) -> dict[str, str] | None:
     """Return the values of NAME=VALUE by name; None if there are none."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for text in texts:
         name, _, value = text.partition("=")
-        if not value or name in found:
+        if not value or name in values:
             raise click.BadParameter(f"expected NAME=VALUE, each name once, got {text!r}")
-        found[name] = value
-    return found or None
+        values[name] = value
+    return values or None
 
 
 def of_groups(context: Any, parameter: Any, texts: tuple[str, ...]) -> str | None:
@@ -66,9 +66,9 @@ def step_limit(text: str) -> float:
 def shard_of(text: str) -> Any:
     from tdcollect.evaluation.ledger import Shard
 
-    found = re.fullmatch("([0-9]+)/([0-9]+)", text)
+    match = re.fullmatch("([0-9]+)/([0-9]+)", text)
     try:
-        return Shard.of((int(found[1]), int(found[2])) if found else None)
+        return Shard.of((int(match[1]), int(match[2])) if match else None)
     except ValueError as error:
         raise click.BadParameter(
             f"expected i/n with i from 0 to n - 1, such as 0/4 for the first of four shards, got "
@@ -94,7 +94,9 @@ env_kwargs = click.option(
 
 def together(*options: Any) -> Any:
     """Return options as one decorator; a command shows them in this order."""
-    return lambda command: reduce(lambda made, option: option(made), reversed(options), command)
+    return lambda command: reduce(
+        lambda decorated, option: option(decorated), reversed(options), command
+    )
 
 
 FILM = "Film these episodes: worst:3, failed, or indices such as 1,5. The films go to films/ in "

@@ -50,10 +50,10 @@ def _never_silent(command: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a command: it gives a reason if click or Python would end it without one."""
 
     @functools.wraps(command)
-    def run(**given: Any) -> Any:
+    def run(**values: Any) -> Any:
         try:
             with exits_refused():
-                return command(**given)
+                return command(**values)
         except BrokenPipeError as error:  # not stdout's: see `say`
             raise RuntimeError(f"a pipe was closed at its other end: {error}") from error
 
@@ -95,9 +95,9 @@ def others_on_stderr() -> Iterator[None]:
 
 
 @contextmanager
-def running(output_dir: Path | None, given: dict[str, Any]) -> Iterator[Any]:
+def running(output_dir: Path | None, values: dict[str, Any]) -> Iterator[Any]:
     """Give the workers that were asked for; :func:`others_on_stderr`."""
-    workers, count, address = (given.pop(n) for n in ("workers", "ray_workers", "ray_address"))
+    workers, count, address = (values.pop(n) for n in ("workers", "ray_workers", "ray_address"))
     if count is not None and workers is not None:
         raise click.UsageError("--workers and --ray-workers exclude each other; give one of them")
     if address is not None and count is None:

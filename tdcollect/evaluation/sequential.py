@@ -97,23 +97,17 @@ class Rule:
             )
 
     def _check_range(self) -> None:
-        found = self.value_range
+        ends = self.value_range
         if self.on == "success":
             raise ValueError(
-                f"expected no range with on='success', got {found!r}; leave it out: a success "
+                f"expected no range with on='success', got {ends!r}; leave it out: a success "
                 "counts 1, anything else 0"
             )
-        if (
-            not isinstance(found, Sequence)
-            or len(found) != 2
-            or not all(map(check.is_number, found))
-        ):
-            raise ValueError(f"expected a range to be two numbers, got {found!r}")
-        low, high = map(float, found)
+        if not isinstance(ends, Sequence) or len(ends) != 2 or not all(map(check.is_number, ends)):
+            raise ValueError(f"expected a range to be two numbers, got {ends!r}")
+        low, high = map(float, ends)
         if not (low < high and math.isfinite(high - low)):
-            raise ValueError(
-                f"expected a range from a finite number to a higher one, got {found!r}"
-            )
+            raise ValueError(f"expected a range from a finite number to a higher one, got {ends!r}")
         object.__setattr__(self, "value_range", (low, high))
 
     @property
@@ -152,36 +146,36 @@ class Rule:
         Raises:
             ValueError: for a value outside the range, and for an episode without a success.
         """
-        found = episode.episode_return
+        number = episode.episode_return
         if self.on == "success":
-            found = None if episode.success is None else float(episode.success)
+            number = None if episode.success is None else float(episode.success)
         elif self.on != "return":
-            found = (episode.metrics or {}).get(self.on)
-        if not episode.completed or (found is None and self.on in (episode.metrics or {})):
+            number = (episode.metrics or {}).get(self.on)
+        if not episode.completed or (number is None and self.on in (episode.metrics or {})):
             low, high = self.value_range or (0.0, 1.0)
             return (high if self.lower_is_better else low) if self.failed == "worst" else None
         where = f"in episode {episode.index} of policy {name!r}"
-        if self.on == "success" and found is None:
+        if self.on == "success" and number is None:
             raise ValueError(
                 f"expected the env to report success, got none {where}; race on='return', or "
                 "report 'is_success' in the last info"
             )
-        if found is None or not math.isfinite(found):
+        if number is None or not math.isfinite(number):
             what = "rewards" if self.on == "return" else "data"
             raise ValueError(
-                f"expected a finite {self.on}, got {found} {where}; look into the {what} of that "
+                f"expected a finite {self.on}, got {number} {where}; look into the {what} of that "
                 "episode"
             )
         if self.value_range is not None:
             low, high = self.value_range
             things = "returns" if self.on == "return" else f"values of {self.on}"
-            if not low <= found <= high:
+            if not low <= number <= high:
                 raise ValueError(
-                    f"expected {things} from {low:g} to {high:g}, got {found!r} {where}; give a "
+                    f"expected {things} from {low:g} to {high:g}, got {number!r} {where}; give a "
                     f"range that holds all {things} that are possible, and race again: values are "
                     "never clipped"
                 )
-        return found
+        return number
 
 
 class Differences(NamedTuple):
@@ -306,9 +300,9 @@ class _Pair:
         for a, b in zip(first, second, strict=True):
             if a is not None and b is not None:
                 self.found.append(float(np.sign(a - b)) if self.rule.by_sign else a - b)
-        found = self.differences = Differences.of(self.found, self.differences.reach)
-        low = found.lower_end(self.look.low, self.limit, self.nulls)
-        high = -found.swapped().lower_end(-self.look.high, self.limit, self.nulls)
+        differences = self.differences = Differences.of(self.found, self.differences.reach)
+        low = differences.lower_end(self.look.low, self.limit, self.nulls)
+        high = -differences.swapped().lower_end(-self.look.high, self.limit, self.nulls)
         mean = exact_mean(np.array(self.found)) if self.found else None
         episodes = self.look.episodes + len(first)
         # The ends pass each other where no mean fits all looks, with a probability below alpha.
@@ -326,11 +320,11 @@ class _Pair:
         ahead, behind = self.differences, self.differences.swapped()
         higher, lower = ahead.log_capital(0.0), behind.log_capital(0.0)
         better, worse = (lower, higher) if self.rule.lower_is_better else (higher, lower)
-        found = {"better": better, "worse": worse}
+        capitals = {"better": better, "worse": worse}
         if self.rule.margin is not None:
-            found["above -margin"] = ahead.log_capital(-self.rule.margin)
-            found["below margin"] = behind.log_capital(-self.rule.margin)
-        return found
+            capitals["above -margin"] = ahead.log_capital(-self.rule.margin)
+            capitals["below margin"] = behind.log_capital(-self.rule.margin)
+        return capitals
 
 
 class Standing:
@@ -406,7 +400,7 @@ class Standing:
             "episodes": self.episodes,
             "ended": self.ended,
             "playing": list(self.playing),
-            "out": {name: dict(found) for name, found in self.out.items()},
+            "out": {name: dict(pairs) for name, pairs in self.out.items()},
             "pairs": [self._outcome(*names) for names in self._pairs],
         }
 

@@ -159,7 +159,7 @@ def aggregate(
                 f"expected group {name!r} to name distinct tasks of the suite, at least one, got "
                 f"{list(members)}; the tasks are {listed_text(names, 10)}"
             )
-    asked = Aggregates(
+    empty = Aggregates(
         tasks=names,
         runs={policy: len(array) for policy, array in arrays.items()},
         metrics=tuple(metrics),
@@ -176,16 +176,16 @@ def aggregate(
         # the same runs are drawn, however the caller orders them.
         columns = [names.index(task) for task in sorted(tasks)]
         ordered = {p: np.sort(arrays[p][:, columns], axis=0) for p in sorted(arrays)}
-        return _aggregated(ordered, replace(asked, tasks=tasks))
+        return _aggregated(ordered, replace(empty, tasks=tasks))
 
-    found = replace(
+    result = replace(
         over(names), groups={name: over(tuple(g)) for name, g in (groups or {}).items()}
     )
     if played is None or len(arrays) == 1:
-        return found
+        return result
     columns = [names.index(task) for task in sorted(names)]
     ordered = {policy: _in_order(played[policy][:, columns]) for policy in sorted(played)}
-    return replace(found, differences=_differences(ordered, found))
+    return replace(result, differences=_differences(ordered, result))
 
 
 def distinct(chosen: Sequence[str], known: Container[str]) -> bool:
@@ -193,40 +193,45 @@ def distinct(chosen: Sequence[str], known: Container[str]) -> bool:
     return bool(chosen) and len(set(chosen)) == len(chosen) and all(one in known for one in chosen)
 
 
-def _aggregated(ordered: Mapping[str, Scores], asked: Aggregates) -> Aggregates:
+def _aggregated(ordered: Mapping[str, Scores], empty: Aggregates) -> Aggregates:
     """Return aggregates as they are asked for, of sorted policies, tasks and runs."""
-    drawn = {p: max(1, len(a) - (asked.drawn_runs == "n-1")) for p, a in ordered.items()}
-    thresholds = np.array(asked.thresholds)
+    drawn = {p: max(1, len(a) - (empty.drawn_runs == "n-1")) for p, a in ordered.items()}
+    thresholds = np.array(empty.thresholds)
 
     def interval(values: Scores) -> Interval:
-        return Interval(*percentiles(values, asked.confidence).tolist())
+        return Interval(*percentiles(values, empty.confidence).tolist())
 
     estimates: dict[str, dict[str, Estimate]] = {}
     profiles, task_means = {}, {}
-    for policy in asked.runs:
+    for policy in empty.runs:
         scores = ordered[policy]
         ranks = np.searchsorted(thresholds, scores)
         shares = tuple(shares_above(ranks, len(thresholds)).tolist())
-        found = {}
+        drawn_metrics = {}
         if len(scores) > 1:
-            rng = policy_generator(asked.seed, policy)
-            found = resampled_metrics(scores, ranks, asked, drawn[policy], rng)
+            rng = policy_generator(empty.seed, policy)
+            drawn_metrics = resampled_metrics(scores, ranks, empty, drawn[policy], rng)
         estimates[policy] = {
             metric: Estimate(
-                float(METRICS[metric](scores, asked.gamma)),
-                interval(found[metric]) if found else None,
+                float(METRICS[metric](scores, empty.gamma)),
+                interval(drawn_metrics[metric]) if drawn_metrics else None,
             )
-            for metric in asked.metrics
+            for metric in empty.metrics
         }
-        band = map(tuple, percentiles(found["profile"], asked.confidence).tolist() if found else ())
+        band = map(
+            tuple,
+            percentiles(drawn_metrics["profile"], empty.confidence).tolist()
+            if drawn_metrics
+            else (),
+        )
         profiles[policy] = Profile(shares, *band)
-        means = dict(zip(sorted(asked.tasks), scores.mean(0).tolist(), strict=True))
-        task_means[policy] = {task: means[task] for task in asked.tasks}
+        means = dict(zip(sorted(empty.tasks), scores.mean(0).tolist(), strict=True))
+        task_means[policy] = {task: means[task] for task in empty.tasks}
 
     improvement: dict[str, dict[str, Estimate]] = {policy: {} for policy in ordered}
     # The generators that the metrics had: a pair sees the same runs drawn.
-    rngs = {policy: policy_generator(asked.seed, policy) for policy in ordered}
-    for (a, b), values in resampled_improvements(ordered, drawn, asked.resamples, rngs):
+    rngs = {policy: policy_generator(empty.seed, policy) for policy in ordered}
+    for (a, b), values in resampled_improvements(ordered, drawn, empty.resamples, rngs):
         value = float(probability_of_improvement(ordered[a], ordered[b]))
         there = back = None
         if len(ordered[a]) > 1 or len(ordered[b]) > 1:
@@ -234,23 +239,23 @@ def _aggregated(ordered: Mapping[str, Scores], asked: Aggregates) -> Aggregates:
             back = Interval(1 - there.high, 1 - there.low)
         improvement[a][b], improvement[b][a] = Estimate(value, there), Estimate(1 - value, back)
     return replace(
-        asked,
+        empty,
         estimates=estimates,
-        improvement={p: {q: improvement[p][q] for q in asked.runs if q != p} for p in asked.runs},
+        improvement={p: {q: improvement[p][q] for q in empty.runs if q != p} for p in empty.runs},
         profiles=profiles,
         task_means=task_means,
     )
 
 
-def _thresholds(arrays: Mapping[str, Scores], given: npt.ArrayLike | None) -> Scores:
-    if given is None:
+def _thresholds(arrays: Mapping[str, Scores], values: npt.ArrayLike | None) -> Scores:
+    if values is None:
         low = min(np.quantile(array, 0.05) for array in arrays.values())
         high = max(np.quantile(array, 0.95) for array in arrays.values())
         return np.linspace(min(0.0, low), max(1.0, high), THRESHOLDS)
-    thresholds = np.array(given, dtype=np.float64)
+    thresholds = np.array(values, dtype=np.float64)
     rising = thresholds.ndim == 1 and thresholds.size and (np.diff(thresholds) > 0).all()
     if not (rising and np.isfinite(thresholds).all()):
-        raise ValueError(f"expected thresholds as a list of finite, rising scores, got {given}")
+        raise ValueError(f"expected thresholds as a list of finite, rising scores, got {values}")
     return thresholds
 
 
@@ -309,9 +314,9 @@ def check_episodes(
         raise ValueError(
             f"expected episodes of the same policies as scores, {[*scores]}, got {[*episodes]}"
         )
-    found = {policy: np.array(episodes[policy], np.float64) for policy in scores}
-    count = next(iter(found.values())).shape[2:]
-    for policy, array in found.items():
+    checked = {policy: np.array(episodes[policy], np.float64) for policy in scores}
+    count = next(iter(checked.values())).shape[2:]
+    for policy, array in checked.items():
         expected = (*scores[policy].shape, *count)
         told = np.count_nonzero(~np.isnan(array), -1) if array.ndim == 3 else np.zeros(1)
         same = array.shape == expected and told.all()
@@ -320,7 +325,7 @@ def check_episodes(
                 f"expected episodes of {policy!r} as [runs, tasks, episodes], {expected}, with "
                 f"its scores as their means, got shape {array.shape} or other means"
             )
-    return found
+    return checked
 
 
 @dataclass(frozen=True)
@@ -441,11 +446,11 @@ class Aggregates:
 
         ``differences`` are there if there are any.
         """
-        found = asdict(self)
-        for each in (found, *found["groups"].values()):
+        fields = asdict(self)
+        for each in (fields, *fields["groups"].values()):
             if not each["differences"]:
                 del each["differences"]
-        return dict(json.loads(json.dumps(found)))
+        return dict(json.loads(json.dumps(fields)))
 
     def __repr__(self) -> str:
         best = [
@@ -516,10 +521,10 @@ class Aggregates:
 
     def difference_rows(self) -> list[list[str]]:
         """Return a row for each of :meth:`pairs`: names, difference, p-values."""
-        found = [(a, b, self.differences[a][b]) for a, b in self.pairs()]
+        differences = [(a, b, self.differences[a][b]) for a, b in self.pairs()]
         return [
             [f"{a} minus {b}", str(one), p_text(one.p_value), p_text(one.adjusted_p_value)]
-            for a, b, one in found
+            for a, b, one in differences
         ]
 
     def difference_notes(self) -> list[str]:
@@ -619,18 +624,18 @@ def resampled(values: npt.NDArray[Any], indices: Indices) -> npt.NDArray[Any]:
 
 
 def resampled_metrics(
-    scores: Scores, ranks: Indices, asked: Aggregates, drawn: int, rng: np.random.Generator
+    scores: Scores, ranks: Indices, settings: Aggregates, drawn: int, rng: np.random.Generator
 ) -> dict[str, Scores]:
     """Return metrics ``[resamples]`` and ``profile [resamples, thresholds]`` of resamples."""
-    found: dict[str, list[Scores]] = {}
+    blocks: dict[str, list[Scores]] = {}
     block = max(1, BATCH_VALUES // scores.size)
-    for indices in draw_runs(rng, asked.resamples, scores, drawn, block):
+    for indices in draw_runs(rng, settings.resamples, scores, drawn, block):
         sample = resampled(scores, indices)
-        for name in asked.metrics:
-            found.setdefault(name, []).append(METRICS[name](sample, asked.gamma))
-        shares = shares_above(resampled(ranks, indices), len(asked.thresholds))
-        found.setdefault("profile", []).append(shares)
-    return {name: np.concatenate(parts) for name, parts in found.items()}
+        for name in settings.metrics:
+            blocks.setdefault(name, []).append(METRICS[name](sample, settings.gamma))
+        shares = shares_above(resampled(ranks, indices), len(settings.thresholds))
+        blocks.setdefault("profile", []).append(shares)
+    return {name: np.concatenate(parts) for name, parts in blocks.items()}
 
 
 def resampled_improvements(
@@ -664,33 +669,38 @@ def _in_order(episodes: Scores) -> Scores:
 
 
 def _differences(
-    episodes: Mapping[str, Scores], asked: Aggregates
+    episodes: Mapping[str, Scores], aggregates: Aggregates
 ) -> dict[str, dict[str, ScoreDifference]]:
     """Return the differences of each two policies, their p-values by Holm's correction too."""
     stats = extra_module("scipy.stats", "differences of policies")
-    found: dict[tuple[str, str], ScoreDifference] = {}
-    for (a, b), spread in resampled_spreads(episodes, asked).items():
-        of_a, of_b = (asked.estimates[policy][asked.metrics[0]].value for policy in (a, b))
+    differences: dict[tuple[str, str], ScoreDifference] = {}
+    for (a, b), spread in resampled_spreads(episodes, aggregates).items():
+        of_a, of_b = (
+            aggregates.estimates[policy][aggregates.metrics[0]].value for policy in (a, b)
+        )
         value, error = of_a - of_b, spread.error()
         if error <= ROUNDING * max(np.nanmax(np.abs(episodes[policy])) for policy in (a, b)):
             error = 0.0
         interval, p_value = None, 1.0 if value == 0 else None
-        if math.isfinite(error) and max(asked.runs[a], asked.runs[b], episodes[a].shape[-1]) > 1:
+        if (
+            math.isfinite(error)
+            and max(aggregates.runs[a], aggregates.runs[b], episodes[a].shape[-1]) > 1
+        ):
             freedom = difference_freedom(episodes[a], episodes[b])
-            reach = float(stats.t.ppf(0.5 + asked.confidence / 2, freedom)) * error
+            reach = float(stats.t.ppf(0.5 + aggregates.confidence / 2, freedom)) * error
             interval = Interval(value - reach, value + reach)
             if error:
                 p_value = 2 * float(stats.t.sf(abs(value) / error, freedom))
-        found[a, b] = ScoreDifference(value, interval, p_value)
-    adjusted = holm({pair: d.p_value for pair, d in found.items() if d.p_value is not None})
-    for (a, b), one in [*found.items()]:
-        there = found[a, b] = replace(one, adjusted_p_value=adjusted.get((a, b)))
+        differences[a, b] = ScoreDifference(value, interval, p_value)
+    adjusted = holm({pair: d.p_value for pair, d in differences.items() if d.p_value is not None})
+    for (a, b), one in [*differences.items()]:
+        there = differences[a, b] = replace(one, adjusted_p_value=adjusted.get((a, b)))
         back = there.interval and Interval(-there.interval.high, -there.interval.low)
-        found[b, a] = replace(there, value=-there.value, interval=back)
-    return {p: {q: found[p, q] for q in asked.runs if q != p} for p in asked.runs}
+        differences[b, a] = replace(there, value=-there.value, interval=back)
+    return {p: {q: differences[p, q] for q in aggregates.runs if q != p} for p in aggregates.runs}
 
 
-class Spread(NamedTuple):
+class DifferenceSpread(NamedTuple):
     """Variances of a difference over resamples: of runs, of episodes, and what only both change."""
 
     runs: float
@@ -710,8 +720,8 @@ class Spread(NamedTuple):
 
 
 def resampled_spreads(
-    episodes: Mapping[str, Scores], asked: Aggregates
-) -> dict[tuple[str, str], Spread]:
+    episodes: Mapping[str, Scores], settings: Aggregates
+) -> dict[tuple[str, str], DifferenceSpread]:
     """Return the spread of the difference of each two policies.
 
     A resample draws runs, of each policy and task, and numbers of episodes, for all policies and
@@ -719,27 +729,29 @@ def resampled_spreads(
     runs, with these episodes, and with both (Owen, The Pigeonhole Bootstrap, Annals of Applied
     Statistics 1, 2007).
     """
-    metric, count = METRICS[asked.metrics[0]], next(iter(episodes.values())).shape[-1]
+    metric, count = METRICS[settings.metrics[0]], next(iter(episodes.values())).shape[-1]
     most = max(count, *(array[..., 0].size for array in episodes.values()))
 
     def draws(rng: np.random.Generator, rows: Scores) -> Iterator[Indices]:
         fewer = max(1, len(rows) - 1)
-        return draw_runs(rng, asked.resamples, rows, fewer, max(1, BATCH_VALUES // most))
+        return draw_runs(rng, settings.resamples, rows, fewer, max(1, BATCH_VALUES // most))
 
-    numbers = draws(generator(asked.seed, 0), np.empty((count, 1)))
-    runs = [draws(policy_generator(asked.seed, p), array[..., 0]) for p, array in episodes.items()]
-    found: dict[str, list[Scores]] = {policy: [] for policy in episodes}
+    numbers = draws(generator(settings.seed, 0), np.empty((count, 1)))
+    runs = [
+        draws(policy_generator(settings.seed, p), array[..., 0]) for p, array in episodes.items()
+    ]
+    blocks_of: dict[str, list[Scores]] = {policy: [] for policy in episodes}
     for drawn, *of_policies in zip(numbers, *runs, strict=True):
         (counts,) = _counts(drawn, count)
         for (policy, array), indices in zip(episodes.items(), of_policies, strict=True):
             (every,) = _means_of_drawn(array, np.ones((1, count)))
             means = _means_of_drawn(array, counts)
             samples = resampled(every, indices), means, np.take_along_axis(means, indices, axis=1)
-            first, second, both = (metric(sample, asked.gamma) for sample in samples)
-            found[policy].append(np.stack([first, second, both - first - second]))
-    parts = {policy: np.concatenate(blocks, axis=1) for policy, blocks in found.items()}
+            first, second, both = (metric(sample, settings.gamma) for sample in samples)
+            blocks_of[policy].append(np.stack([first, second, both - first - second]))
+    parts = {policy: np.concatenate(blocks, axis=1) for policy, blocks in blocks_of.items()}
     return {
-        (a, b): Spread(*(parts[a] - parts[b]).var(axis=1).tolist())
+        (a, b): DifferenceSpread(*(parts[a] - parts[b]).var(axis=1).tolist())
         for a, b in combinations(episodes, 2)
     }
 

@@ -74,42 +74,42 @@ def race(
     output_dir: Path | None,
     quiet: bool,
     as_json: bool,
-    **given: Any,
+    **settings: Any,
 ) -> int:
     """Have policies play the same episodes until it is decided which is better.
 
     ENV is that of evaluate. The exit status is 3 if episodes were lost with their workers; else 1
     if episodes failed. An undecided race is no failure.
     """
-    if given["keep_trajectories"] and output_dir is None:
+    if settings["keep_trajectories"] and output_dir is None:
         raise click.UsageError("--keep-trajectories needs a directory: --output-dir DIR")
     checkpoints, vecnormalizes = checkpoints or {}, vecnormalizes or {}
     for name in checkpoints | vecnormalizes:
         if name not in policies:
             raise click.UsageError(f"expected a name of --policy, {[*policies]}, got {name!r}")
-    with running(output_dir, given) as crew:
+    with running(output_dir, settings) as crew:
         import tdcollect
 
         requests = {
             name: request_of(
                 env,
                 policy,
-                given,
+                settings,
                 checkpoint=checkpoints.get(name),
                 vecnormalize=vecnormalizes.get(name),
             )
             for name, policy in policies.items()
         }
-        made = {name: request.make() for name, request in requests.items()}
-        settle(given)
+        subjects = {name: request.make() for name, request in requests.items()}
+        settle(settings)
         result = tdcollect.race(
-            next(iter(made.values()))[0],
-            {name: policy for name, (_, policy) in made.items()},
+            next(iter(subjects.values()))[0],
+            {name: policy for name, (_, policy) in subjects.items()},
             output_dir=output_dir,
             progress=not quiet,
             requests=None if output_dir is None else requests,
             workers=crew,
-            **given,
+            **settings,
         )
     from tdcollect.pages.build import REPORT
 
@@ -160,15 +160,15 @@ def view(directory: Path, output_dir: Path, serve: int | None, as_json: bool, **
     from tdcollect.lab.pages.view import HOST, server_of
     from tdcollect.lab.pages.view import view as write
 
-    index, found = write(directory, output_dir, **how)
+    index, viewed = write(directory, output_dir, **how)
     server = None if serve is None else server_of(output_dir, serve)
     address = None if server is None else f"http://{HOST}:{server.server_port}/"
     if as_json:
-        print_json(index=index, address=address, found=[one.to_dict() for one in found])
+        print_json(index=index, address=address, found=[one.to_dict() for one in viewed])
     else:
-        pages = sum(one.page is not None for one in found)
-        say(f"{count_text(pages, 'page')} of {len(found)} found below {directory}\nindex {index}")
-        for one in found:
+        pages = sum(one.page is not None for one in viewed)
+        say(f"{count_text(pages, 'page')} of {len(viewed)} found below {directory}\nindex {index}")
+        for one in viewed:
             if one.page is None:
                 say(f"tdcollect: {one.path}: {one.status}", err=True)
         if address is not None:
@@ -213,8 +213,8 @@ def run(file: Path, output_dir: Path, quiet: bool, as_json: bool, **chosen: Any)
     """
     with running(output_dir, chosen) as crew:
         read = _suite_of(file, chosen)
-        found = read.run(output_dir, workers=crew, progress=not quiet, **chosen)
-    return _say_suite(found, output_dir, as_json, quiet)
+        results = read.run(output_dir, workers=crew, progress=not quiet, **chosen)
+    return _say_suite(results, output_dir, as_json, quiet)
 
 
 @suite.command()
@@ -258,9 +258,9 @@ def validate(file: Path, quiet: bool, as_json: bool, **chosen: Any) -> int:
     the envs, and runs a step of each evaluation. The exit status is 1 if there is a problem.
     """
     with terminal.others_on_stderr():
-        found = _suite_of(file, {}).validate(**chosen, progress=not quiet)
-    tell(as_json, found, **found.to_dict(), passed=found.passed)
-    return 0 if found.passed else 1
+        validation = _suite_of(file, {}).validate(**chosen, progress=not quiet)
+    tell(as_json, validation, **validation.to_dict(), passed=validation.passed)
+    return 0 if validation.passed else 1
 
 
 @suite.command()
@@ -276,28 +276,30 @@ def report(file: Path, output_dir: Path, as_json: bool, **size: Any) -> int:
     return _say_suite(_suite_of(file, size).report(output_dir), output_dir, as_json)
 
 
-def _suite_of(file: Path, given: dict[str, Any]) -> Any:
+def _suite_of(file: Path, values: dict[str, Any]) -> Any:
     """Return the suite of a file; its size is taken out of the options."""
     import tdcollect
 
     read = tdcollect.Suite.read(file)
-    episodes, limit = given.pop("episodes", None), given.pop("limit", None)
+    episodes, limit = values.pop("episodes", None), values.pop("limit", None)
     if episodes is not None:
         read = replace(read, episodes=episodes)
     return read if limit is None else read.limited(limit)
 
 
-def _say_suite(found: Any, output_dir: Path, as_json: bool, quiet: bool = False) -> int:
+def _say_suite(results: Any, output_dir: Path, as_json: bool, quiet: bool = False) -> int:
     from tdcollect.pages.build import REPORT
 
     report = output_dir / REPORT
     if as_json:
-        print_json(**found.to_dict(), failures=found.failures, report=report)
+        print_json(**results.to_dict(), failures=results.failures, report=report)
     elif not quiet:
-        say(found)
+        say(results)
         say(f"\nreport {report}")
-    for name, reason in found.failures.items():
+    for name, reason in results.failures.items():
         say(f"tdcollect: {name} could not run: {reason}", err=True)
-    if found.failed_episodes:
-        say(f"tdcollect: {found.failed_episodes} episodes failed", err=True)
-    return terminal.status_of(bool(found.failures or found.failed_episodes), found.lost_episodes)
+    if results.failed_episodes:
+        say(f"tdcollect: {results.failed_episodes} episodes failed", err=True)
+    return terminal.status_of(
+        bool(results.failures or results.failed_episodes), results.lost_episodes
+    )

@@ -60,8 +60,8 @@ def compare(
     excludes is shown not to be so. The exit status is 3 if --fail-if-worse or --require-not-worse
     says so.
     """
-    asked = {name: margin for name, margin in margins.items() if margin is not None}
-    if (on or lower_is_better) and not asked:
+    wanted = {name: margin for name, margin in margins.items() if margin is not None}
+    if (on or lower_is_better) and not wanted:
         name = "--on" if on else "--lower-is-better"
         raise click.UsageError(f"{name} goes with --fail-if-worse or --require-not-worse MARGIN")
     if len(directories) < 2:
@@ -74,20 +74,22 @@ def compare(
 
     results = [finished(directory) for directory in directories]
     names = distinct_names(directories)
-    found = tdcollect.compare(*results, names=names, confidence=confidence, across_envs=across_envs)
+    comparison = tdcollect.compare(
+        *results, names=names, confidence=confidence, across_envs=across_envs
+    )
     verdicts = [
         _reason(difference, name, margin, on or "return", lower_is_better)
-        for name, margin in asked.items()
-        for difference in found.differences
+        for name, margin in wanted.items()
+        for difference in comparison.differences
     ]
     reasons = [reason for reason in verdicts if reason is not None]
     report = None
     if output_dir is not None:
-        pages = write_compared(output_dir, results, found)
-        report = write_comparison_report(output_dir, found, pages)[-1]
+        pages = write_compared(output_dir, results, comparison)
+        report = write_comparison_report(output_dir, comparison, pages)[-1]
     more = "" if report is None else f"\n\nreport {report}"
-    told = {"reasons": reasons} if asked else {}
-    tell(as_json, f"{found}{more}", report=report, **found.to_dict(), **told)
+    told = {"reasons": reasons} if wanted else {}
+    tell(as_json, f"{comparison}{more}", report=report, **comparison.to_dict(), **told)
     for reason in reasons:
         say(f"tdcollect: {reason}", err=True)
     return WORSE if reasons else 0
@@ -124,8 +126,8 @@ def _reason(d: Difference, name: str, margin: float, *on: Any) -> str | None:
         verdict = f"not shown to be {than} less than {margin:g}, if at all"
     value, interval = d.measured(on[0])
     told = {"return": "mean returns", "success": "success rates"}.get(on[0], f"mean {on[0]}")
-    found = f"difference of {told} {number_text(value)} {interval or 'without an interval'}"
-    return None if passed else f"{d.name} is {verdict}: {found}"
+    measured = f"difference of {told} {number_text(value)} {interval or 'without an interval'}"
+    return None if passed else f"{d.name} is {verdict}: {measured}"
 
 
 @program.command()
@@ -150,7 +152,7 @@ def plan(
     correlation: float | None,
     policies: tuple[str, ...],
     as_json: bool,
-    **asked: Any,
+    **settings: Any,
 ) -> None:
     """Tell how many episodes a comparison needs, from a small one.
 
@@ -164,15 +166,15 @@ def plan(
     if is_suite(pilot[0]):
         if len(pilot) > 1 or on != "return" or correlation is not None:
             raise click.UsageError("a suite is a pilot by itself: without --on and --correlation")
-        found = plan_suite(results_of(pilot[0]), difference, policies or None, **asked)
+        planned = plan_suite(results_of(pilot[0]), difference, policies or None, **settings)
     elif policies or len(pilot) > 2:
         raise click.UsageError("expected one or two evaluations, or a suite with two --policy")
     else:
         results = [finished(directory) for directory in pilot]
         names = distinct_names(pilot) if len(pilot) == 2 else None
-        asked |= {"on": on, "correlation": correlation, "names": names}
-        found = of_evaluations(results, difference, **asked)
-    tell(as_json, found, **found.to_dict())
+        settings |= {"on": on, "correlation": correlation, "names": names}
+        planned = of_evaluations(results, difference, **settings)
+    tell(as_json, planned, **planned.to_dict())
 
 
 @program.command()
@@ -183,13 +185,13 @@ def plan(
 @options.shown("--confidence", type=float, default=0.95, help="Of every interval.")
 @options.output_dir(help="Directory for a page of the curves.")
 @options.as_json
-def curves(runs: tuple[Path, ...], output_dir: Path | None, as_json: bool, **asked: Any) -> None:
+def curves(runs: tuple[Path, ...], output_dir: Path | None, as_json: bool, **settings: Any) -> None:
     """Show the learning curves of several training runs together.
 
     RUN is the directory of an Evaluator, one of each run, tested on the same episodes. At each step
     that all have: the interquartile mean over runs and its interval. Nothing is run.
     """
-    if asked["lower_is_better"] and asked["threshold"] is None:
+    if settings["lower_is_better"] and settings["threshold"] is None:
         raise click.UsageError("--lower-is-better goes with --threshold")
     if len({run.resolve() for run in runs}) < len(runs):
         raise click.UsageError("expected directories that differ, got one of them twice")
@@ -197,7 +199,7 @@ def curves(runs: tuple[Path, ...], output_dir: Path | None, as_json: bool, **ask
     from tdcollect.lab.pages.curves import write_curves_page
 
     names = distinct_names(runs) if len(runs) > 1 else [runs[0].resolve().name]
-    found = over_runs(dict(zip(names, runs, strict=True)), **asked)
-    report = None if output_dir is None else write_curves_page(output_dir, found)[-1]
+    together = over_runs(dict(zip(names, runs, strict=True)), **settings)
+    report = None if output_dir is None else write_curves_page(output_dir, together)[-1]
     more = "" if report is None else f"\n\nreport {report}"
-    tell(as_json, f"{found}{more}", report=report, **found.to_dict())
+    tell(as_json, f"{together}{more}", report=report, **together.to_dict())

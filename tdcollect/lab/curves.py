@@ -148,9 +148,9 @@ def over_runs(
     for name, directory in directories.items():
         manifest, means[name] = _read(Path(directory), on)
         first = first or manifest
-        if found := ledger.differences(episodes_of(first), episodes_of(manifest)):
+        if unlike := ledger.differences(episodes_of(first), episodes_of(manifest)):
             one = next(iter(means))
-            text = ledger.differences_text(found, f"in {one}", f"in {name}")
+            text = ledger.differences_text(unlike, f"in {one}", f"in {name}")
             raise ValueError(
                 f"expected runs that are tested on the same episodes, but {one} and {name} differ: "
                 f"{text}"
@@ -169,10 +169,10 @@ def _read(path: Path, on: str) -> tuple[dict[str, Any], dict[int, float]]:
             continue
         result = EvaluationResult.load(directory)
         manifest = manifest or result.manifest
-        found = result.summary(resamples=1)
-        known = {RETURN: found.returns.mean}
-        known |= {name: metric.mean for name, metric in found.metrics.items()}
-        known |= {SUCCESS: found.success.rate} if found.success else {}
+        by_step = result.summary(resamples=1)
+        known = {RETURN: by_step.returns.mean}
+        known |= {name: metric.mean for name, metric in by_step.metrics.items()}
+        known |= {SUCCESS: by_step.success.rate} if by_step.success else {}
         if on not in known:
             raise ValueError(f"expected one of {', '.join(known)} in {directory}, got {on!r}")
         means[step] = known[on]
@@ -211,11 +211,11 @@ def together(
         ordered = np.sort(numbers)  # the same are drawn in whatever order the runs come
         rng = statistics.generator(seed)  # at each step anew: a band as smooth as the curves
         with np.errstate(invalid="ignore"):
-            found = statistics.interquartile_mean_interval(ordered, confidence, resamples, rng)
-        if found is not None:  # NaN is between two infinite ones
-            found = Interval(*np.nan_to_num([found.low, found.high], nan=math.inf, posinf=math.inf))
+            ends = statistics.interquartile_mean_interval(ordered, confidence, resamples, rng)
+        if ends is not None:  # NaN is between two infinite ones
+            ends = Interval(*np.nan_to_num([ends.low, ends.high], nan=math.inf, posinf=math.inf))
         value = float(statistics.interquartile_mean(ordered))
-        return Measure(name, tuple(numbers.tolist()), Estimate(value, found))
+        return Measure(name, tuple(numbers.tolist()), Estimate(value, ends))
 
     measures = []
     if len(steps) > 1:

@@ -228,8 +228,8 @@ class Definition:
             read_task(task, defaults, of) for of in map(_task_list, presets) for task in of.tasks
         ]
         tasks += [read_task(t, defaults) for t in _list(tables["tasks"], "tasks", "as [[tasks]]")]
-        given = _list(tables["policies"], "policies", "as [[policies]]")
-        policies = [*map(schema.read_policy, given)]
+        entries = _list(tables["policies"], "policies", "as [[policies]]")
+        policies = [*map(schema.read_policy, entries)]
         if not tasks or not policies:
             raise ValueError(
                 f"expected at least one task and one policy, got {count_text(len(tasks), 'task')} "
@@ -276,20 +276,20 @@ class Definition:
         return one_line(self, self.name, *(count_text(n, thing) for thing, n in counts.items()))
 
 
-def _list(given: Any, name: str, form: str) -> Sequence[Any]:
-    if not isinstance(given, (list, tuple)):
-        raise TypeError(f"expected {name} to be a list, {form}, got {given!r}")
-    return given
+def _list(value: Any, name: str, form: str) -> Sequence[Any]:
+    if not isinstance(value, (list, tuple)):
+        raise TypeError(f"expected {name} to be a list, {form}, got {value!r}")
+    return value
 
 
 def _task_list(name: Any) -> Preset:
-    found = schema.preset(read_text(name, "an entry of presets in [suite]"))
-    if found.is_conditions:
+    listed = schema.preset(read_text(name, "an entry of presets in [suite]"))
+    if listed.is_conditions:
         raise ValueError(
-            f"expected presets in [suite] to be lists of tasks, got {found.name}, conditions of "
+            f"expected presets in [suite] to be lists of tasks, got {listed.name}, conditions of "
             "tasks; name it as preset in [[tasks]]"
         )
-    return found
+    return listed
 
 
 def _chosen(items: Sequence[Any], patterns: Sequence[str] | None, things: str) -> list[Any]:

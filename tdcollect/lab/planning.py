@@ -128,8 +128,8 @@ def plan(
         )
     aim = Aim(difference, power, confidence)
     if len(pilot) == 2:
-        found = comparison.compare(*pilot, names=names, resamples=1)
-        told, need = _of_pair(found.differences[0], on, aim)
+        compared = comparison.compare(*pilot, names=names, resamples=1)
+        told, need = _of_pair(compared.differences[0], on, aim)
     else:
         told, need = _of_one(pilot[0], correlation or 0.0, on, aim)
     return Plan(NAMES[on], told, *aim, (need,))
@@ -154,18 +154,18 @@ def _of_pair(d: comparison.Difference, on: str, aim: Aim) -> tuple[str, Need]:
 
 
 def _of_one(pilot: Evaluated, correlation: float, on: str, aim: Aim) -> tuple[str, Need]:
-    found = summarize(pilot.episodes, resamples=1)
+    summary = summarize(pilot.episodes, resamples=1)
     told = (
-        f"{display.count_text(found.completed, 'episode')} of one policy, with a correlation of "
+        f"{display.count_text(summary.completed, 'episode')} of one policy, with a correlation of "
         f"{correlation:g} to the other's"
     )
     if on == RETURN:
-        std = found.returns.std
+        std = summary.returns.std
         paired = None if std is None else std * math.sqrt(2 * (1 - correlation))
-        return told, _by_deviation("episodes", paired, found.returns.count - 1, aim)
-    if found.success is None:
+        return told, _by_deviation("episodes", paired, summary.returns.count - 1, aim)
+    if summary.success is None:
         raise ValueError("expected an env that reports success, got one that does not")
-    rate, other = found.success.rate, found.success.rate + aim.difference
+    rate, other = summary.success.rate, summary.success.rate + aim.difference
     if not 0 <= other <= 1:
         raise ValueError(
             f"expected a difference that leads to a success rate from 0 to 1, got "

@@ -23,7 +23,7 @@ POLICIES = "policies"
 
 
 @dataclass(frozen=True)
-class Plan:
+class RacePlan:
     """The plan of a race, fixed before it starts.
 
     Attributes:
@@ -56,7 +56,7 @@ class Looks:
         played: the number of episodes that count of each policy that plays no more.
     """
 
-    def __init__(self, plan: Plan):
+    def __init__(self, plan: RacePlan):
         self.plan = plan
         self.standing = Standing(plan.rule)
         self.records: dict[str, dict[int, Episode]] = {name: {} for name in plan.rule.names}
@@ -141,12 +141,12 @@ class RaceResult(display.ShownAsTable):
             for record in results[name].episodes:
                 looks.take(name, record)
         counted = {name: looks.played.get(name) for name in plan.rule.names}
-        found = {name: len(result.episodes) for name, result in results.items()}
-        if counted != found:
+        played = {name: len(result.episodes) for name, result in results.items()}
+        if counted != played:
             texts = [
-                f"{found[name]} episodes of {name!r}, and {'more' if n is None else n} by the rule"
+                f"{played[name]} episodes of {name!r}, and {'more' if n is None else n} by the rule"
                 for name, n in counted.items()
-                if n != found[name]
+                if n != played[name]
             ]
             raise ValueError(
                 f"expected {root} to hold a race that has ended, got {'; '.join(texts)}; run the "
@@ -196,14 +196,14 @@ class RaceResult(display.ShownAsTable):
 
     def notes(self) -> list[str]:
         rule, played = self.plan.rule, self.outcome["episodes"]
-        found = [f"Asked: {rule.question}"]
+        notes = [f"Asked: {rule.question}"]
         if not self.outcome["ended"]:
-            found.append(f"Undecided after {played} episodes, the most that were planned.")
+            notes.append(f"Undecided after {played} episodes, the most that were planned.")
         without = sum(len(one.episodes) - len(one.returns) for one in self.results.values())
         if without:
             how = "as the worst value" if rule.failed == "worst" else "not at all, nor their pairs"
-            found.append(f"{count_text(without, 'failed or lost episode')} count {how}.")
-        return found
+            notes.append(f"{count_text(without, 'failed or lost episode')} count {how}.")
+        return notes
 
     def _head(self) -> str:
         won = "undecided" if self.winner is None else f"{self.winner} is best"
@@ -238,13 +238,13 @@ def evaluations_of(root: Path) -> list[Path]:
     return [path_of(root, name) for name in plan.rule.names]
 
 
-def claim(root: Path, plan: Plan) -> None:
+def claim(root: Path, plan: RacePlan) -> None:
     """Make a directory that of a race; refuse one of another race, or of something else."""
     if (root / RACE).exists():
         there, _ = read(root)
-        if found := ledger.differences(there.to_dict(), plan.to_dict()):
+        if unlike := ledger.differences(there.to_dict(), plan.to_dict()):
             raise ValueError(
-                f"{root} holds another race: {ledger.differences_text(found)}. Choose another "
+                f"{root} holds another race: {ledger.differences_text(unlike)}. Choose another "
                 "directory, or remove this one to start anew"
             )
         return
@@ -252,16 +252,16 @@ def claim(root: Path, plan: Plan) -> None:
     write_json(root / RACE, {"format": FORMAT, "plan": plan.to_dict()})
 
 
-def read(root: Path) -> tuple[Plan, Mapping[str, Any]]:
+def read(root: Path) -> tuple[RacePlan, Mapping[str, Any]]:
     """Read the file of a race: its plan, and all that it holds."""
     file = root / RACE
     if not file.is_file():
         raise FileNotFoundError(f"expected the directory of a race, got {root}, without a {RACE}")
-    found = ledger.read_object(file)
-    ledger.check_format(file, found, FORMAT)
+    content = ledger.read_object(file)
+    ledger.check_format(file, content, FORMAT)
     try:
-        plan = dict(found["plan"])
-        return Plan(Rule(**plan.pop("rule")), **plan), found
+        plan = dict(content["plan"])
+        return RacePlan(Rule(**plan.pop("rule")), **plan), content
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"expected {file} as tdcollect writes it, got a plan that is none ({error}); ask for "

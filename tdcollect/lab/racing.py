@@ -118,18 +118,18 @@ def race(
             "policies race side by side, each in envs of its own; pass a function"
         )
     rule = Rule((*policies,), on, return_range, alpha, margin, failed, lower_is_better)
-    plan = files.Plan(rule, block, max_episodes)
+    plan = files.RacePlan(rule, block, max_episodes)
     if is_measure(on):
         settings["metrics"] = {on: on, **(settings.get("metrics") or {})}
-    asked = EvaluationSettings(max_episodes, seed, **settings)
-    if asked.episodes_per_slot is not None:
+    most = EvaluationSettings(max_episodes, seed, **settings)
+    if most.episodes_per_slot is not None:
         raise ValueError(
             "expected no episodes_per_slot in a race, which looks at numbered episodes block by "
             "block; evaluate each policy in batches, and compare them"
         )
-    if on not in ("return", "success", *(asked.metrics or {})):
+    if on not in ("return", "success", *(most.metrics or {})):
         raise ValueError(
-            f"expected on to be 'return', 'success' or one of metrics, {[*(asked.metrics or {})]}, "
+            f"expected on to be 'return', 'success' or one of metrics, {[*(most.metrics or {})]}, "
             f"got {on!r}; name it in metrics"
         )
     if output_dir is not None:
@@ -140,22 +140,22 @@ def race(
     count = 1 if crew is None else crew.num_workers
     looks = files.Looks(plan)
     evaluations, results = {}, dict[str, EvaluationResult]()
-    for name, given in policies.items():
-        policy = recognized(given, env, asked)
+    for name, one_policy in policies.items():
+        policy = recognized(one_policy, env, most)
         record = partial(
             _Racer,
-            indices=asked.episode_indices,
+            indices=most.episode_indices,
             looks=looks,
             name=name,
-            slots=count * (asked.num_envs or SLOTS),
+            slots=count * (most.num_envs or SLOTS),
             keep_trajectories=keep_trajectories,
             output_dir=None if output_dir is None else files.path_of(output_dir, name),
             allow_mixed=allow_mixed,
             recheck=recheck,
             request=(requests or {}).get(name),
-            replay=replayer(env, policy, lambda index: replace(asked, episodes=[index])),
+            replay=replayer(env, policy, lambda index: replace(most, episodes=[index])),
         )
-        job = partial(Job, env, policy, asked, max(1, count // len(policies)))
+        job = partial(Job, env, policy, most, max(1, count // len(policies)))
         evaluations[Evaluation(job, record, keep_trajectories)] = name
     bar = None
 
@@ -216,11 +216,11 @@ class _Racer(Recording):
         **how: Any,
     ):
         self._looks, self._name, self._slots = looks, name, slots
-        asked = len(indices)
+        most = len(indices)
         if output_dir is not None and (output_dir / ledger.MANIFEST).exists():
-            asked = min(asked, len(ledger.asked_indices(ledger.read_manifest(output_dir))))
-        self._open = asked == len(indices)
-        super().__init__(first(manifest, asked), range(asked), output_dir=output_dir, **how)
+            most = min(most, len(ledger.asked_indices(ledger.read_manifest(output_dir))))
+        self._open = most == len(indices)
+        super().__init__(first(manifest, most), range(most), output_dir=output_dir, **how)
         for record in self._ended:
             looks.take(name, record)
 
@@ -268,8 +268,8 @@ def first(manifest: Mapping[str, Any], count: int) -> dict[str, Any]:
     seeds = dict(manifest["seeds"])
     if "env" in seeds:
         seeds["env"] = seeds["env"][:count]
-    found = {**manifest, "episodes": count, "seeds": seeds}
-    if ledger.OPTIONS in found:
-        options = found[ledger.OPTIONS]
-        found[ledger.OPTIONS] = {**options, "options": options["options"][:count]}
-    return found
+    shorter = {**manifest, "episodes": count, "seeds": seeds}
+    if ledger.OPTIONS in shorter:
+        options = shorter[ledger.OPTIONS]
+        shorter[ledger.OPTIONS] = {**options, "options": options["options"][:count]}
+    return shorter

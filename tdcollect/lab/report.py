@@ -74,16 +74,16 @@ def export(
             as no policy has all its scores.
     """
     check.one_of(("npz", "csv", "markdown"), format=format)
-    found = results if isinstance(results, Aggregates) else results.aggregates
-    if found is None:
+    aggregates = results if isinstance(results, Aggregates) else results.aggregates
+    if aggregates is None:
         raise ValueError("expected results with a policy that has all its scores, got none")
     if format == "csv":
-        return write_atomically(Path(path), _csv(found).encode())
+        return write_atomically(Path(path), _csv(aggregates).encode())
     if format == "markdown":
         title = "Leaderboard"
         if isinstance(results, SuiteResults):
             title = f"{results.name} {results.version}"
-        return write_atomically(Path(path), _markdown(found, title).encode())
+        return write_atomically(Path(path), _markdown(aggregates, title).encode())
     if isinstance(results, Aggregates) or Path(path).suffix != ".npz":
         raise ValueError(
             "expected the results of a suite and a path that ends in .npz for format='npz', got "
@@ -102,59 +102,63 @@ def _write_npz(results: SuiteResults, file: Path) -> Path:
     return write_atomically(file, partial(dump, arrays))
 
 
-def _csv(found: Aggregates) -> str:
+def _csv(aggregates: Aggregates) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    metrics = [f"{metric}{end}" for metric in found.metrics for end in ("", "_low", "_high")]
-    tasks = [f"score:{visible(task)}" for task in found.tasks]
-    others = [policy for _, policy in found.ranking()] if found.differences else []
+    metrics = [f"{metric}{end}" for metric in aggregates.metrics for end in ("", "_low", "_high")]
+    tasks = [f"score:{visible(task)}" for task in aggregates.tasks]
+    others = [policy for _, policy in aggregates.ranking()] if aggregates.differences else []
     figures = ("low", "high", "p", "adjusted_p")
     names = [f"minus:{visible(policy)}" for policy in others]
     minus = [column for name in names for column in (name, *(f"{name}_{of}" for of in figures))]
     writer.writerow(["rank", "policy", "runs", *metrics, *tasks, *minus])
-    for rank, policy in found.ranking():
-        row: list[Any] = [rank, visible(policy), found.runs[policy]]
-        for metric in found.metrics:
-            estimate = found.estimates[policy][metric]
+    for rank, policy in aggregates.ranking():
+        row: list[Any] = [rank, visible(policy), aggregates.runs[policy]]
+        for metric in aggregates.metrics:
+            estimate = aggregates.estimates[policy][metric]
             row += [estimate.value, *(ends(estimate.interval) or ("", ""))]
-        row += found.task_means[policy].values()
+        row += aggregates.task_means[policy].values()
         for other in others:
             if other == policy:
                 row += [""] * 5
                 continue
-            one = found.differences[policy][other]
+            one = aggregates.differences[policy][other]
             row += [one.value, *(ends(one.interval) or ("", "")), one.p_value, one.adjusted_p_value]
         writer.writerow(row)
     return text.getvalue()
 
 
-def _markdown(found: Aggregates, title: str) -> str:
-    order = [policy for _, policy in found.ranking()]
-    parts = [f"# {_escaped(title)}", _metrics_table(found)]
+def _markdown(aggregates: Aggregates, title: str) -> str:
+    order = [policy for _, policy in aggregates.ranking()]
+    parts = [f"# {_escaped(title)}", _metrics_table(aggregates)]
     if len(order) > 1:
         rows = [
-            [p, *("" if p == q else str(found.improvement[p][q]) for q in order)] for p in order
+            [p, *("" if p == q else str(aggregates.improvement[p][q]) for q in order)]
+            for p in order
         ]
         parts.append("## Probability of improvement of the row over the column")
         parts.append(_table(["", *order], rows))
-    if found.differences:
-        parts += ["## Differences", _table(found.difference_header(), found.difference_rows())]
+    if aggregates.differences:
+        parts += [
+            "## Differences",
+            _table(aggregates.difference_header(), aggregates.difference_rows()),
+        ]
     rows = [
-        [task, *(number_text(found.task_means[policy][task]) for policy in order)]
-        for task in found.tasks
+        [task, *(number_text(aggregates.task_means[policy][task]) for policy in order)]
+        for task in aggregates.tasks
     ]
     parts += ["## Scores per task, means over runs", _table(["task", *order], rows)]
-    for name, group in found.groups.items():
+    for name, group in aggregates.groups.items():
         parts.append(f"## {_escaped(name)}: {_escaped(', '.join(group.tasks))}")
         parts.append(_metrics_table(group))
-    parts.append("\n".join(f"- {_escaped(note)}" for note in found.notes()))
+    parts.append("\n".join(f"- {_escaped(note)}" for note in aggregates.notes()))
     return "\n\n".join(parts) + "\n"
 
 
-def _metrics_table(found: Aggregates) -> str:
-    header = ["policy", "rank", "runs", *(LABELS[metric] for metric in found.metrics)]
-    ranks = [str(rank) for rank, _ in found.ranking()]
-    rows = [[row[0], rank, *row[1:]] for rank, row in zip(ranks, found.rows(), strict=True)]
+def _metrics_table(aggregates: Aggregates) -> str:
+    header = ["policy", "rank", "runs", *(LABELS[metric] for metric in aggregates.metrics)]
+    ranks = [str(rank) for rank, _ in aggregates.ranking()]
+    rows = [[row[0], rank, *row[1:]] for rank, row in zip(ranks, aggregates.rows(), strict=True)]
     return _table(header, rows)
 
 

@@ -149,14 +149,14 @@ class SuiteResults:
     def scores(self) -> dict[str, npt.NDArray[np.float64]]:
         """Return the scores of each policy that has all of them, float64 ``[runs, tasks]``."""
         tasks = self.scored_tasks
-        found = {}
+        by_policy = {}
         for policy in self.policies:
             rows = [
                 [self.cell(task, policy.name, run).score for task in tasks] for run in policy.runs
             ]
             if tasks and all(score is not None for row in rows for score in row):
-                found[policy.name] = np.array(rows, np.float64)
-        return found
+                by_policy[policy.name] = np.array(rows, np.float64)
+        return by_policy
 
     def episode_scores(self) -> dict[str, npt.NDArray[np.float64]]:
         """Read the scores of the episodes of the same policies, ``[runs, tasks, episodes]``.
@@ -172,7 +172,7 @@ class SuiteResults:
                 f"expected evaluations of the same episodes in {self.directory}, got some of "
                 "others: remove those that this suite did not run"
             )
-        found, ranked = {}, self.scores()
+        by_policy, ranked = {}, self.scores()
         for policy in (policy for policy in self.policies if policy.name in ranked):
             rows = []
             for task in self.scored_tasks:
@@ -180,8 +180,8 @@ class SuiteResults:
                 of = [records[task, policy.name, run] for run in policy.runs]
                 returns = [[episode.episode_return for episode in one] for one in of]
                 rows.append((np.array(returns, np.float64) - low) / (high - low))
-            found[policy.name] = np.stack(rows, axis=1)
-        return found
+            by_policy[policy.name] = np.stack(rows, axis=1)
+        return by_policy
 
     @property
     def scored_tasks(self) -> list[str]:
@@ -297,7 +297,7 @@ def read_results(suite: Definition, directory: Path) -> SuiteResults:
         for task in suite.tasks:
             if task.group is not None and task.score is not None and suite.groups:
                 groups.setdefault(task.group, []).append(task.name)
-        found = aggregate(
+        aggregates = aggregate(
             scores,
             episodes=results.episode_scores() if suite.differences else None,
             tasks=results.scored_tasks,
@@ -306,7 +306,7 @@ def read_results(suite: Definition, directory: Path) -> SuiteResults:
             confidence=suite.confidence,
             drawn_runs=suite.drawn_runs,
         )
-        results = replace(results, aggregates=found)
+        results = replace(results, aggregates=aggregates)
     return replace(results, remarks=(*_remarks(suite, results), *_differing(manifests)))
 
 
@@ -367,13 +367,13 @@ def _read_cell(
         mean_interval(returns, confidence, resamples, generator(0, 0)) if finite and done else None,
         sum(said) / (len(said) + failed) if said else None,
         lost=sum(episode.lost for episode in episodes),
-        metrics={name: _mean(given) for name, given in statistics.metrics_of(completed).items()},
+        metrics={name: _mean(each) for name, each in statistics.metrics_of(completed).items()},
     )
 
 
-def _mean(given: Sequence[float | None]) -> float | None:
+def _mean(numbers: Sequence[float | None]) -> float | None:
     """Return the mean of those that are there; None without any, and if one is not finite."""
-    values = np.array([value for value in given if value is not None], np.float64)
+    values = np.array([value for value in numbers if value is not None], np.float64)
     return exact_mean(values) if len(values) and np.isfinite(values).all() else None
 
 
@@ -441,8 +441,8 @@ def _differing(manifests: Mapping[str, Mapping[str, Any]]) -> list[str]:
             values.setdefault(path, {})[name] = listed_text(mixed)
     return [
         f"Not the same for all evaluations: {path}, "
-        f"{listed_text([f'{value} in {name}' for name, value in found.items()])}."
-        for path, found in values.items()
+        f"{listed_text([f'{value} in {name}' for name, value in by_name.items()])}."
+        for path, by_name in values.items()
     ]
 
 
@@ -477,14 +477,14 @@ def read_folder(path: Path) -> dict[str, Any]:
     """Read what decides the episodes of a suite's directory; empty if there is nothing."""
     if not is_suite(path):
         return {}
-    found: dict[str, Any] = ledger.read_object(path / SUITE)
-    parts = [found.get(name) for name in _DESCRIBED]
-    if found.get("format") != FORMAT or not all(isinstance(part, dict) for part in parts):
+    content: dict[str, Any] = ledger.read_object(path / SUITE)
+    parts = [content.get(name) for name in _DESCRIBED]
+    if content.get("format") != FORMAT or not all(isinstance(part, dict) for part in parts):
         raise ValueError(
             f"expected {path / SUITE} as `tdcollect suite run` of this version writes it, got "
             "something else; name another directory"
         )
-    return found
+    return content
 
 
 def described_cells(suite: Definition, cells: Sequence[SuiteCell]) -> dict[str, Any]:
@@ -501,8 +501,8 @@ def described_cells(suite: Definition, cells: Sequence[SuiteCell]) -> dict[str, 
 
 
 def _plain(value: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(json.dumps(value, default=str))  # a torch.device, say
-    return found
+    plain: dict[str, Any] = json.loads(json.dumps(value, default=str))  # a torch.device, say
+    return plain
 
 
 def note_report(path: Path, suite: Definition) -> None:
@@ -517,15 +517,15 @@ def note_report(path: Path, suite: Definition) -> None:
         if entry.name in (*REPORT, "whole")
         and (value := getattr(suite, entry.name)) != entry.default
     }
-    found = {name: value for name, value in read_folder(path).items() if name != "report"}
+    decided = {name: value for name, value in read_folder(path).items() if name != "report"}
     others: dict[str, dict[str, Any]] = {"tasks": {}, "policies": {}}  # of which nothing has run
     for cell in suite.cells():
         names = {"tasks": cell.task.name, "policies": cell.policy.name}
         for (kind, name), defined in zip(names.items(), cell.definition(), strict=True):
-            if name not in found.get(kind, {}):
+            if name not in decided.get(kind, {}):
                 others[kind][name] = defined
     report = _some({"tasks": _some(tasks), "settings": own, "others": _plain(_some(others))})
-    write_json(path / SUITE, {**found, **_some({"report": report})})
+    write_json(path / SUITE, {**decided, **_some({"report": report})})
 
 
 def _some(table: dict[str, Any]) -> dict[str, Any]:
@@ -538,14 +538,14 @@ def check_folder(path: Path, described: Mapping[str, Any]) -> dict[str, Any]:
     if not there:
         check_output(path, "a suite", (SUITE,))
         return {}
-    found: list[tuple[str, Any, Any]] = []
+    unlike: list[tuple[str, Any, Any]] = []
     for name in HEAD:
-        found += leaf_differences(name, there.get(name), described[name])
+        unlike += leaf_differences(name, there.get(name), described[name])
     for name in _DESCRIBED:
         for key in sorted(there[name].keys() & described[name].keys()):
-            found += leaf_differences(f"{name}.{key}", there[name][key], described[name][key])
-    if found:
-        texts = [ledger.differences_text([difference]) for difference in found]
+            unlike += leaf_differences(f"{name}.{key}", there[name][key], described[name][key])
+    if unlike:
+        texts = [ledger.differences_text([difference]) for difference in unlike]
         raise ValueError(
             f"{path} holds the evaluations of another suite: {listed_text(texts)}. Choose another "
             "directory, give what has changed another name, or remove its evaluations and "
@@ -577,10 +577,12 @@ def results_of(directory: Path, may_be_stale: bool = True) -> SuiteResults:
     file = directory / ledger.RESULTS
     if not file.is_file():
         raise FileNotFoundError("no report yet")
-    given, decided = ledger.read_object(file), read_folder(directory)
+    written, decided = ledger.read_object(file), read_folder(directory)
     try:
-        cells = {f"{cell['task']}/{cell['policy']}/{cell['run']}": cell for cell in given["cells"]}
-        suite = _suite(given["cells"], decided)
+        cells = {
+            f"{cell['task']}/{cell['policy']}/{cell['run']}": cell for cell in written["cells"]
+        }
+        suite = _suite(written["cells"], decided)
         if lost := decided["files"].keys() - cells.keys():
             raise ValueError(f"it lacks {min(lost)}")
         states = [(cell["status"], cell["episodes"]) for cell in cells.values()]
@@ -589,16 +591,16 @@ def results_of(directory: Path, may_be_stale: bool = True) -> SuiteResults:
             f"expected {file} as `tdcollect suite report` writes it, got something else "
             f"({type(error).__name__}: {error}); write the report again"
         ) from error
-    found = read_results(suite, directory)
-    if may_be_stale and states != [(cell.status, cell.episodes) for cell in found.cells]:
-        return found
-    for name, value in json.loads(json.dumps(found.to_dict())).items():
-        if not statistics.alike(value, given.get(name)):
+    results = read_results(suite, directory)
+    if may_be_stale and states != [(cell.status, cell.episodes) for cell in results.cells]:
+        return results
+    for name, value in json.loads(json.dumps(results.to_dict())).items():
+        if not statistics.alike(value, written.get(name)):
             raise ValueError(
                 f"{file}: its {name} are not what {SUITE} and the evaluations give: one of them "
                 "was altered; `tdcollect suite report` writes it anew"
             )
-    return found
+    return results
 
 
 def _suite(cells: Sequence[Mapping[str, Any]], decided: Mapping[str, Any]) -> Definition:

@@ -194,8 +194,8 @@ class Validation:
 
     def __str__(self) -> str:
         count = count_text(self.cells, "evaluation")
-        found = f"failed, {count_text(len(self.problems), 'problem')}"
-        end = f"{self.suite}: {count} looked at: {'passed' if self.passed else found}"
+        failed = f"failed, {count_text(len(self.problems), 'problem')}"
+        end = f"{self.suite}: {count} looked at: {'passed' if self.passed else failed}"
         return "\n".join(map(display.visible, [*self.problems, *self.remarks, end]))
 
     def __repr__(self) -> str:
@@ -205,22 +205,22 @@ class Validation:
 def validate(suite: Definition, cells: Sequence[SuiteCell], progress: bool) -> Validation:
     """Look at the env of each task, and at the policy of each cell; see :meth:`Suite.validate`."""
     tasks = {f"task {cell.task.name}": cell for cell in cells}
-    found: dict[str, list[str]] = {}
+    by_name: dict[str, list[str]] = {}
     total = len(tasks) + len(cells)
     with progress_bar(total, "checks", leave=False) if progress else nullcontext() as bar:
         for name, cell in [*tasks.items(), *((cell.name, cell) for cell in cells)]:
             if name in tasks:
-                found[name] = _tried(_problems_of_env, cell)
+                by_name[name] = _tried(_problems_of_env, cell)
             elif cell.missing:
-                found[name] = [
+                by_name[name] = [
                     f"expected a file, as {key} has it, got {path}, which is none"
                     for key, path in cell.missing.items()
                 ]
-            elif not found[f"task {cell.task.name}"]:
-                found[name] = _tried(_problems_of_policy, cell)
+            elif not by_name[f"task {cell.task.name}"]:
+                by_name[name] = _tried(_problems_of_policy, cell)
             if bar is not None:
                 bar.update(1)
-    problems = tuple(f"{name}: {problem}" for name, ones in found.items() for problem in ones)
+    problems = tuple(f"{name}: {problem}" for name, ones in by_name.items() for problem in ones)
     remarks = tuple(
         f"task {task.name}: without a score, it is in no aggregate; give it one, "
         'score = { low = "random", high = ... }'
@@ -236,9 +236,9 @@ def _problems_of_env(cell: SuiteCell) -> Iterator[str]:
     """Make a task's env, and have the doctor look at it."""
     env = replace(cell.request(), policy="random", transforms=[], env_state=None).made_env()
     kwargs = dict(cell.task.env_kwargs)
-    made = make_env(env, env_kwargs=kwargs) if isinstance(env, str) else env(**kwargs)
-    (made if isinstance(made, EnvBase) else make_env(made)).close()
-    if isinstance(env, str) or not isinstance(made, EnvBase):
+    one = make_env(env, env_kwargs=kwargs) if isinstance(env, str) else env(**kwargs)
+    (one if isinstance(one, EnvBase) else make_env(one)).close()
+    if isinstance(env, str) or not isinstance(one, EnvBase):
         yield from _diagnosed(env, kwargs)
 
 

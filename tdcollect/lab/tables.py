@@ -173,9 +173,9 @@ class Preset:
 # From a table to an object
 
 
-def from_table(cls: type[T], given: Any, where: str, settings: Iterable[str], **more: Any) -> T:
+def from_table(cls: type[T], entries: Any, where: str, settings: Iterable[str], **more: Any) -> T:
     """Return an object from its table: keys are its attributes, or settings of the episodes."""
-    table = dict(read_table(given, where))
+    table = dict(read_table(entries, where))
     own: list[Field[Any]] = [
         entry for entry in fields(cls) if entry.name not in ("settings", *more)
     ]
@@ -188,10 +188,10 @@ def from_table(cls: type[T], given: Any, where: str, settings: Iterable[str], **
     return cls(**values, **more, settings=table)
 
 
-def read_task(given: Any, defaults: Mapping[str, Any], of: Preset | None = None) -> Task:
+def read_task(entry: Any, defaults: Mapping[str, Any], of: Preset | None = None) -> Task:
     """Return a task from its table, an entry of ``[[tasks]]``, or of the list of a preset."""
-    where = _where("[[tasks]]", given)
-    table = dict(read_table(given, where))
+    where = _where("[[tasks]]", entry)
+    table = dict(read_table(entry, where))
     presets = [] if of is None else [of]
     if (name := table.pop("preset", None)) is not None:
         conditions = preset(read_text(name, f"preset of {where}"))
@@ -208,83 +208,83 @@ def read_task(given: Any, defaults: Mapping[str, Any], of: Preset | None = None)
     return from_table(Task, {**defaults, **table}, where, ("preset", *SETTINGS), presets=versions)
 
 
-def read_policy(given: Any) -> Policy:
+def read_policy(table: Any) -> Policy:
     """Return a policy from its table, an entry of ``[[policies]]``."""
-    where = _where("[[policies]]", given)
-    found = from_table(Policy, given, where, SETTINGS_OF_POLICY)
-    if found.factory == RANDOM and found.checkpoints:
+    where = _where("[[policies]]", table)
+    policy = from_table(Policy, table, where, SETTINGS_OF_POLICY)
+    if policy.factory == RANDOM and policy.checkpoints:
         raise ValueError(f"expected no checkpoints in {where}: random actions have none")
-    if found.factory == SB3 and not found.checkpoints:
+    if policy.factory == SB3 and not policy.checkpoints:
         raise ValueError(f"expected checkpoints in {where}: {SB3!r} reads the models' files")
-    if found.factory != SB3 and found.vecnormalize:
+    if policy.factory != SB3 and policy.vecnormalize:
         raise ValueError(
             f"expected vecnormalize only with factory = {SB3!r}, got it in {where}; for the "
             "statistics of a TorchRL transform there is env_state"
         )
-    texts = (found.factory, found.checkpoints, found.env_state, found.vecnormalize)
+    texts = (policy.factory, policy.checkpoints, policy.env_state, policy.vecnormalize)
     by_run = [text for text in texts if text and "{run}" in text]
-    if len(found.runs) > 1 and not by_run:
+    if len(policy.runs) > 1 and not by_run:
         raise ValueError(
-            f"expected {{run}} in the checkpoints of {where}, which has {len(found.runs)} runs, "
+            f"expected {{run}} in the checkpoints of {where}, which has {len(policy.runs)} runs, "
             "got one policy for all of them; name a file for each run, or leave runs out"
         )
-    if by_run and "runs" not in given:
+    if by_run and "runs" not in table:
         raise ValueError(
             f"expected the runs that {{run}} in {by_run[0]!r} stands for in {where}, got none; "
             "list them, runs = [0, 1, 2]: a pattern cannot know which files are missing"
         )
-    return found
+    return policy
 
 
-def read_table(given: Any, where: str) -> Mapping[str, Any]:
+def read_table(value: Any, where: str) -> Mapping[str, Any]:
     """Return a table; raise TypeError for another value."""
-    if not isinstance(given, Mapping):
-        raise TypeError(f"expected {where} to be a table, got {given!r}")
-    return given
+    if not isinstance(value, Mapping):
+        raise TypeError(f"expected {where} to be a table, got {value!r}")
+    return value
 
 
-def read_text(given: Any, what: str, empty: bool = False) -> str:
+def read_text(value: Any, what: str, empty: bool = False) -> str:
     """Return a text; raise TypeError for another value, and for an empty one if none may be."""
-    if not isinstance(given, str) or not (given or empty):
+    if not isinstance(value, str) or not (value or empty):
         raise TypeError(
-            f"expected a text as {what}, got {'none' if given is None else repr(given)}"
+            f"expected a text as {what}, got {'none' if value is None else repr(value)}"
         )
-    return given
+    return value
 
 
 def filled(text: str, **names: str) -> str:
     """Return a pattern with the names in the place of their fields."""
-    return _FIELDS.sub(lambda found: names[found[1]], text)
+    return _FIELDS.sub(lambda match: names[match[1]], text)
 
 
-def _where(table: str, given: Any) -> str:
-    name = given.get("name") if isinstance(given, Mapping) else None
+def _where(table: str, entry: Any) -> str:
+    name = entry.get("name") if isinstance(entry, Mapping) else None
     return f"{table} {'without a name' if name is None else repr(name)}"
 
 
-def _check_fields(made: Any, table: str) -> None:
+def _check_fields(thing: Any, table: str) -> None:
     """Check the attributes of a task or a policy, and give them their form."""
-    where = _where(table, vars(made))
-    for entry in fields(made):
-        value = getattr(made, entry.name)
+    where = _where(table, vars(thing))
+    for entry in fields(thing):
+        value = getattr(thing, entry.name)
         if entry.name in _READ and not (value is None and entry.default is None):
             read = _READ[entry.name](value, f"{entry.name} of {where}")
-            object.__setattr__(made, entry.name, read)
+            object.__setattr__(thing, entry.name, read)
 
 
-def _name(given: Any, what: str) -> str:
-    return folder_name(read_text(given, what), what)
+def _name(value: Any, what: str) -> str:
+    return folder_name(read_text(value, what), what)
 
 
-def _pattern(given: Any, what: str) -> str:
-    text = read_text(given, what)
+def _pattern(value: Any, what: str) -> str:
+    text = read_text(value, what)
     if not {"task", "policy", "run"}.issuperset(_FIELDS.findall(text)):
         raise ValueError(f"expected {{task}}, {{policy}} and {{run}} in {what}, got {text!r}")
     return text
 
 
-def _factory(given: Any, what: str) -> str:
-    factory = _pattern(given, what)
+def _factory(value: Any, what: str) -> str:
+    factory = _pattern(value, what)
     names = [*(by_group(factory) or {"": factory}).values()]
     known = [one in (RANDOM, SB3) for one in names]
     if not all(k or is_named(_FIELDS.sub("x", one)) for k, one in zip(known, names, strict=True)):
@@ -295,8 +295,8 @@ def _factory(given: Any, what: str) -> str:
     return factory
 
 
-def _arguments(given: Any, what: str) -> Mapping[str, Any]:
-    table = read_table(given, what)
+def _arguments(value: Any, what: str) -> Mapping[str, Any]:
+    table = read_table(value, what)
     try:
         json.dumps(table)
     except (TypeError, ValueError) as error:
@@ -307,10 +307,10 @@ def _arguments(given: Any, what: str) -> Mapping[str, Any]:
     return table
 
 
-def _calls(given: Any, what: str) -> tuple[Call, ...]:
-    if not isinstance(given, Sequence) or isinstance(given, str):
-        raise TypeError(f"expected {what} to be a list of module:callable, got {given!r}")
-    for call in given:
+def _calls(values: Any, what: str) -> tuple[Call, ...]:
+    if not isinstance(values, Sequence) or isinstance(values, str):
+        raise TypeError(f"expected {what} to be a list of module:callable, got {values!r}")
+    for call in values:
         if isinstance(call, Mapping):
             check.only_keys(call, ("call", "kwargs"), what)
             _arguments(call.get("kwargs", {}), f"kwargs in {what}")
@@ -318,25 +318,25 @@ def _calls(given: Any, what: str) -> tuple[Call, ...]:
             called(call)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{what}: {error}") from error
-    return tuple(dict(call) if isinstance(call, Mapping) else call for call in given)
+    return tuple(dict(call) if isinstance(call, Mapping) else call for call in values)
 
 
-def _score(given: Any, what: str) -> Score:
-    if isinstance(given, Score):
-        given = vars(given)
-    if not isinstance(given, Mapping):
+def _score(value: Any, what: str) -> Score:
+    if isinstance(value, Score):
+        value = vars(value)
+    if not isinstance(value, Mapping):
         raise TypeError(
             f"expected the {what} to be {HUMAN!r}, or a range such as "
-            f'{{ low = "random", high = 500.0, source = "..." }}, got {given!r}'
+            f'{{ low = "random", high = 500.0, source = "..." }}, got {value!r}'
         )
-    check.only_keys(given, ("low", "high", "source"), f"the {what}")
-    low, high = given.get("low"), given.get("high")
+    check.only_keys(value, ("low", "high", "source"), f"the {what}")
+    low, high = value.get("low"), value.get("high")
     if low != RANDOM:
         low = _end(low, 'low a number or "random"', what)
     high = _end(high, "high a number", what)
     if low == high:
         raise ValueError(f"expected the {what} to have a range, got {low} as both ends")
-    return Score(low, high, read_text(given.get("source", ""), f"source of the {what}", empty=True))
+    return Score(low, high, read_text(value.get("source", ""), f"source of the {what}", empty=True))
 
 
 def _end(value: Any, which: str, what: str) -> float:
@@ -348,17 +348,17 @@ def _end(value: Any, which: str, what: str) -> float:
     raise ValueError(f"expected the {what} to have a range, with {which}, got {value!r}")
 
 
-def _runs(given: Any, what: str) -> tuple[str, ...]:
-    if not isinstance(given, Sequence) or isinstance(given, str) or not given:
-        raise ValueError(f"expected {what} to be a list such as [0, 1, 2], got {given!r}")
-    for run in given:
+def _runs(values: Any, what: str) -> tuple[str, ...]:
+    if not isinstance(values, Sequence) or isinstance(values, str) or not values:
+        raise ValueError(f"expected {what} to be a list such as [0, 1, 2], got {values!r}")
+    for run in values:
         is_text = isinstance(run, str) and run.isdecimal()
         if not (is_text or check.is_count(run)) or int(run) > _MOST_RUN:
             raise ValueError(
                 f"expected {what} to be numbers that are not negative, at most {_MOST_RUN}, got "
                 f"{run!r}"
             )
-    runs = tuple(str(int(run)) for run in given)
+    runs = tuple(str(int(run)) for run in values)
     distinct_names(runs, what)
     return runs
 
@@ -397,12 +397,12 @@ def preset(name: str) -> Preset:
         return copy.deepcopy(Preset(**{**data, "description": lines, "tasks": tasks}))
     plain, _, version = name.rpartition("-v")
     if plain in presets():
-        found = preset(plain)
-        if version == str(found.version):
-            return found
+        one = preset(plain)
+        if version == str(one.version):
+            return one
         raise ValueError(
-            f"expected version {found.version} of the preset {plain}, the one there is, got "
-            f"{name!r}; name {plain} or {plain}-v{found.version}"
+            f"expected version {one.version} of the preset {plain}, the one there is, got "
+            f"{name!r}; name {plain} or {plain}-v{one.version}"
         )
     raise ValueError(
         f"there is no preset {name!r}; {_nearest(name, presets())} (there are "

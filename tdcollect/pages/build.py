@@ -116,7 +116,7 @@ class Commands(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Table:
+class DataTable:
     """A table that sorts, filters and scrolls by itself; without the script it is whole.
 
     The first column heads its rows. ``hint`` is for the filter field, ``name`` for readers that do
@@ -142,7 +142,7 @@ class Table:
         return " ".join([*marks, *["heat"] * self.heat])
 
 
-Part = str | Paragraph | Figures | Film | Table
+Part = str | Paragraph | Figures | Film | DataTable
 Card = tuple[str, str, str]
 """A main number with its name before it, and a remark."""
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from tdcollect.display import count_text, number_text, number_texts
 from tdcollect.pages import build, plots
-from tdcollect.pages.build import Cell, Column, Figure, Figures, Page, Part, Table
+from tdcollect.pages.build import Cell, Column, DataTable, Figure, Figures, Page, Part
 
 if TYPE_CHECKING:
     from tdcollect.evaluation.curve import Best, Point
@@ -85,7 +85,7 @@ def _report(
         Cell("as chosen", path_of(report.step)),
         Cell("reported", path_of(report.step, "report")),
     ]
-    yield Table([Column("", labels), *_columns(both)], sort=False, name="Report of the best")
+    yield DataTable([Column("", labels), *_columns(both)], sort=False, name="Report of the best")
 
 
 def _curve_figures(curve: Sequence[Point], best: Best | None, by: str) -> list[Figure]:
@@ -122,8 +122,8 @@ def _curve_figures(curve: Sequence[Point], best: Best | None, by: str) -> list[F
 def _metric_curves(curve: Sequence[Point], marks: bool) -> Iterator[Figure]:
     """Yield the figure of each metric; a step without a finite mean is left out."""
     for place, (name, *_) in enumerate(curve[0].metrics, 1):
-        found = [(point.step, *point.metrics[place - 1][1:]) for point in curve]
-        rows = np.array([row for row in found if row[1] is not None], np.float64)
+        points = [(point.step, *point.metrics[place - 1][1:]) for point in curve]
+        rows = np.array([row for row in points if row[1] is not None], np.float64)
         if not len(rows):
             continue
         x, mean, low, high = rows.T
@@ -138,7 +138,9 @@ def from_to(what: str, x: plots.Values, y: plots.Values) -> str:
     return f"{what} is {first} at step {x[0]:,.0f} and {last} at step {x[-1]:,.0f}."
 
 
-def _points(curve: Sequence[Point], best: Best | None, path_of: Callable[..., str | None]) -> Table:
+def _points(
+    curve: Sequence[Point], best: Best | None, path_of: Callable[..., str | None]
+) -> DataTable:
     steps = [point.step for point in curve]
     *statistics, ledger = _columns(curve)
     chosen = [Cell("best", kind="good") if best and step == best.step else "" for step in steps]
@@ -149,15 +151,15 @@ def _points(curve: Sequence[Point], best: Best | None, path_of: Callable[..., st
         ledger,
     ]
     caption = "A step leads to the report of its evaluation."
-    return Table(columns, caption, hint="words, or step>1000")
+    return DataTable(columns, caption, hint="words, or step>1000")
 
 
 def _columns(points: Sequence[Point]) -> list[Column]:
     """Return the columns of evaluations, their ledgers last."""
-    found = [None if p.low is None or p.high is None else (p.low, p.high) for p in points]
+    intervals = [None if p.low is None or p.high is None else (p.low, p.high) for p in points]
     return [
         Column("mean return", [point.mean for point in points], "n"),
-        Column(_INTERVAL, found, "n"),
+        Column(_INTERVAL, intervals, "n"),
         Column("std", [point.std for point in points], "n"),
         Column("interquartile mean", [point.iqm for point in points], "n"),
         Column("length", [point.length for point in points], "n"),

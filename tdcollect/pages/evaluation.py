@@ -19,7 +19,7 @@ from tdcollect.evaluation import ledger, statistics
 from tdcollect.evaluation.ledger import BATCHES, RANDOM, Episode, manifest_entry
 from tdcollect.evaluation.statistics import Interval, Quantity, Summary, ends, in_order
 from tdcollect.pages import build, plots
-from tdcollect.pages.build import REPORT, Cell, Column, Figure, Figures, Page, Paragraph, Table
+from tdcollect.pages.build import REPORT, Cell, Column, DataTable, Figure, Figures, Page, Paragraph
 from tdcollect.pages.plots import Values, finite, short
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def report_page(
     columns = [Column(*each, "n") for each in zip(summary.header()[1:], cells, strict=True)]
     if same:
         columns[:2] = [Column("return and length (steps)", cells[0], "n")]
-    statistics_table = Table([Column("", labels), *columns], sort=False, name="Statistics")
+    statistics_table = DataTable([Column("", labels), *columns], sort=False, name="Statistics")
     drawn = _figures(records, completed, summary, same) if completed else []
     return Page(
         str(manifest_entry(manifest, "env.id") or "env"),
@@ -156,14 +156,14 @@ def again_of(
 
 def _calls_of(manifest: Mapping[str, Any], path: str, where: str) -> build.Commands:
     """Return the calls in Python that run episodes again, with the path of their directory."""
-    given = ["env"]
+    arguments = ["env"]
     if manifest_entry(manifest, "policy.class") != RANDOM:
-        given.append("policy")
+        arguments.append("policy")
     if manifest_entry(manifest, "env.kwargs"):
-        given.append("env_kwargs=env_kwargs")
+        arguments.append("env_kwargs=env_kwargs")
     name = json.dumps(path, ensure_ascii=False)
     return build.Commands(
-        f"tdcollect.EvaluationResult.load({name}, {', '.join(given)}).replay(",
+        f"tdcollect.EvaluationResult.load({name}, {', '.join(arguments)}).replay(",
         ")",
         f"In Python, in {where}, with the env and the policy that were evaluated, and env_kwargs, "
         "backend and device where they were given. The call takes the index of an episode, and "
@@ -204,19 +204,19 @@ def _figures(
     returns = [episode.episode_return or 0.0 for episode in completed]
     lengths = [float(episode.length or 0) for episode in completed]
     note = "The length of each episode, in steps, is the same as its return." * same
-    found = [_histogram("returns", "Returns", "return", "returns", returns, summary.returns,
+    figures = [_histogram("returns", "Returns", "return", "returns", returns, summary.returns,
                         summary.confidence, note)]  # fmt: skip
     if len(finite(returns)) > 1:
-        found.append(_running_figure(finite(returns), summary.confidence))
+        figures.append(_running_figure(finite(returns), summary.confidence))
     if not same:
-        found.append(_histogram("lengths", "Lengths", "length (steps)", "lengths", lengths,
+        figures.append(_histogram("lengths", "Lengths", "length (steps)", "lengths", lengths,
                                 summary.lengths, summary.confidence))  # fmt: skip
     for place, (name, values) in enumerate(statistics.metrics_of(completed).items(), 1):
         there = [value for value in values if value is not None]
         if there:
-            found.append(_histogram(f"metric_{place}", name, name, "values", there,
+            figures.append(_histogram(f"metric_{place}", name, name, "values", there,
                                     summary.metrics[name], summary.confidence))  # fmt: skip
-    return [*found, _endings(records, summary)]
+    return [*figures, _endings(records, summary)]
 
 
 def _histogram(
@@ -337,7 +337,7 @@ def _episode_table(
     listed: Sequence[Episode],
     again: build.Commands,
     kept: Mapping[int, Cell],
-) -> Table:
+) -> DataTable:
     first: dict[str, int] = {}  # the first episode with a digest: later ones repeat it to the bit
     for e in records:
         first.setdefault(e.digest or str(e.index), e.index)
@@ -368,7 +368,7 @@ def _episode_table(
             columns.append(Column(name, [str(place[name]) for place in places], "n"))
     if kept:
         columns.append(Column("data", [kept.get(e.index) for e in listed]))
-    return Table(columns, commands=again, hint="words, or return<100", name="Episodes")
+    return DataTable(columns, commands=again, hint="words, or return<100", name="Episodes")
 
 
 def _extremes(items: Sequence[Any], key: Callable[[Any], float]) -> list[Any]:
@@ -400,8 +400,8 @@ def _manifest(manifest: Mapping[str, Any]) -> Iterator[build.Part]:
             "from those of one machine.",
         )
     if BATCHES in manifest:
-        found = manifest.get(ledger.REPEATED)
-        sound = found is not None and not found["differing"]
+        repeated = manifest.get(ledger.REPEATED)
+        sound = repeated is not None and not repeated["differing"]
         text = (
             f"{ledger.repeatability(manifest)} The slots of a batch share a seed: its episodes "
             "depend on the number of slots, and cannot be compared with numbered ones."
@@ -409,7 +409,7 @@ def _manifest(manifest: Mapping[str, Any]) -> Iterator[build.Part]:
         yield text if sound else Paragraph("warn", text)
     paths, texts = zip(*leaves("", manifest), strict=True)
     columns = [Column("entry", paths), Column("value", texts, "t")]
-    yield Table(columns, "The manifest of the evaluation.")
+    yield DataTable(columns, "The manifest of the evaluation.")
 
 
 def leaves(path: str, value: Any) -> Iterator[tuple[str, str]]:
@@ -450,10 +450,10 @@ def comparison_page(comparison: Comparison, pages: Mapping[int, str]) -> Page:
         if difference.values:
             drawn += _difference_figures(difference, place)
 
-    def table(name: str, rows: Sequence[Sequence[str]]) -> Table:
+    def table(name: str, rows: Sequence[Sequence[str]]) -> DataTable:
         labels, *cells = zip(*rows, strict=True)
         columns = [Column(name, texts, "n") for name, texts in zip(others, cells, strict=True)]
-        return Table([Column("", labels), *columns], sort=False, name=name)
+        return DataTable([Column("", labels), *columns], sort=False, name=name)
 
     returns = table("Differences", comparison.return_rows())
     success = comparison.success_rows()
@@ -498,8 +498,10 @@ def _together(comparison: Comparison) -> Iterator[Figure]:
     rows = [(baseline, longest), *((d.name, d.returns) for d in differences)]
     if not any(values for _, values in rows):
         return
-    found = [(name, finite(values)) for name, values in rows]
-    halves = [f"{name} {_quantiles(values, [0.25, 0.75])}" for name, values in found if len(values)]
+    by_name = [(name, finite(values)) for name, values in rows]
+    halves = [
+        f"{name} {_quantiles(values, [0.25, 0.75])}" for name, values in by_name if len(values)
+    ]
     said = f"Half of the returns lie: {'; '.join(halves)}."
     note = "Thick: the middle half of the returns; thin: all of them; dot: the mean."
     yield Figure("returns", "Returns", plots.ridges(rows, "return"), said, note)
@@ -516,7 +518,7 @@ def _together(comparison: Comparison) -> Iterator[Figure]:
         yield Figure("outcomes", "Episodes won, tied and lost", drawing, said)
     elif measured:
         estimates = [
-            plots.Estimate(d.name, d.difference.mean, ends(d.difference.mean_interval), place)
+            plots.Mark(d.name, d.difference.mean, ends(d.difference.mean_interval), place)
             for place, d in enumerate(differences, 1)
         ]
         said = intervals_sentence(
@@ -573,21 +575,21 @@ def _paired_episodes(comparison: Comparison, pages: Mapping[int, str]) -> Iterat
         Column("episode", [Cell(str(i), pages[i]) if i in pages else str(i) for i in indices], "n"),
         Column(comparison.names[0], [baseline.get(index) for index in indices], "n"),
     ]
-    yield Table([*first, *columns], "Returns of each episode.", hint="words, or difference<0")
+    yield DataTable([*first, *columns], "Returns of each episode.", hint="words, or difference<0")
 
 
 def spread(values: Sequence[float] | Values, things: str) -> str:
     """Return where values lie: ``Half of the returns lie between 1 and 5, all between 0 and 9.``"""
-    found = finite(values)
-    left = len(values) - len(found)
+    drawn = finite(values)
+    left = len(values) - len(drawn)
     said = []
-    if len(found) == 1:
-        said.append(f"The only one of the {things} is {number_text(float(found[0]))}.")
-    elif len(found) and found.min() == found.max():
-        said.append(f"All {len(found)} {things} are {number_text(float(found[0]))}.")
-    elif len(found):
-        middle, all_of_them = _quantiles(found, [0.25, 0.75]), _quantiles(found, [0, 1])
-        said.append(f"Half of the {len(found)} {things} lie {middle}, all {all_of_them}.")
+    if len(drawn) == 1:
+        said.append(f"The only one of the {things} is {number_text(float(drawn[0]))}.")
+    elif len(drawn) and drawn.min() == drawn.max():
+        said.append(f"All {len(drawn)} {things} are {number_text(float(drawn[0]))}.")
+    elif len(drawn):
+        middle, all_of_them = _quantiles(drawn, [0.25, 0.75]), _quantiles(drawn, [0, 1])
+        said.append(f"Half of the {len(drawn)} {things} lie {middle}, all {all_of_them}.")
     if left:
         beyond = f"{left} of {len(values)} are NaN or beyond {plots.LARGEST:g}"
         said.append(f"{beyond}, and are not drawn.")

@@ -66,7 +66,7 @@ class Bar(NamedTuple):
     role: str = "bar"
 
 
-class Estimate(NamedTuple):
+class Mark(NamedTuple):
     """An estimate with the ends of its interval, and the place of its colour in the series."""
 
     name: str
@@ -145,13 +145,13 @@ def _cleaned(svg: str) -> Drawing:
     body = re.sub(r'(<g[^>]*)>\s*(?=<use [^>]*?( style="[^"]*"))', r"\1\2>", body)
     body = re.sub(r'(<use [^>]*?) style="[^"]*"', r"\1", body)
     body = re.sub(r"<[^>]*>", _clean_tag, body)
-    if found := re.search(r'(?:fill|stroke)="(#[^"]*)"', body):
-        raise ValueError(f"expected the number of a colour in a figure, got {found[1]}")
+    if colour := re.search(r'(?:fill|stroke)="(#[^"]*)"', body):
+        raise ValueError(f"expected the number of a colour in a figure, got {colour[1]}")
     return Drawing(re.sub(r">\s+<", "><", body).strip(), float(width), float(height))
 
 
-def _clean_tag(found: re.Match[str]) -> str:
-    tag = re.sub(r'^<g id="[^"]*"', "<g", found[0])
+def _clean_tag(match: re.Match[str]) -> str:
+    tag = re.sub(r'^<g id="[^"]*"', "<g", match[0])
     tag = re.sub(r' style="([^"]*)"', _attributes, tag).replace("xlink:href", "href")
     tag = re.sub(r'( id="|href="#|url\(#)', r"\g<1>@", tag)
     tag = re.sub(r"-?\d+\.\d{3,}", lambda number: f"{round(float(number[0]), 2):g}", tag)
@@ -161,10 +161,12 @@ def _clean_tag(found: re.Match[str]) -> str:
 def _attributes(style: re.Match[str]) -> str:
     """Return a style as attributes, with variables as colours; the page chooses the font."""
     parts = (part.strip().partition(":") for part in html.unescape(style[1]).split(";"))
-    found = {name: value.strip() for name, _, value in parts if name and name != "font-family"}
-    if "font" in found:
-        found["font-size"] = found.pop("font").partition("px")[0]
-    return "".join(f' {name}="{_VARIABLES.get(value, value)}"' for name, value in found.items())
+    attributes = {name: value.strip() for name, _, value in parts if name and name != "font-family"}
+    if "font" in attributes:
+        attributes["font-size"] = attributes.pop("font").partition("px")[0]
+    return "".join(
+        f' {name}="{_VARIABLES.get(value, value)}"' for name, value in attributes.items()
+    )
 
 
 def _axes(x_label: str, y_label: str = "", *, height: float = HEIGHT, width: float = WIDTH) -> Any:
@@ -205,11 +207,11 @@ def histogram(
     zero: bool = False,
 ) -> Any:
     """Draw how many values ``[E]`` lie in each bar; mark mean, interval and zero if asked."""
-    found = finite(values)
+    drawn = finite(values)
     axes = _axes(x_label, "episodes")
-    if len(found):
-        edges = bin_edges(found)
-        counts, _ = np.histogram(found, edges)
+    if len(drawn):
+        edges = bin_edges(drawn)
+        counts, _ = np.histogram(drawn, edges)
         there = counts > 0
         colours = {"color": _COLOURS["bar"], "edgecolor": _COLOURS["paper"]}
         lefts, widths = edges[:-1][there], np.diff(edges)[there]
@@ -361,7 +363,7 @@ def ridges(rows: Sequence[tuple[str, Sequence[float]]], x_label: str) -> Any:
 
 @_plot
 def intervals(
-    rows: Sequence[Estimate],
+    rows: Sequence[Mark],
     x_label: str,
     *,
     line_at: float | None = None,
@@ -393,8 +395,8 @@ def intervals(
 
 def finite(values: Sequence[float] | Values) -> Values:
     """Return the values that can be drawn, float64: finite, and no larger than 1e150."""
-    found = np.array(values, np.float64)
-    return found[_drawable(found)]
+    array = np.array(values, np.float64)
+    return array[_drawable(array)]
 
 
 def _drawable(values: Values | float) -> Any:

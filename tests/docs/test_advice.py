@@ -12,7 +12,8 @@ from typing import Any
 import click
 import pytest
 
-from tdcollect.cli.commands import program
+from tdcollect import registry
+from tdcollect.cli.program import program
 
 from ..forkserver import run_anew
 
@@ -91,6 +92,7 @@ def known(command: click.Command) -> set[str]:
 
 
 def test_commands_and_their_options_are_there() -> None:
+    registry.load(registry.COMMANDS)
     for said, (name, rest) in named(r"(?:^\s*(?:\$ )?|`)tdcollect ([a-z]+)([^`\n]*)", 15):
         command = program.commands.get(name)
         if isinstance(command, click.Group) and (words := re.match(r" ([a-z]+)", rest)):

@@ -19,7 +19,7 @@ from tdcollect.collect import statistics
 from tdcollect.evaluation import Episode
 from tdcollect.evaluation.sequential import Rule
 from tdcollect.lab.planning import plan
-from tdcollect.lab.race import Looks, Plan
+from tdcollect.lab.race import Looks, RacePlan
 from tdcollect.lab.results import CellResult
 from tdcollect.lab.run import Validation
 from tdcollect.policies import from_function
@@ -52,7 +52,7 @@ def ended_evaluator() -> tdcollect.Evaluator:
 def race_result() -> lab.RaceResult:
     """A race of many policies with long names, as long as a folder's may be."""
     names = [f"{n}{'x' * 99}" for n in range(3)]
-    looks = Looks(Plan(Rule(tuple(names)), block=250, max_episodes=MANY))
+    looks = Looks(RacePlan(Rule(tuple(names)), block=250, max_episodes=MANY))
     for shift, name in enumerate(names):
         for record in ledger(shift):
             looks.take(name, record)

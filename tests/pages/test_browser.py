@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tdcollect.pages.build import Column, Page, Table
+from tdcollect.pages.build import Column, DataTable, Page
 
 from .made import EPISODES, EVIL
 
@@ -138,7 +138,7 @@ def test_a_long_table_shows_the_first_rows_until_it_is_asked_for_all(
 ) -> None:
     numbers = [str(place) for place in range(1200)]
     rests = [str(place % 7) for place in range(1200)]
-    found = Table([Column("a", numbers, "n"), Column("b", rests, "n")])
+    found = DataTable([Column("a", numbers, "n"), Column("b", rests, "n")])
     (tmp_path / "long.html").write_bytes(Page("long", "", "", [("rows", [found])]).html())
     page = opened(browser, tmp_path / "long.html").page
     shown = page.locator("tbody tr")

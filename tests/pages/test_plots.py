@@ -38,8 +38,8 @@ def drawings(values: list[float], name: str) -> list[Drawing]:
         plots.bars([plots.Bar(name, 3, name), plots.Bar(name, 0, "")], name, 3),
         plots.cloud(array, array[::-1], name, name),
         plots.ridges([(name, values), (name, [1.0])], name),
-        plots.intervals([plots.Estimate(name, mean, ends)], name, line_at=0.0),
-        plots.intervals([plots.Estimate(name, mean, ends)], name, unit=True, narrow=True),
+        plots.intervals([plots.Mark(name, mean, ends)], name, line_at=0.0),
+        plots.intervals([plots.Mark(name, mean, ends)], name, unit=True, narrow=True),
     ]
 
 
@@ -98,10 +98,10 @@ def test_scores_are_on_an_axis_from_zero_to_one_or_wider() -> None:
         ((0.2, 3.7), (0, 3)),
         ((-0.8, 0.1), (-0.5, 1)),
     ]:
-        rows = [plots.Estimate("x", score, (score, score)) for score in scores]
+        rows = [plots.Mark("x", score, (score, score)) for score in scores]
         found = ticks(plots.intervals(rows, "score", unit=True, narrow=True))
         assert (min(found), max(found)) == shown
-    rows = [plots.Estimate("x", 0.0150, None)]
+    rows = [plots.Mark("x", 0.0150, None)]
     assert max(ticks(plots.intervals(rows, "score"))) < 0.02
 
 

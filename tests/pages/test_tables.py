@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tdcollect.display import number_columns, number_texts
-from tdcollect.pages.build import Cell, Column, Table
+from tdcollect.pages.build import Cell, Column, DataTable
 
 NAN, INFINITE = float("nan"), float("inf")
 
@@ -42,7 +42,7 @@ def test_each_column_has_decimals_of_its_own() -> None:
 
 
 def test_a_table_shows_numbers_beside_texts_and_links() -> None:
-    table = Table(
+    table = DataTable(
         [Column("policy", [Cell("ppo", "ppo.html"), "a", "b"]), Column("", [29.502, 5.9837, None])]
     )
     assert [number for _, number in table.rows()] == ["29.50", "5.98", "-"]

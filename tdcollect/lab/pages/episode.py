@@ -19,7 +19,7 @@ from tdcollect.evaluation import ledger
 from tdcollect.evaluation.directory import check_data
 from tdcollect.files import check_no_links, write_atomically
 from tdcollect.pages import build, plots
-from tdcollect.pages.build import Column, Commands, Figure, Page, Paragraph, Part, Table
+from tdcollect.pages.build import Column, Commands, DataTable, Figure, Page, Paragraph, Part
 from tdcollect.pages.evaluation import COMPARISON_REPORT, again_of, ended, leaves, spread
 
 if TYPE_CHECKING:
@@ -88,16 +88,16 @@ def read_played(
 
     The files may be anybody's: they are read as numbers, and nothing in them is run.
     """
-    found: dict[str, Any] = {}
+    contents: dict[str, Any] = {}
     problems = []
     for what, read in (("data", _read_data), ("film", _read_film)):
         try:
-            found[what] = read(root, record, manifest)
+            contents[what] = read(root, record, manifest)
         except (ValueError, OSError) as error:
             text = str(error).replace(f"{root}{os.sep}", "")
             problems.append(f"{name}: the {what} of this episode cannot be shown: {text}")
-    entries, data = manifest["entries"], found.get("data", {})
-    return Played(name, record, again, entries, data, found.get("film"), problems)
+    entries, data = manifest["entries"], contents.get("data", {})
+    return Played(name, record, again, entries, data, contents.get("film"), problems)
 
 
 def _read_data(root: Path, record: ledger.Episode, manifest: Mapping[str, Any]) -> dict[str, Array]:
@@ -129,10 +129,13 @@ def episode_page(played: Sequence[Played], env: str, back: tuple[str, str] | Non
     """Return the page of one episode, which one policy played or several; the first is compared."""
     record, several = played[0].record, len(played) > 1
     entries = _entries(played)
-    found, steps = _first_differences(played, entries) if several else ([], [])
+    differences, steps = _first_differences(played, entries) if several else ([], [])
     drawn, left = _drawn(played, entries, min(steps, default=None))
     films = [build.Film(one.name, one.film) for one in played if one.film is not None]
-    sections: list[tuple[str, Sequence[Part]]] = [("Film", films), ("The first difference", found)]
+    sections: list[tuple[str, Sequence[Part]]] = [
+        ("Film", films),
+        ("The first difference", differences),
+    ]
     for name in (_REWARDS, _ACTIONS, _OBSERVATIONS, _OTHERS):
         figures = [figure for section, figure in drawn if section == name]
         sections.append((name, [build.Figures(figures)] if figures else []))
@@ -165,23 +168,23 @@ def _cards(played: Sequence[Played]) -> Iterator[build.Card]:
         yield f"Steps{of}", number_text(record.length), f"{how}"
 
 
-def _records(played: Sequence[Played]) -> Table:
-    found = [dict(leaves("", json.loads(one.record.to_json()))) for one in played]
-    names = [*dict.fromkeys(name for record in found for name in record)]
+def _records(played: Sequence[Played]) -> DataTable:
+    records = [dict(leaves("", json.loads(one.record.to_json()))) for one in played]
+    names = [*dict.fromkeys(name for record in records for name in record)]
     columns = [
         Column(one.name, [record.get(name, "-") for name in names], "t")
-        for one, record in zip(played, found, strict=True)
+        for one, record in zip(played, records, strict=True)
     ]
-    return Table([Column("", names), *columns], sort=False, name="Record")
+    return DataTable([Column("", names), *columns], sort=False, name="Record")
 
 
 def _entries(played: Sequence[Played]) -> list[_Entry]:
-    found: dict[tuple[str, str], _Entry] = {}
+    by_name: dict[tuple[str, str], _Entry] = {}
     for at, one in enumerate(played):
         for section, name, first, rows in _entries_of(one) if one.data else ():
             entry = _Entry(section, name, first, [()] * len(played))
-            found.setdefault((section, name), entry).rows[at] = rows
-    return [*found.values()]
+            by_name.setdefault((section, name), entry).rows[at] = rows
+    return [*by_name.values()]
 
 
 def _entries_of(one: Played) -> Iterator[tuple[str, str, int, Rows]]:
@@ -209,16 +212,16 @@ def _first_differences(
     compared = [entry for cause in _CAUSES for entry in entries if entry.section == cause]
     parts, steps = list[Part](), list[int]()
     for at, other in enumerate(played[1:], 1):
-        found = []
+        unlike = []
         for entry in compared:
             a, b = (_plain(entry.rows[which], entry.section) for which in (0, at))
             if a and b and (difference := first_difference(a, b)) is not None:
                 step = entry.first + difference[0]
                 where = f"in step {step}" if step else "at the reset"
-                found.append((step, f"{where}: {entry.name}{difference[1]}"))
-        found.sort(key=lambda one: one[0])
-        steps += [step for step, _ in found[:1]]
-        first, *others = [text for _, text in found] or ["in no step that both have"]
+                unlike.append((step, f"{where}: {entry.name}{difference[1]}"))
+        unlike.sort(key=lambda one: one[0])
+        steps += [step for step, _ in unlike[:1]]
+        first, *others = [text for _, text in unlike] or ["in no step that both have"]
         more = f" Others: {listed_text(others)}." if others else ""
         parts.append(f"{played[0].name} and {other.name} first differ {first}.{more}")
     if steps:
@@ -266,8 +269,8 @@ def _lines(
     entry: _Entry, names: Sequence[str], shared: int
 ) -> Iterator[tuple[str, list[plots.Line]]]:
     """Yield the figures of a small entry: several numbers, or one number of several policies."""
-    found = [(at, _numbers(rows, entry.section)) for at, rows in enumerate(entry.rows) if rows]
-    runs = [(at, values) for at, values in found if values is not None]
+    numbers = [(at, _numbers(rows, entry.section)) for at, rows in enumerate(entry.rows) if rows]
+    runs = [(at, values) for at, values in numbers if values is not None]
     several, groups = len(names) > 1, [(entry.name, runs)]
     if entry.section == _REWARDS:
         with np.errstate(invalid="ignore", over="ignore"):

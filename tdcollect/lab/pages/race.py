@@ -11,7 +11,7 @@ from tdcollect.display import count_text, number_text, number_texts, percent_tex
 from tdcollect.evaluation.sequential import Look
 from tdcollect.lab.race import POLICIES, RaceResult
 from tdcollect.pages import build, plots
-from tdcollect.pages.build import REPORT, Cell, Column, Figure, Figures, Page, Part, Table
+from tdcollect.pages.build import REPORT, Cell, Column, DataTable, Figure, Figures, Page, Part
 
 MOST = 6  # pairs with a figure
 
@@ -30,7 +30,7 @@ def race_page(race: RaceResult, back: tuple[str, str] | None = None) -> Page:
     labels, *cells = zip(*race.rows(), strict=True)
     kinds = ("n", "n", "n", "")
     columns = [Column(*parts) for parts in zip(race.header()[1:], cells, kinds, strict=True)]
-    pairs = Table([Column("pair", labels), *columns], name="Pairs of policies")
+    pairs = DataTable([Column("pair", labels), *columns], name="Pairs of policies")
     figures: list[Part] = (
         [Figures(drawn), *more] if drawn else ["No pair of episodes was compared."]
     )
@@ -102,7 +102,7 @@ def _figure(race: RaceResult, pair: str, place: int, looks: Sequence[Look]) -> F
     return Figure(f"pair_{place}", pair, drawing, shows, note)
 
 
-def _policies(race: RaceResult) -> Table:
+def _policies(race: RaceResult) -> DataTable:
     outcome, summaries = race.outcome, [one.summary() for one in race.results.values()]
     ended = [
         f"worse than {', '.join(outcome['out'][name]['by'])}" if name in outcome["out"] else "-"
@@ -120,14 +120,14 @@ def _policies(race: RaceResult) -> Table:
         rates = [one.success.rate if one.success else None for one in summaries]
         columns.insert(3, Column("success rate", rates, "n"))
     caption = "A policy leads to the report of its evaluation."
-    return Table(columns, caption, name="Policies")
+    return DataTable(columns, caption, name="Policies")
 
 
-def _rule(race: RaceResult) -> Table:
-    found = {**race.plan.rule.to_dict(), "block": race.plan.block}
-    found |= {"max_episodes": race.plan.max_episodes, "question": race.plan.rule.question}
+def _rule(race: RaceResult) -> DataTable:
+    settings = {**race.plan.rule.to_dict(), "block": race.plan.block}
+    settings |= {"max_episodes": race.plan.max_episodes, "question": race.plan.rule.question}
     texts = [
         ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-        for value in found.values()
+        for value in settings.values()
     ]
-    return Table([Column("setting", [*found]), Column("value", texts, "t")], name="Rule")
+    return DataTable([Column("setting", [*settings]), Column("value", texts, "t")], name="Rule")

@@ -12,7 +12,7 @@ from tdcollect.lab.aggregates import LABELS, LOWER_IS_BETTER, Aggregates, Estima
 from tdcollect.lab.results import FINISHED, CellResult, SuiteResults
 from tdcollect.lab.tables import Task
 from tdcollect.pages import build, plots
-from tdcollect.pages.build import REPORT, Cell, Column, Figure, Figures, Page, Part, Table
+from tdcollect.pages.build import REPORT, Cell, Column, DataTable, Figure, Figures, Page, Part
 from tdcollect.pages.evaluation import intervals_sentence, number_and_interval
 
 MOST_ROWS = 24  # policies in a figure
@@ -21,11 +21,13 @@ MOST_LINES = 8  # policies in a plot of profiles
 
 def suite_page(results: SuiteResults, back: tuple[str, str] | None = None) -> Page:
     """Return the page of a suite, whose evaluations lie beside it and are linked."""
-    found = results.aggregates
+    aggregates = results.aggregates
     policies = count_text(len(results.policies), "policy")
     troubled = [cell for cell in results.cells if cell.status != FINISHED]
-    notes = [] if found is None else found.notes()
-    own = [] if found is None else found.difference_notes()  # which stand with the differences
+    notes = [] if aggregates is None else aggregates.notes()
+    own = (
+        [] if aggregates is None else aggregates.difference_notes()
+    )  # which stand with the differences
     sections: list[tuple[str, Sequence[Part]]] = [
         ("Tasks and policies", [_heat_map(results)]),
         ("Evaluations", [_evaluations([cell for cell in results.cells if cell.episodes])]),
@@ -33,12 +35,12 @@ def suite_page(results: SuiteResults, back: tuple[str, str] | None = None) -> Pa
         ("Remarks", [*(note for note in notes if note not in own), *results.remarks]),
         ("Scores and their sources", [_sources(results)]),
     ]
-    if found is not None:
+    if aggregates is not None:
         sections[:0] = [
-            ("Leaderboard", [*_leaderboard(found), Figures(_metrics(found), row=True)]),
-            ("Profiles and improvement", [Figures(_profiles(found))]),
-            ("Differences of policies", _differences(found) if found.differences else []),
-            ("Groups of tasks", _groups(found) if found.groups else []),
+            ("Leaderboard", [*_leaderboard(aggregates), Figures(_metrics(aggregates), row=True)]),
+            ("Profiles and improvement", [Figures(_profiles(aggregates))]),
+            ("Differences of policies", _differences(aggregates) if aggregates.differences else []),
+            ("Groups of tasks", _groups(aggregates) if aggregates.groups else []),
         ]
     return Page(
         results.name,
@@ -54,12 +56,14 @@ def suite_page(results: SuiteResults, back: tuple[str, str] | None = None) -> Pa
 
 def _headline(results: SuiteResults) -> list[build.Card]:
     cards = []
-    if (found := results.aggregates) is not None:
-        metric = found.metrics[0]
-        first, *others = [policy for rank, policy in found.ranking() if rank == 1]
-        best = found.estimates[first][metric]
+    if (aggregates := results.aggregates) is not None:
+        metric = aggregates.metrics[0]
+        first, *others = [policy for rank, policy in aggregates.ranking() if rank == 1]
+        best = aggregates.estimates[first][metric]
         also = f" and {len(others)} more" if others else ""
-        value, interval = number_and_interval(best.value, best.interval, found.confidence, _scores)
+        value, interval = number_and_interval(
+            best.value, best.interval, aggregates.confidence, _scores
+        )
         end = "Lowest" if metric in LOWER_IS_BETTER else "Highest"
         words = f"{first}{also}" + f", {interval}" * (best.interval is not None)
         cards.append((f"{end} {LABELS[metric]}", value, words))
@@ -74,58 +78,58 @@ def _headline(results: SuiteResults) -> list[build.Card]:
     ]
 
 
-def _leaderboard(found: Aggregates) -> list[Part]:
-    ranks, policies = zip(*found.ranking(), strict=True)
+def _leaderboard(aggregates: Aggregates) -> list[Part]:
+    ranks, policies = zip(*aggregates.ranking(), strict=True)
     columns = [
         Column("policy", policies),
         Column("rank", [*map(str, ranks)], "n"),
-        Column("runs", [str(found.runs[policy]) for policy in policies], "n"),
+        Column("runs", [str(aggregates.runs[policy]) for policy in policies], "n"),
     ]
-    for metric in found.metrics:
-        texts = [_text(found.estimates[policy][metric]) for policy in policies]
+    for metric in aggregates.metrics:
+        texts = [_text(aggregates.estimates[policy][metric]) for policy in policies]
         columns.append(Column(LABELS[metric], texts, "n"))
     note = (
-        f"Aggregates of normalised scores over {count_text(len(found.tasks), 'task')} and all "
-        f"runs, with {percent_text(found.confidence)} intervals where there are several runs."
+        f"Aggregates of normalised scores over {count_text(len(aggregates.tasks), 'task')} and all "
+        f"runs, with {percent_text(aggregates.confidence)} intervals where there are several runs."
     )
-    return [note, Table(columns, name="Leaderboard")]
+    return [note, DataTable(columns, name="Leaderboard")]
 
 
-def _metrics(found: Aggregates) -> list[Figure]:
+def _metrics(aggregates: Aggregates) -> list[Figure]:
     """Return a narrow figure per metric: the policies in one order, with intervals."""
     drawn = []
-    for metric in found.metrics:
-        of = {policy: found.estimates[policy][metric] for _, policy in found.ranking()}
-        drawing = plots.intervals(_rows(found, of), "score", unit=True, narrow=True)
+    for metric in aggregates.metrics:
+        of = {policy: aggregates.estimates[policy][metric] for _, policy in aggregates.ranking()}
+        drawing = plots.intervals(_rows(aggregates, of), "score", unit=True, narrow=True)
         notes = ["Lower is better."] * (metric in LOWER_IS_BETTER)
         notes += [f"The {MOST_ROWS} best of {len(of)} are drawn."] * (len(of) > MOST_ROWS)
-        said = _sentence(found, of.items())
+        said = _sentence(aggregates, of.items())
         title = LABELS[metric].capitalize()
         drawn.append(Figure(f"metric_{metric}", title, drawing, said, " ".join(notes)))
     return drawn
 
 
-def _rows(found: Aggregates, of: Mapping[str, Estimate], before: str = "") -> list[plots.Estimate]:
+def _rows(aggregates: Aggregates, of: Mapping[str, Estimate], before: str = "") -> list[plots.Mark]:
     """Return the rows of a figure of estimates by policy: the first of many."""
     rows = [
-        plots.Estimate(before + name, one.value, ends(one.interval), found.policies.index(name))
+        plots.Mark(before + name, one.value, ends(one.interval), aggregates.policies.index(name))
         for name, one in of.items()
     ]
     return rows[:MOST_ROWS]
 
 
-def _sentence(found: Aggregates, of: Iterable[tuple[str, Estimate]]) -> str:
+def _sentence(aggregates: Aggregates, of: Iterable[tuple[str, Estimate]]) -> str:
     """Return the first five of some estimates by name, with their intervals."""
     first = [(name, one.value, one.interval) for name, one in [*of][:5]]
-    return intervals_sentence(first, found.confidence, _scores)
+    return intervals_sentence(first, aggregates.confidence, _scores)
 
 
-def _profiles(found: Aggregates) -> list[Figure]:
-    x = np.array(found.thresholds)
-    order = [policy for _, policy in found.ranking()][:MOST_LINES]
+def _profiles(aggregates: Aggregates) -> list[Figure]:
+    x = np.array(aggregates.thresholds)
+    order = [policy for _, policy in aggregates.ranking()][:MOST_LINES]
     drawn = []
     for policy in order:
-        one, place = found.profiles[policy], found.policies.index(policy)
+        one, place = aggregates.profiles[policy], aggregates.policies.index(policy)
         low, high = (None if end is None else np.array(end) for end in (one.low, one.high))
         drawn.append(plots.Line(policy, x, np.array(one.values), low, high, place))
     drawing = plots.lines(
@@ -139,31 +143,31 @@ def _profiles(found: Aggregates) -> list[Figure]:
     half = int(np.argmin(np.abs(x - 0.5)))
     shares = [f"{line.name} {percent_text(round(float(line.y[half]), 3))}" for line in drawn]
     shows = f"Share of runs and tasks with a score above {x[half]:.2f}: {'; '.join(shares)}."
-    left = len(found.policies) - len(order)
+    left = len(aggregates.policies) - len(order)
     notes = [f"The {len(order)} best policies are drawn; {left} more are not."] * bool(left)
     for places in plots.equal_lines(drawn):
         names = listed_text([order[place] for place in places], len(places))
         notes.append(f"The lines of {names} are equal: their dashes alternate.")
     profiles = Figure("profiles", "Performance profiles", drawing, shows, " ".join(notes))
-    return [profiles, _improvement(found)] if len(order) > 1 else [profiles]
+    return [profiles, _improvement(aggregates)] if len(order) > 1 else [profiles]
 
 
-def _improvement(found: Aggregates) -> Figure:
-    best, *others = (policy for _, policy in found.ranking())
-    of = {other: found.improvement[best][other] for other in others}
-    said = _sentence(found, ((f"Over {name}", one) for name, one in of.items()))
+def _improvement(aggregates: Aggregates) -> Figure:
+    best, *others = (policy for _, policy in aggregates.ranking())
+    of = {other: aggregates.improvement[best][other] for other in others}
+    said = _sentence(aggregates, ((f"Over {name}", one) for name, one in of.items()))
     note = (
         f"The chance that a training run of {best} scores above a run of the other on the same "
         "task, averaged over tasks; a tie counts half. The dashed line is an even chance."
     )
-    rows = _rows(found, of, "Over ")
+    rows = _rows(aggregates, of, "Over ")
     drawing = plots.intervals(rows, "probability of improvement", line_at=0.5, unit=True)
     return Figure("improvement", f"Probability of improvement of {best}", drawing, said, note)
 
 
-def _differences(found: Aggregates) -> list[Part]:
-    pairs, metric = found.pairs(), LABELS[found.metrics[0]]
-    each = [found.differences[a][b] for a, b in pairs]
+def _differences(aggregates: Aggregates) -> list[Part]:
+    pairs, metric = aggregates.pairs(), LABELS[aggregates.metrics[0]]
+    each = [aggregates.differences[a][b] for a, b in pairs]
     columns = [
         Column("policy", [a for a, _ in pairs]),
         Column("minus", [b for _, b in pairs]),
@@ -171,28 +175,34 @@ def _differences(found: Aggregates) -> list[Part]:
         Column("p-value", [p_text(one.p_value) for one in each], "n"),
         Column("Holm's correction", [p_text(one.adjusted_p_value) for one in each], "n"),
     ]
-    of = {b: found.differences[a][b] for a, b in pairs if a == pairs[0][0]}
-    drawing = plots.intervals(_rows(found, of, "Minus "), f"difference in {metric}", line_at=0.0)
-    said = _sentence(found, ((f"Minus {name}", one) for name, one in of.items()))
-    note = "Lower is better." if found.metrics[0] in LOWER_IS_BETTER else ""
+    of = {b: aggregates.differences[a][b] for a, b in pairs if a == pairs[0][0]}
+    drawing = plots.intervals(
+        _rows(aggregates, of, "Minus "), f"difference in {metric}", line_at=0.0
+    )
+    said = _sentence(aggregates, ((f"Minus {name}", one) for name, one in of.items()))
+    note = "Lower is better." if aggregates.metrics[0] in LOWER_IS_BETTER else ""
     title = f"Differences of {pairs[0][0]} from the others"
     figure = Figure("differences", title, drawing, said, note)
-    return [*found.difference_notes(), Table(columns, name="Differences"), Figures([figure])]
+    return [
+        *aggregates.difference_notes(),
+        DataTable(columns, name="Differences"),
+        Figures([figure]),
+    ]
 
 
-def _groups(found: Aggregates) -> list[Part]:
-    metric = found.metrics[0]
-    policies = [policy for _, policy in found.ranking()]
+def _groups(aggregates: Aggregates) -> list[Part]:
+    metric = aggregates.metrics[0]
+    policies = [policy for _, policy in aggregates.ranking()]
     columns = [Column("policy", policies)]
-    for name, group in found.groups.items():
+    for name, group in aggregates.groups.items():
         texts = [_text(group.estimates[policy][metric]) for policy in policies]
         columns.append(Column(name, texts, "n"))
-    members = [f"{name}: {', '.join(group.tasks)}." for name, group in found.groups.items()]
+    members = [f"{name}: {', '.join(group.tasks)}." for name, group in aggregates.groups.items()]
     caption = f"{LABELS[metric].capitalize()} of the scores of each group, with intervals."
-    return [Table(columns, caption), *members]
+    return [DataTable(columns, caption), *members]
 
 
-def _heat_map(results: SuiteResults) -> Table:
+def _heat_map(results: SuiteResults) -> DataTable:
     columns = [Column("task", [task.name for task in results.tasks])]
     for policy in results.policies:
         cells = [_heat_cell(task, results.of(task.name, policy.name)) for task in results.tasks]
@@ -202,7 +212,7 @@ def _heat_map(results: SuiteResults) -> Table:
     caption += "; each leads to the report of its evaluation."
     if any(len(policy.runs) > 1 for policy in results.policies):
         caption += " Where there are several runs: their mean, and the score of each run."
-    return Table(columns, caption, heat=True)
+    return DataTable(columns, caption, heat=True)
 
 
 def _heat_cell(task: Task, cells: Sequence[CellResult]) -> str | Cell:
@@ -231,7 +241,7 @@ def _report_of(cell: CellResult) -> str | None:
     return f"{cell.path}/{REPORT}" if cell.status == FINISHED else None
 
 
-def _evaluations(cells: Sequence[CellResult]) -> Table:
+def _evaluations(cells: Sequence[CellResult]) -> DataTable:
     scores = [None if cell.score is None else _score(cell.score) for cell in cells]
     success = [None if c.success is None else percent_text(round(c.success, 4)) for c in cells]
     columns = [
@@ -247,20 +257,20 @@ def _evaluations(cells: Sequence[CellResult]) -> Table:
         Column("completed", [f"{cell.completed} of {cell.episodes}" for cell in cells], "n"),
     ]
     caption = "Intervals are over test episodes: they say nothing about another training run."
-    return Table(columns, caption, hint="a task, a policy, score<0.5")
+    return DataTable(columns, caption, hint="a task, a policy, score<0.5")
 
 
-def _troubled(cells: Sequence[CellResult]) -> Table:
+def _troubled(cells: Sequence[CellResult]) -> DataTable:
     columns = [
         Column("evaluation", [cell.name for cell in cells]),
         Column("status", [Cell(cell.status, kind="bad") for cell in cells]),
         Column("episodes", [str(cell.episodes) for cell in cells], "n"),
         Column("reason", [cell.reason or "-" for cell in cells], "t"),
     ]
-    return Table(columns, name="Failed or missing")
+    return DataTable(columns, name="Failed or missing")
 
 
-def _sources(results: SuiteResults) -> Table:
+def _sources(results: SuiteResults) -> DataTable:
     tasks = results.tasks
     spans = [results.ranges[task.name] or (None, None) for task in tasks]
     presets = [", ".join(f"{one} {at}" for one, at in task.presets.items()) for task in tasks]
@@ -274,7 +284,7 @@ def _sources(results: SuiteResults) -> Table:
         Column("presets", [text or "-" for text in presets]),
         Column("source", [source or "the suite's file" for source in sources], "t"),
     ]
-    return Table(columns, name="Scores and their sources")
+    return DataTable(columns, name="Scores and their sources")
 
 
 def _score(value: float) -> str:

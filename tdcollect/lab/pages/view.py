@@ -28,7 +28,7 @@ from tdcollect.lab.pages.suite import suite_page
 from tdcollect.lab.race import RaceResult, path_of
 from tdcollect.lab.results import FINISHED, SuiteResults, is_suite, results_of
 from tdcollect.pages import build, evaluation
-from tdcollect.pages.build import REPORT, Cell, Column, Figure, Figures, Page, Part, Table
+from tdcollect.pages.build import REPORT, Cell, Column, DataTable, Figure, Figures, Page, Part
 from tdcollect.pages.curve import curve_page
 from tdcollect.pages.evaluation import (
     COMPARISON_REPORT,
@@ -37,7 +37,7 @@ from tdcollect.pages.evaluation import (
     named_in,
     report_page,
 )
-from tdcollect.pages.plots import Estimate, intervals
+from tdcollect.pages.plots import Mark, intervals
 
 HOST = "127.0.0.1"
 INDEX = "index.html"
@@ -80,14 +80,14 @@ class Viewed:
     def to_dict(self) -> dict[str, Any]:
         """Return what was found as plain dicts, lists, strings and numbers, for JSON."""
         names = ("path", "kind", "status", "page", "env", "policy")
-        found = {name: getattr(self, name) for name in names}
+        fields = {name: getattr(self, name) for name in names}
         if self.kind == "curve":
-            found["points"] = len(self.curve)
-            found["best"] = None if self.best is None else [self.best.step, self.best.value]
+            fields["points"] = len(self.curve)
+            fields["best"] = None if self.best is None else [self.best.step, self.best.value]
         for name in ("summary", "suite", "race"):
             if (result := getattr(self, name)) is not None:
-                found[name] = result.to_dict()
-        return found
+                fields[name] = result.to_dict()
+        return fields
 
 
 def view(
@@ -116,14 +116,14 @@ def view(
     ledger.indices_of(episodes)
     _check(root, out, overwrite)
     with replaced(out) as new:
-        found = [*_Pages(root, out, new, episodes).found()]
-        if all(one.kind == COMPARISON for one in found):
+        viewed = [*_Pages(root, out, new, episodes).found()]
+        if all(one.kind == COMPARISON for one in viewed):
             raise FileNotFoundError(
                 f"expected evaluations below {root}, as tdcollect.evaluate writes them with an "
                 "output_dir, found none"
             )
-        write_atomically(new / INDEX, index_page(root.resolve().name or "/", found).html())
-    return Path(output_dir, INDEX), found
+        write_atomically(new / INDEX, index_page(root.resolve().name or "/", viewed).html())
+    return Path(output_dir, INDEX), viewed
 
 
 def _check(root: Path, out: Path, overwrite: bool) -> None:
@@ -202,12 +202,12 @@ class _Pages:
             status = "refused" if (here / ledger.REFUSED).exists() else "unreadable"
             return Viewed(path, "evaluation", f"{status}: {self._within(error)}")
         summary = summarize(episodes)
-        kept = dict.fromkeys(ledger.kept_trajectories(here), Cell("kept"))
+        cells = dict.fromkeys(ledger.kept_trajectories(here), Cell("kept"))
         again = again_of(manifest, here, self.root, WHERE)
         page_path = f"{PAGES}/{path}/{REPORT}"
         back = _back(page_path, target, text)
-        kept |= self._episodes(files, policy, again, page_path)
-        self._write(page_path, report_page(manifest, episodes, summary, again, kept, back))
+        cells |= self._episodes(files, policy, again, page_path)
+        self._write(page_path, report_page(manifest, episodes, summary, again, cells, back))
         return Viewed(path, "evaluation", FINISHED, page_path, env, policy, summary)
 
     def _episodes(
@@ -238,9 +238,9 @@ class _Pages:
         except (ValueError, OSError) as error:
             return Viewed(path, "curve", f"unreadable: {self._within(error)}")
         page_path = f"{PAGES}/{path}/{learning.PAGE}"
-        found = {n: self.evaluation(here / n, page_path, "The learning curve") for n in parts}
-        known = next(((o.env, o.policy) for o in found.values() if o.env != "-"), ("-", "-"))
-        pages = {name: f"{name}/{REPORT}" for name, one in found.items() if one.page is not None}
+        viewed = {n: self.evaluation(here / n, page_path, "The learning curve") for n in parts}
+        known = next(((o.env, o.policy) for o in viewed.values() if o.env != "-"), ("-", "-"))
+        pages = {name: f"{name}/{REPORT}" for name, one in viewed.items() if one.page is not None}
         page_of, back = lambda *part: pages.get(learning.step_name(*part)), _back(page_path)
         page = curve_page(curve, best, known[0], by, page_of, report, back)
         self._write(page_path, page)
@@ -266,14 +266,14 @@ class _Pages:
         """Write the page of a race that has ended, and those of its evaluations."""
         path = self._path(here)
         try:
-            found = RaceResult.load(here)
+            result = RaceResult.load(here)
         except (ValueError, OSError) as error:
             return Viewed(path, "race", f"unfinished or unreadable: {self._within(error)}")
         page_path = f"{PAGES}/{path}/{REPORT}"
-        for name in found.results:
+        for name in result.results:
             self.evaluation(path_of(here, name), page_path, "The race")
-        self._write(page_path, race_page(found, _back(page_path)))
-        return Viewed(path, "race", FINISHED, page_path, found.env, race=found)
+        self._write(page_path, race_page(result, _back(page_path)))
+        return Viewed(path, "race", FINISHED, page_path, result.env, race=result)
 
     def _write(self, page_path: str, page: Page) -> None:
         write_atomically(self.new / page_path, page.html())
@@ -290,9 +290,9 @@ def _back(page_path: str, target: str = INDEX, text: str = "All evaluations") ->
     return text, os.path.relpath(target, os.path.dirname(page_path))
 
 
-def index_page(name: str, found: Sequence[Viewed]) -> Page:
+def index_page(name: str, viewed: Sequence[Viewed]) -> Page:
     """Return the index of what was found in a folder of a name."""
-    groups = {kind: [one for one in found if one.kind == kind] for kind in _KINDS}
+    groups = {kind: [one for one in viewed if one.kind == kind] for kind in _KINDS}
     suites, races, evaluations, curves, comparisons = groups.values()
     drawn = _figures(evaluations)
     left = [f"{one.path}: {one.status}." for one in comparisons]
@@ -305,7 +305,7 @@ def index_page(name: str, found: Sequence[Viewed]) -> Page:
         ("Comparisons", left),
     ]
     lead = [count_text(len(some), _KINDS[kind]) for kind, some in groups.items() if some]
-    without = sum(one.page is None for one in found)
+    without = sum(one.page is None for one in viewed)
     lead += [f"{without} without a page"] if without else []
     return Page(name, " · ".join(lead), "Evaluations", sections)
 
@@ -322,18 +322,19 @@ def _figures(evaluations: Sequence[Viewed]) -> list[Figure]:
         if len(ones) < 2 or len(drawn) == _FIGURES:
             continue
         shown = sorted(ones, key=itemgetter(1), reverse=True)[:_ROWS]
-        found = [(name, mean, s.returns.mean_interval) for name, mean, s in shown]
+        estimates = [(name, mean, s.returns.mean_interval) for name, mean, s in shown]
         drawing = intervals(
-            [Estimate(name, mean, ends(interval)) for name, mean, interval in found], "mean return"
+            [Mark(name, mean, ends(interval)) for name, mean, interval in estimates],
+            "mean return",
         )
-        said = intervals_sentence(found[:5], shown[0][2].confidence)
+        said = intervals_sentence(estimates[:5], shown[0][2].confidence)
         left = len(ones) - len(shown)
         note = f"The {len(shown)} highest are drawn; {left} more are in the table." if left else ""
         drawn.append(Figure(f"env_{place}", env, drawing, said, note))
     return drawn
 
 
-def _evaluations(evaluations: Sequence[Viewed]) -> Table:
+def _evaluations(evaluations: Sequence[Viewed]) -> DataTable:
     known = [one.summary for one in evaluations]
     lost = " or lost" if any(s and s.lost for s in known) else ""
     columns = [
@@ -351,7 +352,7 @@ def _evaluations(evaluations: Sequence[Viewed]) -> Table:
     return _listing("evaluation", evaluations, columns, "words, or mean>100")
 
 
-def _suites(suites: Sequence[Viewed]) -> Table:
+def _suites(suites: Sequence[Viewed]) -> DataTable:
     known = [one.suite for one in suites]
     boards = [s.aggregates if s is not None else None for s in known]
     columns = [
@@ -359,12 +360,12 @@ def _suites(suites: Sequence[Viewed]) -> Table:
         Column("policies", _each(known, lambda s: str(len(s.policies))), "n"),
         Column("tasks", _each(known, lambda s: str(len(s.tasks))), "n"),
         Column("evaluations", _each(known, lambda s: str(len(s.cells))), "n"),
-        Column("best policy", _each(boards, lambda found: found.ranking()[0][1])),
+        Column("best policy", _each(boards, lambda board: board.ranking()[0][1])),
     ]
     return _listing("suite", suites, columns)
 
 
-def _races(races: Sequence[Viewed]) -> Table:
+def _races(races: Sequence[Viewed]) -> DataTable:
     known = [one.race for one in races]
     columns = [
         Column("env", [one.env for one in races]),
@@ -375,7 +376,7 @@ def _races(races: Sequence[Viewed]) -> Table:
     return _listing("race", races, columns)
 
 
-def _curves(curves: Sequence[Viewed]) -> Table:
+def _curves(curves: Sequence[Viewed]) -> DataTable:
     best = [one.best for one in curves]
     columns = [
         Column("env", [one.env for one in curves]),
@@ -393,12 +394,12 @@ def _each(things: Sequence[T | None], value: Callable[[T], Any]) -> list[Any]:
 
 
 def _listing(
-    kind: str, found: Sequence[Viewed], columns: Sequence[Column], hint: str = "words"
-) -> Table:
-    links = [Cell(one.path, one.page) for one in found]
-    statuses = [Cell(one.status, kind="" if one.status == FINISHED else "bad") for one in found]
+    kind: str, viewed: Sequence[Viewed], columns: Sequence[Column], hint: str = "words"
+) -> DataTable:
+    links = [Cell(one.path, one.page) for one in viewed]
+    statuses = [Cell(one.status, kind="" if one.status == FINISHED else "bad") for one in viewed]
     columns = [Column(kind, links), *columns, Column("status", statuses, "t")]
-    return Table(columns, hint=hint, name=f"{kind.capitalize()}s")
+    return DataTable(columns, hint=hint, name=f"{kind.capitalize()}s")
 
 
 def server_of(folder: Path, port: int) -> ThreadingHTTPServer:

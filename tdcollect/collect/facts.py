@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from itertools import chain
 from typing import Any
 
+import torch
 from torchrl.envs import EnvBase
 
 from tdcollect.envs.traits import all_transforms_of, innermost
@@ -17,24 +18,46 @@ _MOST = 100
 """Lists and dicts of more items count as one object."""
 
 
+_STATE = ("_parameters", "_buffers")
+"""The dicts of a module's tensors, which are read as they are at each step."""
+
+
 class Facts:
-    """Objects, their attributes and items of these, compared by identity; values, by equality."""
+    """Objects, their attributes and items of these, compared by identity; values, by equality.
+
+    Tensors among the items, such as the bounds of a distribution, are compared by value, too.
+    """
 
     def __init__(self, objects: Iterable[Any], *values: Any):
         self._objects = [*objects]
         self._values = values
-        attributes = [value for each in self._objects for value in vars(each).values()]
-        short = [v for v in attributes if isinstance(v, (list, dict)) and len(v) <= _MOST]
-        self._dicts = [part for part in short if type(part) in (dict, OrderedDict)]
-        self._lists = [part for part in short if type(part) is list]
+        self._dicts: list[Any] = []
+        self._lists: list[Any] = []
+        tensors: list[torch.Tensor] = []
+        for each in self._objects:
+            for name, value in vars(each).items():
+                self._note(value, [] if name in _STATE else tensors)
+        self._tensors = [(tensor, tensor.detach().clone()) for tensor in tensors]
         self._held = self._now()
+
+    def _note(self, value: Any, tensors: list[torch.Tensor]) -> None:
+        """Note a list or dict, those in it, and their tensors."""
+        if type(value) not in (dict, OrderedDict, list) or len(value) > _MOST:
+            return
+        is_list = type(value) is list
+        (self._lists if is_list else self._dicts).append(value)
+        for item in value if is_list else value.values():
+            self._note(item, tensors)
+            if isinstance(item, torch.Tensor):
+                tensors.append(item)
 
     def hold(self, root: Any, *values: Any) -> bool:
         """Return whether all is as it was, of the same first object, and for these values."""
         if root is not self._objects[0] or values != self._values:
             return False
         now = self._now()
-        return len(now) == len(self._held) and all(map(operator.is_, now, self._held))
+        same = len(now) == len(self._held) and all(map(operator.is_, now, self._held))
+        return same and all(torch.equal(tensor, before) for tensor, before in self._tensors)
 
     def _now(self) -> list[Any]:
         dicts: list[Any] = [*map(vars, self._objects), *self._dicts]

@@ -11,7 +11,7 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 from torchrl.envs import RewardScaling, StepCounter, TransformedEnv
 from torchrl.envs.utils import ExplorationType
-from torchrl.modules import OneHotCategorical, ProbabilisticActor
+from torchrl.modules import NormalParamExtractor, OneHotCategorical, ProbabilisticActor, TanhNormal
 
 from tdcollect import Collector, make_env
 
@@ -60,3 +60,31 @@ def test_what_changes_between_batches_counts_from_the_next(
         assert not arrays or (runner._plan, runner._lowered) != (plan, lowered)
     for ours, theirs in zip(batches[True], batches[False], strict=True):
         assert (ours == theirs).all()
+
+
+def test_a_bound_that_is_changed_in_place_counts_from_the_next_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    batches = {}
+    for arrays in (True, False):
+        monkeypatch.setattr("tdcollect.collect.arrays.RUN_ON_ARRAYS", arrays)
+        torch.manual_seed(0)
+        low = torch.full((1,), -2.0)
+        policy = ProbabilisticActor(
+            TensorDictModule(
+                nn.Sequential(nn.Linear(3, 2), NormalParamExtractor()),
+                in_keys=["observation"],
+                out_keys=["loc", "scale"],
+            ),
+            in_keys=["loc", "scale"],
+            distribution_class=TanhNormal,
+            distribution_kwargs={"low": low, "high": torch.full((1,), 2.0)},
+        )
+        env = make_env("Pendulum-v1", 2)
+        changed = Collector(env, policy, frames_per_batch=8, total_frames=-1)
+        changed.set_seed(0)
+        stream = iter(changed)
+        next(stream)
+        low.fill_(-1.0)
+        batches[arrays] = next(stream)
+    assert (batches[True] == batches[False]).all()

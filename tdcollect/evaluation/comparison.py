@@ -322,9 +322,10 @@ class Comparison(display.ShownAsTable):
         The differences of single episodes are left out: the ledgers hold the returns.
         """
         differences = []
-        single = ("episodes", "values", "returns", "baseline_returns")
+        names = ("episodes", "values", "returns", "baseline_returns")
+        single: dict[str, Any] = dict.fromkeys(names, ())
         for d in self.differences:
-            known = asdict(replace(d, **dict.fromkeys(single, ())))
+            known = asdict(replace(d, **single))
             known |= {"detectable": d.detectable(), "improvement": d.improvement}
             left_out = {*single, *(name for name in ("adjusted", "metrics") if not known[name])}
             differences.append({name: known[name] for name in known if name not in left_out})

@@ -634,7 +634,7 @@ def _map_non_tensor(
     return _stack(operation(nested), values)
 
 
-def _stack(numbers: torch.Tensor, values: list[Any]) -> Any:
+def _stack(numbers: Any, values: list[Any]) -> Any:
     """A non-tensor entry of values by their numbers; lists of them, where the tensor is nested."""
     if not len(numbers) or not (numbers.is_nested or numbers.numel()):
         return NonTensorData(None, batch_size=numbers.shape[: 1 if numbers.is_nested else None])

@@ -9,6 +9,7 @@ from itertools import chain
 from typing import Any
 
 import torch
+from torch import nn
 from torchrl.envs import EnvBase
 
 from tdcollect.envs.traits import all_transforms_of, innermost
@@ -16,40 +17,42 @@ from tdcollect.envs.wrapper import GymnasiumEnv
 
 _MOST = 100
 """Lists and dicts of more items count as one object."""
-
-
-_STATE = ("_parameters", "_buffers")
-"""The dicts of a module's tensors, which are read as they are at each step."""
+_MOST_NUMBERS = 10_000
+"""Tensors of more numbers, likewise."""
 
 
 class Facts:
     """Objects, their attributes and items of these, compared by identity; values, by equality.
 
-    Tensors among the items, such as the bounds of a distribution, are compared by value, too.
+    Tensors among the items, such as the bounds of a distribution, are compared by value, too, but
+    for weights and buffers, which are read as they are at each step.
     """
 
-    def __init__(self, objects: Iterable[Any], *values: Any):
+    def __init__(self, objects: Iterable[nn.Module], *values: Any):
         self._objects = [*objects]
         self._values = values
         self._dicts: list[Any] = []
         self._lists: list[Any] = []
-        tensors: list[torch.Tensor] = []
+        tensors: dict[int, torch.Tensor] = {}
         for each in self._objects:
-            for name, value in vars(each).items():
-                self._note(value, [] if name in _STATE else tensors)
-        self._tensors = [(tensor, tensor.detach().clone()) for tensor in tensors]
+            for value in vars(each).values():
+                self._note(value, tensors)
+        for module in self._objects:
+            for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+                tensors.pop(id(tensor), None)
+        self._tensors = [(tensor, tensor.detach().clone()) for tensor in tensors.values()]
         self._held = self._now()
 
-    def _note(self, value: Any, tensors: list[torch.Tensor]) -> None:
+    def _note(self, value: Any, tensors: dict[int, torch.Tensor]) -> None:
         """Note a list or dict, those in it, and their tensors."""
+        if isinstance(value, torch.Tensor) and value.numel() <= _MOST_NUMBERS:
+            tensors[id(value)] = value
         if type(value) not in (dict, OrderedDict, list) or len(value) > _MOST:
             return
         is_list = type(value) is list
         (self._lists if is_list else self._dicts).append(value)
         for item in value if is_list else value.values():
             self._note(item, tensors)
-            if isinstance(item, torch.Tensor):
-                tensors.append(item)
 
     def hold(self, root: Any, *values: Any) -> bool:
         """Return whether all is as it was, of the same first object, and for these values."""

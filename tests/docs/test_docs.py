@@ -80,6 +80,7 @@ def test_the_env_of_a_file_on_a_page_fits_its_command(
     Path("envs.py").write_text(of_file)
     (typed,) = re.findall(r"^tdcollect (evaluate envs.py:.*)$", page, re.M)
     assert main([*shlex.split(typed), "--episodes", "2", "--quiet"]) == 0
+    del sys.modules["envs"]  # else the next envs.py would be refused
 
 
 @pytest.mark.usefixtures("quick_children")

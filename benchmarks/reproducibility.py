@@ -12,8 +12,7 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,7 +25,6 @@ from torchrl.envs import ExplorationType
 from torchrl.modules import NormalParamExtractor, OneHotCategorical, ProbabilisticActor, TanhNormal
 
 import tdcollect
-from tdcollect.evaluation.episodes.actions import probe
 
 STOCHASTIC = ExplorationType.RANDOM
 
@@ -172,21 +170,13 @@ def one(count: int) -> None:
     print(json.dumps(found))
 
 
-def seconds(call: Callable[[], Any]) -> float:
-    started = time.perf_counter()
-    call()
-    return time.perf_counter() - started
-
-
-def probes() -> None:
+def trials(count: int) -> None:
     rows = []
     for env_id in ("CartPole-v1", "LunarLander-v3", "BipedalWalker-v3", "HalfCheetah-v5"):
-        env = tdcollect.make_env(env_id, 16)
-        carries = probe(env)
-        took = min(seconds(lambda env=env: probe(env)) for _ in range(5))
-        env.close()
-        rows.append((env_id, "a new env for each episode" if carries else "none", f"{took:.3f}"))
-    table(["env", "requirement", "seconds"], rows)
+        result = evaluate(env_id, policy(env_id), count, max_episode_steps=200)
+        carries = result.manifest.get("fresh_envs")
+        rows.append((env_id, "a new env for each episode" if carries else "none"))
+    table(["env", "requirement"], rows)
 
 
 def leak(count: int) -> None:
@@ -223,7 +213,7 @@ def main() -> None:
     rounding()
     batch_sizes(given.episodes)
     instructions(given.episodes)
-    probes()
+    trials(given.episodes)
     leak(given.episodes)
     invariance(given.episodes)
 

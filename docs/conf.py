@@ -57,16 +57,15 @@ nitpick_ignore_regex = [("py:.*", r"(?!tdcollect\b).*")]
 nitpick_ignore = [
     ("py:class", f"tdcollect.{name}")
     for name in (
-        "envs.differences.Mismatch",
+        "testing.differences.Mismatch",
         "collect.hooks.ScalarLogger",
         "collect.statistics.Moments",
-        "envs.spaces.Chunk",
         "envs.spaces.StepBuffers",
         "envs.spaces.SpaceCodec",
         "envs.slots.Can",
         "envs.slots.Stepper",
         "evaluation.episodes.data.Finished",
-        "evaluation.episodes.collector.Feed",
+        "evaluation.episodes.trial.Feed",
         "evaluation.episodes.actions.Verdict",
         "evaluation.comparison.Evaluated",
         "lab.race.Looks",

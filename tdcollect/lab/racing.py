@@ -108,30 +108,10 @@ def race(
         >>> print(result)
     """
     check_names(race, settings)
-    if not isinstance(policies, Mapping):
-        raise TypeError(
-            f"expected policies by name, {{'old': a, 'new': b}}, got {type(policies).__name__}"
-        )
-    if isinstance(env, EnvBase):
-        raise TypeError(
-            f"expected env to be an id or a function that makes an env, got {type(env).__name__}: "
-            "policies race side by side, each in envs of its own; pass a function"
-        )
+    _check_racers(env, policies)
     rule = Rule((*policies,), on, return_range, alpha, margin, failed, lower_is_better)
     plan = files.RacePlan(rule, block, max_episodes)
-    if is_measure(on):
-        settings["metrics"] = {on: on, **(settings.get("metrics") or {})}
-    most = EvaluationSettings(max_episodes, seed, **settings)
-    if most.episodes_per_slot is not None:
-        raise ValueError(
-            "expected no episodes_per_slot in a race, which looks at numbered episodes block by "
-            "block; evaluate each policy in batches, and compare them"
-        )
-    if on not in ("return", "success", *(most.metrics or {})):
-        raise ValueError(
-            f"expected on to be 'return', 'success' or one of metrics, {[*(most.metrics or {})]}, "
-            f"got {on!r}; name it in metrics"
-        )
+    most = _settings(on, max_episodes, seed, settings)
     if output_dir is not None:
         check_report_extras("race(output_dir=...)")
         output_dir = Path(os.path.abspath(output_dir))
@@ -186,6 +166,38 @@ def race(
         write_race_page(output_dir, result)
         write_json(output_dir / ledger.RACE, {"format": files.FORMAT, **result.to_dict()})
     return result
+
+
+def _check_racers(env: Any, policies: Any) -> None:
+    if not isinstance(policies, Mapping):
+        raise TypeError(
+            f"expected policies by name, {{'old': a, 'new': b}}, got {type(policies).__name__}"
+        )
+    if isinstance(env, EnvBase):
+        raise TypeError(
+            f"expected env to be an id or a function that makes an env, got {type(env).__name__}: "
+            "policies race side by side, each in envs of its own; pass a function"
+        )
+
+
+def _settings(
+    on: str, max_episodes: int, seed: int, settings: SettingsArguments
+) -> EvaluationSettings:
+    """Return the settings of a policy that plays most episodes."""
+    if is_measure(on):
+        settings["metrics"] = {on: on, **(settings.get("metrics") or {})}
+    most = EvaluationSettings(max_episodes, seed, **settings)
+    if most.episodes_per_slot is not None:
+        raise ValueError(
+            "expected no episodes_per_slot in a race, which looks at numbered episodes block by "
+            "block; evaluate each policy in batches, and compare them"
+        )
+    if on not in ("return", "success", *(most.metrics or {})):
+        raise ValueError(
+            f"expected on to be 'return', 'success' or one of metrics, {[*(most.metrics or {})]}, "
+            f"got {on!r}; name it in metrics"
+        )
+    return most
 
 
 def _running(looks: files.Looks) -> dict[str, str]:

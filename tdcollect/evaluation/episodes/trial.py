@@ -113,14 +113,16 @@ class Trial(RunStarts):
         self.due: dict[int, None] = {}  # episodes that are handed out and have not ended
         self._rebuild, self._wanted = rebuild, fresh_envs
         self._given_back = deque[int | Again]()
+        self._others: dict[int, Start] = {}  # runs that were asked for as "again"
         self._runs = count(1)
         self._tries = 0
         self.start_over()
 
     def start_over(self) -> None:
-        due = [*self.due]
+        again = [Again(start.index) for start in self._others.values()]  # the driver waits for them
+        unfinished = [*self.due, *again, *self._given_back]
         self.abandon()
-        self._given_back.extend(due)
+        self._given_back.extend(unfinished)
         self.resets[:] = 0
         self._subject: Finished | None = None
         self._anew = False  # whether the subject has run on a new env, as before
@@ -134,7 +136,7 @@ class Trial(RunStarts):
         self._latest: dict[int, int] = {}  # the latest episode of each slot
         self._nth: dict[int, int] = {}  # by run
         self._own: dict[int, Start] = {}  # runs of the subject that have not been judged
-        self._others: dict[int, Start] = {}  # runs that were asked for as "again"
+        self._others.clear()
 
     @property
     def runs_again(self) -> Mapping[int, Start]:  # type: ignore[override]

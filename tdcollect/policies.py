@@ -149,7 +149,7 @@ def compiled_from(function: Any) -> Any:
 
 
 def parts_of(source: Any) -> dict[str, Any]:
-    """What a function or an object holds, by name: enclosed values, arguments, attributes."""
+    """Return what an object holds, by name: enclosed values, arguments, attributes."""
     parts: dict[str, Any] = {}
     while isinstance(source, partial):
         parts |= {str(at): part for at, part in enumerate(source.args)} | source.keywords

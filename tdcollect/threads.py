@@ -154,7 +154,7 @@ def _other_threads() -> list[tuple[str, FrameType]]:
 
 
 class Elsewhere:
-    """Whether other threads of the process have used the CPU since this was made."""
+    """True if other threads of the process have used the CPU since this was made."""
 
     def __init__(self) -> None:
         # In this order, and in the other one at the end, no time of this thread's is counted.

@@ -44,7 +44,7 @@ _MOST = 2**24  # float32 holds every whole number up to here
 
 @dataclass(frozen=True)
 class CountingRules:
-    """What the envs, their policies and the check of their batches share.
+    """Settings that the envs, their policies and the check of their batches share.
 
     Args:
         lengths: of episodes: an int, or a sequence, of which episode ``e`` of slot ``i`` has the

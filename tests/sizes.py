@@ -155,7 +155,7 @@ def classes_in_two_files() -> list[str]:
 
 
 def vague_names() -> dict[str, int]:
-    """How often each file uses one of `VAGUE` as a local name or a parameter."""
+    """The uses of `VAGUE` as local names or parameters, by file."""
     return {
         file: sum(
             (node.id if isinstance(node, ast.Name) else node.arg) in VAGUE
@@ -174,7 +174,7 @@ def output_of(program: str) -> str:
 
 
 def traced(run: Callable[[str], str] = output_of) -> dict[str, int]:
-    """What one step, one batch and one test episode enter; ``run`` runs a program."""
+    """The files and functions that a step, a batch and an episode enter; ``run`` runs a program."""
     program = (
         "import runpy, warnings; warnings.resetwarnings();"
         f"runpy.run_path({str(TRACE)!r}, run_name='__main__')"

@@ -1,4 +1,4 @@
-"""How much of the package one step, one batch and one test episode enter.
+"""The part of the package that one step, one batch and one test episode enter.
 
 ``python tests/trace.py`` prints the figures as JSON; ``--functions`` the functions of each, too.
 """

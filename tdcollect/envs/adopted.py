@@ -567,7 +567,7 @@ def early_seeds(env: EnvBase, seed: int, static: bool = False) -> list[int] | No
 
 
 def lost_ends(env: EnvBase) -> str:
-    """What TorchRL loses of a vector env's episodes, and the remedy; empty if nothing."""
+    """Say what TorchRL loses of a vector env's episodes, and the remedy; empty if nothing."""
     inside = upstream.wrapped_env(env) if isinstance(env, GymWrapper) else None
     if getattr(inside, "autoreset_mode", None) != AutoresetMode.NEXT_STEP:
         return ""

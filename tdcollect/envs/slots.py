@@ -54,12 +54,12 @@ class Can(NamedTuple):
 
 
 class Phase(IntEnum):
-    """Where a slot is."""
+    """The state of a slot between two steps."""
 
     RUNNING = 0  # amid an episode, or in flight
     ENDED = 1  # as the flag done has it, or its env has failed
     UNSTARTED = 2  # to be reset before it is stepped
-    FALLEN = 3  # amid an episode, but its env was built anew together with one that failed
+    FALLEN = 3  # amid an episode, but its env was built again together with one that failed
     UNSENT = 4  # fallen, and sent: receive() gives its failure
 
 

@@ -445,7 +445,7 @@ class Recording:
 
     @property
     def _asks(self) -> bool:
-        """Whether episodes run again: not where workers are mixed, so that they may differ."""
+        """True if episodes run again; false where workers are mixed, whose episodes may differ."""
         return self.recheck and MIXED not in self._known
 
     @property

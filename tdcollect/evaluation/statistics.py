@@ -33,7 +33,7 @@ def generator(seed: int, *stream: int) -> np.random.Generator:
 
 
 class Resampling(NamedTuple):
-    """How intervals and p-values are drawn: each from a stream of its own of the seed."""
+    """Draws for intervals and p-values, each from a stream of the seed."""
 
     confidence: float
     resamples: int

@@ -122,7 +122,7 @@ class Journal:
 
 
 class _Place(NamedTuple):
-    """Where the rows of an episode lie in a journal."""
+    """The place of an episode's rows in a journal."""
 
     episode: int
     start: int

@@ -1,4 +1,4 @@
-"""What a suite is: policies on tasks, from a file or from the same tables; its evaluations."""
+"""A suite as data: policies on tasks, from a file or from the same tables; its evaluations."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ def _table(findings: tuple[Finding, ...]) -> list[str]:
 
 @dataclass(eq=False)  # by identity, as exceptions are
 class Verdict(Exception):
-    """What a check decides; see :class:`Finding` for the fields."""
+    """The verdict of a check; see :class:`Finding` for the fields."""
 
     evidence: str
     cause: str = ""

@@ -1,4 +1,4 @@
-"""What acts in an evaluation: the protocol; the form, the device and the specs of a policy."""
+"""The protocol of what acts in an evaluation; the form, device and specs of a policy."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _DRAWING = (AdditiveGaussianModule, EGreedyModule)  # draw a spec's actions, or 
 
 
 class Layout(NamedTuple):
-    """How the slots of an evaluation lie before its policy."""
+    """The slots that a policy acts for, its batch size and its device."""
 
     size: int  # the batch size that a policy on TensorDicts always runs at
     slots: int

@@ -279,7 +279,7 @@ class _Remote(local.Member):
 
     @property
     def how(self) -> str | None:
-        """How it was lost; None while it runs."""
+        """The reason why it was lost; None while it runs."""
         if self._how is None and not self._actors.connected:
             self._lose("lost its Ray, which was shut down")
         return self._how

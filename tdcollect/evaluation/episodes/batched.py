@@ -176,9 +176,9 @@ class BatchStarts(RunStarts):
         indices = {*indices_of(feed)}
         self._wanted = indices
         self._left = iter(sorted({index // self._batches.size for index in indices}))
-        self.has_more()
+        self.goes_on()
 
-    def has_more(self) -> bool:
+    def goes_on(self) -> bool:
         """Turn to the next batch; False if there is none."""
         batch = next(self._left, None)
         indices = range(0) if batch is None else self._batches.indices(batch)

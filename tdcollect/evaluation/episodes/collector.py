@@ -134,7 +134,7 @@ class EpisodeRun:
                 yield self._counted(assembly.feed(block))
             failed = bool(self._failed)
             yield self._counted(())
-            if not (failed or starts.has_more() or feed.goes_on()):
+            if not (failed or starts.goes_on() or feed.goes_on()):
                 return
 
     def _act(self, rows: StepDict, active: list[int]) -> list[Key]:

@@ -87,8 +87,8 @@ class RunStarts(SlotStarts):
     def start_over(self) -> None:
         """Forget what ran: all slots have new envs, and the episodes that were due run first."""
 
-    def has_more(self) -> bool:
-        """Return whether episodes are left to start once all that ran have ended."""
+    def goes_on(self) -> bool:
+        """Turn to further episodes once all that ran have ended; False if there are none."""
         return False
 
     def started(self, slot: int, start: Start) -> None:
@@ -142,7 +142,7 @@ class Trial(RunStarts):
     def runs_again(self) -> Mapping[int, Start]:  # type: ignore[override]
         return {**self._own, **self._others}
 
-    def has_more(self) -> bool:
+    def goes_on(self) -> bool:
         return bool(self._given_back)  # one that came too late for the slot that it needs
 
     def start(self, slot: int, steps: int) -> Start | None:

@@ -29,7 +29,7 @@ from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.keys import Key
 
 _CPU = torch.device("cpu")
-_RESETS = 8  # whose buffers are allocated together, unless they are large
+_RESETS = 8  # whose buffers are allocated together at first, unless they are large
 
 Seeds: TypeAlias = list[int] | None
 Options: TypeAlias = dict[str, Any] | None
@@ -91,6 +91,7 @@ class SlotArrays(InnerEnv):
         self.rewards = slots.reward_keys
         self._pinned = False
         self._spare: list[StepBuffers] = []  # for resets
+        self._resets = _RESETS
         self._done: tuple[torch.Tensor, torch.Tensor] | None = None  # at home, and on the CPU
 
     def allocate(self, count: int, pinned: bool, exact: bool) -> list[StepBuffers]:
@@ -122,9 +123,9 @@ class SlotArrays(InnerEnv):
 
     def reset(self, marks: StepDict, slots: list[int], seeds: Seeds, options: Options) -> StepDict:
         if not self._spare:
-            self._spare = self.allocate(
-                min(_RESETS, chunk_steps(self.step_bytes)), self._pinned, False
-            )
+            count = min(self._resets, chunk_steps(self.step_bytes))
+            self._spare = self.allocate(count, self._pinned, False)
+            self._resets = 2 * count  # where there are many, few are left over
         buffers = self._spare.pop()
         self.slots.stepper.reset(slots, buffers, seeds, options)
         begun = self.entries(buffers)

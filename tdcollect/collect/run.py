@@ -568,7 +568,7 @@ class Runner:
             return
         buffer = parent.preallocated
         # One with lazy stacks or other data than tensors is never contiguous, and stays as it is.
-        if shrunk and buffer.is_contiguous():
+        if shrunk and not self._shrunk and buffer.is_contiguous():
             one = buffer[..., :1].clone()
             parent.preallocated = one.expand(buffer.shape).refine_names(..., keys.TIME)
             self._shrunk = True

@@ -478,16 +478,15 @@ class Stepper:
 
         ``pinned`` ones are page-locked; in ``exact`` ones, the backend writes rewards in float64.
         """
-
-        def zeros(shape: Sequence[int], dtype: Any) -> Array:
-            array = spaces.aligned_zeros((count, self.num_envs, *shape), dtype)
-            return torch.from_numpy(array).pin_memory().numpy() if pinned else array
-
-        arrays = [zeros(entry.shape, entry.dtype) for entry in self.entries]
-        reward = zeros((1,), np.float32)
-        written = [*arrays, reward, *(zeros((1,), bool) for _ in range(3))]
-        own = [zeros((1,), np.float64)] if exact else []
-        tensors = [torch.from_numpy(b if batched else b[:, 0]).unbind(0) for b in (*written, *own)]
+        wanted = [((self.num_envs, *entry.shape), entry.dtype) for entry in self.entries]
+        for dtype in (np.float32, bool, bool, bool, *[np.float64] * exact):
+            wanted.append(((self.num_envs, 1), np.dtype(dtype)))
+        written = spaces.aligned_zeros(count, wanted)
+        if pinned:
+            written = [torch.from_numpy(array).pin_memory().numpy() for array in written]
+        tensors = [torch.from_numpy(b if batched else b[:, 0]).unbind(0) for b in written]
+        own = [written.pop()] if exact else []
+        *arrays, reward = written[:-3]
         steps = list(zip(*arrays, strict=True))
         infos = len(self.backend.observation.leaves)
         bookkeeping = infos + len(self.backend.info)

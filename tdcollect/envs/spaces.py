@@ -13,7 +13,6 @@ places: ``start`` of ``Discrete`` and ``MultiDiscrete`` is honoured, ``MultiBina
 from __future__ import annotations
 
 import abc
-import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -648,19 +647,27 @@ class StepBuffers(NamedTuple):
                 target[slots] = array[slots]
 
 
-def aligned_zeros(shape: Sequence[int], dtype: Any) -> Array:
-    """Zeros of which each ``[i]`` is aligned as a tensor of torch's own would be.
+def aligned_zeros(count: int, entries: Iterable[tuple[Sequence[int], Any]]) -> list[Array]:
+    """Zeros ``[count, *shape]`` of each shape and dtype, all in one memory.
 
-    A policy's products round by the alignment of their input. They must not depend on whether the
-    input lies in the buffers or in a copy.
+    Each ``[i]`` is aligned as a tensor of torch's own would be: a policy's products round by the
+    alignment of their input, and must not depend on whether it lies in the buffers or in a copy.
     """
-    count, *inner = shape
-    size = math.prod(inner) * np.dtype(dtype).itemsize
-    padded = -(-size // _ALIGNMENT) * _ALIGNMENT
-    memory = np.zeros(count * padded + _ALIGNMENT, np.uint8)
-    offset = -memory.ctypes.data % _ALIGNMENT
-    strides = np.empty(inner, dtype).strides
-    return np.ndarray(shape, dtype, memory, offset, (padded, *strides))
+    arrays, end = [], _ALIGNMENT
+    for shape, dtype in entries:
+        strides, last = [], np.dtype(dtype).itemsize
+        for size in reversed(shape):
+            strides.append(last)
+            last *= size
+        padded = -(-last // _ALIGNMENT) * _ALIGNMENT
+        arrays.append(((count, *shape), dtype, end, (padded, *reversed(strides))))
+        end += count * padded
+    memory = np.zeros(end, np.uint8)
+    offset = -memory.__array_interface__["data"][0] % _ALIGNMENT - _ALIGNMENT
+    return [
+        np.ndarray(shape, dtype, memory, offset + at, strides)
+        for shape, dtype, at, strides in arrays
+    ]
 
 
 NOT_TAKEN = frozenset({"", "device", "dtype", "shape", "space"})

@@ -88,3 +88,14 @@ def test_a_bound_that_is_changed_in_place_counts_from_the_next_batch(
         low.fill_(-1.0)
         batches[arrays] = next(stream)
     assert (batches[True] == batches[False]).all()
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_the_buffer_of_the_parent_is_made_small_once(steps: int) -> None:
+    short = Collector(make_env("CartPole-v1", 2), None, frames_per_batch=2 * steps, total_frames=-1)
+    stream = iter(short)
+    next(stream)
+    buffer = short._runner._parent.preallocated
+    next(stream)
+    assert short._runner._parent.preallocated is buffer
+    assert buffer["observation"].untyped_storage().nbytes() == 2 * 4 * 4

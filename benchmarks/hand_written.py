@@ -36,6 +36,17 @@ def categorical(net: nn.Module) -> Sample:
     return sample
 
 
+def multinomial(net: nn.Module) -> Sample:
+    """The same without a distribution object: the quickest way in torch."""
+
+    def sample(observation: Tensor) -> tuple[Tensor, Tensor]:
+        scores = torch.log_softmax(net(observation), -1)
+        action = torch.multinomial(scores.exp(), 1)
+        return action[:, 0], scores.gather(-1, action)[:, 0]
+
+    return sample
+
+
 def tanh_normal(net: nn.Module) -> Sample:
     """Sample from a normal distribution and squash; actions lie in [-1, 1]."""
 
@@ -107,14 +118,36 @@ def default_autoreset(
         yield storage, dones
 
 
+def restarted_in_pool(pool: Any, ended: np.ndarray, observation: np.ndarray) -> np.ndarray:
+    """EnvPool's observations after a second call, which restarts the slots that have ended."""
+    slots = np.flatnonzero(ended).astype(np.int32)
+    observation[slots] = pool.reset(slots)[0]
+    return observation
+
+
+def restarted_by_mask(envs: Any, ended: np.ndarray, observation: np.ndarray) -> np.ndarray:
+    """The observations after a reset of the slots that a mask names, as gymnasium has it."""
+    return envs.reset(options={"reset_mask": ended})[0]
+
+
 def slots_reset_singly(
-    pool: Any, observation_space: gym.Space, action_space: gym.Space, sample: Sample, steps: int
+    envs: Any,
+    observation_space: gym.Space,
+    action_space: gym.Space,
+    sample: Sample,
+    steps: int,
+    restarted: Callable[[Any, np.ndarray, np.ndarray], np.ndarray] = restarted_in_pool,
+    keeps_next: bool = False,
 ) -> Iterator[Any]:
-    """The loop on EnvPool with every row a transition: a second call restarts ended slots."""
-    n = pool.num_envs
+    """The loop with every row a transition: a second call restarts slots that have ended.
+
+    Next observations are kept of all rows (``keeps_next``), or of those that end an episode.
+    """
+    n = envs.num_envs
     storage = _Storage(steps, n, observation_space, action_space)
     terminations, truncations = (torch.zeros((steps, n), dtype=torch.bool) for _ in range(2))
-    following = _tensor(pool.reset()[0])
+    nexts = torch.zeros_like(storage.observations) if keeps_next else None
+    following = _tensor(envs.reset()[0])
     while True:
         finals = []
         for step in range(steps):
@@ -123,17 +156,19 @@ def slots_reset_singly(
                 action, log_prob = sample(following)
             storage.actions[step] = action
             storage.log_probs[step] = log_prob
-            observation, reward, terminated, truncated, _ = pool.step(action.numpy())
+            observation, reward, terminated, truncated, _ = envs.step(action.numpy())
             storage.rewards[step] = torch.as_tensor(reward)
             terminations[step] = torch.as_tensor(terminated)
             truncations[step] = torch.as_tensor(truncated)
             ended = np.logical_or(terminated, truncated)
+            if nexts is not None:
+                nexts[step] = torch.as_tensor(observation)
             if ended.any():
-                slots = np.flatnonzero(ended).astype(np.int32)
-                finals.append((step, slots, observation[slots]))
-                observation[slots] = pool.reset(slots)[0]
+                if nexts is None:
+                    finals.append((step, ended, observation[ended]))
+                observation = restarted(envs, ended, observation)
             following = _tensor(observation)
-        yield storage, terminations, truncations, finals
+        yield storage, terminations, truncations, nexts, finals
 
 
 class _Storage:

@@ -35,8 +35,11 @@ brackets. "-" marks a program that does not support the workload, or is not inst
 - *{w.HAND_DEFAULT}*: the same loop in its most common form, on gymnasium's default mode,
   `NEXT_STEP`. Time per row; one row per episode is no transition (on CartPole with this untrained
   policy about one in 23).
-- *{w.HAND_SINGLY}*: a loop on EnvPool that restarts ended slots by a second call, and uses the
-  step's observations as final ones. It yields as many transitions as tdcollect, by the same calls.
+- *{w.HAND_SINGLY}*: a loop that restarts ended slots by a second call, on EnvPool by their numbers
+  and on the NumPy env by a mask, and uses the step's observations as final ones. It yields as many
+  transitions as tdcollect, by the same calls. On the NumPy env it draws without a
+  distribution object, and stores the next observations of all rows; on EnvPool only those that end
+  an episode.
 - *{w.TORCHRL}*: TorchRL's collector, with the fastest env that keeps final observations and has no
   rows for resets: `GymWrapper` over `SyncVectorEnv` with autoreset disabled; `GymEnv` for N=1; on
   EnvPool, for which TorchRL has no such env, tdcollect's env.

@@ -19,6 +19,7 @@ import torch
 from bench import Program, collecting
 from gymnasium.vector import AutoresetMode
 from networks import cheetah_net, continuous_actor, discrete_actor, mlp, pong_net
+from numpy_cartpole import NumPyCartPole
 from torch import nn
 from torchrl.collectors import Collector as TorchRLCollector
 from torchrl.envs import (
@@ -155,7 +156,7 @@ def _pool(
             hand_written.slots_reset_singly(singly, *spaces, sample, steps), frames, singly
         ),
         TORCHRL: torchrl(stock_env, policy, steps),
-        ENVS: _pool_alone(alone, num_envs, steps),
+        ENVS: _pool_alone(alone, alone.action_space, steps),
         POLICY: policy_alone(sample, observation, steps),
     }
 
@@ -163,6 +164,27 @@ def _pool(
 def make_pool(env_id: str, num_envs: int) -> Any:
     """A plain EnvPool, with as many threads as tdcollect's."""
     return envpool.make_gymnasium(env_id, num_envs=num_envs, seed=0, num_threads=POOL_THREADS)
+
+
+def _numpy(num_envs: int, steps: int) -> dict[str, Program]:
+    torch.manual_seed(0)
+    net = _cartpole_net()
+    policy, sample = discrete_actor(net), hand_written.multinomial(net)
+    env = tdcollect.make_env(NumPyCartPole(num_envs), categorical_action_encoding=True)
+    stock = GymWrapper(NumPyCartPole(num_envs), categorical_action_encoding=True)
+    singly, alone = NumPyCartPole(num_envs), NumPyCartPole(num_envs)
+    spaces = singly.single_observation_space, singly.single_action_space
+    loop = hand_written.slots_reset_singly(
+        singly, *spaces, sample, steps, hand_written.restarted_by_mask, keeps_next=True
+    )
+    observation = torch.as_tensor(env.reset()["observation"])
+    return {
+        OURS: ours(env, policy, steps),
+        HAND_SINGLY: _loop(loop, num_envs * steps, singly),
+        TORCHRL: torchrl(stock, policy, steps),
+        ENVS: _pool_alone(alone, alone.single_action_space, steps),
+        POLICY: policy_alone(sample, observation, steps),
+    }
 
 
 def _transformed(steps: int) -> dict[str, Program]:
@@ -250,15 +272,15 @@ def _step(env: gym.Env, action: Any) -> Any:
     return env.reset()[0] if terminated or truncated else observation
 
 
-def _pool_alone(pool: Any, num_envs: int, steps: int) -> Program:
+def _pool_alone(pool: Any, space: gym.spaces.Discrete, steps: int) -> Program:
     pool.reset()
-    actions = np.random.default_rng(0).integers(pool.action_space.n, size=(steps, num_envs))
+    actions = np.random.default_rng(0).integers(space.n, size=(steps, pool.num_envs))
 
     def run() -> None:
         for action in actions:
             pool.step(action)
 
-    return Program(run, num_envs * steps, pool.close)
+    return Program(run, pool.num_envs * steps, pool.close)
 
 
 def policy_alone(sample: hand_written.Sample, observation: torch.Tensor, steps: int) -> Program:
@@ -313,6 +335,15 @@ CELLS = [
         "Pong-v5 on EnvPool, 4x84x84, N=16",
         partial(_pool, "Pong-v5", 16, pong_net),
         {HAND: 1.0},
+    ),
+    *(
+        Cell(
+            f"numpy-{num_envs}",
+            f"CartPole-v1 in NumPy, N={num_envs:,}",
+            partial(_numpy, num_envs),
+            {HAND_SINGLY: target},
+        )
+        for num_envs, target in ((8, 1.05), (64, 0.95), (512, 1.0), (2048, 1.0))
     ),
     Cell("transforms-8", "CartPole-v1, N=8, four transforms", _transformed, {TORCHRL: 2.5}),
     Cell("one-hot-8", "CartPole-v1, N=8, one-hot actions", _one_hot, {}),

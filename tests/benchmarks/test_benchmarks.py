@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import pytest
 
 from ..forkserver import run_script
@@ -30,7 +33,7 @@ def need(*modules: str) -> None:
 
 def test_a_quick_run_prints_the_table_and_writes_the_page_and_the_figures(tmp_path: Path) -> None:
     need("envpool", "mujoco")
-    printed, results = bench(tmp_path, "transforms-8", "hot-loop")
+    printed, results = bench(tmp_path, "transforms-8", "hot-loop", "numpy-8")
     page = (tmp_path / "README.md").read_text()
 
     others = "hand-written | TorchRL Collector | TorchRL Collector, ParallelEnv"
@@ -40,7 +43,9 @@ def test_a_quick_run_prints_the_table_and_writes_the_page_and_the_figures(tmp_pa
     head = " ".join(printed.partition("\n")[0].split())
     assert head == f"| workload | tdcollect, frames/s | {others} |"
     assert printed.split("\n\n")[0] in page
-    (cell,) = results["cells"]
+    numpy, cell = sorted(results["cells"], key=lambda each: str(each["name"]))
+    assert numpy["slots"] == 8
+    assert numpy["shares"]
     assert cell["targets"] == {"TorchRL Collector": 2.5}
     assert set(cell["ratios"]["TorchRL Collector"]) == {"median", "low", "high"}
     assert len(cell["seconds_per_frame"]["tdcollect"]) == results["settings"]["rounds"]
@@ -133,3 +138,21 @@ def test_an_unknown_cell_is_refused_with_the_names_that_there_are(tmp_path: Path
     assert done.returncode == 2
     assert "invalid choice: 'pong'" in done.stderr
     assert "pong-16" in done.stderr
+
+
+def test_cartpole_in_numpy_steps_as_gymnasiums(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(RUN.parent))
+    several = importlib.import_module("numpy_cartpole").NumPyCartPole(2)
+    one: Any = gym.make("CartPole-v1").unwrapped
+    observation, _ = several.reset(seed=0)
+    one.reset(seed=0)
+    one.state = several._state[:, 1].copy()
+    for action in [0, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0]:
+        theirs, _, ended, *_ = one.step(action)
+        observation, _, terminated, _, _ = several.step(np.array([1 - action, action]))
+        np.testing.assert_allclose(observation[1], theirs, rtol=1e-6)
+        assert terminated[1] == ended
+    assert ended
+    first, _ = several.reset(options={"reset_mask": np.array([False, True])})
+    assert (first[0] == observation[0]).all()
+    assert (abs(first[1]) <= 0.05).all()

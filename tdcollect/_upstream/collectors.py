@@ -67,6 +67,8 @@ class CollectorState(View):
     """Adds to :attr:`frames`, and closes the env where they reach ``total_frames``."""
     count_stepped = Alias[Callable[[int], Any]]("_record_stepped_frames", lambda rows: None)
     """Counts rows as they are stepped; since TorchRL 0.15."""
+    load_progress = Alias[Callable[[Any], None]]("_load_progress_state_dict", lambda counts: None)
+    """Goes on from saved counts of rows, or from none (None); since TorchRL 0.15."""
     acts_randomly = Alias[Callable[[], bool]]("_should_use_random_frames")
     trajectory_ids = Alias[Any]("_traj_pool")
     """The counter of trajectory ids: ``get_traj_and_increment(count)``, and a state dict."""

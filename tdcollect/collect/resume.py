@@ -31,10 +31,11 @@ COMPONENTS = (POLICY, TRANSFORMS, COUNTERS, STATISTICS, RANDOM, ENVS)
 
 _POLICY_STATE, _TRANSFORMS_STATE = "policy_state_dict", "env_state_dict"
 _FRAMES, _ITER, _POOL, _VERSION = "frames", "iter", "traj_pool", "policy_version"
+_PROGRESS = "collector_progress"  # since TorchRL 0.15
 _ENTRIES = {
     POLICY: (_POLICY_STATE, _VERSION),
     TRANSFORMS: (_TRANSFORMS_STATE,),
-    COUNTERS: (_FRAMES, _ITER, _POOL),
+    COUNTERS: (_FRAMES, _ITER, _POOL, _PROGRESS),
     STATISTICS: (STATISTICS,),
     RANDOM: (RANDOM,),
     ENVS: (ENVS,),
@@ -103,6 +104,7 @@ def load_state(
         _load_weights(collector, state, options)
     if COUNTERS in chosen:
         parent.frames, parent.iteration = int(state[_FRAMES]), int(state[_ITER])
+        parent.load_progress(state.get(_PROGRESS))
         if collector.track_traj_ids and _POOL in state:
             parent.trajectory_ids.load_state_dict(state[_POOL])
     if STATISTICS in chosen:

@@ -109,6 +109,23 @@ def test_rows_on_arrays_are_counted_as_torchrl_0_15_counts_its_own(
     assert counted == [8, 8]
 
 
+@pytest.mark.parametrize(("components", "loaded"), [(["counters"], [7]), (["random"], [])])
+def test_the_counts_of_torchrl_0_15_are_saved_and_loaded_with_the_counters(
+    components: list[str], loaded: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[int] = []
+    parents = TorchRLCollector.state_dict
+    saves = lambda collector: {**parents(collector), "collector_progress": 7}  # noqa: E731
+    loads = lambda collector, count: counts.append(count)  # noqa: E731
+    monkeypatch.setattr(TorchRLCollector, "state_dict", saves)
+    monkeypatch.setattr(TorchRLCollector, "_load_progress_state_dict", loads, raising=False)
+    collector = Collector(make_env("CartPole-v1", 2), None, frames_per_batch=8, total_frames=16)
+    state = collector.state_dict(components)
+    assert ("collector_progress" in state) == bool(loaded)
+    collector.load_state_dict(state, components=components)
+    assert counts == loaded
+
+
 def test_a_name_that_is_gone_does_not_stop_an_import() -> None:
     code = """
 from torchrl.envs import batched_envs

@@ -59,6 +59,7 @@ ELSEWHERE = {
     "_disabled_torch_function_impl": "of torch, for classes of tensors",
     "_get_joint_sample_and_log_prob": "of tensordict from 0.15 on",
     "_record_stepped_frames": "of TorchRL from 0.15 on",
+    "_load_progress_state_dict": "of TorchRL from 0.15 on",
     "_recv": "of EnvPool",
     "_state_keys": "of EnvPool",
     "_to": "of EnvPool",

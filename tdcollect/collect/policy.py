@@ -525,9 +525,10 @@ def _direct(module: Callable[..., Any]) -> Callable[..., Any]:
     # What a linear layer gives is nobody else's: the next function may write into it.
     in_place = [*calls]
     for i, (before, after) in enumerate(pairwise(children)):
-        called, same = _FUNCTIONS.get(type(after), (None, None))
-        if type(before) is nn.Linear and calls[i] is not before and calls[i + 1] is called:
-            in_place[i + 1] = same
+        functions = _FUNCTIONS.get(type(after))
+        fresh = type(before) is nn.Linear and calls[i] is not before
+        if fresh and functions is not None and calls[i + 1] is functions[0]:
+            in_place[i + 1] = functions[1]
 
     def run(value: Any) -> Any:
         for call in calls if torch.is_grad_enabled() else in_place:

@@ -329,17 +329,16 @@ def _log_noise(noise: Noise, like: Tensor) -> tuple[NDArray[Any], Callable[[], T
     """The logarithms of exponential numbers, nearly; a function that gives the numbers to the bit.
 
     torch makes them of uniform numbers, one by one. It is asked for these alone, and for the others
-    where they are needed: from the same state of its generator.
+    where they are needed: by a generator in the state of the global one before.
     """
     if like.numel() < _MANY or type(noise) is not GlobalNoise or not _made_of_uniform():
         drawn = noise.exponential(like)
         return np.log(drawn.numpy()), lambda: drawn
     state = torch.get_rng_state()
-    uniform = torch.empty(like.shape, dtype=torch.float64).uniform_()
+    uniform = torch.empty_like(like, dtype=torch.float64).uniform_()
 
     def exact() -> Tensor:
-        torch.set_rng_state(state)
-        return noise.exponential(like)
+        return torch.empty_like(like).exponential_(1, generator=torch.Generator().set_state(state))
 
     return np.log(-np.log1p(-uniform.numpy())), exact
 
@@ -352,8 +351,8 @@ def _made_of_uniform() -> bool:
     """
     for dtype in (torch.float32, torch.float64):
         one, other = (torch.Generator().manual_seed(0) for _ in range(2))
-        drawn = torch.empty(1003, dtype=dtype).exponential_(1, generator=one)
-        uniform = torch.empty(1003, dtype=torch.float64).uniform_(generator=other)
+        drawn = torch.empty(1003, dtype=dtype, device="cpu").exponential_(1, generator=one)
+        uniform = torch.empty_like(drawn, dtype=torch.float64).uniform_(generator=other)
         near = torch.allclose(drawn.double(), -torch.log1p(-uniform), rtol=1e-6, atol=0)
         if not near or not torch.equal(one.get_state(), other.get_state()):
             return False

@@ -41,7 +41,7 @@ _MODES = (_DETERMINISTIC, InteractionType.MODE)
 _HALF_LOG_TAU = math.log(math.sqrt(2 * math.pi))
 _FEW_LOGITS = 1024
 _FEW_PAIRS = 2**16  # logits of two choices each
-_MANY = 128  # numbers from which on a way with more calls, but less work, is quicker
+_MANY = 512  # numbers from which on a way with more calls, but less work, is quicker
 _APART = 1e-4
 _STEPS = 256
 

@@ -185,10 +185,10 @@ class Tally:
         whole = ~broken[ended]
         if ends.failed is not None:
             whole &= ~ends.failed[rows]
-        kept = ends.by_arrival[whole[ends.by_arrival]]
-        ended = ended[kept]
-        seconds = ends.at[kept] - began[ended]
-        return EndedEpisodes(slots[ends.of[kept]], returns[ended], lengths[ended], seconds)
+        counted = ends.by_arrival[whole[ends.by_arrival]]
+        ended = ended[counted]
+        seconds = ends.at[counted] - began[ended]
+        return EndedEpisodes(slots[ends.of[counted]], returns[ended], lengths[ended], seconds)
 
 
 _NONE = EndedEpisodes(np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.int64), np.zeros(0))

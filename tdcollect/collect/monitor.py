@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from tensordict import TensorDictBase
 from torch.nn.functional import pad
 from torchrl.collectors import Collector as TorchRLCollector
@@ -28,7 +29,7 @@ from tdcollect.collect.hooks import Watch
 from tdcollect.collect.policy import LoweredPolicy
 from tdcollect.collect.statistics import Collection, Statistics
 from tdcollect.collect.step_dict import StepDict
-from tdcollect.collect.tally import Bools, Floats, Ints, RowEnds, Tally
+from tdcollect.collect.tally import Bools, Floats, Ints, RowEnds, Tally, row_ends
 from tdcollect.envs.traits import base_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.keys import Key, entry_path, under_next
@@ -59,10 +60,10 @@ class CollectionLog:
         self.watch = watch
         self._dims = len(batch_size)
         self._slots = batch_size.numel()
-        self._row_slots: Ints = np.arange(self._slots)  # and from there again
+        self._row_slots: Ints | None = None  # of rows by arrival
         self._timers = timers
         self._ended: list[Piece] = []
-        # Rewards by path, flags, marks of failures: of the rows of a batch, or of each step.
+        # Rewards by path, flags, marks of failures, ``[N, T, features]``: of a batch, or each step.
         self._noted: list[tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor | None]] = []
 
     # ------------------------------------------------------------------------------------ times
@@ -121,18 +122,19 @@ class CollectionLog:
             return
         whole = bool(self._ended)
         if whole or slots is not None:
-            self._dims, self._row_slots = 0, np.array(slots or [0], np.int64)
+            self._dims = 0
+            self._row_slots = None if slots is None else np.array(slots, np.int64)
         done, failed = entries[keys.NEXT_DONE], entries.get(under_next(keys.ENV_ERROR))
         if not whole:  # a transform may truncate without ending the episode
             for key in (keys.TERMINATED, keys.TRUNCATED):
                 if under_next(key) in entries:
                     done = done | entries[under_next(key)]
         rewards = {
-            entry_path(key): rows_of(entries[under_next(key)], self._dims) for key in reward_keys
+            entry_path(key): grid_of(entries[under_next(key)], self._dims) for key in reward_keys
         }
         # Whole episodes that failed are left out.
-        marks = None if failed is None or whole else rows_of(failed, self._dims)
-        self._noted.append((rewards, rows_of(done, self._dims), marks))
+        marks = None if failed is None or whole else grid_of(failed, self._dims)
+        self._noted.append((rewards, grid_of(done, self._dims), marks))
 
     def note(self, steps: tuple[TensorDictBase, TensorDictBase], env: EnvBase) -> None:
         """Note a step of TorchRL's loop: the step taken, and the one to go on with."""
@@ -142,11 +144,11 @@ class CollectionLog:
         flags = torch.cat([flag.reshape(slots, -1) for flag in present if flag is not None], -1)
         failed = following.get(keys.ENV_ERROR, None)
         rewards = {
-            entry_path(key): following.get(key).reshape(slots, -1) for key in env.reward_keys
+            entry_path(key): following.get(key).reshape(slots, 1, -1) for key in env.reward_keys
         }
         if self.wanted:
-            marks = None if failed is None else failed.reshape(slots, -1)
-            self._noted.append((rewards, flags, marks))
+            marks = None if failed is None else failed.reshape(slots, 1, -1)
+            self._noted.append((rewards, flags.unsqueeze(1), marks))
         if self.watch is not None:
             ended: list[int] = flags.any(-1).nonzero().reshape(-1).tolist()
             self.watch.stepped(None, ended, lambda: stepped, rewards.values(), failed)
@@ -155,8 +157,10 @@ class CollectionLog:
 
     # ---------------------------------------------------------------------------- what was noted
 
-    def rewards_and_ends(self, start: float, before: float) -> tuple[dict[str, Floats], RowEnds]:
-        """The reward entries ``[F]`` by path, and the ends of episodes.
+    def rewards_and_ends(
+        self, start: float, before: float
+    ) -> tuple[dict[str, NDArray[Any]], RowEnds]:
+        """The reward entries ``[N, T]`` by path, or ``[1, F]`` of rows, and the ends of episodes.
 
         The collection began at ``start``, after so many seconds in those ``before``.
 
@@ -165,17 +169,24 @@ class CollectionLog:
         """
         rewards, flags, marks = zip(*self._noted, strict=True)
         means = {name: averaged(_joined([step[name] for step in rewards])) for name in rewards[0]}
-        done = _joined(flags).any(-1)
-        failed = None if marks[0] is None else _joined(marks).any(-1)
-        slots = np.tile(self._row_slots, len(done) // len(self._row_slots))
-        steps = np.arange(len(done)) // (self._slots if self._dims else 1) + 1
-        at = before + steps * (time.perf_counter() - start) / steps[-1]
-        rows = np.flatnonzero(done)
-        rows = rows[np.argsort(slots[rows], kind="stable")]
-        stamps = sorted((slot, now) for now, ended in self.stamps for slot in ended)
-        if [slot for slot, _ in stamps] == slots[rows].tolist():
-            at[rows] = [before + now - start for _, now in stamps]
-        return means, RowEnds(slots, done, failed, bool(self._ended), self._dims, at)
+        done = _any(_joined(flags))
+        failed = None if marks[0] is None else _any(_joined(marks)).reshape(-1)
+        seconds = time.perf_counter() - start
+
+        def time_of(step: Ints, slot: Ints) -> Floats:
+            if self.stamps:
+                stamped = np.concatenate([ended for _, ended in self.stamps])
+                by_slot = np.argsort(stamped, kind="stable")
+                if np.array_equal(stamped[by_slot], slot):
+                    counts = [len(ended) for _, ended in self.stamps]
+                    times = np.repeat([now for now, _ in self.stamps], counts)
+                    return before + times[by_slot] - start
+            return before + (step + 1) * seconds / done.shape[1]
+
+        whole = bool(self._ended)
+        return means, row_ends(
+            done, self._row_slots, time_of, failed=failed, whole=whole, dims=self._dims
+        )
 
     @property
     def slots_and_seconds(self) -> tuple[Ints, Floats]:
@@ -185,20 +196,24 @@ class CollectionLog:
         return slots, np.array([piece.seconds for piece in order], np.float64)
 
 
-def rows_of(entry: torch.Tensor, dims: int) -> torch.Tensor:
-    """``[F, features]`` of an entry ``[*N, T, *feature]`` with so many dims of slots."""
-    return entry.movedim(dims, 0).reshape(entry.shape[: dims + 1].numel(), -1)
+def grid_of(entry: torch.Tensor, dims: int) -> torch.Tensor:
+    """``[N, T, features]`` of an entry ``[*N, T, *feature]`` with so many dims of slots."""
+    return entry.reshape(entry.shape[:dims].numel(), entry.shape[dims], -1)
 
 
 def _joined(parts: Sequence[torch.Tensor]) -> Any:
-    """Rows ``[F, features]`` of several parts as an array.
+    """Entries ``[N, T, features]`` of several parts of the steps as an array.
 
     Features that a part has less than others are zero: those of actions cut short by an end.
     """
-    most = max(part.shape[1] for part in parts)
-    padded = [pad(p, (0, most - p.shape[1])) if p.shape[1] < most else p for p in parts]
-    rows = torch.cat(padded) if len(padded) > 1 else padded[0]
-    return rows.detach().cpu().numpy()
+    most = max(part.shape[-1] for part in parts)
+    padded = [pad(p, (0, most - p.shape[-1])) if p.shape[-1] < most else p for p in parts]
+    entry = torch.cat(padded, 1) if len(padded) > 1 else padded[0]
+    return entry.detach().cpu().numpy()
+
+
+def _any(flags: Any) -> Any:
+    return flags[..., 0] if flags.shape[-1] == 1 else flags.any(-1)
 
 
 def slots_of(index: Any, batch_size: torch.Size) -> Bools:
@@ -208,11 +223,9 @@ def slots_of(index: Any, batch_size: torch.Size) -> Bools:
     return cast(Bools, marked.reshape(-1).numpy())
 
 
-def averaged(values: Any) -> Floats:
-    """The mean over the features of ``[F, features]``."""
-    if values.shape[-1] == 1:
-        return values[..., 0].astype(np.float64)
-    return values.mean(-1, dtype=np.float64)
+def averaged(values: Any) -> NDArray[Any]:
+    """The mean over the features of ``[N, T, features]``."""
+    return values[..., 0] if values.shape[-1] == 1 else values.mean(-1, dtype=np.float64)
 
 
 class Monitor:
@@ -327,7 +340,9 @@ class Monitor:
             name: ends.feed(tally, rewards[name]).returns
             for name, tally in zip(self._groups, self._tallies[2:], strict=True)
         }
-        episodes = ends.feed(self._tally, np.mean([*rewards.values()], 0))
+        means = [*rewards.values()]
+        mean: Any = means[0] if len(means) == 1 else np.mean(means, 0, dtype=np.float64)
+        episodes = ends.feed(self._tally, mean)
         if ends.whole:
             slots, seconds = log.slots_and_seconds
             episodes = episodes._replace(slots=slots, seconds=seconds)
@@ -338,7 +353,7 @@ class Monitor:
         now = self._ended = time.perf_counter()
         times = (now - start, between, log.env_seconds, log.policy_seconds)
         restarts = self._newly_restarted(ends.failed)
-        took, steps = episodes.seconds, len(ends.done)
+        took, steps = episodes.seconds, ends.steps
         self.stats.add(Collection(steps, *times, *episodes[:3], None, restarts, groups, took))
 
     def _newly_restarted(self, failed: Bools | None) -> int:
@@ -353,8 +368,7 @@ class Monitor:
         if self._unshaped is None:
             return
         ends, self._unshaped = self._unshaped, None
-        values = averaged(rows_of(reward, ends.dims).detach().cpu().numpy())
-        values = values[: len(ends.done)]  # it may have ended early
+        values = averaged(_joined([grid_of(reward, ends.dims)]))
         self.stats.add_shaped(ends.feed(self._shaped, values).returns)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -491,8 +492,12 @@ def _module_call(module: TensorDictModule, batch_size: torch.Size) -> Call:
     return without_ignored if "_" in out_keys else run
 
 
-_FUNCTIONS = {nn.Tanh: torch.tanh, nn.ReLU: torch.relu, nn.Sigmoid: torch.sigmoid}
-"""The functions that modules call, and nothing else."""
+_FUNCTIONS: dict[type, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    nn.Tanh: (torch.tanh, torch.tanh_),
+    nn.ReLU: (torch.relu, torch.relu_),
+    nn.Sigmoid: (torch.sigmoid, torch.sigmoid_),
+}
+"""The functions that modules call, and nothing else; the same in place."""
 
 
 def _direct(module: Callable[..., Any]) -> Callable[..., Any]:
@@ -506,7 +511,7 @@ def _direct(module: Callable[..., Any]) -> Callable[..., Any]:
     ):
         return module
     if type(module) in _FUNCTIONS and not getattr(module, "inplace", False):
-        return _FUNCTIONS[type(module)]
+        return _FUNCTIONS[type(module)][0]
     if type(module) is nn.Linear:
         # Looking its parameters up through the module costs as much as a small product.
         parameters: dict[str, Any] = upstream.parameters_of(module)
@@ -515,10 +520,18 @@ def _direct(module: Callable[..., Any]) -> Callable[..., Any]:
     if not plain_mlp and type(module) is not nn.Sequential:
         return module.forward
     # Not children(), which leaves out a module that comes twice.
-    calls = [_direct(child) for child in cast(nn.Sequential, module)]
+    children = [*cast(nn.Sequential, module)]
+    calls = [_direct(child) for child in children]
+    # What a linear layer gives is nobody else's: the next function may write into it.
+    in_place = [*calls]
+    for i, (before, after) in enumerate(pairwise(children)):
+        functions = _FUNCTIONS.get(type(after))
+        fresh = type(before) is nn.Linear and calls[i] is not before
+        if fresh and functions is not None and calls[i + 1] is functions[0]:
+            in_place[i + 1] = functions[1]
 
     def run(value: Any) -> Any:
-        for call in calls:
+        for call in calls if torch.is_grad_enabled() else in_place:
             value = call(value)
         return value
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
@@ -40,6 +40,8 @@ _RANDOM, _DETERMINISTIC = InteractionType.RANDOM, InteractionType.DETERMINISTIC
 _MODES = (_DETERMINISTIC, InteractionType.MODE)
 _HALF_LOG_TAU = math.log(math.sqrt(2 * math.pi))
 _FEW_LOGITS = 1024
+_FEW_PAIRS = 2**16  # logits of two choices each
+_MANY = 512  # numbers from which on a way with more calls, but less work, is quicker
 _APART = 1e-4
 _STEPS = 256
 
@@ -264,15 +266,22 @@ class _Categorical(Sampler):
         """
         noise = None
         if _are_few(logits):
-            noise = self._draw.noise.exponential(logits)
-            ratios = np.subtract(logits.numpy(), np.log(noise.numpy()), dtype=np.float64)
+            logs, exact = _log_noise(self._draw.noise, logits)
+            ratios = np.subtract(logits.numpy(), logs, dtype=np.float64)
             if (largest := _largest(ratios)) is not None:
                 return self._picked(largest, logits), (logits, torch.from_numpy(largest))
+            noise = exact()
         index = self._indexed(logits, noise)[-1]
         return self._drawn(logits, index), (logits, index)
 
     def _score(self, each: Each, *parts: Tensor) -> Tensor:
         logits, index = parts
+        if each is _by_step and logits.shape[-1] == 2:
+            one, other = logits[..., :1], logits[..., 1:]
+            most = torch.maximum(one, other)
+            normalizer = (one - most).exp_().add_((other - most).exp_()).log_().add_(most)
+            if normalizer.isfinite().all():
+                return torch.where(index == 1, other, one).sub_(normalizer).squeeze(-1)
         normalizer = logits.logsumexp(dim=-1, keepdim=True)
         _check_finite(normalizer)
         return (logits - normalizer).gather(-1, index).squeeze(-1)
@@ -311,8 +320,43 @@ class _Categorical(Sampler):
 def _are_few(logits: Tensor) -> bool:
     """Return whether logits are so few that NumPy is quicker, and can take them."""
     plain = logits.dtype in (torch.float32, torch.float64) and logits.is_contiguous()
-    few = plain and logits.numel() <= _FEW_LOGITS and logits.shape[-1] > 1
+    most = _FEW_PAIRS if logits.shape[-1] == 2 else _FEW_LOGITS
+    few = plain and logits.numel() <= most and logits.shape[-1] > 1
     return few and logits.is_cpu and not logits.requires_grad
+
+
+def _log_noise(noise: Noise, like: Tensor) -> tuple[NDArray[Any], Callable[[], Tensor]]:
+    """The logarithms of exponential numbers, nearly; a function that gives the numbers to the bit.
+
+    torch makes them of uniform numbers, one by one. It is asked for these alone, and for the others
+    where they are needed: by a generator in the state of the global one before.
+    """
+    if like.numel() < _MANY or type(noise) is not GlobalNoise or not _made_of_uniform():
+        drawn = noise.exponential(like)
+        return np.log(drawn.numpy()), lambda: drawn
+    state = torch.get_rng_state()
+    uniform = torch.empty_like(like, dtype=torch.float64).uniform_()
+
+    def exact() -> Tensor:
+        return torch.empty_like(like).exponential_(1, generator=torch.Generator().set_state(state))
+
+    return np.log(-np.log1p(-uniform.numpy())), exact
+
+
+@cache
+def _made_of_uniform() -> bool:
+    """Return whether torch's exponential numbers are made of as many uniform ones in float64.
+
+    Its build and the processor decide that.
+    """
+    for dtype in (torch.float32, torch.float64):
+        one, other = (torch.Generator().manual_seed(0) for _ in range(2))
+        drawn = torch.empty(1003, dtype=dtype, device="cpu").exponential_(1, generator=one)
+        uniform = torch.empty_like(drawn, dtype=torch.float64).uniform_(generator=other)
+        near = torch.allclose(drawn.double(), -torch.log1p(-uniform), rtol=1e-6, atol=0)
+        if not near or not torch.equal(one.get_state(), other.get_state()):
+            return False
+    return True
 
 
 @lru_cache(maxsize=8)
@@ -322,6 +366,11 @@ def _one_hot_rows(choices: int) -> NDArray[np.int64]:
 
 def _largest(values: NDArray[np.floating]) -> NDArray[np.int64] | None:
     """The index ``[..., 1]`` of the largest of each row, if that is far enough from the next."""
+    if values.shape[-1] == 2 and values.size >= _MANY:
+        one, other = values[..., 0], values[..., 1]
+        index = other - _APART > one
+        clear = (index | (one - _APART > other)) & (np.maximum(one, other) < np.inf)
+        return None if b"\0" in clear.tobytes() else index.astype(np.int64)[..., None]
     last = np.partition(values, -2)
     clear = (last[..., -1] - _APART > last[..., -2]) & (last[..., -1] < np.inf)
     return None if b"\0" in clear.tobytes() else values.argmax(-1, keepdims=True)

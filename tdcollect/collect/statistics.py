@@ -261,8 +261,8 @@ class Window(Spreads):
 
     def add(self, returns: Floats, lengths: Ints) -> None:
         """Take in episodes, in order."""
-        self._returns.extend(returns.tolist())
-        self._lengths.extend(lengths.tolist())
+        self._returns.extend(returns[-self.size :].tolist())
+        self._lengths.extend(lengths[-self.size :].tolist())
 
     def load(self, returns: Floats, lengths: Ints) -> None:
         """Hold these episodes instead."""

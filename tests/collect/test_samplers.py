@@ -509,7 +509,7 @@ class Given(NamedTuple):
 @settings(deadline=None, max_examples=200)
 @given(
     seed=st.integers(0, 2**32),
-    slots=st.integers(1, 9),
+    slots=st.integers(1, 9) | st.integers(256, 270),
     actions=st.integers(2, 6),
     apart=st.sampled_from([0.0, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3]),
     scale=st.sampled_from([0.0, 1.0, 8.0]),
@@ -527,6 +527,106 @@ def test_draws_that_are_almost_ties(
     found, _ = sampler(draw)(logits)  # type: ignore[misc]
     probs = (logits - logits.logsumexp(-1, keepdim=True)).softmax(-1)
     assert torch.equal(found, (probs / noise).argmax(-1))
+
+
+ODD = [0.0, -np.inf, 1e4, -1e4]
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    seed=st.integers(0, 2**32),
+    shape=st.sampled_from([(1,), (256,), (300,), (16384,), (40000,), (20, 30), (3, 50, 7)]),
+    actions=st.sampled_from([2, 2, 3, 6]),
+    scale=st.sampled_from([0.0, 1.0, 30.0]),
+    odd=st.sampled_from([0.0, 0.3]),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+    kind=st.sampled_from([D.Categorical, OneHotCategorical]),
+    quick=st.booleans(),
+    apart=st.sampled_from([1e-4, 0.5]),
+    steps=st.integers(1, 3),
+)
+def test_draws_and_scores_of_many_choices_are_those_of_the_class(
+    seed: int,
+    shape: tuple[int, ...],
+    actions: int,
+    scale: float,
+    odd: float,
+    dtype: torch.dtype,
+    kind: Any,
+    quick: bool,
+    apart: float,
+    steps: int,
+) -> None:
+    """With numbers of a generator elsewhere in between; apart 0.5: no draw is clear."""
+    rng = np.random.default_rng(seed)
+    values = scale * rng.normal(size=(steps, *shape, actions))
+    one = rng.integers(actions, size=(steps, *shape, 1)) == np.arange(actions)
+    values = np.where(one & (rng.random(values.shape) < odd), rng.choice(ODD, values.shape), values)
+    logits = torch.from_numpy(values).to(dtype).unbind(0)
+    other = torch.Generator()
+    dists = [kind(logits=each, validate_args=False) for each in logits]
+    torch.manual_seed(seed)
+    expected = [dist.sample() for dist in dists]
+    state = torch.get_rng_state()
+    draw = sampler(Draw(kind, ("logits",), {}, InteractionType.RANDOM, True, True, GlobalNoise()))
+    assert draw is not None
+    assert draw.late
+    torch.manual_seed(seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(samplers, "_APART", apart)
+        if not quick:
+            patch.setattr(samplers, "_made_of_uniform", lambda: False)
+        for each, sample in zip(logits, expected, strict=True):
+            found = draw.unscored(each)
+            torch.rand(3, generator=other)
+            assert found.dtype == sample.dtype
+            assert torch.equal(found, sample)
+    assert torch.equal(torch.get_rng_state(), state)
+    scores = draw.scores()
+    assert scores is not None
+    singly = [dist.log_prob(sample) for dist, sample in zip(dists, expected, strict=True)]
+    assert torch.equal(scores, torch.stack(singly))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_one_of_many_logits_that_is_no_number_is_refused(value: float, dtype: torch.dtype) -> None:
+    for at in (0, 1), (1, 0), (99, slice(None)):
+        logits = torch.zeros(300, 2, dtype=dtype)
+        logits[at] = value
+        draw = Draw(
+            D.Categorical, ("logits",), {}, InteractionType.RANDOM, True, True, GlobalNoise()
+        )
+        drawing = sampler(draw)
+        assert drawing is not None
+        torch.manual_seed(0)
+        probs = (logits - logits.logsumexp(-1, keepdim=True)).softmax(-1)
+        expected = probs.div_(torch.empty_like(probs).exponential_(1)).argmax(-1)
+        torch.manual_seed(0)
+        assert torch.equal(drawing.unscored(logits), expected)
+        with pytest.raises(RuntimeError, match="inf"):
+            drawing.scores()
+
+
+def test_exponential_numbers_that_are_not_made_of_uniform_ones_are_drawn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whether = samplers._made_of_uniform.__wrapped__
+    assert whether() is samplers._made_of_uniform()
+    drawn = torch.Tensor.exponential_
+
+    def scaled(self: torch.Tensor, rate: float = 1, **options: Any) -> torch.Tensor:
+        return drawn(self, rate, **options).mul_(1 + 1e-5)
+
+    def advanced(self: torch.Tensor, rate: float = 1, **options: Any) -> torch.Tensor:
+        try:
+            return drawn(self, rate, **options)
+        finally:
+            torch.rand(1, **options)
+
+    for other in (scaled, advanced):
+        monkeypatch.setattr(torch.Tensor, "exponential_", other)
+        assert not whether()
 
 
 # -------------------------------------------------------------------------- composite distributions
@@ -631,6 +731,43 @@ def test_nets(net: str) -> None:
     check(TensorDictModule(NETS[net], in_keys=entries, out_keys=["logits"]), OBSERVED, CALLED)
 
 
+class Remembering(nn.Linear):
+    """Holds what it has given."""
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        self.held = super().forward(value)
+        return self.held
+
+
+def hooked(*args: int) -> nn.Linear:
+    """The same, by a hook."""
+    layer = nn.Linear(*args)
+    layer.register_forward_hook(lambda module, _, out: setattr(module, "held", out))
+    return layer
+
+
+@pytest.mark.parametrize("function", [nn.Tanh, nn.ReLU, nn.Sigmoid])
+def test_functions_write_into_what_nobody_else_holds_and_no_gradient_needs(function: Any) -> None:
+    linear, ours = nn.Linear(4, 8), StepDict(OBSERVED)
+    plain = nn.Sequential(nn.Identity(), function(), linear, function(), function())
+    remembering, watched = Remembering(8, 8), hooked(8, 8)
+    net = nn.Sequential(plain, remembering, function(), watched, function())
+    module = TensorDictModule(net, in_keys=["observation"], out_keys=["out"])
+    policy = LoweredPolicy(module, ours, torch.Size([N]), None)
+    before = OBSERVED["observation"].clone()
+    expected = net(before)
+    held = [remembering.held.clone(), watched.held.clone()]
+    with torch.no_grad():
+        policy(ours)
+    assert torch.equal(ours["out"], expected)
+    assert torch.equal(OBSERVED["observation"], before)
+    assert torch.equal(remembering.held, held[0])
+    assert torch.equal(watched.held, held[1])
+    policy(ours)
+    (gradient,) = torch.autograd.grad(ours["out"].sum(), linear.weight)
+    assert torch.equal(gradient, *torch.autograd.grad(expected.sum(), linear.weight))
+
+
 @settings(deadline=None, max_examples=100)
 @given(
     st.integers(0, 2**32 - 1),
@@ -639,14 +776,15 @@ def test_nets(net: str) -> None:
     st.integers(0, 300),
     st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
     st.booleans(),
+    st.sampled_from([8, 260]),
 )
 def test_modes_of_logits_that_are_almost_alike(
-    seed: int, actions: int, scale: float, ulps: int, dtype: torch.dtype, one_hot: bool
+    seed: int, actions: int, scale: float, ulps: int, dtype: torch.dtype, one_hot: bool, slots: int
 ) -> None:
     rng = np.random.default_rng(seed)
     eps = torch.finfo(dtype).eps
-    near = 1 + eps * rng.integers(-ulps, ulps + 1, (8, actions))
-    logits = torch.from_numpy(scale * rng.normal(size=(8, 1)) * near).to(dtype)
+    near = 1 + eps * rng.integers(-ulps, ulps + 1, (slots, actions))
+    logits = torch.from_numpy(scale * rng.normal(size=(slots, 1)) * near).to(dtype)
     logits[0, 0], logits[1, 1], logits[2, 0] = torch.tensor([np.nan, np.inf, -np.inf])
     kind = OneHotCategorical if one_hot else D.Categorical
     module = ProbabilisticTensorDictModule(["logits"], ["action"], distribution_class=kind)

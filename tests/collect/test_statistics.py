@@ -24,7 +24,7 @@ from torchrl.testing import mocking_classes as mocks
 import tdcollect
 from tdcollect import Collector, make_env, slot_seed
 from tdcollect.collect.statistics import Collection
-from tdcollect.collect.tally import RowEnds, Tally
+from tdcollect.collect.tally import Tally, row_ends
 from tdcollect.keys import entry_path
 
 from .envs import ENVS, cartpole, make_toy
@@ -142,22 +142,34 @@ def naive(slots: Any, reward: Any, done: Any) -> list[Episode]:
     count=st.integers(1, 4),
     cuts=st.lists(st.integers(1, 25), min_size=1, max_size=6),
     often=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
+    together=st.booleans(),
     seed=st.integers(0, 2**16),
 )
 def test_sums_over_batches_are_those_of_a_loop(
-    count: int, cuts: list[int], often: float, seed: int
+    count: int, cuts: list[int], often: float, together: bool, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
-    slots, reward = rng.integers(0, count, sum(cuts)), rng.normal(size=sum(cuts))
-    done = rng.random(sum(cuts)) < often
+    total = sum(cuts) * (count if together else 1)
+    slots = np.arange(total) % count if together else rng.integers(0, count, total)
+    reward = rng.normal(size=total).astype(np.float32)
+    done = rng.random(total) < often
     tally = Tally(count)
     found: list[Episode] = []
     took: list[float] = []
-    times = np.cumsum(rng.integers(1, 9, sum(cuts))).astype(float)
-    for start, rows in zip(np.cumsum([0, *cuts]), cuts, strict=False):
-        part = slice(start, start + rows)
-        ends = RowEnds(slots[part], done[part], None, False, 0, times[part])
-        ended = tally.feed(ends, reward[part])
+    times = np.cumsum(rng.integers(1, 9, total)).astype(float)
+    for start, steps in zip(np.cumsum([0, *cuts]), cuts, strict=False):
+
+        def laid(values: Any, start: int = start, steps: int = steps) -> Any:
+            if not together:
+                return values[start : start + steps][None]
+            return values[start * count : (start + steps) * count].reshape(steps, count).T
+
+        def time_of(step: Any, slot: Any, laid: Any = laid) -> Any:
+            return laid(times)[slot if together else 0, step]
+
+        ends = row_ends(laid(done), None if together else laid(slots)[0], time_of)
+        assert ends.steps == laid(done).size
+        ended = ends.feed(tally, laid(reward))
         found += zip(*(x.tolist() for x in ended[:3]), strict=True)
         took += ended.seconds.tolist()
     assert found == naive(slots, reward, done)

@@ -64,7 +64,8 @@ class Hooks:
         Args:
             slots: ``[K]``.
             returns: ``[K]`` float64, sums of the env's rewards as batches hold them (float32); of
-                several rewards, the mean over agents, then over groups.
+                several rewards, the mean over agents, then over groups. Empty for an env without
+                rewards.
             lengths: ``[K]`` int64, in steps.
         """
 
@@ -301,6 +302,7 @@ class Watch:
         if self._calls["stepped"]:
             self.call("stepped", taken, step())
         if len(which):
+            returns = returns if self._reward_keys else returns[:0]
             self.call("episodes_ended", which, returns, lengths)
 
     def step_taken(

@@ -258,9 +258,9 @@ class Monitor:
         self._collector = weakref.ref(collector)
         self._batch_size = collector.env.batch_size
         names = sorted(map(entry_path, collector.env.reward_keys))
-        slots = self._batch_size.numel()
-        rewards = collector.env.full_reward_spec[collector.env.reward_keys[0]].shape.numel()
-        self._groups = [] if names == [keys.REWARD] and rewards == slots else names
+        slots, rewards = self._batch_size.numel(), collector.env.full_reward_spec
+        is_one = names == [keys.REWARD] and rewards[keys.REWARD].shape.numel() == slots
+        self._groups = [] if is_one else names
         self._tallies = [Tally(slots) for _ in range(2 + len(self._groups))]
         self._tally, self._shaped, *_ = self._tallies
         self._newly_restarted(None)
@@ -340,9 +340,11 @@ class Monitor:
             name: ends.feed(tally, rewards[name]).returns
             for name, tally in zip(self._groups, self._tallies[2:], strict=True)
         }
-        means = [*rewards.values()]
+        means = [*rewards.values()] or [np.zeros((1, ends.steps))]
         mean: Any = means[0] if len(means) == 1 else np.mean(means, 0, dtype=np.float64)
         episodes = ends.feed(self._tally, mean)
+        if not rewards:
+            episodes = episodes._replace(returns=np.empty(0))
         if ends.whole:
             slots, seconds = log.slots_and_seconds
             episodes = episodes._replace(slots=slots, seconds=seconds)

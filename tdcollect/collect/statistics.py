@@ -88,7 +88,7 @@ class Collection(Timed, Spreads):
         returns: ``[E]`` float64, the return of each: the sum of the env's rewards as batches hold
             them (float32), from the episode's first step on, in whatever collections these were
             taken. Of several rewards, it is the mean over the agents of a group, then over groups,
-            as in :func:`tdcollect.evaluate`.
+            as in :func:`tdcollect.evaluate`. Empty for an env without rewards.
         lengths: ``[E]`` int64, the length of each, in steps.
         shaped_returns: ``[E]`` float64, sums of the shaped rewards; None where none are shaped.
         restarts: envs that failed and were built again since the collection before. Episodes broken
@@ -118,7 +118,7 @@ class Collection(Timed, Spreads):
     @property
     def episodes(self) -> int:
         """E, the number of episodes that ended."""
-        return len(self.returns)
+        return len(self.lengths)
 
     @property
     def shaped_return_stats(self) -> Spread | None:
@@ -273,7 +273,7 @@ class Window(Spreads):
     @property
     def episodes(self) -> int:
         """The number of episodes that it holds."""
-        return len(self._returns)
+        return len(self._lengths)
 
     @property
     def returns(self) -> Floats:

@@ -133,7 +133,8 @@ class Tally:
         """Add one step of some slots, given the env's reward entries of all, ``[*N, *feature]``."""
         self._lengths[slots] += 1
         means = [r.reshape(len(self._returns), -1).mean(-1, dtype=np.float64) for r in rewards]
-        self._returns[slots] += np.mean(means, 0)[slots]
+        if means:
+            self._returns[slots] += np.mean(means, 0)[slots]
 
     def take(self, slots: Ints) -> tuple[Floats, Ints]:
         """The returns and lengths of the episodes of some slots, which end."""

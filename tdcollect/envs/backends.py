@@ -42,7 +42,7 @@ from tdcollect.envs.process.values import (
     write_info,
 )
 from tdcollect.envs.process.worker import EnvFactory, EnvSlots, check_spaces
-from tdcollect.envs.slots import Backend, Can, SlotError, Starts, failures
+from tdcollect.envs.slots import Backend, Can, SlotError, Starts, failures, rows_of
 from tdcollect.envs.spaces import SlotBuffers
 from tdcollect.packages import extra_module
 
@@ -278,41 +278,41 @@ class VectorBackend(Backend):
         self._latest: Mapping[str, Any] = {}
         self._has_begun = False
         self.spec = env.unwrapped.get_attr("spec")[0] if resets_singly else env.spec  # type: ignore[attr-defined]
-        # SAME_STEP: first observations and infos of episodes that the vector env began by itself.
-        self._fresh: dict[int, list[Array]] = {}
+        # SAME_STEP: first observations and infos of episodes that the vector env began by itself in
+        # its latest step, and the place of each slot among them; -1 if it has none to show.
+        self._fresh: list[Array] = []
+        self._fresh_at = np.full(self.num_envs, -1)
 
     def reset(self, starts: Starts, options: dict[str, Any] | None, out: SlotBuffers) -> None:
-        slots = list(starts)
         if isinstance(options, values.EachOptions):  # a vector env takes one slot's at a time
             if not self._has_begun:  # and must have been reset as a whole
-                self.env.reset(options=values.options_of(options, slots[0]))
-            for slot in slots:
+                self.env.reset(options=values.options_of(options, next(iter(starts))))
+            for slot in starts:
                 self.reset({slot: starts[slot]}, values.options_of(options, slot) or {}, out)
             return
-        if options is None:
-            left = self._show_fresh([slot for slot in slots if starts[slot] is None], out)
-            slots = [slot for slot in slots if starts[slot] is not None or slot in left]
-            if not slots:
+        rows = rows_of(starts)
+        seeds: Any = None
+        if any(seed is not None for seed in starts.values()):
+            seeds = [starts.get(slot) for slot in range(self.num_envs)]
+        if options is None and self._fresh:
+            rows = self._show_fresh(rows, seeds, out)
+            if not len(rows):
                 return
-        seeds: Any = [starts.get(slot) for slot in range(self.num_envs)]
         passed = dict(options or {})
-        if len(slots) == self.num_envs:
-            seeds = _compact(seeds)
-        else:
+        if len(rows) < self.num_envs:
             if not self.can.reset_singly:
                 raise ValueError(
-                    f"{self.env} cannot reset slots {slots} alone; reset all of its "
+                    f"{self.env} cannot reset slots {rows.tolist()} alone; reset all of its "
                     f"{self.num_envs} slots, or use backend='serial'"
                 )
             passed["reset_mask"] = mask = np.zeros(self.num_envs, bool)
-            mask[slots] = True
-        seeded = any(seed is not None for seed in starts.values())
+            mask[rows] = True
+        elif seeds is not None:
+            seeds = _compact(seeds)
         try:
-            observation, info = self.env.reset(
-                seed=seeds if seeded else None, options=passed or None
-            )
+            observation, info = self.env.reset(seed=seeds, options=passed or None)
         except Exception as error:
-            if self.can.each_seed or not (seeded and isinstance(seeds, list)):
+            if self.can.each_seed or not isinstance(seeds, list):
                 raise
             raise ValueError(
                 f"expected one int, the seed of all slots, or ints in a row for {self.env}, got "
@@ -325,26 +325,40 @@ class VectorBackend(Backend):
                 f"expected the infos of {self.env} to be a dict, as gymnasium.vector has it, got "
                 f"{type(info).__name__}; have it give one"
             )
-        for slot in slots:
-            self._fresh.pop(slot, None)
+        self._fresh_at[rows] = -1
+        self._write_rows("reset", observation, info, rows, out)
+
+    def _show_fresh(self, rows: Array, seeds: list[int | None] | None, out: SlotBuffers) -> Array:
+        """Write episodes that the vector env began by itself; returns the slots still to reset."""
+        at = self._fresh_at[rows]
+        if seeds is not None:
+            at[[seeds[row] is not None for row in rows]] = -1
+        shown = at >= 0
+        if not (self.can.reset_singly or shown.all()):
+            return rows
+        for array, first in zip((*out.observation, *out.info), self._fresh, strict=True):
+            array[rows[shown]] = first[at[shown]]
+        self._fresh_at[rows[shown]] = -1
+        return rows[~shown]
+
+    def _write_rows(
+        self, verb: str, observation: Any, info: Mapping[str, Any], rows: Array, out: SlotBuffers
+    ) -> None:
+        """Write the rows of some slots, of what the vector env gives of all."""
+        try:
+            self.observation.write_rows(slot_of(observation, rows), out.observation, rows)
+            misfit = False
+        except (ValueError, TypeError):  # written singly, they show whose is at fault
+            misfit = True
+        if not (misfit or self.info):
+            return
 
         def write(slot: int) -> None:
-            self.observation.write_slot(slot_of(observation, slot), out.observation, slot)
+            if misfit:
+                self.observation.write_slot(slot_of(observation, slot), out.observation, slot)
             self._write_info(info, out, slot)
 
-        for_each_slot("reset", slots, write)
-
-    def _show_fresh(self, slots: Sequence[int], out: SlotBuffers) -> Sequence[int]:
-        """Write episodes that the vector env began by itself; returns the slots still to reset."""
-        waiting = [slot for slot in slots if slot not in self._fresh]
-        if waiting and not self.can.reset_singly:
-            return slots
-        for slot in slots:
-            if slot in self._fresh:
-                arrays = (*out.observation, *out.info)
-                for array, row in zip(arrays, self._fresh.pop(slot), strict=True):
-                    array[slot] = row
-        return waiting
+        for_each_slot(verb, rows.tolist(), write)
 
     def step(self, actions: Sequence[Array], slots: Sequence[int] | None, out: SlotBuffers) -> None:
         observation, reward, terminated, truncated, info = self.env.step(self.action.read(actions))
@@ -367,17 +381,14 @@ class VectorBackend(Backend):
                 "step", range(self.num_envs), lambda slot: self._write_info(info, out, slot)
             )
         if self._mode == AutoresetMode.SAME_STEP:
-            ended = np.flatnonzero(out.terminated | out.truncated).tolist()
-            if ended:
+            ended = np.flatnonzero(out.terminated | out.truncated)
+            if len(ended):
                 final = self._final(info, "final_obs")
                 final_info = self._final(info, "final_info") if self.info else {}
-                for_each_slot("step", ended, lambda slot: self._end(slot, final, final_info, out))
-
-    def _end(self, slot: int, final: Any, info: Mapping[str, Any], out: SlotBuffers) -> None:
-        self._fresh[slot] = [array[slot].copy() for array in (*out.observation, *out.info)]
-        self.observation.write_slot(slot_of(final, slot), out.observation, slot)
-        if self.info:
-            self._write_info(info, out, slot)
+                self._fresh = [array[ended] for array in (*out.observation, *out.info)]
+                self._fresh_at[:] = -1
+                self._fresh_at[ended] = np.arange(len(ended))
+                self._write_rows("step", final, final_info, ended, out)
 
     def _final(self, info: Mapping[str, Any], name: str) -> Any:
         if name not in info:
@@ -415,6 +426,7 @@ class VectorBackend(Backend):
         write_info(self.info, here, out.info, slot)
 
     def sample_info(self) -> Mapping[str, Any]:
+        self._fresh = []  # those episodes are over
         info = dict(self.env.reset()[1])
         info.update(self.env.step(self.env.action_space.sample())[4])
         return {
@@ -582,10 +594,7 @@ class EnvPoolBackend(Backend):
             self.observation.write(observation, out.observation)
             rows = slice(None)
         else:
-            held = self.observation.empty(len(rows))
-            self.observation.write(observation, held)
-            for array, value in zip(out.observation, held, strict=True):
-                array[rows] = value
+            self.observation.write_rows(observation, out.observation, rows)
         for entry, array in zip(self.info, out.info, strict=True):
             name = entry.key if entry.key in self._at else f"info:{entry.key}"
             array[rows] = state[self._at[name]]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from enum import IntEnum
 from itertools import repeat
 from types import MappingProxyType
@@ -162,6 +162,11 @@ def failures(slots: Iterable[int], call: Callable[[int], None]) -> dict[int, Exc
         except Exception as error:
             failed[slot] = error
     return failed
+
+
+def rows_of(slots: Collection[int]) -> Array:
+    """Slots as an index array."""
+    return np.fromiter(slots, np.intp, len(slots))
 
 
 # --- backends ----------------------------------------------------------------------------------
@@ -326,7 +331,7 @@ class EpisodeCounters:
         self.seeded: dict[int, tuple[int, int]] = {}  # each slot's latest seed, and its episode
         self._clock = 0
         self._begun = np.zeros(num_envs, np.int64)
-        self.episodes = [0] * num_envs  # resets so far
+        self.episodes = np.zeros(num_envs, np.int64)  # resets so far
 
     def stepped(self, slots: Sequence[int] | None) -> None:
         self._clock += 1
@@ -334,12 +339,12 @@ class EpisodeCounters:
             self._begun += 1
             self._begun[list(slots)] -= 1
 
-    def started(self, starts: Starts) -> None:
+    def started(self, starts: Starts, rows: Array) -> None:
+        self._begun[rows] = self._clock
+        self.episodes[rows] += 1
         for slot, seed in starts.items():
-            self._begun[slot] = self._clock
-            self.episodes[slot] += 1
             if seed is not None:
-                self.seeded[slot] = seed, self.episodes[slot] - 1
+                self.seeded[slot] = seed, int(self.episodes[slot]) - 1
 
     def lengths(self) -> Array:
         return self._clock - self._begun
@@ -347,15 +352,15 @@ class EpisodeCounters:
     def save_state(self) -> dict[str, Any]:
         return {
             "lengths": self.lengths(),
-            "episodes": np.array(self.episodes, np.int64),
+            "episodes": self.episodes.copy(),
             "seeds": dict(self.seeded),
         }
 
     def load_state(self, state: Mapping[str, Any], slots: Sequence[int]) -> None:
         rows = list(slots)
         self._begun[rows] = self._clock - state["lengths"][rows]
+        self.episodes[rows] = state["episodes"][rows]
         for slot in rows:
-            self.episodes[slot] = int(state["episodes"][slot])
             self.seeded.pop(slot, None)
             if slot in state["seeds"]:
                 self.seeded[slot] = tuple(state["seeds"][slot])
@@ -365,7 +370,7 @@ class EpisodeCounters:
         words = {}
         for slot in failed.causes:
             resets = failed.verb == "reset"
-            episode = self.episodes[slot] - (not resets)
+            episode = int(self.episodes[slot]) - (not resets)
             step = "" if resets else f", step {int(self._clock - self._begun[slot])}"
             place = f", episode {episode}{step}"
             seed, at = starts.get(slot), episode
@@ -520,14 +525,15 @@ class Stepper:
     def places(self) -> list[Any]:
         """Of each slot, what stays the same while nobody steps it, resets it or waits for it."""
         counters, in_flight = self._counters, map(self.away.__contains__, self._every_slot)
-        parts = counters.episodes, counters.lengths().tolist(), self._phases.tolist()
-        return list(zip(repeat(counters), *parts, in_flight, strict=False))
+        parts = counters.episodes, counters.lengths(), self._phases
+        lists = (part.tolist() for part in parts)
+        return list(zip(repeat(counters), *lists, in_flight, strict=False))
 
     def follow(self) -> None:
         """Go on from slots that somebody else has reset or stepped."""
         unstarted = self._in_phase(Phase.UNSTARTED)
         begun = [slot for slot in unstarted if not self._counters.episodes[slot]]
-        self._counters.started(dict.fromkeys(begun))
+        self._counters.started(dict.fromkeys(begun), rows_of(begun))
         self._phases[:] = Phase.RUNNING
         self.latest = None
 
@@ -564,9 +570,9 @@ class Stepper:
             slots = self._every_slot
         else:
             self._hold_present(out)
+        rows = rows_of(slots)
         for flag in (out.raw.terminated, out.raw.truncated, out.done):
-            for slot in slots:  # few, mostly: an index of a list takes longer
-                flag[slot] = False
+            flag[rows] = False
         self.recall()
         starts = self._seeds.of(slots)
         if seeds is not None:
@@ -607,14 +613,14 @@ class Stepper:
         if failed is not None:
             failed = self._counters.located(failed, starts)
             starts = {slot: starts[slot] for slot in starts if slot not in failed.causes}
-        self._counters.started(starts)
-        rows = list(starts)
+        rows = rows_of(starts)
+        self._counters.started(starts, rows)
         if self.reset_options is not None:
             self.reset_options.begun[rows] += 1
         if self.bookkeeping.episode_reward:
             self._returns[rows] = 0
-        for slot in rows:
-            self._phases[slot] = Phase.RUNNING
+        self._phases[rows] = Phase.RUNNING
+        for slot in starts if self._fallen else ():
             self._fallen.pop(slot, None)
         if out.bookkeeping:
             self._write_bookkeeping(rows, True, out)

@@ -280,8 +280,11 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
             self._shaper = Shaper(
                 self._reward_shaping, self.env, self.compact_obs, self.extend_buffer
             )
+        base = base_of(self.env)
         if self.by_arrival:
             self._runner.check_by_arrival()
+        elif isinstance(base, GymnasiumEnv) and base.can.only_by_arrival:
+            raise ValueError(base.can.only_by_arrival)
         # A postproc changes the batch in ways that are not known yet.
         elif self.replay_buffer is not None and self.postproc is None and not self._splits:
             check_replay_buffer(

@@ -7,12 +7,13 @@ every row is a real step, none a reset:
 
 - DISABLED: ended slots are reset singly, with ``options["reset_mask"]``.
 - NEXT_STEP: the same, right after the step that ended the episode and so before the vector env
-  would reset by itself; its next step is then a real one.
+  would reset by itself; its next step is then a real one. One that resets only by itself
+  (``CartPoleVectorEnv``) does so in a step of the others: its slots come back as if they stepped
+  asynchronously, and the action and the reward of that step are nobody's.
 - SAME_STEP: the vector env has already reset; its infos hold the true final observation, and the
   observation of the new episode is kept here until it is asked for.
 
-A vector env that resets only by itself, one step late (``CartPoleVectorEnv``), would swallow one
-action per episode and is refused, and so are gymnasium's wrappers that break these rules.
+gymnasium's wrappers that break these rules are refused.
 
 ``envpool`` has EnvPool's C++ envs, in lock step. EnvPool declares NEXT_STEP, but a subset of its
 slots restarts at once with ``reset(env_ids)``, and the next step is then a real one. It takes seeds
@@ -22,7 +23,7 @@ at construction only: for other seeds, the pool is built again.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from gymnasium import vector
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
-from tdcollect._upstream.others import flat_pool
+from tdcollect._upstream.others import flat_pool, takes_reset_mask
 from tdcollect.cleanup import close_env, ended_on_error
 from tdcollect.envs.process import values
 from tdcollect.envs.process.values import (
@@ -42,7 +43,7 @@ from tdcollect.envs.process.values import (
     write_info,
 )
 from tdcollect.envs.process.worker import EnvFactory, EnvSlots, check_spaces
-from tdcollect.envs.slots import Backend, Can, SlotError, Starts, failures, rows_of
+from tdcollect.envs.slots import Backend, Came, Can, SlotError, Starts, failures, rows_of
 from tdcollect.envs.spaces import SlotBuffers
 from tdcollect.packages import extra_module
 
@@ -240,7 +241,7 @@ def _layers(env: VectorEnv[Any, Any, Any]) -> Iterator[VectorWrapper[Any, Any, A
         env = env.env
 
 
-_RESETS_SINGLY = (vector.SyncVectorEnv, vector.AsyncVectorEnv)
+_OF_ENVS = (vector.SyncVectorEnv, vector.AsyncVectorEnv)
 
 
 class VectorBackend(Backend):
@@ -252,20 +253,21 @@ class VectorBackend(Backend):
         self.env = self.vector_env = env
         self.num_envs = env.num_envs
         self._mode = _autoreset_mode(env)
-        resets_singly = isinstance(env.unwrapped, _RESETS_SINGLY)
+        of_envs = isinstance(env.unwrapped, _OF_ENVS)
+        resets_singly = of_envs or takes_reset_mask(env.unwrapped)
         wrappers_do = check_wrappers(env, self._mode)
         singly = wrappers_do and (resets_singly or self._mode == AutoresetMode.DISABLED)
         # In SAME_STEP it begins episodes by itself, without options.
         asks = singly and self._mode != AutoresetMode.SAME_STEP
         self.can = Can(pause=False, reset_singly=singly, seed_singly=singly, each_options=asks)
-        self.can = self.can._replace(each_seed=resets_singly)
+        self.can = self.can._replace(each_seed=of_envs)
         if self._mode == AutoresetMode.NEXT_STEP and not resets_singly:
-            raise ValueError(
-                f"{env} resets itself one step late (AutoresetMode.NEXT_STEP) and cannot reset "
-                "single slots: one action an episode would be ignored and its row be no "
-                "transition. Pass the env's id or a callable with backend='serial', or a vector "
-                "env made with gymnasium.make_vec(..., vectorization_mode='sync' or 'async')"
+            why = (
+                f"{env} resets slots by itself alone, one step late (AutoresetMode.NEXT_STEP): "
+                "collect with Collector(..., by_arrival=True), which leaves out the rows of resets,"
+                " or pass the env's id or a callable with backend='serial'"
             )
+            self.can = self.can._replace(wait_num=self.num_envs, only_by_arrival=why)
         shares_memory = getattr(env.unwrapped, "shared_memory", True)
         if self._mode == AutoresetMode.NEXT_STEP and not shares_memory:
             raise ValueError(
@@ -277,7 +279,9 @@ class VectorBackend(Backend):
         self._set_spaces(env.single_observation_space, env.single_action_space, categorical)
         self._latest: Mapping[str, Any] = {}
         self._has_begun = False
-        self.spec = env.unwrapped.get_attr("spec")[0] if resets_singly else env.spec  # type: ignore[attr-defined]
+        self._sent: set[int] = set()
+        self._beginning: set[int] = set()
+        self.spec = env.unwrapped.get_attr("spec")[0] if of_envs else env.spec  # type: ignore[attr-defined]
         # SAME_STEP: first observations and infos of episodes that the vector env began by itself in
         # its latest step, and the place of each slot among them; -1 if it has none to show.
         self._fresh: list[Array] = []
@@ -302,7 +306,8 @@ class VectorBackend(Backend):
         if len(rows) < self.num_envs:
             if not self.can.reset_singly:
                 raise ValueError(
-                    f"{self.env} cannot reset slots {rows.tolist()} alone; reset all of its "
+                    self.can.only_by_arrival
+                    or f"{self.env} cannot reset slots {rows.tolist()} alone; reset all of its "
                     f"{self.num_envs} slots, or use backend='serial'"
                 )
             passed["reset_mask"] = mask = np.zeros(self.num_envs, bool)
@@ -361,7 +366,10 @@ class VectorBackend(Backend):
         for_each_slot(verb, rows.tolist(), write)
 
     def step(self, actions: Sequence[Array], slots: Sequence[int] | None, out: SlotBuffers) -> None:
-        observation, reward, terminated, truncated, info = self.env.step(self.action.read(actions))
+        self._step(self.action.read(actions), out)
+
+    def _step(self, actions: Any, out: SlotBuffers) -> None:
+        observation, reward, terminated, truncated, info = self.env.step(actions)
         self._latest = info
         try:
             self.observation.write(observation, out.observation)
@@ -389,6 +397,32 @@ class VectorBackend(Backend):
                 self._fresh_at[:] = -1
                 self._fresh_at[ended] = np.arange(len(ended))
                 self._write_rows("step", final, final_info, ended, out)
+
+    # A vector env that resets by itself alone: sent are a step of some slots, and the begin of
+    # others, and its next step is both. Slots that wait take their latest action, unseen.
+
+    @property
+    def in_flight(self) -> Set[int]:  # type: ignore[override]
+        return self._sent | self._beginning
+
+    def is_idle(self, slot: int) -> bool:
+        return slot not in self.in_flight
+
+    def send(self, actions: Sequence[Array], slots: Sequence[int]) -> None:
+        self._actions = self.action.read(actions)
+        self._sent.update(slots)
+
+    def send_reset(self, starts: Starts, options: dict[str, Any] | None) -> None:
+        self._beginning.update(starts)
+
+    def receive(self, out: SlotBuffers) -> Came:
+        self._step(self._actions, out)
+        came = Came(sorted(self._sent), sorted(self._beginning), None, None)
+        self.recall()
+        return came
+
+    def recall(self) -> None:
+        self._sent, self._beginning = set(), set()
 
     def _final(self, info: Mapping[str, Any], name: str) -> Any:
         if name not in info:

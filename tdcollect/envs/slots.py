@@ -46,6 +46,7 @@ class Can(NamedTuple):
     resume: bool = False  # the envs can be saved and brought back
     each_options: bool = True  # resets take options of each slot
     wait_num: int | None = None  # the slots that an asynchronous step waits for
+    only_by_arrival: str = ""  # why slots can only begin again in a step of the others
 
     @property
     def asynchronous(self) -> bool:
@@ -515,7 +516,8 @@ class Stepper:
 
     def derive_seeds(self) -> None:
         """Seed the next reset of each slot from its seed before: timing moved its generator."""
-        self._seeds.derive(self._every_slot, self._counters.seeded)
+        if self.can.each_seed:
+            self._seeds.derive(self._every_slot, self._counters.seeded)
 
     def _arrive(self, out: StepBuffers) -> None:
         self.latest = out
@@ -648,6 +650,11 @@ class Stepper:
         """
         self.recall()
         self._check_step(slots)
+        if slots is not None and not self.can.pause:
+            raise RuntimeError(
+                f"expected a step of all {self.num_envs} slots, got one of slots {list(slots)}: "
+                "this vector env steps its slots together; use backend='serial' to step some"
+            )
         if slots is not None:
             self._hold_present(out)
         stepped, failed = self._without_fallen(slots)
@@ -927,11 +934,6 @@ class Stepper:
         phases = (self._phases if slots is None else self._phases[list(slots)]).tobytes()
         if Phase.UNSTARTED in phases:
             raise RuntimeError("expected reset() before the first step(); call env.reset()")
-        if slots is not None and not self.can.pause:
-            raise RuntimeError(
-                f"expected a step of all {self.num_envs} slots, got one of slots {list(slots)}: "
-                "this vector env steps its slots together; use backend='serial' to step some"
-            )
         if not self.can.step_ended and Phase.ENDED in phases:
             raise RuntimeError(
                 f"the episodes of slots {self._in_phase(Phase.ENDED)} have ended and the env "

@@ -43,7 +43,7 @@ from tdcollect.envs.process.values import (
     write_info,
 )
 from tdcollect.envs.process.worker import EnvFactory, EnvSlots, check_spaces
-from tdcollect.envs.slots import Backend, Came, Can, SlotError, Starts, failures, rows_of
+from tdcollect.envs.slots import Backend, Came, Can, SlotError, Starts, failures
 from tdcollect.envs.spaces import SlotBuffers
 from tdcollect.packages import extra_module
 
@@ -294,7 +294,7 @@ class VectorBackend(Backend):
             for slot in starts:
                 self.reset({slot: starts[slot]}, values.options_of(options, slot) or {}, out)
             return
-        rows = rows_of(starts)
+        rows = np.fromiter(starts, np.intp)
         seeds: Any = None
         if any(seed is not None for seed in starts.values()):
             seeds = [starts.get(slot) for slot in range(self.num_envs)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 import operator
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from enum import IntEnum
 from itertools import repeat
 from types import MappingProxyType
@@ -163,11 +163,6 @@ def failures(slots: Iterable[int], call: Callable[[int], None]) -> dict[int, Exc
         except Exception as error:
             failed[slot] = error
     return failed
-
-
-def rows_of(slots: Collection[int]) -> Array:
-    """Slots as an index array."""
-    return np.fromiter(slots, np.intp, len(slots))
 
 
 # --- backends ----------------------------------------------------------------------------------
@@ -527,15 +522,14 @@ class Stepper:
     def places(self) -> list[Any]:
         """Of each slot, what stays the same while nobody steps it, resets it or waits for it."""
         counters, in_flight = self._counters, map(self.away.__contains__, self._every_slot)
-        parts = counters.episodes, counters.lengths(), self._phases
-        lists = (part.tolist() for part in parts)
-        return list(zip(repeat(counters), *lists, in_flight, strict=False))
+        parts = counters.episodes.tolist(), counters.lengths().tolist(), self._phases.tolist()
+        return list(zip(repeat(counters), *parts, in_flight, strict=False))
 
     def follow(self) -> None:
         """Go on from slots that somebody else has reset or stepped."""
         unstarted = self._in_phase(Phase.UNSTARTED)
         begun = [slot for slot in unstarted if not self._counters.episodes[slot]]
-        self._counters.started(dict.fromkeys(begun), rows_of(begun))
+        self._counters.started(dict.fromkeys(begun), np.fromiter(begun, np.intp))
         self._phases[:] = Phase.RUNNING
         self.latest = None
 
@@ -572,7 +566,7 @@ class Stepper:
             slots = self._every_slot
         else:
             self._hold_present(out)
-        rows = rows_of(slots)
+        rows = np.fromiter(slots, np.intp)
         for flag in (out.raw.terminated, out.raw.truncated, out.done):
             flag[rows] = False
         self.recall()
@@ -615,7 +609,7 @@ class Stepper:
         if failed is not None:
             failed = self._counters.located(failed, starts)
             starts = {slot: starts[slot] for slot in starts if slot not in failed.causes}
-        rows = rows_of(starts)
+        rows = np.fromiter(starts, np.intp)
         self._counters.started(starts, rows)
         if self.reset_options is not None:
             self.reset_options.begun[rows] += 1

@@ -263,7 +263,8 @@ def _in_this_process(one: Evaluation) -> Generator[Event | None, None, None]:
     else:  # of a copy of the policy
         collector = job.open()
     with closing(collector):
-        set_weights(collector, one.weights or {})
+        if one.weights:
+            set_weights(collector, one.weights)
         recording = one.recording = one.record(describe(collector))
         collector.tell(recording.fresh_envs)
         yield one, None

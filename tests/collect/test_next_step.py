@@ -162,7 +162,9 @@ def test_whole_episodes_are_the_first_to_start() -> None:
         found = collector.collect(episodes=9, seed=seed)
         rows = list(islice(plain(poles(), seed), 500))
         starts = [i for i, row in enumerate(rows) if row.step == 0][:9]
-        lengths = [next(r.step + 1 for r in ended(rows[i:]) if r.slot == rows[i].slot) for i in starts]
+        lengths = [
+            next(r.step + 1 for r in ended(rows[i:]) if r.slot == rows[i].slot) for i in starts
+        ]
         ends = found["next", "done"][..., 0].nonzero()[:, 0]
         assert torch.diff(ends, prepend=torch.tensor([-1])).tolist() == lengths
     assert len(next(iter(collector))) == 7

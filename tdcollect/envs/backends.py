@@ -322,7 +322,8 @@ class VectorBackend(Backend):
             raise ValueError(
                 f"expected one int, the seed of all slots, or ints in a row for {self.env}, got "
                 f"{seeds}, which it does not take ({type(error).__name__}: {error}); pass an id or "
-                "a function that makes one env, with num_envs, for seeds of each slot"
+                "a function that makes one env, with num_envs, for seeds of each slot, or evaluate "
+                "it in batches, with episodes_per_slot=1"
             ) from error
         self._has_begun = True
         if not isinstance(info, Mapping):

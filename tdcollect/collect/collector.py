@@ -169,7 +169,8 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
         hooks: one :class:`tdcollect.Hooks`, or several, called with steps, episodes, collections.
         by_arrival: for an env with ``wait_num``, or a vector env that resets only by itself, one
             step late, and off-policy learners: batches are ``[frames_per_batch]`` rows in the order
-            of their arrival, and no slot waits at the end of one. The entry ``("collector", "slot")`` is the slot of each row (int64); where
+            of their arrival, and no slot waits at the end of one. The entry
+            ``("collector", "slot")`` is the slot of each row (int64); where
             ``track_policy_version`` is on, ``"policy_version"`` is that of the weights that acted.
             A ``replay_buffer`` that is a ``ReplayBufferEnsemble`` of N, with ``routing_key=
             ("collector", "slot")``, keeps the slots apart.

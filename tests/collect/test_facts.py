@@ -129,11 +129,12 @@ def test_2_torchrl_refuses_next_step_and_does_not_read_metadata() -> None:
 
 
 def test_2_what_cannot_keep_the_contract_is_refused_naming_what_can() -> None:
-    env = make_env(CartPoleVectorEnv(2))
-    with pytest.raises(ValueError, match=r"CartPoleVectorEnv.*one step late.*by_arrival=True"):
-        Collector(env, None, frames_per_batch=2)
-    with pytest.raises(ValueError, match=r"backend='serial'.*vectorization_mode='sync' or 'async'"):
-        make_env(gym.make_vec("CartPole-v1", 2, vectorization_mode="vector_entry_point"))
+    for vector_env in (
+        CartPoleVectorEnv(2),
+        gym.make_vec("CartPole-v1", 2, vectorization_mode="vector_entry_point"),
+    ):
+        with pytest.raises(ValueError, match=r"CartPoleVectorEnv.*late.*by_arrival=True.*'serial'"):
+            Collector(make_env(vector_env), None, frames_per_batch=2)
 
 
 # --- 5: infos that are Python numbers ----------------------------------------------------------

@@ -39,6 +39,15 @@ def flat_pool(pool: Any) -> FlatPool:
     return FlatPool(list(pool._state_keys), pool._reset, pool._recv, pool._to)
 
 
+def takes_reset_mask(env: Any) -> bool:
+    """Return whether a vector env of ale-py's resets single slots, right after an end too.
+
+    ``reset(options={"reset_mask": ...})`` does so in all modes; the next step is then a real one.
+    """
+    names = {(kind.__module__, kind.__name__) for kind in type(env).__mro__}
+    return ("ale_py.vector_env", "AtariVectorEnv") in names
+
+
 def bounded(items: int) -> dict[str, Any]:
     """The options of a stream whose actor waits while nobody has read so many of its items."""
     return {"num_returns": "streaming", "_generator_backpressure_num_objects": items}

@@ -167,9 +167,10 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
         stats_window: K, how many of the latest episodes ``stats.window`` holds.
         timers: also time the env's steps and the policy's calls, which costs a little at each step.
         hooks: one :class:`tdcollect.Hooks`, or several, called with steps, episodes, collections.
-        by_arrival: for an env with ``wait_num``, and off-policy learners: batches are
-            ``[frames_per_batch]`` rows in the order of their arrival, and no slot waits at the end
-            of one. The entry ``("collector", "slot")`` is the slot of each row (int64); where
+        by_arrival: for an env with ``wait_num``, or a vector env that resets only by itself, one
+            step late, and off-policy learners: batches are ``[frames_per_batch]`` rows in the order
+            of their arrival, and no slot waits at the end of one. The entry
+            ``("collector", "slot")`` is the slot of each row (int64); where
             ``track_policy_version`` is on, ``"policy_version"`` is that of the weights that acted.
             A ``replay_buffer`` that is a ``ReplayBufferEnsemble`` of N, with ``routing_key=
             ("collector", "slot")``, keeps the slots apart.
@@ -280,8 +281,11 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
             self._shaper = Shaper(
                 self._reward_shaping, self.env, self.compact_obs, self.extend_buffer
             )
+        base = base_of(self.env)
         if self.by_arrival:
             self._runner.check_by_arrival()
+        elif isinstance(base, GymnasiumEnv) and base.can.only_by_arrival:
+            raise ValueError(base.can.only_by_arrival)
         # A postproc changes the batch in ways that are not known yet.
         elif self.replay_buffer is not None and self.postproc is None and not self._splits:
             check_replay_buffer(

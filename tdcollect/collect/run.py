@@ -712,7 +712,9 @@ def _parts_of(env: EnvBase, plan: ArrayPlan) -> list[Part]:
         transforms = [Part("transform", short(each), _AS_TORCHRL) for each in transforms_of(env)]
         return refused + _notes_on(base) + transforms
     parts = [Part("env", name, stepped.inner.how, stepped.inner.cost), *_notes_on(base)]
-    if stepped.can.asynchronous:
+    if stepped.can.only_by_arrival:
+        parts.append(Part("slots", "NEXT_STEP", "begin again in a step of the others"))
+    elif stepped.can.asynchronous:
         wait_num = f"wait_num={stepped.can.wait_num}"
         parts.append(Part("slots", wait_num, "go on when they are ready"))
     elif reason := stepped.why.get("asynchronous"):

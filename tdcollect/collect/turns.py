@@ -154,6 +154,10 @@ class AsynchronousTurns(Turns):
 
     _env: ArrayEnv
 
+    def __init__(self, env: ArrayEnv, act: Act, place: Placement, present: StepDict):
+        super().__init__(env, act, place, present)
+        self.ready = env.stepper.idle(self.ready)
+
     def resume(self, before: AsynchronousTurns) -> None:
         """Go on where other turns, of the same env, are."""
         self.present, self.ready, self._has_acted = before.present, before.ready, before._has_acted
@@ -174,7 +178,8 @@ class AsynchronousTurns(Turns):
                     old = before.get(key)
                     if old is not None and old is not value:
                         self.present[key] = _where(mask, value, old)
-        self._env.send(self.present, acting)
+        if self._has_acted:
+            self._env.send(self.present, acting)
         self.ready = [slot for slot in self.ready if slot not in acting]
         return self._env.receive(self.next_keys, buffers)
 
@@ -480,9 +485,11 @@ class Frames:
     def settle(self, held: Arrivals) -> None:
         """Take in the slots in flight, which wait from now on; their rows join the next batch."""
         if held.turns is not None:
+            # Episodes that only begin in a step of the others begin in the next batch.
+            waits = not self.env.can.only_by_arrival
             stepper = self.env.stepper
             held.surplus, held.surplus_slots = self._rows(
-                held, lambda store: [] if stepper.away else None
+                held, lambda store: [] if waits and stepper.away else None
             )
             held.turns = None
 

@@ -7,12 +7,13 @@ every row is a real step, none a reset:
 
 - DISABLED: ended slots are reset singly, with ``options["reset_mask"]``.
 - NEXT_STEP: the same, right after the step that ended the episode and so before the vector env
-  would reset by itself; its next step is then a real one.
+  would reset by itself; its next step is then a real one. One that resets only by itself
+  (``CartPoleVectorEnv``) does so in a step of the others: its slots come back as if they stepped
+  asynchronously, and the action and the reward of that step are nobody's.
 - SAME_STEP: the vector env has already reset; its infos hold the true final observation, and the
   observation of the new episode is kept here until it is asked for.
 
-A vector env that resets only by itself, one step late (``CartPoleVectorEnv``), would swallow one
-action per episode and is refused, and so are gymnasium's wrappers that break these rules.
+gymnasium's wrappers that break these rules are refused.
 
 ``envpool`` has EnvPool's C++ envs, in lock step. EnvPool declares NEXT_STEP, but a subset of its
 slots restarts at once with ``reset(env_ids)``, and the next step is then a real one. It takes seeds
@@ -22,7 +23,7 @@ at construction only: for other seeds, the pool is built again.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from gymnasium import vector
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
-from tdcollect._upstream.others import flat_pool
+from tdcollect._upstream.others import flat_pool, takes_reset_mask
 from tdcollect.cleanup import close_env, ended_on_error
 from tdcollect.envs.process import values
 from tdcollect.envs.process.values import (
@@ -42,7 +43,7 @@ from tdcollect.envs.process.values import (
     write_info,
 )
 from tdcollect.envs.process.worker import EnvFactory, EnvSlots, check_spaces
-from tdcollect.envs.slots import Backend, Can, SlotError, Starts, failures
+from tdcollect.envs.slots import Backend, Came, Can, SlotError, Starts, failures
 from tdcollect.envs.spaces import SlotBuffers
 from tdcollect.packages import extra_module
 
@@ -240,7 +241,7 @@ def _layers(env: VectorEnv[Any, Any, Any]) -> Iterator[VectorWrapper[Any, Any, A
         env = env.env
 
 
-_RESETS_SINGLY = (vector.SyncVectorEnv, vector.AsyncVectorEnv)
+_OF_ENVS = (vector.SyncVectorEnv, vector.AsyncVectorEnv)
 
 
 class VectorBackend(Backend):
@@ -252,20 +253,21 @@ class VectorBackend(Backend):
         self.env = self.vector_env = env
         self.num_envs = env.num_envs
         self._mode = _autoreset_mode(env)
-        resets_singly = isinstance(env.unwrapped, _RESETS_SINGLY)
+        of_envs = isinstance(env.unwrapped, _OF_ENVS)
+        resets_singly = of_envs or takes_reset_mask(env.unwrapped)
         wrappers_do = check_wrappers(env, self._mode)
         singly = wrappers_do and (resets_singly or self._mode == AutoresetMode.DISABLED)
         # In SAME_STEP it begins episodes by itself, without options.
         asks = singly and self._mode != AutoresetMode.SAME_STEP
         self.can = Can(pause=False, reset_singly=singly, seed_singly=singly, each_options=asks)
-        self.can = self.can._replace(each_seed=resets_singly)
+        self.can = self.can._replace(each_seed=of_envs)
         if self._mode == AutoresetMode.NEXT_STEP and not resets_singly:
-            raise ValueError(
-                f"{env} resets itself one step late (AutoresetMode.NEXT_STEP) and cannot reset "
-                "single slots: one action an episode would be ignored and its row be no "
-                "transition. Pass the env's id or a callable with backend='serial', or a vector "
-                "env made with gymnasium.make_vec(..., vectorization_mode='sync' or 'async')"
+            why = (
+                f"{env} resets slots by itself alone, one step late (AutoresetMode.NEXT_STEP): "
+                "collect with Collector(..., by_arrival=True), which leaves out the rows of resets,"
+                " or pass the env's id or a callable with backend='serial'"
             )
+            self.can = self.can._replace(wait_num=self.num_envs, only_by_arrival=why)
         shares_memory = getattr(env.unwrapped, "shared_memory", True)
         if self._mode == AutoresetMode.NEXT_STEP and not shares_memory:
             raise ValueError(
@@ -277,47 +279,51 @@ class VectorBackend(Backend):
         self._set_spaces(env.single_observation_space, env.single_action_space, categorical)
         self._latest: Mapping[str, Any] = {}
         self._has_begun = False
-        self.spec = env.unwrapped.get_attr("spec")[0] if resets_singly else env.spec  # type: ignore[attr-defined]
-        # SAME_STEP: first observations and infos of episodes that the vector env began by itself.
-        self._fresh: dict[int, list[Array]] = {}
+        self._sent: set[int] = set()
+        self._beginning: set[int] = set()
+        self.spec = env.unwrapped.get_attr("spec")[0] if of_envs else env.spec  # type: ignore[attr-defined]
+        # SAME_STEP: first observations and infos of episodes that the vector env began by itself in
+        # its latest step, and the place of each slot among them; -1 if it has none to show.
+        self._fresh: list[Array] = []
+        self._fresh_at = np.full(self.num_envs, -1)
 
     def reset(self, starts: Starts, options: dict[str, Any] | None, out: SlotBuffers) -> None:
-        slots = list(starts)
         if isinstance(options, values.EachOptions):  # a vector env takes one slot's at a time
             if not self._has_begun:  # and must have been reset as a whole
-                self.env.reset(options=values.options_of(options, slots[0]))
-            for slot in slots:
+                self.env.reset(options=values.options_of(options, next(iter(starts))))
+            for slot in starts:
                 self.reset({slot: starts[slot]}, values.options_of(options, slot) or {}, out)
             return
-        if options is None:
-            left = self._show_fresh([slot for slot in slots if starts[slot] is None], out)
-            slots = [slot for slot in slots if starts[slot] is not None or slot in left]
-            if not slots:
+        rows = np.fromiter(starts, np.intp)
+        seeds: Any = None
+        if any(seed is not None for seed in starts.values()):
+            seeds = [starts.get(slot) for slot in range(self.num_envs)]
+        if options is None and self._fresh:
+            rows = self._show_fresh(rows, seeds, out)
+            if not len(rows):
                 return
-        seeds: Any = [starts.get(slot) for slot in range(self.num_envs)]
         passed = dict(options or {})
-        if len(slots) == self.num_envs:
-            seeds = _compact(seeds)
-        else:
+        if len(rows) < self.num_envs:
             if not self.can.reset_singly:
                 raise ValueError(
-                    f"{self.env} cannot reset slots {slots} alone; reset all of its "
+                    self.can.only_by_arrival
+                    or f"{self.env} cannot reset slots {rows.tolist()} alone; reset all of its "
                     f"{self.num_envs} slots, or use backend='serial'"
                 )
             passed["reset_mask"] = mask = np.zeros(self.num_envs, bool)
-            mask[slots] = True
-        seeded = any(seed is not None for seed in starts.values())
+            mask[rows] = True
+        elif seeds is not None:
+            seeds = _compact(seeds)
         try:
-            observation, info = self.env.reset(
-                seed=seeds if seeded else None, options=passed or None
-            )
+            observation, info = self.env.reset(seed=seeds, options=passed or None)
         except Exception as error:
-            if self.can.each_seed or not (seeded and isinstance(seeds, list)):
+            if self.can.each_seed or not isinstance(seeds, list):
                 raise
             raise ValueError(
                 f"expected one int, the seed of all slots, or ints in a row for {self.env}, got "
                 f"{seeds}, which it does not take ({type(error).__name__}: {error}); pass an id or "
-                "a function that makes one env, with num_envs, for seeds of each slot"
+                "a function that makes one env, with num_envs, for seeds of each slot, or evaluate "
+                "it in batches, with episodes_per_slot=1"
             ) from error
         self._has_begun = True
         if not isinstance(info, Mapping):
@@ -325,29 +331,46 @@ class VectorBackend(Backend):
                 f"expected the infos of {self.env} to be a dict, as gymnasium.vector has it, got "
                 f"{type(info).__name__}; have it give one"
             )
-        for slot in slots:
-            self._fresh.pop(slot, None)
+        self._fresh_at[rows] = -1
+        self._write_rows("reset", observation, info, rows, out)
+
+    def _show_fresh(self, rows: Array, seeds: list[int | None] | None, out: SlotBuffers) -> Array:
+        """Write episodes that the vector env began by itself; returns the slots still to reset."""
+        at = self._fresh_at[rows]
+        if seeds is not None:
+            at[[seeds[row] is not None for row in rows]] = -1
+        shown = at >= 0
+        if not (self.can.reset_singly or shown.all()):
+            return rows
+        for array, first in zip((*out.observation, *out.info), self._fresh, strict=True):
+            array[rows[shown]] = first[at[shown]]
+        self._fresh_at[rows[shown]] = -1
+        return rows[~shown]
+
+    def _write_rows(
+        self, verb: str, observation: Any, info: Mapping[str, Any], rows: Array, out: SlotBuffers
+    ) -> None:
+        """Write the rows of some slots, of what the vector env gives of all."""
+        try:
+            self.observation.write_rows(slot_of(observation, rows), out.observation, rows)
+            misfit = False
+        except (ValueError, TypeError):  # written singly, they show whose is at fault
+            misfit = True
+        if not (misfit or self.info):
+            return
 
         def write(slot: int) -> None:
-            self.observation.write_slot(slot_of(observation, slot), out.observation, slot)
+            if misfit:
+                self.observation.write_slot(slot_of(observation, slot), out.observation, slot)
             self._write_info(info, out, slot)
 
-        for_each_slot("reset", slots, write)
-
-    def _show_fresh(self, slots: Sequence[int], out: SlotBuffers) -> Sequence[int]:
-        """Write episodes that the vector env began by itself; returns the slots still to reset."""
-        waiting = [slot for slot in slots if slot not in self._fresh]
-        if waiting and not self.can.reset_singly:
-            return slots
-        for slot in slots:
-            if slot in self._fresh:
-                arrays = (*out.observation, *out.info)
-                for array, row in zip(arrays, self._fresh.pop(slot), strict=True):
-                    array[slot] = row
-        return waiting
+        for_each_slot(verb, rows.tolist(), write)
 
     def step(self, actions: Sequence[Array], slots: Sequence[int] | None, out: SlotBuffers) -> None:
-        observation, reward, terminated, truncated, info = self.env.step(self.action.read(actions))
+        self._step(self.action.read(actions), out)
+
+    def _step(self, actions: Any, out: SlotBuffers) -> None:
+        observation, reward, terminated, truncated, info = self.env.step(actions)
         self._latest = info
         try:
             self.observation.write(observation, out.observation)
@@ -367,17 +390,40 @@ class VectorBackend(Backend):
                 "step", range(self.num_envs), lambda slot: self._write_info(info, out, slot)
             )
         if self._mode == AutoresetMode.SAME_STEP:
-            ended = np.flatnonzero(out.terminated | out.truncated).tolist()
-            if ended:
+            ended = np.flatnonzero(out.terminated | out.truncated)
+            if len(ended):
                 final = self._final(info, "final_obs")
                 final_info = self._final(info, "final_info") if self.info else {}
-                for_each_slot("step", ended, lambda slot: self._end(slot, final, final_info, out))
+                self._fresh = [array[ended] for array in (*out.observation, *out.info)]
+                self._fresh_at[:] = -1
+                self._fresh_at[ended] = np.arange(len(ended))
+                self._write_rows("step", final, final_info, ended, out)
 
-    def _end(self, slot: int, final: Any, info: Mapping[str, Any], out: SlotBuffers) -> None:
-        self._fresh[slot] = [array[slot].copy() for array in (*out.observation, *out.info)]
-        self.observation.write_slot(slot_of(final, slot), out.observation, slot)
-        if self.info:
-            self._write_info(info, out, slot)
+    # A vector env that resets by itself alone: sent are a step of some slots, and the begin of
+    # others, and its next step is both. Slots that wait take their latest action, unseen.
+
+    @property
+    def in_flight(self) -> Set[int]:  # type: ignore[override]
+        return self._sent | self._beginning
+
+    def is_idle(self, slot: int) -> bool:
+        return slot not in self.in_flight
+
+    def send(self, actions: Sequence[Array], slots: Sequence[int]) -> None:
+        self._actions = self.action.read(actions)
+        self._sent.update(slots)
+
+    def send_reset(self, starts: Starts, options: dict[str, Any] | None) -> None:
+        self._beginning.update(starts)
+
+    def receive(self, out: SlotBuffers) -> Came:
+        self._step(self._actions, out)
+        came = Came(sorted(self._sent), sorted(self._beginning), None, None)
+        self.recall()
+        return came
+
+    def recall(self) -> None:
+        self._sent, self._beginning = set(), set()
 
     def _final(self, info: Mapping[str, Any], name: str) -> Any:
         if name not in info:
@@ -415,6 +461,7 @@ class VectorBackend(Backend):
         write_info(self.info, here, out.info, slot)
 
     def sample_info(self) -> Mapping[str, Any]:
+        self._fresh = []  # those episodes are over
         info = dict(self.env.reset()[1])
         info.update(self.env.step(self.env.action_space.sample())[4])
         return {
@@ -582,10 +629,7 @@ class EnvPoolBackend(Backend):
             self.observation.write(observation, out.observation)
             rows = slice(None)
         else:
-            held = self.observation.empty(len(rows))
-            self.observation.write(observation, held)
-            for array, value in zip(out.observation, held, strict=True):
-                array[rows] = value
+            self.observation.write_rows(observation, out.observation, rows)
         for entry, array in zip(self.info, out.info, strict=True):
             name = entry.key if entry.key in self._at else f"info:{entry.key}"
             array[rows] = state[self._at[name]]

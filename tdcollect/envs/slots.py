@@ -46,6 +46,7 @@ class Can(NamedTuple):
     resume: bool = False  # the envs can be saved and brought back
     each_options: bool = True  # resets take options of each slot
     wait_num: int | None = None  # the slots that an asynchronous step waits for
+    only_by_arrival: str = ""  # why slots can only begin again in a step of the others
 
     @property
     def asynchronous(self) -> bool:
@@ -326,7 +327,7 @@ class EpisodeCounters:
         self.seeded: dict[int, tuple[int, int]] = {}  # each slot's latest seed, and its episode
         self._clock = 0
         self._begun = np.zeros(num_envs, np.int64)
-        self.episodes = [0] * num_envs  # resets so far
+        self.episodes = np.zeros(num_envs, np.int64)  # resets so far
 
     def stepped(self, slots: Sequence[int] | None) -> None:
         self._clock += 1
@@ -334,12 +335,12 @@ class EpisodeCounters:
             self._begun += 1
             self._begun[list(slots)] -= 1
 
-    def started(self, starts: Starts) -> None:
+    def started(self, starts: Starts, rows: Array) -> None:
+        self._begun[rows] = self._clock
+        self.episodes[rows] += 1
         for slot, seed in starts.items():
-            self._begun[slot] = self._clock
-            self.episodes[slot] += 1
             if seed is not None:
-                self.seeded[slot] = seed, self.episodes[slot] - 1
+                self.seeded[slot] = seed, int(self.episodes[slot]) - 1
 
     def lengths(self) -> Array:
         return self._clock - self._begun
@@ -347,15 +348,15 @@ class EpisodeCounters:
     def save_state(self) -> dict[str, Any]:
         return {
             "lengths": self.lengths(),
-            "episodes": np.array(self.episodes, np.int64),
+            "episodes": self.episodes.copy(),
             "seeds": dict(self.seeded),
         }
 
     def load_state(self, state: Mapping[str, Any], slots: Sequence[int]) -> None:
         rows = list(slots)
         self._begun[rows] = self._clock - state["lengths"][rows]
+        self.episodes[rows] = state["episodes"][rows]
         for slot in rows:
-            self.episodes[slot] = int(state["episodes"][slot])
             self.seeded.pop(slot, None)
             if slot in state["seeds"]:
                 self.seeded[slot] = tuple(state["seeds"][slot])
@@ -365,7 +366,7 @@ class EpisodeCounters:
         words = {}
         for slot in failed.causes:
             resets = failed.verb == "reset"
-            episode = self.episodes[slot] - (not resets)
+            episode = int(self.episodes[slot]) - (not resets)
             step = "" if resets else f", step {int(self._clock - self._begun[slot])}"
             place = f", episode {episode}{step}"
             seed, at = starts.get(slot), episode
@@ -509,7 +510,8 @@ class Stepper:
 
     def derive_seeds(self) -> None:
         """Seed the next reset of each slot from its seed before: timing moved its generator."""
-        self._seeds.derive(self._every_slot, self._counters.seeded)
+        if self.can.each_seed:
+            self._seeds.derive(self._every_slot, self._counters.seeded)
 
     def _arrive(self, out: StepBuffers) -> None:
         self.latest = out
@@ -519,14 +521,14 @@ class Stepper:
     def places(self) -> list[Any]:
         """Of each slot, what stays the same while nobody steps it, resets it or waits for it."""
         counters, in_flight = self._counters, map(self.away.__contains__, self._every_slot)
-        parts = counters.episodes, counters.lengths().tolist(), self._phases.tolist()
+        parts = counters.episodes.tolist(), counters.lengths().tolist(), self._phases.tolist()
         return list(zip(repeat(counters), *parts, in_flight, strict=False))
 
     def follow(self) -> None:
         """Go on from slots that somebody else has reset or stepped."""
         unstarted = self._in_phase(Phase.UNSTARTED)
         begun = [slot for slot in unstarted if not self._counters.episodes[slot]]
-        self._counters.started(dict.fromkeys(begun))
+        self._counters.started(dict.fromkeys(begun), np.fromiter(begun, np.intp))
         self._phases[:] = Phase.RUNNING
         self.latest = None
 
@@ -563,9 +565,9 @@ class Stepper:
             slots = self._every_slot
         else:
             self._hold_present(out)
+        rows = np.fromiter(slots, np.intp)
         for flag in (out.raw.terminated, out.raw.truncated, out.done):
-            for slot in slots:  # few, mostly: an index of a list takes longer
-                flag[slot] = False
+            flag[rows] = False
         self.recall()
         starts = self._seeds.of(slots)
         if seeds is not None:
@@ -606,14 +608,14 @@ class Stepper:
         if failed is not None:
             failed = self._counters.located(failed, starts)
             starts = {slot: starts[slot] for slot in starts if slot not in failed.causes}
-        self._counters.started(starts)
-        rows = list(starts)
+        rows = np.fromiter(starts, np.intp)
+        self._counters.started(starts, rows)
         if self.reset_options is not None:
             self.reset_options.begun[rows] += 1
         if self.bookkeeping.episode_reward:
             self._returns[rows] = 0
-        for slot in rows:
-            self._phases[slot] = Phase.RUNNING
+        self._phases[rows] = Phase.RUNNING
+        for slot in starts if self._fallen else ():
             self._fallen.pop(slot, None)
         if out.bookkeeping:
             self._write_bookkeeping(rows, True, out)
@@ -641,6 +643,11 @@ class Stepper:
         """
         self.recall()
         self._check_step(slots)
+        if slots is not None and not self.can.pause:
+            raise RuntimeError(
+                f"expected a step of all {self.num_envs} slots, got one of slots {list(slots)}: "
+                "this vector env steps its slots together; use backend='serial' to step some"
+            )
         if slots is not None:
             self._hold_present(out)
         stepped, failed = self._without_fallen(slots)
@@ -920,11 +927,6 @@ class Stepper:
         phases = (self._phases if slots is None else self._phases[list(slots)]).tobytes()
         if Phase.UNSTARTED in phases:
             raise RuntimeError("expected reset() before the first step(); call env.reset()")
-        if slots is not None and not self.can.pause:
-            raise RuntimeError(
-                f"expected a step of all {self.num_envs} slots, got one of slots {list(slots)}: "
-                "this vector env steps its slots together; use backend='serial' to step some"
-            )
         if not self.can.step_ended and Phase.ENDED in phases:
             raise RuntimeError(
                 f"the episodes of slots {self._in_phase(Phase.ENDED)} have ended and the env "

@@ -458,6 +458,13 @@ class SpaceCodec:
         else:
             self._write(self._tree, value, [array[slot, ...] for array in out])
 
+    def write_rows(self, value: Any, out: Sequence[Array], rows: Array) -> None:
+        """Encode the values of some slots into their rows of arrays ``[N, *shape]``."""
+        held = self.empty(len(rows))
+        self.write(value, held)
+        for array, part in zip(out, held, strict=True):
+            array[rows] = part
+
     def _write(self, tree: Any, value: Any, out: Sequence[Array]) -> None:
         if isinstance(tree, int):
             self.leaves[tree].write(value, out[tree])

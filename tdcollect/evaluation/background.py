@@ -182,6 +182,7 @@ class Answering:
         self._folder: Folder | None = None
         self._policy: bytes | None = None  # the latest one that came with a request
         self._model: Any = None  # a policy whose weights can be set
+        self._held: dict[str, bytes] = {}  # the weights of a simulator, which is made each time
         self._applied = False
 
     def answer(self, request: Order) -> bytes:
@@ -222,11 +223,16 @@ class Answering:
                 every_data=with_data,
             )
 
-        evaluation = Evaluation(lambda: job, record, with_data, request.weights)
+        workers: Workers | None = self._workers
+        if job.settings.episodes_per_slot is not None:  # a batch runs whole, in this process
+            workers = None
+            self._held.update(request.weights)
+        weights = request.weights if workers is not None else self._held
+        evaluation = Evaluation(lambda: job, record, with_data, weights)
         data: dict[int, TensorDict] = {}
         steps, start, now = 0, 0.0, 0.0
         # The training process says which workers were lost.
-        events = run([evaluation], self._workers, note=lambda line: None)
+        events = run([evaluation], workers, note=lambda line: None)
         with closing(events):
             for _, what in events:
                 if isinstance(what, Exception):
@@ -253,7 +259,7 @@ class Answering:
     ) -> Answer:
         point = point_of(request.step, result.summary(), result.digest)
         dispatcher = evaluation.dispatcher
-        assert dispatcher is not None
+        lost = [] if dispatcher is None else dispatcher.lost
         folder = self._folder
         if folder is not None and request.kind == "step":
             transforms = {} if self._report is None else _of_transforms(request.weights)
@@ -264,7 +270,7 @@ class Answering:
         metrics = metrics_of(point, result.returns, pace, custom, self._setup.log_prefix)
         records = pickle.dumps((result.manifest, result.episodes, result.errors))
         best = None if folder is None else folder.best
-        return Answer(records, result.directory, metrics, point, best, dispatcher.lost)
+        return Answer(records, result.directory, metrics, point, best, lost)
 
     def _policy_state(self, weights: Mapping[str, bytes]) -> dict[str, Any]:
         """Return the ``state_dict`` of the policy with these weights, on the CPU; or no entries."""

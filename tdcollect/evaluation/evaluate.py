@@ -51,7 +51,7 @@ from tdcollect.evaluation.settings import (
 )
 from tdcollect.evaluation.workers.dispatcher import Dispatcher, Evaluation
 from tdcollect.evaluation.workers.local import Found, Workers, as_workers
-from tdcollect.evaluation.workers.worker import Job
+from tdcollect.evaluation.workers.worker import Job, set_weights
 from tdcollect.progress import line_above, progress_bar, warn
 from tdcollect.randomness import NotReproducibleError
 
@@ -133,11 +133,7 @@ def evaluate(
     part = None if shard is None else Shard.of(shard)
     check_names(evaluate, settings)
     chosen = EvaluationSettings(episodes, seed, **settings)
-    if chosen.episodes_per_slot is not None and (part is not None or workers not in (None, 0)):
-        raise ValueError(
-            "expected no workers and no shard with episodes_per_slot: a batch runs whole, in this "
-            "process, and batches that ran elsewhere need not be the same; leave them out"
-        )
+    chosen.check_whole(part is None and workers in (None, 0))
     policy = recognized(policy, env, chosen)
     crew = as_workers(workers) if chosen.episode_indices else None
     job = Job(env, policy, chosen, 1 if crew is None else crew.num_workers)
@@ -262,7 +258,13 @@ def _by_turns(every: Sequence[Evaluation], refuse_exits: bool) -> Iterator[Event
 def _in_this_process(one: Evaluation) -> Generator[Event | None, None, None]:
     """Run an evaluation; yields None where it waits for others."""
     job = one.make_job()
-    with closing(EvaluationCollector.from_settings(job.env, job.policy, job.settings)) as collector:
+    if one.weights is None:
+        collector = EvaluationCollector.from_settings(job.env, job.policy, job.settings)
+    else:  # of a copy of the policy
+        collector = job.open()
+    with closing(collector):
+        if one.weights:
+            set_weights(collector, one.weights)
         recording = one.recording = one.record(describe(collector))
         collector.tell(recording.fresh_envs)
         yield one, None

@@ -154,6 +154,7 @@ class Evaluator:
             **own,
         )
         chosen_by, report = settings_of(num_trajectories, seed), None
+        chosen_by.check_whole(workers is None)
         if report_episodes is not None:
             # Options or env seeds of an episode that chose may make it the same under any seed.
             same = any(own.get(name) is not None for name in ("episode_options", "env_seeds"))

@@ -182,6 +182,14 @@ class EvaluationSettings:
         if self.device is not None:
             object.__setattr__(self, "device", _device(self.device))
 
+    def check_whole(self, here: bool) -> None:
+        """Raise ValueError if batches are asked for that do not run whole, in one process."""
+        if self.episodes_per_slot is not None and not here:
+            raise ValueError(
+                "expected no workers and no shard with episodes_per_slot: a batch runs whole, in "
+                "one process, and batches that ran elsewhere need not be the same; leave them out"
+            )
+
     @property
     def restarts(self) -> int | None:
         """The number of restarts allowed per episode; None if an env's error is raised."""

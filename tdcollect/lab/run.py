@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from gymnasium.vector import VectorEnv
 from torchrl.envs import EnvBase
 
 from tdcollect import display
@@ -48,6 +49,8 @@ def run_suite(
     part = None if shard is None else Shard.of(shard)
     chosen = cells if part is None else [cells[n] for n in part.select(range(len(cells)))]
     settings = {cell.name: cell.evaluation_settings() for cell in chosen}  # refused if unsound
+    for each in settings.values():
+        each.check_whole(workers in (None, 0))
     results.check_files(chosen)
     described = results.described_cells(suite, chosen)
     results.check_folder(directory, described)
@@ -238,7 +241,7 @@ def _problems_of_env(cell: SuiteCell) -> Iterator[str]:
     kwargs = dict(cell.task.env_kwargs)
     one = make_env(env, env_kwargs=kwargs) if isinstance(env, str) else env(**kwargs)
     (one if isinstance(one, EnvBase) else make_env(one)).close()
-    if isinstance(env, str) or not isinstance(one, EnvBase):
+    if not isinstance(one, (EnvBase, VectorEnv)) or isinstance(env, str):
         yield from _diagnosed(env, kwargs)
 
 

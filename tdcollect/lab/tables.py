@@ -42,6 +42,7 @@ SETTINGS = (
     "reward_keys",
     "metrics",
     "episode_options",
+    "episodes_per_slot",
     *HOW,
 )
 

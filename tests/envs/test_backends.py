@@ -446,7 +446,6 @@ def test_other_vector_envs_keep_the_contract(make: Any, mode: AutoresetMode) -> 
 @pytest.mark.parametrize(
     ("make", "mode", "told"),
     [
-        (Foreign, AutoresetMode.NEXT_STEP, "one action an episode would be ignored.*'serial'"),
         (Foreign, None, r"expected metadata\['autoreset_mode'\]"),
         (without_shared_memory, AutoresetMode.NEXT_STEP, "use shared_memory=True or autoreset_m"),
     ],

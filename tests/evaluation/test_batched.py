@@ -20,6 +20,7 @@ import tdcollect
 from tdcollect import EvaluationResult
 from tdcollect.cli import main
 from tdcollect.evaluation.statistics import summarize
+from tdcollect.lab import Suite
 from tdcollect.pages.build import Commands
 from tdcollect.pages.evaluation import report_page
 from tdcollect.seeding import batch_seed, policy_seed
@@ -382,3 +383,32 @@ def test_the_command(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*command.split(), "--episodes-per-slot", "2"]) == 0
     replay = "replay out 5 --env ladder.py:make --policy random"
     assert main(replay.split()) == 0
+
+
+@pytest.mark.usefixtures("quick_children")
+def test_an_evaluator_takes_them_as_well() -> None:
+    """The env is made each time: weights that were given hold, as for other envs."""
+    kept = categorical(ins=2)
+    with tdcollect.Evaluator(
+        Short, policy_factory=partial(categorical, ins=2), num_trajectories=8, episodes_per_slot=2
+    ) as evaluator:
+        for weights in (kept, None):
+            found = evaluator.submit(weights).result()
+            assert found.digest == run(policy=kept, episodes=8).digest
+            assert found.manifest["repeated"] == {"batch": 0, "episodes": 8, "differing": 0}
+    with pytest.raises(ValueError, match="no workers and no shard with episodes_per_slot"):
+        tdcollect.Evaluator(Short, kept, num_trajectories=8, episodes_per_slot=2, workers=2)
+
+
+def test_suites_take_them_as_well(tmp_path: Path) -> None:
+    task = {"name": "short", "env": f"{__name__}:Short", "episodes_per_slot": 2}
+    policies = [{"name": "random", "factory": "random"}]
+    head = {"name": "small", "episodes": 8}
+    suite = Suite.of({"suite": head, "tasks": [task], "policies": policies})
+    assert suite.validate(progress=False).passed
+    results = suite.run(tmp_path / "suite", progress=False)
+    assert not results.failures
+    found = EvaluationResult.load(tmp_path / "suite/evaluations/short/random/0")
+    assert found.digest == run(episodes=8, **RANDOM).digest
+    with pytest.raises(ValueError, match="no workers and no shard with episodes_per_slot"):
+        suite.run(tmp_path / "other", workers=2)

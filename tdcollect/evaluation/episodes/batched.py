@@ -12,12 +12,15 @@ from functools import partial
 from typing import Any
 
 import torch
+from gymnasium.vector import VectorEnv
 from torchrl.envs import EnvBase, ParallelEnv, SerialEnv
 
-from tdcollect.collect.arrays import ArrayPlan, by_episodes
+from tdcollect.collect.arrays import ArrayPlan, Arrived, by_episodes, plan_for
 from tdcollect.collect.episodes import Start
-from tdcollect.collect.inner import Stepped
+from tdcollect.collect.inner import Options, Seeds, Stepped
 from tdcollect.collect.step_dict import StepDict, flat, like_rows
+from tdcollect.envs.make import make_env
+from tdcollect.envs.slots import Stepper
 from tdcollect.envs.traits import innermost
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes import opening
@@ -32,7 +35,7 @@ from tdcollect.randomness import GlobalStream
 
 def open_batched(env: Any, settings: EvaluationSettings, finish: opening.Finish) -> opening.OpenEnv:
     """Open an env of batch size ``[N]``, whose slots share a seed."""
-    opening.check_env(env, "episodes_per_slot is for TorchRL envs of batch size [N]")
+    opening.check_env(env, "a vector env goes through tdcollect.make_env(vector_env)")
     fixed = ("num_envs", "backend", *(["env_kwargs"] if isinstance(env, EnvBase) else []))
     if other := [name for name in fixed if getattr(settings, name) is not None]:
         raise ValueError(
@@ -41,11 +44,13 @@ def open_batched(env: Any, settings: EvaluationSettings, finish: opening.Finish)
         )
     make = None
     if not isinstance(env, (str, EnvBase)):
-        make = partial(opening.made_alike, env, settings.env_kwargs or {})
+        make = partial(_made, env, settings.env_kwargs or {})
     opened = env if make is None else make()
-    numbered = (GymnasiumEnv, SerialEnv, ParallelEnv)
-    batched = isinstance(opened, EnvBase) and not isinstance(innermost(opened), numbered)
-    if not batched or len(opened.batch_size) != 1 or opened.batch_size.numel() < 2:
+    base = innermost(opened) if isinstance(opened, EnvBase) else None
+    numbered = base is None or isinstance(base, (SerialEnv, ParallelEnv))
+    if isinstance(base, GymnasiumEnv):
+        numbered = base.can.each_seed
+    if numbered or len(opened.batch_size) != 1 or opened.batch_size.numel() < 2:
         if make is not None and hasattr(opened, "close") and not is_unstarted(opened):
             opened.close()
         size = f" of batch size {list(opened.batch_size)}" if isinstance(opened, EnvBase) else ""
@@ -61,22 +66,39 @@ def open_batched(env: Any, settings: EvaluationSettings, finish: opening.Finish)
     return opening.OpenEnv(slots.transformed, slots)
 
 
+def _made(make: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
+    env = opening.made_alike(make, kwargs)
+    return make_env(env) if isinstance(env, VectorEnv) else env
+
+
 class BatchEnv(opening.SlotEnvs):
     """Slots of one env that share a seed, and one stream in the place of the global generators.
 
     All are stepped together. One that waits is stepped on unseen with its last action: it is reset
-    only for an episode that counts, so that its end reaches no other slot.
+    only for an episode that counts, so that its end reaches no other slot. gymnasium's vector envs,
+    which are stepped on arrays, take no step after an end: a slot that waits is reset there, too.
     """
 
     apart = False
 
     def __init__(self, env: EnvBase, make: Callable[[], EnvBase] | None = None):
         super().__init__([env], make)
-        self.can = self.can._replace(each_options=False)
         self.batch_size = env.batch_size
-        self._whole = by_episodes(ArrayPlan(None), env)
+        self._plan()
+        self.can = self.can._replace(each_options=False)
+        if self._whole.base is not None:
+            can, self._seeds_in_reset = self._whole.can, True
+            self.can = can._replace(rebuild=self.can.rebuild, each_options=False, seed_singly=True)
         self._acted = StepDict()
         self._row_of_all = StepDict()
+
+    def _plan(self) -> None:
+        is_vector = isinstance(innermost(self.transformed), GymnasiumEnv)
+        plan = plan_for(self.transformed) if is_vector else ArrayPlan(None)
+        self._whole = by_episodes(plan, self.transformed)
+
+    def allocate(self, count: int, pinned: bool = False) -> list[Any]:
+        return self._whole.allocate(count, pinned)
 
     def unseed(self, seeds: Sequence[int]) -> None:
         super().unseed(seeds[:1])
@@ -86,9 +108,11 @@ class BatchEnv(opening.SlotEnvs):
             return
         self._streams.clear()
         super().rebuild_slots([0])
-        self._whole = by_episodes(ArrayPlan(None), self.transformed)
+        self._plan()
 
     def latest_infos(self, slots: Sequence[int], names: Sequence[str]) -> Mapping[int, Any]:
+        if self._whole.base is not None:
+            return self._whole.latest_infos(slots, names)
         by_path = {entry_path(key): value for key, value in self._row_of_all.items()}
         return {slot: {n: by_path[n][slot] for n in names if n in by_path} for slot in slots}
 
@@ -116,7 +140,7 @@ class BatchEnv(opening.SlotEnvs):
             step[key] = torch.where(like_rows(acting, step[key]), step[key], self._acted[key])
         self._acted = StepDict((key, step[key]) for key in self.transformed.action_keys)
         with self.outside(), self._streams[0]:
-            following, error = self._whole.advance(step, next_keys, None)
+            following, error = self._whole.advance(step, next_keys, buffers)
         self._row_of_all = opening.with_truncated(following)
         return self._row_of_all, error
 
@@ -130,6 +154,22 @@ class BatchEnv(opening.SlotEnvs):
     ) -> StepDict:
         with self.outside(), self._streams[0]:
             return opening.with_truncated(self._whole.begin(following, starting, slots))
+
+    # A vector env in NEXT_STEP mode begins episodes in steps, as slots do that step asynchronously.
+
+    @property
+    def stepper(self) -> Stepper:
+        return self._whole.stepper
+
+    def send(self, step: StepDict, slots: list[int]) -> None:
+        self._whole.send(step, slots)
+
+    def send_reset(self, slots: list[int], seeds: Seeds, options: Options) -> None:
+        self._whole.send_reset(slots, None, options)
+
+    def receive(self, next_keys: list[Key], buffers: Any) -> Arrived:
+        with self.outside(), self._streams[0]:
+            return self._whole.receive(next_keys, buffers)
 
     def check_resets(self, episodes_per_slot: int) -> None:
         """Refuse an env that starts all slots again where it is asked to start one.

@@ -263,6 +263,8 @@ class Trial(RunStarts):
         advice = "Pass a function that makes it: episodes can then run on new envs"
         if isinstance(env, GymnasiumEnv):
             advice = "Have it draw from env.np_random alone, and reset all that it keeps"
+            if not env.can.each_seed:
+                advice = "If its slots share a generator, evaluate it with episodes_per_slot=1"
         elif env.can.rebuild:
             advice = "Seed all its generators in _set_seed, and reset all that it keeps in _reset"
         return NotReproducibleError(

@@ -118,7 +118,9 @@ def request_of(env: str, policy: str, settings: dict[str, Any], **own: Any) -> R
     for name in ("checkpoint", "vecnormalize"):
         if (value := settings.pop(name, None)) is not None:
             named[name] = value
-    return Request(env, policy, **named, directory=os.getcwd())
+    request = Request(env, policy, **named, directory=os.getcwd())
+    request.check()
+    return request
 
 
 def settle(settings: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ import click
 
 from tdcollect.display import count_text, visible
 from tdcollect.evaluation.imports import exits_refused
+from tdcollect.files import check_writable
 
 if TYPE_CHECKING:
     from tdcollect.evaluation.result import EvaluationResult
@@ -102,6 +103,8 @@ def running(output_dir: Path | None, values: dict[str, Any]) -> Iterator[Any]:
         raise click.UsageError("--workers and --ray-workers exclude each other; give one of them")
     if address is not None and count is None:
         raise click.UsageError("--ray-address goes with --ray-workers N")
+    if output_dir is not None:
+        check_writable(output_dir)
     with others_on_stderr(), resumable(output_dir), ExitStack() as stack:
         if count is not None:
             import tdcollect

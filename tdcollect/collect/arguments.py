@@ -24,6 +24,7 @@ from torchrl.envs import EnvBase
 
 from tdcollect import check
 from tdcollect._upstream.collectors import CollectorState
+from tdcollect.envs.make import vec_env_advice
 from tdcollect.envs.process.values import ResetOptions
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.keys import SLOT, TIME
@@ -38,6 +39,7 @@ def check_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     named = dict(zip(("create_env_fn", "policy"), args, strict=False), **kwargs)
     if "create_env_fn" in named:
         envs = named["create_env_fn"]
+        check_order(envs, named.get("policy"))
         for env in envs if isinstance(envs, (list, tuple)) else [envs]:
             _check_env(env)
     check_instance(named.get("policy"))
@@ -83,16 +85,25 @@ def check_one(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
             )
 
 
+def check_order(env: Any, policy: Any) -> None:
+    """Raise TypeError for an env and a policy in each other's place, as other libraries' are."""
+    acts = isinstance(env, (nn.Module, SpacePolicy)) or hasattr(env, "predict")
+    is_env = isinstance(policy, (EnvBase, gym.Env, gym.vector.VectorEnv))
+    is_env = is_env or (isinstance(policy, str) and policy in gym.registry)
+    if not isinstance(env, (str, EnvBase, gym.Env)) and (acts or is_env):
+        got = f"{_described(env)}, then {_described(policy)}"
+        raise TypeError(f"expected the env first, then the policy, got {got}; swap them")
+
+
 def _check_env(env: Any) -> None:
-    if isinstance(env, EnvBase) or (callable(env) and not isinstance(env, nn.Module)):
+    if isinstance(env, EnvBase) or callable(env):
         return
     example = repr(env) if isinstance(env, str) else "'CartPole-v1'"
     if isinstance(env, (gym.Env, gym.vector.VectorEnv)):
         example = "env"
-    do = "the env first, then the policy" if callable(env) else f"tdcollect.make_env({example})"
     raise TypeError(
         "expected an env of TorchRL, or a function that makes one, got "
-        f"{_described(env)}; pass {do}"
+        f"{_described(env)}; {vec_env_advice(env) or f'pass tdcollect.make_env({example})'}"
     )
 
 

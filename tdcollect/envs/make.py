@@ -205,8 +205,20 @@ def _check_backend(env: Any, backend: str | None) -> str:
     is_vector, is_made = isinstance(env, VectorEnv), isinstance(env, (gym.Env, VectorEnv))
     misplaced = (is_vector and backend != "gymnasium") or (is_made and backend == "process")
     if not isinstance(env, types) or misplaced:
-        raise TypeError(f"backend={backend!r} expects {wanted}, got {env!r}")
+        advice = f"; {text}" if (text := vec_env_advice(env)) else ""
+        raise TypeError(f"backend={backend!r} expects {wanted}, got {env!r}{advice}")
     return backend
+
+
+def vec_env_advice(env: Any) -> str:
+    """Return what to pass in the place of a VecEnv of Stable-Baselines3; empty for others."""
+    modules = [kind.__module__ for kind in type(env).__mro__]
+    if "stable_baselines3.common.vec_env.base_vec_env" not in modules:
+        return ""
+    return (
+        "a VecEnv of Stable-Baselines3 steps and resets otherwise: pass the id that it was made "
+        "of, or a function that makes one of its envs, with num_envs for several"
+    )
 
 
 def _check_num_envs(env: Any, num_envs: int | None) -> int:

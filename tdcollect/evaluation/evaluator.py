@@ -25,7 +25,7 @@ from tdcollect.display import count_text, one_line
 from tdcollect.evaluation.background import Courier, Order, Setup, logger
 from tdcollect.evaluation.curve import BEST_BY, Best, Point
 from tdcollect.evaluation.episodes.groups import of_groups
-from tdcollect.evaluation.episodes.opening import check_env
+from tdcollect.evaluation.requested import check_env
 from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.evaluation.settings import EvaluationSettings, SettingsArguments, check_names
 from tdcollect.evaluation.workers import worker
@@ -444,7 +444,7 @@ def _close(courier: Courier) -> None:
 
 
 def _check_subject(env: Any, policy: Any, policy_factory: Any) -> None:
-    check_env(env, "pass a function that makes it")
+    check_env(env, "pass a function that makes it", policy)
     if policy is not None and policy_factory is not None:
         raise ValueError("expected policy or policy_factory, not both; leave one out")
     if policy is None and policy_factory is None:

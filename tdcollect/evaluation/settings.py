@@ -27,6 +27,7 @@ from tdcollect.evaluation.episodes.data import INFO, info_and_rule
 from tdcollect.evaluation.episodes.groups import AGENT, BY, GROUP, is_measure
 from tdcollect.evaluation.imports import is_named, load_named
 from tdcollect.evaluation.ledger import is_metric_name
+from tdcollect.files import existing
 from tdcollect.seeding import env_seed, policy_seed
 
 Seeds = Sequence[int] | Mapping[int, int] | Callable[[int], int]
@@ -293,12 +294,8 @@ class EpisodeOptions(dict[int, Any]):
 
 def _read_options(file: Path) -> Any:
     """Read the options of episodes from a JSON file: a list, or an object by index."""
-    if not file.is_file():
-        raise FileNotFoundError(
-            f"expected a JSON file for episode_options, got {file}, which is none"
-        )
     try:
-        content = json.loads(file.read_bytes())
+        content = json.loads(existing(file, "a JSON file for episode_options").read_bytes())
     except (ValueError, RecursionError) as error:
         raise ValueError(f"expected {file} to be JSON: {error}") from error
     if isinstance(content, dict) and all(key.isdecimal() for key in content):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from tdcollect import check
 from tdcollect.display import count_text, listed_text, one_line
-from tdcollect.files import distinct_names
+from tdcollect.files import distinct_names, existing
 from tdcollect.lab import tables as schema
 from tdcollect.lab.aggregates import METRICS, DrawnRuns, distinct
 from tdcollect.lab.tables import HEAD, RANDOM, Policy, Preset, Task, read_task, read_text
@@ -192,10 +192,7 @@ class Definition:
             FileNotFoundError: if there is no such file.
             TypeError, ValueError: for a file that is no suite.
         """
-        path = Path(file)
-        if not path.is_file():
-            said = f"expected the TOML file of a suite, got {path}, which is no file"
-            raise FileNotFoundError(said)
+        path = existing(Path(file), "the TOML file of a suite")
         try:
             tables = tomllib.loads(path.read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as error:

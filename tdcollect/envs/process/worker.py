@@ -71,9 +71,12 @@ def spec_of(name: str) -> Any:
         return None
     try:
         return gym.spec(name)
-    except gym.error.NamespaceNotFound as error:
-        raise gym.error.NamespaceNotFound(
-            f"{error} If it is installed, import it, or name it in the id: 'package:{name}'"
+    except (gym.error.NamespaceNotFound, gym.error.NameNotFound) as error:
+        if "Did you mean" in str(error):
+            raise
+        raise type(error)(
+            f"{error} If a package that is installed has it, import that, or name it in the id: "
+            f"'module:{name}', such as gymnasium_robotics:FetchReach-v4"
         ) from None
 
 

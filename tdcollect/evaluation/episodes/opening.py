@@ -90,7 +90,6 @@ def open_env(
                 f"the env {_text(env)} is made already: expected no {', '.join(chosen)}"
             )
         return _open_made(env, episodes, finish, ours=False)
-    check_env(env, "a gymnasium env that is made already goes through tdcollect.make_env(env)")
     env_kwargs = alike(env, settings.env_kwargs)
     slots = min(SLOTS if settings.num_envs is None else settings.num_envs, episodes)
     if not isinstance(env, str):
@@ -126,16 +125,6 @@ def open_env(
     again = None if settings.backend == "envpool" else partial(_with_streams, env, how, finish)
     with closed_on_error(make_env(env, **how)) as bare:  # type: ignore[arg-type]
         return OpenEnv(finish(bare), with_streams=again)
-
-
-def check_env(env: Any, advice: str) -> None:
-    """Raise TypeError, with advice, for what neither is nor makes an env of an evaluation."""
-    known = isinstance(env, (str, EnvBase)) or callable(env)
-    if isinstance(env, (gym.Env, gym.vector.VectorEnv)) or not known:
-        raise TypeError(
-            "expected a gymnasium id, a callable that makes an env, or a TorchRL env, got "
-            f"{env!r}; {advice}"
-        )
 
 
 def _open_made(env: EnvBase, episodes: int, finish: Finish, ours: bool) -> OpenEnv:

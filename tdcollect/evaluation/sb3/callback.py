@@ -20,10 +20,9 @@ from torchrl.envs.utils import ExplorationType
 from tdcollect import check
 from tdcollect.cleanup import ended_on_error
 from tdcollect.evaluation.curve import step_name, value_of
-from tdcollect.evaluation.episodes.opening import check_env
 from tdcollect.evaluation.evaluator import SETTINGS, Evaluator
 from tdcollect.evaluation.ledger import Episode
-from tdcollect.evaluation.requested import one_slot
+from tdcollect.evaluation.requested import check_env, one_slot
 from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.evaluation.sb3.model import load_policy, refresh
 from tdcollect.evaluation.settings import check_names

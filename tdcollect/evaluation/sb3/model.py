@@ -26,6 +26,7 @@ from tdcollect.envs.backends import SerialBackend
 from tdcollect.envs.traits import base_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.agents import OnSpaces
+from tdcollect.files import existing
 from tdcollect.packages import extra_module
 from tdcollect.policies import AgentPolicy, from_agent
 
@@ -45,9 +46,9 @@ def load_policy(
     every exploration type but ``RANDOM``.
 
     Args:
-        model: a file that ``model.save`` wrote, of PPO, A2C, DQN, SAC, TD3, DDPG, of sb3-contrib's
-            MaskablePPO, RecurrentPPO, QRDQN, TQC, TRPO, ARS, CrossQ, or of another algorithm whose
-            policy acts on the observation alone; or a model.
+        model: a file that ``model.save`` wrote, with ``.zip`` or without, of PPO, A2C, DQN, SAC,
+            TD3, DDPG, of sb3-contrib's MaskablePPO, RecurrentPPO, QRDQN, TQC, TRPO, ARS, CrossQ, or
+            of another algorithm whose policy acts on the observation alone; or a model.
         env: of :func:`tdcollect.make_env`, bare or under transforms; for its spaces and keys.
         normalization: the ``VecNormalize`` that the model was trained under, or the file that its
             ``save`` wrote; None for the one that the model holds, if it is no file; False for none.
@@ -74,10 +75,8 @@ def load_policy(
         file = io.BytesIO()
         model.save(file)  # a copy, which later training leaves as it is
         file.seek(0)
-    elif not (isinstance(model, (str, os.PathLike)) and Path(model).is_file()):
-        raise FileNotFoundError(
-            f"expected a model of Stable-Baselines3, got {model}, which is no file"
-        )
+    else:
+        file = existing(Path(model), "a model of Stable-Baselines3", ".zip")
     policy, settings = _read(file)
     if isinstance(normalization, (str, os.PathLike)):
         normalization = _read_normalization(Path(normalization))
@@ -230,8 +229,7 @@ def _read(file: Any) -> tuple[Any, Mapping[str, Any]]:
 def _read_normalization(file: Path) -> Any:
     from stable_baselines3.common.vec_env import VecNormalize
 
-    if not file.is_file():
-        raise FileNotFoundError(f"expected a file of VecNormalize, got {file}, which is no file")
+    file = existing(file, "a file of VecNormalize")
     normalization = pickle.loads(file.read_bytes())  # as VecNormalize.load does, without its envs
     if not isinstance(normalization, VecNormalize):
         raise ValueError(  # noqa: TRY004, the file's content is wrong and no argument's type

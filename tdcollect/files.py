@@ -175,10 +175,7 @@ def check_writable(path: Path) -> None:
     if not there.is_dir():
         raise ValueError(f"expected output_dir to be a directory, got the file {there}")
     if not os.access(there, os.W_OK | os.X_OK):
-        raise ValueError(
-            f"expected output_dir to be a directory that can be written to, got {path}, and "
-            f"{there} is read-only; choose another"
-        )
+        raise ValueError(f"expected output_dir to be writable, got {path}: {there} is read-only")
 
 
 def existing(path: Path, what: str, suffix: str = "") -> Path:

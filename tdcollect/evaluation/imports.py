@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tdcollect import cleanup
+from tdcollect import check, cleanup
 from tdcollect.files import existing
 
 
@@ -53,7 +53,11 @@ def check_named(text: str, directory: Path) -> tuple[str, str]:
     if where.endswith(".py"):
         existing(directory / where, "a Python file")
     elif not (top in sys.modules or find_spec(top) or PathFinder.find_spec(top, [str(directory)])):
-        raise _no_module(where, directory)
+        raise ModuleNotFoundError(
+            f"there is no module {top} in {directory} or where Python looks; name a module, or a "
+            "file by its path with .py at the end",
+            name=top,
+        )
     return where, name
 
 
@@ -87,8 +91,7 @@ def called(item: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     name: Any = item
     kwargs: Any = {}
     if isinstance(item, Mapping):
-        if unknown := sorted(map(str, item.keys() - {"call", "kwargs"})):
-            raise ValueError(f"expected the entries call and kwargs, got {unknown} in {item!r}")
+        check.only_keys(item, ("call", "kwargs"), repr(item))
         name, kwargs = item.get("call"), item.get("kwargs", {})
     if not isinstance(name, str) or not is_named(name):
         raise ValueError(
@@ -109,24 +112,10 @@ def exits_refused() -> AbstractContextManager[None]:
 def _module(name: str, directory: Path | None) -> ModuleType:
     if directory is not None:
         _look_in(directory)
-    try:
-        module = importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # the module is there; what it imports is not
-        raise _no_module(name, directory) from error
+    module = importlib.import_module(name)
     if directory is not None:
         _check_imported(name.partition(".")[0], directory)
     return module
-
-
-def _no_module(name: str, directory: Path | None) -> ModuleNotFoundError:
-    place = "" if directory is None else f"in {directory} or "
-    return ModuleNotFoundError(
-        f"there is no module {name} {place}where Python looks; name a module, or a file by its "
-        "path with .py at the end",
-        name=name,
-    )
 
 
 def _check_imported(name: str, directory: Path) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from tdcollect.display import one_line
-from tdcollect.envs.process.worker import spec_of
 from tdcollect.evaluation.imports import by_group, called, check_named, is_named, load_named
 from tdcollect.files import existing
 
@@ -90,7 +89,7 @@ class Request:
         if self.policy == LEROBOT:
             from tdcollect.evaluation.lerobot import load_policy as load
 
-            return env, load(file if file.exists() else self.checkpoint, self.device)
+            return env, load(file if file.exists() else self.checkpoint or "", self.device)
         factory = _function(self.policy, here, look, "callable and to give a policy")
         policy = policy_from(factory, self.policy, env, self.env_kwargs, self.backend)
         if self.checkpoint is not None:
@@ -108,19 +107,15 @@ class Request:
             part.check()
         if parts:
             return
-        if self.vecnormalize is not None:
-            if self.policy != SB3:
-                raise ValueError(f"VecNormalize goes with --policy sb3, got --policy {self.policy}")
-            existing(here / self.vecnormalize, "a file of VecNormalize")
+        check_parts(self.policy, self.checkpoint, self.vecnormalize)
         if self.policy not in (RANDOM, *_MODELS):
             check_named(self.policy, here)
-        elif self.policy in _MODELS and self.checkpoint is None:
-            example = f"--checkpoint {_MODELS[self.policy]}"
-            raise ValueError(f"--policy {self.policy} needs the model: {example}")
         elif not (is_named(self.env) or ":" in self.env or self.backend == "envpool"):
+            from tdcollect.envs.process.worker import spec_of
+
             spec_of(self.env)  # no code that is named could register it
-        if self.checkpoint is not None and self.policy == RANDOM:
-            raise ValueError("random actions have no checkpoint; leave it out")
+        if self.vecnormalize is not None:
+            existing(here / self.vecnormalize, "a file of VecNormalize")
         if self.checkpoint is not None and self.policy != LEROBOT:  # whose models have ids, too
             what = "a model of Stable-Baselines3" if self.policy == SB3 else "a checkpoint"
             existing(here / self.checkpoint, what, ".zip" * (self.policy == SB3))
@@ -181,6 +176,22 @@ class Request:
             group: replace(self, policy=policy, checkpoint=files.get(group))
             for group, policy in named.items()
         }
+
+
+def check_parts(policy: str, checkpoint: str | None, vecnormalize: str | None) -> None:
+    """Raise ValueError for a policy that lacks a file, or that has one which it does not take."""
+    if policy in _MODELS and not checkpoint:
+        raise ValueError(
+            f"expected a checkpoint with the policy {policy!r}, got none; name the model's file, "
+            f"such as {_MODELS[policy]}"
+        )
+    if policy == RANDOM and checkpoint:
+        raise ValueError(f"expected no checkpoint with random actions, got {checkpoint}")
+    if policy != SB3 and vecnormalize:
+        raise ValueError(
+            f"expected vecnormalize with the policy {SB3!r} alone, got it with {policy!r}; "
+            "statistics of TorchRL's transforms are an env_state"
+        )
 
 
 def _function(name: str, directory: Path, look: bool, what: str = "callable") -> Any:

@@ -34,6 +34,9 @@ from tdcollect.randomness import global_states_kept
 _OPTIONAL_CALLABLES = ("postproc", "pre_collect_hook", "post_collect_hook", "policy_factory")
 
 
+_DEVICES = ("device", "storing_device", "policy_device", "env_device")
+
+
 def check_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Raise TypeError or ValueError for arguments of the constructor that no backend can use."""
     named = dict(zip(("create_env_fn", "policy"), args, strict=False), **kwargs)
@@ -60,10 +63,18 @@ def check_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     for count in frames if isinstance(frames, (list, tuple)) else [frames]:
         check.positive_int(frames_per_batch=count.item() if torch.is_tensor(count) else count)
     check.positive_int_or_none(trajs_per_batch=named.get("trajs_per_batch"))
+    if named.get("total_frames", -1) == 0:
+        raise ValueError("expected total_frames to be positive, or -1 for no end, got 0")
+
+
+def check_known(kind: Any, kwargs: Mapping[str, Any]) -> None:
+    """Raise TypeError for arguments of unknown names; a subclass may take others."""
+    if kind.__module__.startswith("tdcollect."):
+        check.arguments(kind.__init__, kwargs, ["traj_pool"])
 
 
 def check_one(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Raise for arguments that are for several collectors."""
+    """Raise for arguments that are for several collectors, and for devices that are not there."""
     env = args[0] if args else kwargs.get("create_env_fn")
     if isinstance(env, (list, tuple)) and len(env) != 1:
         raise ValueError(
@@ -77,6 +88,8 @@ def check_one(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
             f"expected frames_per_batch to be an int, got {frames}; several are for the collectors "
             "of backend='process'"
         )
+    for name in _DEVICES:
+        check.device(kwargs.get(name) or "cpu", name)
     for name in _OPTIONAL_CALLABLES:
         if isinstance(kwargs.get(name), (list, tuple)) and kwargs.get("worker_idx") is None:
             raise TypeError(

@@ -27,7 +27,7 @@ from tdcollect.evaluation.curve import BEST_BY, Best, Point
 from tdcollect.evaluation.episodes.groups import of_groups
 from tdcollect.evaluation.requested import check_env
 from tdcollect.evaluation.result import EvaluationResult
-from tdcollect.evaluation.settings import EvaluationSettings, SettingsArguments, check_names
+from tdcollect.evaluation.settings import EvaluationSettings, SettingsArguments
 from tdcollect.evaluation.workers import worker
 from tdcollect.evaluation.workers.local import LocalWorkers, Workers, as_workers, pickled_part
 from tdcollect.packages import extra_module
@@ -465,7 +465,7 @@ def _check_torchrl_only(
     done_keys: Any = ("next", "done"),
     **unknown: Any,
 ) -> None:
-    check_names(Evaluator, unknown, [*SETTINGS, *_TORCHRL_ONLY])
+    check.arguments(Evaluator, unknown, [*SETTINGS, *_TORCHRL_ONLY])
     check.positive_int_or_none(frames_per_batch=frames_per_batch)
     if collector_cls not in (None, "Collector", "SyncDataCollector", TorchRLCollector, Collector):
         raise ValueError(

@@ -18,7 +18,7 @@ from torch import nn
 from torchrl.envs import EnvBase, ParallelEnv, SerialEnv, TransformedEnv
 from torchrl.envs import transforms as T
 
-from tdcollect import policies
+from tdcollect import check, policies
 from tdcollect._upstream.torchrl import VecNormSums, VecNormV2Statistics
 from tdcollect.cleanup import close_env, ended_on_error
 from tdcollect.collect.arguments import check_order
@@ -26,7 +26,6 @@ from tdcollect.display import one_line
 from tdcollect.envs.make import alike, make_env, vec_env_advice
 from tdcollect.envs.traits import all_transforms_of, flat_transforms, innermost, of_kind, runs_once
 from tdcollect.evaluation.episodes.groups import of_groups
-from tdcollect.evaluation.episodes.policy import known_device
 from tdcollect.evaluation.settings import EvaluationSettings
 from tdcollect.randomness import GlobalStream, Outside
 from tdcollect.threads import turn
@@ -99,7 +98,7 @@ def placed(policy: Any, device: torch.device | str | None) -> Any:
     """Return the policy, moved to the device if it is a module and one is asked for."""
     if device is None or not isinstance(policy, nn.Module):
         return policy
-    return policy.to(known_device(device))
+    return policy.to(check.device(device))
 
 
 def load_weights(policy: Any, file: Path) -> None:

@@ -8,9 +8,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, fields
-from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar, cast
@@ -181,7 +179,7 @@ class EvaluationSettings:
             object.__setattr__(self, "metrics", _checked_metrics(self.metrics))
         check.one_of((*BACKENDS, None), backend=self.backend)
         if self.device is not None:
-            object.__setattr__(self, "device", _device(self.device))
+            object.__setattr__(self, "device", check.device(self.device, here=False))
 
     @property
     def restarts(self) -> int | None:
@@ -241,20 +239,6 @@ def takes_settings(function: Function) -> Function:
     shown = [*leading, *settings, *own[len(leading) :]]
     function.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
     return function
-
-
-def check_names(
-    function: Callable[..., Any], settings: Mapping[str, Any], more: Sequence[str] = ()
-) -> None:
-    """Raise a TypeError for settings of unknown names, as Python does for other arguments.
-
-    ``more`` are names that the signature lacks.
-    """
-    known = [*inspect.signature(function).parameters, *more]
-    for name in settings.keys() - known:
-        called = function.__qualname__.removesuffix(".__init__")
-        close = get_close_matches(name, known, 1) or [f"one of those in help({called})"]
-        raise TypeError(f"expected arguments of {called}(), got {name}; did you mean {close[0]}?")
 
 
 class EpisodeOptions(dict[int, Any]):
@@ -337,15 +321,6 @@ def _checked_metrics(metrics: Any) -> Metrics | None:
         if not (callable(metric) or of_groups):
             info_and_rule(metric)
     return {name: metrics[name] for name in sorted(metrics)} or None
-
-
-def _device(device: Any) -> torch.device:
-    with suppress(RuntimeError):
-        if isinstance(device, (str, torch.device)):
-            return torch.device(device)
-    raise ValueError(
-        f"expected device to be one of torch, such as 'cpu' or 'cuda:0', got {device!r}"
-    )
 
 
 def _paths(reward_keys: Any) -> list[str]:

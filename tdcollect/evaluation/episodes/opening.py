@@ -382,7 +382,7 @@ class SlotEnvs(SteppedEnv):
         return infos
 
     def latest_infos(self, slots: Sequence[int], names: Sequence[str]) -> Mapping[int, Any]:
-        """The infos of these names; of an env that is not gymnasium's, the entries of its step."""
+        """The infos, of these names at least; where env is not gymnasium's, its step's entries."""
         infos = {}
         for slot in slots:
             base = innermost(self.envs[slot])
@@ -390,7 +390,7 @@ class SlotEnvs(SteppedEnv):
                 infos[slot] = base.stepper.backend.latest_infos([0], names)[0]
                 continue
             row = (self._following[slot] or StepDict()).items()
-            infos[slot] = {path: v for key, v in row if (path := entry_path(key)) in names}
+            infos[slot] = {entry_path(key): value for key, value in row}
         return infos
 
     def reset_slot(self, slot: int, seed: int, options: Any = None) -> StepDict:

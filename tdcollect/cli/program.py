@@ -122,6 +122,7 @@ def say_result(
     result: EvaluationResult, directory: Path | None, as_json: bool, quiet: bool, shard: Any = None
 ) -> int:
     """Print the result of an evaluation, or of a shard; return the command's exit status."""
+    from tdcollect.evaluation.ledger import policy_name
     from tdcollect.pages.build import REPORT
 
     summary = result.summary()
@@ -136,7 +137,7 @@ def say_result(
             **summary.to_dict(),
         )
     elif not quiet:
-        say(f"{result.manifest['env']['id']}, {result.manifest['policy']['class']}\n")
+        say(f"{result.manifest['env']['id']}, {policy_name(result.manifest)}\n")
         if shard is not None:
             ended = count_text(len(result.episodes), "episode")
             say(

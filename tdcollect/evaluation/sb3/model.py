@@ -76,7 +76,7 @@ def load_policy(
         model.save(file)  # a copy, which later training leaves as it is
         file.seek(0)
     else:
-        file = existing(Path(model), "a model of Stable-Baselines3", ".zip")
+        file = existing(Path(str(model)), "a model of Stable-Baselines3", ".zip")
     policy, settings = _read(file)
     if isinstance(normalization, (str, os.PathLike)):
         normalization = _read_normalization(Path(normalization))
@@ -84,13 +84,17 @@ def load_policy(
     _check_spaces(policy, on.observation.space, on.action.space)
     if normalization and normalization.norm_obs:
         _check_normalized(normalization.observation_space, on.observation.space)
+    one: SB3Policy | AgentPolicy
     if hasattr(policy, "lstm_actor"):
         # Statistics are a module here, so that the manifest has their digest.
         statistics = KnownStatistics(_statistics(normalization))
-        return from_agent(partial(RecurrentAgent, policy, _frozen(normalization), statistics))
-    # The share of random actions that DQN's and QRDQN's ``predict`` draws; others have none.
-    epsilon = float(settings.get("exploration_rate", 0.0))
-    return SB3Policy(policy, env, normalization, epsilon)
+        one = from_agent(partial(RecurrentAgent, policy, _frozen(normalization), statistics))
+    else:
+        # The share of random actions that DQN's and QRDQN's ``predict`` draws; others have none.
+        epsilon = float(settings.get("exploration_rate", 0.0))
+        one = SB3Policy(policy, env, normalization, epsilon)
+    one.algorithm = _algorithm(type(policy), settings)
+    return one
 
 
 class KnownStatistics(nn.Module):
@@ -128,6 +132,8 @@ class SB3Policy(TensorDictModuleBase):
 
     Of a model that takes masks, it reads those of the env under ``"action_masks"``.
     """
+
+    algorithm = ""
 
     def __init__(self, policy: Any, env: EnvBase, normalization: Any = None, epsilon: float = 0.0):
         super().__init__()
@@ -224,6 +230,25 @@ def _read(file: Any) -> tuple[Any, Mapping[str, Any]]:
         policy = kind(*arguments, **options)
     policy.load_state_dict(parameters["policy"])
     return policy, settings
+
+
+# By a module of its policy, or a setting: the first one that a file has.
+_ALGORITHMS = {
+    "maskable": "MaskablePPO",
+    "recurrent": "RecurrentPPO",
+    "crossq": "CrossQ",
+    **{name.lower(): name for name in ("QRDQN", "DQN", "TQC", "SAC", "TD3", "ARS")},
+    "cg_max_steps": "TRPO",
+    "clip_range": "PPO",
+    "vf_coef": "A2C",
+}
+
+
+def _algorithm(kind: type, settings: Mapping[str, Any]) -> str:
+    """Return the algorithm that trained a policy, which files do not name."""
+    told = {part for base in kind.__mro__ for part in base.__module__.split(".")} | settings.keys()
+    name = next((name for part, name in _ALGORITHMS.items() if part in told), kind.__name__)
+    return "DDPG" if name == "TD3" and settings.get("policy_delay") == 1 else name
 
 
 def _read_normalization(file: Path) -> Any:

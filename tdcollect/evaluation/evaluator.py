@@ -22,6 +22,7 @@ from torchrl.envs.utils import ExplorationType
 from tdcollect import check, keys
 from tdcollect.collect.collector import Collector
 from tdcollect.display import count_text, one_line
+from tdcollect.envs.make import vec_env_advice
 from tdcollect.evaluation.background import Courier, Order, Setup, logger
 from tdcollect.evaluation.curve import BEST_BY, Best, Point
 from tdcollect.evaluation.episodes.groups import of_groups
@@ -444,7 +445,7 @@ def _close(courier: Courier) -> None:
 
 
 def _check_subject(env: Any, policy: Any, policy_factory: Any) -> None:
-    check_env(env, "pass a function that makes it", policy)
+    check_env(env, vec_env_advice(env) or "pass a function that makes it", policy)
     if policy is not None and policy_factory is not None:
         raise ValueError("expected policy or policy_factory, not both; leave one out")
     if policy is None and policy_factory is None:

@@ -65,7 +65,7 @@ def recognized(policy: Any, env: Any, settings: EvaluationSettings) -> Any:
 
     For the spaces of these an env is made, and closed again. What is no env is refused.
     """
-    check_env(env, _MADE, policy)
+    check_env(env, policy=policy)
     of = getattr(policy, "__self__", policy)
     modules = [kind.__module__ for kind in type(of).__mro__]
     model = "stable_baselines3.common.base_class" in modules
@@ -83,14 +83,14 @@ def recognized(policy: Any, env: Any, settings: EvaluationSettings) -> Any:
     return of_groups(policy) if isinstance(policy, Mapping) else policy
 
 
-def check_env(env: Any, advice: str, policy: Any = None) -> None:
+def check_env(env: Any, advice: str = "", policy: Any = None) -> None:
     """Raise TypeError, with advice, for what neither is nor makes an env of an evaluation."""
     check_order(env, policy)
     known = isinstance(env, (str, EnvBase)) or callable(env)
     if isinstance(env, (gym.Env, gym.vector.VectorEnv)) or not known:
         raise TypeError(
             "expected a gymnasium id, a callable that makes an env, or a TorchRL env, got "
-            f"{env!r}; {vec_env_advice(env) or advice}"
+            f"{env!r}; {advice or vec_env_advice(env) or _MADE}"
         )
 
 

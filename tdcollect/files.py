@@ -159,14 +159,31 @@ def check_output(
         files: the files that may be there, complete or half-written.
         is_folder: whether a name is that of a folder that may be there.
     """
-    if path.exists() and not path.is_dir():
-        raise ValueError(f"expected output_dir to be a directory, got the file {path}")
+    check_writable(path)
     for entry in path.iterdir() if path.is_dir() else ():
         if not (entry.name in files or is_leftover(entry.name, files) or is_folder(entry.name)):
             raise ValueError(
                 f"expected output_dir to be empty, or the directory of {of}, got {path}, which "
                 f"holds {entry.name}; choose another"
             )
+
+
+def check_writable(path: Path) -> None:
+    """Raise ValueError for an output directory that cannot be made, or written to."""
+    place = Path(os.path.abspath(path))
+    there = next(at for at in (place, *place.parents) if at.exists())
+    if not there.is_dir():
+        raise ValueError(f"expected output_dir to be a directory, got the file {there}")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ValueError(f"expected output_dir to be writable, got {path}: {there} is read-only")
+
+
+def existing(path: Path, what: str, suffix: str = "") -> Path:
+    """Return the path of a file, whose suffix may be left out; FileNotFoundError without one."""
+    for file in (path, path.with_name(path.name + suffix)):
+        if file.is_file():
+            return file
+    raise FileNotFoundError(f"expected {what}, got {path}, which is no file")
 
 
 def _sweep(path: Path) -> None:

@@ -22,9 +22,11 @@ class SpacePolicy:
         source: the function that acts, or that makes an agent, or an agent to copy.
         batched: True if it takes all observations of a batch at once, False for one at a time.
         kind: ``"function"`` or ``"agent"``, for the manifest.
+        algorithm: the name of what trained it, if that is known, in place of the source's.
     """
 
     source: Any = None
+    algorithm = ""
     kind = "function"
 
     def __init__(self, source: Callable[..., Any], batched: bool = False, key: bool = False):

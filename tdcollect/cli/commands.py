@@ -118,7 +118,9 @@ def request_of(env: str, policy: str, settings: dict[str, Any], **own: Any) -> R
     for name in ("checkpoint", "vecnormalize"):
         if (value := settings.pop(name, None)) is not None:
             named[name] = value
-    return Request(env, policy, **named, directory=os.getcwd())
+    request = Request(env, policy, **named, directory=os.getcwd())
+    request.check()
+    return request
 
 
 def settle(settings: dict[str, Any]) -> None:
@@ -295,11 +297,12 @@ def summary(directory: Path, confidence: float, as_json: bool) -> None:
     Nothing is run. The evaluation may be unfinished.
     """
     import tdcollect
+    from tdcollect.evaluation.ledger import policy_name
 
     result = tdcollect.EvaluationResult.load(directory)
     statistics = result.summary(confidence=confidence)
     fields: dict[str, Any] = {"missing": result.missing, **statistics.to_dict()}
-    head = visible(f"{result.manifest['env']['id']}, {result.manifest['policy']['class']}")
+    head = visible(f"{result.manifest['env']['id']}, {policy_name(result.manifest)}")
     tell(
         as_json, f"{head}\n\n{statistics}\n\nledger {result.digest}", ledger=result.digest, **fields
     )

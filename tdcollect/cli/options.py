@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Callable
 from functools import partial, reduce
 from pathlib import Path
 from typing import Any
@@ -20,21 +21,23 @@ output_dir = partial(click.option, "--output-dir", type=FOLDER)
 EXPLORATION = ("deterministic", "random", "mode", "median", "mean")
 
 
-def json_object(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise click.BadParameter(f"expected a JSON object, got {text!r} ({error})") from error
-    if not isinstance(value, dict):
-        raise click.BadParameter(f"expected a JSON object, got {text!r}")
+def read_by(read: Callable[[str], Any], expected: str) -> Callable[[str], Any]:
+    """Return a type of options: texts that a function reads, refused as no ``expected`` ones."""
+
+    def value(text: str) -> Any:
+        try:
+            return read(text)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise click.BadParameter(f"expected {expected}, got {text!r}") from error
+
     return value
 
 
-def int_list(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise click.BadParameter(f"expected ints with commas between, got {text!r}") from error
+json_object = read_by(lambda text: {**json.loads(text)}, "a JSON object")
+int_list = read_by(lambda text: [*map(int, text.split(","))], "ints with commas between")
+step_limit = read_by(
+    lambda text: math.inf if text == "inf" else int(text), "a number of steps, or inf"
+)
 
 
 def by_name(context: Any, parameter: Any, texts: tuple[str, ...]) -> dict[str, str] | None:
@@ -56,26 +59,14 @@ def of_groups(context: Any, parameter: Any, texts: tuple[str, ...]) -> str | Non
     return ",".join(texts) or None
 
 
-def step_limit(text: str) -> float:
-    try:
-        return math.inf if text == "inf" else int(text)
-    except ValueError as error:
-        raise click.BadParameter(f"expected a number of steps, or inf, got {text!r}") from error
-
-
-def shard_of(text: str) -> Any:
+def _shard(text: str) -> Any:
     from tdcollect.evaluation.ledger import Shard
 
     match = re.fullmatch("([0-9]+)/([0-9]+)", text)
-    try:
-        return Shard.of((int(match[1]), int(match[2])) if match else None)
-    except ValueError as error:
-        raise click.BadParameter(
-            f"expected i/n with i from 0 to n - 1, such as 0/4 for the first of four shards, got "
-            f"{text!r}"
-        ) from error
+    return Shard.of((int(match[1]), int(match[2])) if match else None)
 
 
+shard_of = read_by(_shard, "i/n with i from 0 to n - 1, such as 0/4 for the first of four shards")
 shard = partial(click.option, "--shard", type=shard_of, metavar="I/N")
 
 

@@ -18,6 +18,7 @@ import click
 
 from tdcollect.display import count_text, visible
 from tdcollect.evaluation.imports import exits_refused
+from tdcollect.files import check_writable
 
 if TYPE_CHECKING:
     from tdcollect.evaluation.result import EvaluationResult
@@ -102,6 +103,8 @@ def running(output_dir: Path | None, values: dict[str, Any]) -> Iterator[Any]:
         raise click.UsageError("--workers and --ray-workers exclude each other; give one of them")
     if address is not None and count is None:
         raise click.UsageError("--ray-address goes with --ray-workers N")
+    if output_dir is not None:
+        check_writable(output_dir)
     with others_on_stderr(), resumable(output_dir), ExitStack() as stack:
         if count is not None:
             import tdcollect
@@ -119,6 +122,7 @@ def say_result(
     result: EvaluationResult, directory: Path | None, as_json: bool, quiet: bool, shard: Any = None
 ) -> int:
     """Print the result of an evaluation, or of a shard; return the command's exit status."""
+    from tdcollect.evaluation.ledger import policy_name
     from tdcollect.pages.build import REPORT
 
     summary = result.summary()
@@ -133,7 +137,7 @@ def say_result(
             **summary.to_dict(),
         )
     elif not quiet:
-        say(f"{result.manifest['env']['id']}, {result.manifest['policy']['class']}\n")
+        say(f"{result.manifest['env']['id']}, {policy_name(result.manifest)}\n")
         if shard is not None:
             ended = count_text(len(result.episodes), "episode")
             say(

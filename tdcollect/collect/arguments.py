@@ -24,6 +24,7 @@ from torchrl.envs import EnvBase
 
 from tdcollect import check
 from tdcollect._upstream.collectors import CollectorState
+from tdcollect.envs.make import vec_env_advice
 from tdcollect.envs.process.values import ResetOptions
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.keys import SLOT, TIME
@@ -33,11 +34,15 @@ from tdcollect.randomness import global_states_kept
 _OPTIONAL_CALLABLES = ("postproc", "pre_collect_hook", "post_collect_hook", "policy_factory")
 
 
+_DEVICES = ("device", "storing_device", "policy_device", "env_device")
+
+
 def check_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Raise TypeError or ValueError for arguments of the constructor that no backend can use."""
     named = dict(zip(("create_env_fn", "policy"), args, strict=False), **kwargs)
     if "create_env_fn" in named:
         envs = named["create_env_fn"]
+        check_order(envs, named.get("policy"))
         for env in envs if isinstance(envs, (list, tuple)) else [envs]:
             _check_env(env)
     check_instance(named.get("policy"))
@@ -58,10 +63,18 @@ def check_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     for count in frames if isinstance(frames, (list, tuple)) else [frames]:
         check.positive_int(frames_per_batch=count.item() if torch.is_tensor(count) else count)
     check.positive_int_or_none(trajs_per_batch=named.get("trajs_per_batch"))
+    if named.get("total_frames", -1) == 0:
+        raise ValueError("expected total_frames to be positive, or -1 for no end, got 0")
+
+
+def check_known(kind: Any, kwargs: Mapping[str, Any]) -> None:
+    """Raise TypeError for arguments of unknown names; a subclass may take others."""
+    if kind.__module__.startswith("tdcollect."):
+        check.arguments(kind.__init__, kwargs, ["traj_pool"])
 
 
 def check_one(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Raise for arguments that are for several collectors."""
+    """Raise for arguments that are for several collectors, and for devices that are not there."""
     env = args[0] if args else kwargs.get("create_env_fn")
     if isinstance(env, (list, tuple)) and len(env) != 1:
         raise ValueError(
@@ -75,6 +88,8 @@ def check_one(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
             f"expected frames_per_batch to be an int, got {frames}; several are for the collectors "
             "of backend='process'"
         )
+    for name in _DEVICES:
+        check.device(kwargs.get(name) or "cpu", name)
     for name in _OPTIONAL_CALLABLES:
         if isinstance(kwargs.get(name), (list, tuple)) and kwargs.get("worker_idx") is None:
             raise TypeError(
@@ -83,16 +98,25 @@ def check_one(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
             )
 
 
+def check_order(env: Any, policy: Any) -> None:
+    """Raise TypeError for an env and a policy in each other's place, as other libraries' are."""
+    acts = isinstance(env, (nn.Module, SpacePolicy)) or hasattr(env, "predict")
+    is_env = isinstance(policy, (EnvBase, gym.Env, gym.vector.VectorEnv))
+    is_env = is_env or (isinstance(policy, str) and policy in gym.registry)
+    if not isinstance(env, (str, EnvBase, gym.Env)) and (acts or is_env):
+        got = f"{_described(env)}, then {_described(policy)}"
+        raise TypeError(f"expected the env first, then the policy, got {got}; swap them")
+
+
 def _check_env(env: Any) -> None:
-    if isinstance(env, EnvBase) or (callable(env) and not isinstance(env, nn.Module)):
+    if isinstance(env, EnvBase) or callable(env):
         return
     example = repr(env) if isinstance(env, str) else "'CartPole-v1'"
     if isinstance(env, (gym.Env, gym.vector.VectorEnv)):
         example = "env"
-    do = "the env first, then the policy" if callable(env) else f"tdcollect.make_env({example})"
     raise TypeError(
         "expected an env of TorchRL, or a function that makes one, got "
-        f"{_described(env)}; pass {do}"
+        f"{_described(env)}; {vec_env_advice(env) or f'pass tdcollect.make_env({example})'}"
     )
 
 

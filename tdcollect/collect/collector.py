@@ -31,6 +31,7 @@ from tdcollect.collect.arguments import (
     check_arguments,
     check_by_arrival,
     check_count,
+    check_known,
     check_made,
     check_one,
     check_options,
@@ -120,6 +121,7 @@ class Dispatch(CollectorMeta):
                 f"no sync and no backend_options, got num_collectors={num_collectors}, "
                 f"sync={sync}, backend_options={backend_options}; choose backend='process'"
             )
+        check_known(cls, kwargs)
         check_one(args, kwargs)
         args, kwargs = normalize_env_functions(args, kwargs)
         return super().__call__(*args, **kwargs)
@@ -363,6 +365,8 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
         return with_progress(self._batches(), self) if self._progress else self._batches()
 
     def _batches(self) -> Iterator[TensorDictBase]:
+        if self._runner.explained is not None:  # it ended here; one that was loaded so is no error
+            self._runner.check_open(to_go_on=True)
         with collecting(pauses=True):
             if self.return_same_td or self.replay_buffer is not None:
                 yield from super().iterator()

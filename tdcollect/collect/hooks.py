@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDictBase
 from torchrl.envs import EnvBase
 
-from tdcollect import keys
+from tdcollect import check, keys
 from tdcollect._upstream.torchrl import wrapped_env
 from tdcollect.collect.statistics import Spread, Statistics
 from tdcollect.collect.step_dict import StepDict
@@ -179,11 +179,14 @@ class LogStatistics(Hooks):
 
     Raises:
         ValueError: for an ``every`` that is not positive.
+        TypeError: for a logger without ``log_scalar``.
     """
 
     def __init__(self, logger: ScalarLogger, every: int = 1, prefix: str = "collect"):
-        if every < 1:
-            raise ValueError(f"expected every to be positive, got {every}")
+        check.positive_int(every=every)
+        if not callable(getattr(logger, "log_scalar", None)):
+            got = type(logger).__name__
+            raise TypeError(f"expected a logger with log_scalar(name, value, step), got {got}")
         self._logger = logger
         self._every = every
         self._prefix = prefix

@@ -13,7 +13,7 @@ from torchrl.envs import EnvBase
 from tdcollect import check
 from tdcollect._upstream.collectors import drop_generic_defaults, one_env_each, service_backend
 from tdcollect.collect import Collector
-from tdcollect.collect.arguments import check_arguments
+from tdcollect.collect.arguments import check_arguments, check_known
 from tdcollect.collect.collector import extends
 from tdcollect.display import count_text, one_line
 
@@ -69,6 +69,7 @@ class AsyncBatchedCollector(upstream.AsyncBatchedCollector):
 
     @extends(upstream.AsyncBatchedCollector.__init__)
     def __init__(self, create_env_fn: Any, **kwargs: Any):
+        check_known(type(self), kwargs)
         check_arguments((create_env_fn,), kwargs)
         envs = create_env_fn if isinstance(create_env_fn, Sequence) else []
         batch_size = _batch_size(envs[0], kwargs.get("create_env_kwargs")) if envs else None

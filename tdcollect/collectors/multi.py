@@ -21,7 +21,7 @@ import torchrl.collectors as upstream
 from tdcollect import check
 from tdcollect._upstream.collectors import MultiCollectorMeta, WorkersState
 from tdcollect.collect import Collector
-from tdcollect.collect.arguments import check_arguments
+from tdcollect.collect.arguments import check_arguments, check_known
 from tdcollect.collect.collector import extends
 from tdcollect.collectors import asking, dispatch
 from tdcollect.collectors.pipes import Guard, Reports, WorkerPipe, WorkerQueue
@@ -108,6 +108,7 @@ class MultiCollector(asking.Asking, upstream.MultiCollector, metaclass=_BySync):
         several = isinstance(create_env_fn, (list, tuple))
         count = len(create_env_fn) if several else kwargs.get("num_workers")
         workers: Any = 1 if isinstance(self, upstream.AsyncCollector) else count
+        check_known(type(self), kwargs)
         check_arguments((create_env_fn, policy), kwargs)
         if workers is None:
             name = getattr(create_env_fn, "__name__", "make")

@@ -21,6 +21,7 @@ from tdcollect._upstream.collectors import RayState
 from tdcollect._upstream.others import state_of
 from tdcollect.cleanup import ended_on_error
 from tdcollect.collect import Collector
+from tdcollect.collect.arguments import check_known
 from tdcollect.collect.collector import extends
 from tdcollect.collectors import asking
 from tdcollect.collectors.dispatch import check_on_worker_lost, class_of_collectors
@@ -79,6 +80,7 @@ class RayCollector(asking.Asking, TorchRLRayCollector):
         reset_options: Any = None,
         **kwargs: Any,
     ):
+        check_known(type(self), kwargs)
         check_on_worker_lost(on_worker_lost, kwargs)
         senders = (kwargs.get(name) for name in ("weight_sync_schemes", "weight_updater"))
         self._sends = not any(senders) and getattr(policy, "service_backend", None) != "ray"

@@ -36,6 +36,7 @@ from tdcollect.cleanup import close_env, ended_on_error
 from tdcollect.envs.process import values
 from tdcollect.envs.process.values import (
     Array,
+    as_begun,
     as_flags,
     as_info,
     as_rewards,
@@ -80,7 +81,8 @@ class SerialBackend(Backend):
     def reset(self, starts: Starts, options: dict[str, Any] | None, out: SlotBuffers) -> None:
         def begin(slot: int) -> None:
             own = values.options_of(options, slot)
-            observation, info = self.envs[slot].reset(seed=starts[slot], options=own)
+            begun = self.envs[slot].reset(seed=starts[slot], options=own)
+            observation, info = begun if type(begun) is tuple else as_begun(begun)
             self.observation.write_slot(observation, out.observation, slot)
             if self.info:
                 write_info(self.info, info, out.info, slot)

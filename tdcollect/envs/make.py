@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Never
 
 import gymnasium as gym
 import torch
@@ -62,6 +62,7 @@ def make_env(
     on_env_error: OnEnvError = "raise",
     max_restarts: int | None = None,
     resumable: bool | str = False,
+    **unknown: Never,
 ) -> GymnasiumEnv:
     """Make a TorchRL env of gymnasium slots.
 
@@ -130,25 +131,21 @@ def make_env(
         >>> env.rollout(50, break_when_any_done=False).shape
         torch.Size([4, 50])
     """
+    check.arguments(make_env, unknown)
     chosen = _check_backend(env, backend)
+    check.device("cpu" if device is None else device)
     slots = _check_num_envs(env, num_envs)
     check.positive_int_or_none(max_episode_steps=max_episode_steps)
     limit = None if max_episode_steps is None else int(max_episode_steps)
     bookkeeping = Bookkeeping(step_count, episode_reward, is_init, limit)
     seeds = None if seed is None else slot_seeds(seed, range(slots))
     _check_info_keys(info_keys)
-    workers = _check_workers(chosen, slots, num_workers, timeout, start_method)
-    workers |= _check_waiting(chosen, num_envs, wait_num, wait_timeout)
+    waiting = {"wait_num": wait_num, "wait_timeout": wait_timeout}
+    options = {"num_workers": num_workers, "timeout": timeout, "start_method": start_method}
+    workers = _check_process(chosen, slots, num_envs, {**options, **waiting})
     restarts = _check_restarts(env, chosen, on_env_error, max_restarts)
     _check_resumable(env, chosen, resumable)
-    if env_kwargs is not None and not isinstance(env_kwargs, Mapping):
-        raise TypeError(
-            f"expected env_kwargs to be a dict, the same for every slot, got {env_kwargs!r}; "
-            "pass one dict"
-        )
-    kwargs = dict(env_kwargs or {})
-    if kwargs and isinstance(env, (gym.Env, VectorEnv)):
-        raise TypeError(f"env_kwargs {sorted(kwargs)} cannot change an env that is made already")
+    kwargs = _check_kwargs(env, env_kwargs)
 
     def slots_with(settings: Mapping[str, Any], seeds: Sequence[int] | None = None) -> Stepper:
         base: Backend
@@ -195,18 +192,23 @@ def _check_backend(env: Any, backend: str | None) -> str:
     if backend is None:
         backend = "gymnasium" if isinstance(env, VectorEnv) else "serial"
     check.one_of(BACKENDS, backend=backend)
-    if isinstance(env, EnvBase):
-        raise TypeError(
-            f"expected a gymnasium env, its id or a callable, got the TorchRL env {env!r}; collect "
-            "from it directly"
-        )
     types, wanted = _EXPECTED[backend]
     # Envs may be callable, too.
     is_vector, is_made = isinstance(env, VectorEnv), isinstance(env, (gym.Env, VectorEnv))
     misplaced = (is_vector and backend != "gymnasium") or (is_made and backend == "process")
-    if not isinstance(env, types) or misplaced:
-        raise TypeError(f"backend={backend!r} expects {wanted}, got {env!r}")
+    if isinstance(env, EnvBase) or not isinstance(env, types) or misplaced:
+        text = "collect from it directly" if isinstance(env, EnvBase) else vec_env_advice(env)
+        advice = f"; {text}" if text else ""
+        raise TypeError(f"backend={backend!r} expects {wanted}, got {env!r}{advice}")
     return backend
+
+
+def vec_env_advice(env: Any) -> str:
+    """Return what to pass in the place of a VecEnv of Stable-Baselines3; empty for others."""
+    modules = [kind.__module__ for kind in type(env).__mro__]
+    is_one = "stable_baselines3.common.vec_env.base_vec_env" in modules
+    advice = "in place of a VecEnv of Stable-Baselines3, pass the id or the function of its envs"
+    return f"{advice}, and num_envs" if is_one else ""
 
 
 def _check_num_envs(env: Any, num_envs: int | None) -> int:
@@ -228,6 +230,18 @@ def _check_num_envs(env: Any, num_envs: int | None) -> int:
     return int(num_envs)
 
 
+def _check_kwargs(env: Any, env_kwargs: Any) -> dict[str, Any]:
+    if not isinstance(env_kwargs, Mapping | None):
+        raise TypeError(
+            f"expected env_kwargs to be a dict, the same for every slot, got {env_kwargs!r}; "
+            "pass one dict"
+        )
+    if env_kwargs and isinstance(env, (gym.Env, VectorEnv)):
+        names = sorted(env_kwargs)
+        raise TypeError(f"env_kwargs {names} cannot change an env that is made already")
+    return dict(env_kwargs or {})
+
+
 def _check_info_keys(info_keys: Any) -> None:
     names = not isinstance(info_keys, str) and isinstance(info_keys, (Sequence, Mapping))
     if not names or not all(isinstance(key, str) for key in info_keys):
@@ -237,44 +251,21 @@ def _check_info_keys(info_keys: Any) -> None:
         )
 
 
-def _check_workers(
-    backend: str,
-    slots: int,
-    num_workers: int | None,
-    timeout: float | None,
-    start_method: str | None,
+def _check_process(
+    backend: str, slots: int, num_envs: int | None, options: dict[str, Any]
 ) -> dict[str, Any]:
-    options = {"num_workers": num_workers, "timeout": timeout, "start_method": start_method}
+    """Return the options of ``backend="process"`` that were passed; other backends take none."""
     passed = {name: value for name, value in options.items() if value is not None}
     if passed and backend != "process":
         raise TypeError(f"backend={backend!r} takes no {', '.join(passed)}; use backend='process'")
-    note = "the number of slots, or None for the cores there are"
-    check.int_up_to(slots, note, num_workers=num_workers)
-    check.seconds_or_none(timeout=timeout)
-    check.one_of((*START_METHODS, None), start_method=start_method)
+    counts = {name: options[name] for name in ("num_workers", "wait_num")}
+    check.int_up_to(slots, "the number of slots, or None for its default", **counts)
+    check.seconds_or_none(timeout=options["timeout"], wait_timeout=options["wait_timeout"])
+    check.one_of((*START_METHODS, None), start_method=options["start_method"])
+    for name, needs in {"wait_timeout": "wait_num", "wait_num": "num_envs"}.items():
+        if name in passed and {"num_envs": num_envs, **options}[needs] is None:
+            raise TypeError(f"expected {needs} with {name}={passed[name]!r}, got none; pass both")
     return passed
-
-
-def _check_waiting(
-    backend: str, num_envs: int | None, wait_num: int | None, wait_timeout: float | None
-) -> dict[str, Any]:
-    if wait_num is None:
-        if wait_timeout is not None:
-            raise TypeError(
-                f"expected wait_num with wait_timeout={wait_timeout!r}, got none; pass wait_num, "
-                "the slots that a step waits for"
-            )
-        return {}
-    if backend != "process" or num_envs is None:
-        got = f"backend={backend!r}" if num_envs is not None else "num_envs=None"
-        raise TypeError(
-            f"expected backend='process' and num_envs with wait_num={wait_num!r}, got {got}; other "
-            "slots step together"
-        )
-    note = "the number of slots, or None to step them together"
-    check.int_up_to(num_envs, note, wait_num=wait_num)
-    check.seconds_or_none(wait_timeout=wait_timeout)
-    return {"wait_num": int(wait_num), "wait_timeout": wait_timeout}
 
 
 def _check_restarts(

@@ -13,7 +13,7 @@ import numpy as np
 from tdcollect import check, display
 from tdcollect.evaluation import ledger, statistics
 from tdcollect.evaluation.episodes.steps import policy_difference
-from tdcollect.evaluation.ledger import Episode, manifest_entry
+from tdcollect.evaluation.ledger import Episode, manifest_entry, policy_name
 from tdcollect.evaluation.statistics import (
     Interval,
     MetricDifference,
@@ -689,8 +689,7 @@ def holm(p_values: Mapping[T, float]) -> dict[T, float]:
 
 def _names(evaluations: Sequence[Evaluated], names: Sequence[str] | None) -> list[str]:
     if names is None:
-        classes = [manifest_entry(e.manifest, "policy.class") or "policy" for e in evaluations]
-        names = [str(name).rpartition(".")[2] for name in classes]
+        names = [policy_name(e.manifest) for e in evaluations]
         if len(set(names)) < len(names):
             names = [f"{name} {number}" for number, name in enumerate(names, 1)]
     if len(names) != len(evaluations) or len(set(names)) < len(names):

@@ -322,6 +322,7 @@ def check_report_extras(what: str) -> None:
 def check_directory(path: Path) -> None:
     """Refuse a path that neither holds nor can become an evaluation."""
     if (path / ledger.MANIFEST).exists():
+        files.check_writable(path)
         ledger.read_manifest(path)
     else:  # a process may have died as it wrote the first file
         files.check_output(path, "an evaluation", (ledger.MANIFEST,))

@@ -17,6 +17,7 @@ import torch
 from tensordict import TensorDict
 from torchrl.envs import EnvBase
 
+from tdcollect import check
 from tdcollect.cleanup import ended_on_error
 from tdcollect.evaluation.directory import Directory, check_directory, check_report_extras
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
@@ -46,7 +47,6 @@ from tdcollect.evaluation.result import EvaluationResult, finish
 from tdcollect.evaluation.settings import (
     EvaluationSettings,
     SettingsArguments,
-    check_names,
     takes_settings,
 )
 from tdcollect.evaluation.workers.dispatcher import Dispatcher, Evaluation
@@ -131,7 +131,7 @@ def evaluate(
         raise TypeError(f"expected request to be a Request, got {type(request).__name__}")
     output_dir = _checked(output_dir, request, retry_lost)
     part = None if shard is None else Shard.of(shard)
-    check_names(evaluate, settings)
+    check.arguments(evaluate, settings)
     chosen = EvaluationSettings(episodes, seed, **settings)
     chosen.check_whole(part is None and workers in (None, 0))
     policy = recognized(policy, env, chosen)

@@ -22,12 +22,13 @@ from torchrl.envs.utils import ExplorationType
 from tdcollect import check, keys
 from tdcollect.collect.collector import Collector
 from tdcollect.display import count_text, one_line
+from tdcollect.envs.make import vec_env_advice
 from tdcollect.evaluation.background import Courier, Order, Setup, logger
 from tdcollect.evaluation.curve import BEST_BY, Best, Point
 from tdcollect.evaluation.episodes.groups import of_groups
-from tdcollect.evaluation.episodes.opening import check_env
+from tdcollect.evaluation.requested import check_env
 from tdcollect.evaluation.result import EvaluationResult
-from tdcollect.evaluation.settings import EvaluationSettings, SettingsArguments, check_names
+from tdcollect.evaluation.settings import EvaluationSettings, SettingsArguments
 from tdcollect.evaluation.workers import worker
 from tdcollect.evaluation.workers.local import LocalWorkers, Workers, as_workers, pickled_part
 from tdcollect.packages import extra_module
@@ -445,7 +446,7 @@ def _close(courier: Courier) -> None:
 
 
 def _check_subject(env: Any, policy: Any, policy_factory: Any) -> None:
-    check_env(env, "pass a function that makes it")
+    check_env(env, vec_env_advice(env) or "pass a function that makes it", policy)
     if policy is not None and policy_factory is not None:
         raise ValueError("expected policy or policy_factory, not both; leave one out")
     if policy is None and policy_factory is None:
@@ -466,7 +467,7 @@ def _check_torchrl_only(
     done_keys: Any = ("next", "done"),
     **unknown: Any,
 ) -> None:
-    check_names(Evaluator, unknown, [*SETTINGS, *_TORCHRL_ONLY])
+    check.arguments(Evaluator, unknown, [*SETTINGS, *_TORCHRL_ONLY])
     check.positive_int_or_none(frames_per_batch=frames_per_batch)
     if collector_cls not in (None, "Collector", "SyncDataCollector", TorchRLCollector, Collector):
         raise ValueError(

@@ -10,11 +10,13 @@ import sysconfig
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tdcollect import cleanup
+from tdcollect import check, cleanup
+from tdcollect.files import existing
 
 
 def is_named(text: str) -> bool:
@@ -34,6 +36,31 @@ def by_group(text: str | None) -> dict[str, str]:
     return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
+def check_named(text: str, directory: Path) -> tuple[str, str]:
+    """Return file or module, and the name in it, that a text names; nothing is imported.
+
+    Raises:
+        ValueError: for a text of another form.
+        FileNotFoundError, ModuleNotFoundError: if there is no such file, or no such package.
+    """
+    where, _, name = text.rpartition(":")
+    if not is_named(text) or not (where.endswith(".py") or all(where.split("."))):
+        raise ValueError(
+            f"expected module:name or path/to/file.py:name, got {text!r} (for example "
+            "examples/policies.py:lean)"
+        )
+    top = where.partition(".")[0]
+    if where.endswith(".py"):
+        existing(directory / where, "a Python file")
+    elif not (top in sys.modules or find_spec(top) or PathFinder.find_spec(top, [str(directory)])):
+        raise ModuleNotFoundError(
+            f"there is no module {top} in {directory} or where Python looks; name a module, or a "
+            "file by its path with .py at the end",
+            name=top,
+        )
+    return where, name
+
+
 def load_named(text: str, directory: Path, look: bool = True) -> Any:
     """Import the object that a text names.
 
@@ -46,14 +73,11 @@ def load_named(text: str, directory: Path, look: bool = True) -> Any:
         ValueError: for a text of another form.
         FileNotFoundError, ModuleNotFoundError, AttributeError: if there is no such object.
     """
-    where, _, name = text.rpartition(":")
-    if not is_named(text) or not (where.endswith(".py") or all(where.split("."))):
-        raise ValueError(
-            f"expected module:name or path/to/file.py:name, got {text!r} (for example "
-            "examples/policies.py:lean)"
-        )
-    thing: Any = _module_of_file(directory / where) if where.endswith(".py") else None
-    if thing is None:
+    where, name = check_named(text, directory)
+    thing: Any
+    if where.endswith(".py"):
+        thing = _module_of_file((directory / where).resolve())
+    else:
         thing = _module(where, directory if look else None)
     for part in name.split("."):
         if not hasattr(thing, part):
@@ -67,8 +91,7 @@ def called(item: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     name: Any = item
     kwargs: Any = {}
     if isinstance(item, Mapping):
-        if unknown := sorted(map(str, item.keys() - {"call", "kwargs"})):
-            raise ValueError(f"expected the entries call and kwargs, got {unknown} in {item!r}")
+        check.only_keys(item, ("call", "kwargs"), repr(item))
         name, kwargs = item.get("call"), item.get("kwargs", {})
     if not isinstance(name, str) or not is_named(name):
         raise ValueError(
@@ -89,17 +112,7 @@ def exits_refused() -> AbstractContextManager[None]:
 def _module(name: str, directory: Path | None) -> ModuleType:
     if directory is not None:
         _look_in(directory)
-    try:
-        module = importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # the module is there; what it imports is not
-        place = "" if directory is None else f"in {directory} or "
-        raise ModuleNotFoundError(
-            f"there is no module {name} {place}where Python looks; name a module, or a file by its "
-            "path with .py at the end",
-            name=error.name,
-        ) from error
+    module = importlib.import_module(name)
     if directory is not None:
         _check_imported(name.partition(".")[0], directory)
     return module
@@ -123,9 +136,6 @@ def _check_imported(name: str, directory: Path) -> None:
 
 
 def _module_of_file(path: Path) -> ModuleType:
-    path = path.resolve()
-    if not path.is_file():
-        raise FileNotFoundError(f"expected a Python file, got {path}, which is none")
     imported = sys.modules.get(path.stem)
     if imported is not None:
         if getattr(imported, "__file__", None) == str(path):

@@ -376,6 +376,11 @@ def manifest_entry(manifest: Mapping[str, Any], path: str) -> Any:
     return value
 
 
+def policy_name(manifest: Mapping[str, Any]) -> str:
+    """Return the name of a policy for tables and titles: of its algorithm, function or class."""
+    return str(manifest_entry(manifest, "policy.class") or "policy").rpartition(".")[2]
+
+
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
     """Return the differences of two manifests: the path of each entry, and its two values.
 

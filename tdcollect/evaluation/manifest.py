@@ -229,15 +229,17 @@ def _named(policy: Any) -> dict[str, Any]:
         short = (f"{name}: {part['class'].rpartition('.')[2]}" for name, part in groups.items())
         return {"class": ", ".join(short), "groups": groups}
     if not isinstance(policy, SpacePolicy):
-        return {"class": _class(policy)}
+        return {"class": getattr(policy, "algorithm", None) or _class(policy)}
     method = policy.method if isinstance(policy, AgentPolicy) else ACTING[0]
     named = {} if method == ACTING[0] else {"method": method}
-    return {"class": _class(policy.source), "kind": policy.kind, **named}
+    return {"class": policy.algorithm or _class(policy.source), "kind": policy.kind, **named}
 
 
 def _class(policy: Any) -> str:
     if policy is None:
         return RANDOM
+    while isinstance(policy, partial):
+        policy = policy.func
     named = policy if hasattr(policy, "__qualname__") else type(policy)
     return f"{getattr(named, '__module__', '')}.{named.__qualname__}"  # none of a slot's
 

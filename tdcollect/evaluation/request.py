@@ -1,22 +1,21 @@
-"""An env and a policy by name; nothing that is named runs before it is asked for."""
+"""An env and a policy by name; nothing that is named runs before it is asked for.
+
+Without torch until then, so that names and files that are not there are refused at once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
-
 from tdcollect.display import one_line
-from tdcollect.evaluation.episodes.groups import GroupPolicies
-from tdcollect.evaluation.imports import by_group, called, is_named, load_named
-from tdcollect.evaluation.requested import Call, RequestedEnv, one_slot, placed, policy_from
+from tdcollect.evaluation.imports import by_group, called, check_named, is_named, load_named
+from tdcollect.files import existing
 
 RANDOM, SB3, LEROBOT = "random", "sb3", "lerobot"  # policies that need no factory
+_MODELS = {SB3: "model.zip", LEROBOT: ".../pretrained_model"}
 
 
 @dataclass(frozen=True)
@@ -71,40 +70,66 @@ class Request:
             FileNotFoundError, ModuleNotFoundError, AttributeError: if something that is named
                 does not exist.
         """
+        self.check()
+        from tdcollect.evaluation.episodes.groups import GroupPolicies
+        from tdcollect.evaluation.requested import load_weights, one_slot, placed, policy_from
+
         here, env = Path(self.directory), self.made_env(look)
-        if named := by_group(self.policy):
-            return env, self._group_policies(named, look)
-        if self.vecnormalize is not None and self.policy != SB3:
-            raise ValueError(f"VecNormalize goes with --policy sb3, got --policy {self.policy}")
+        file = here / (self.checkpoint or "")
+        if parts := self._parts():
+            return env, GroupPolicies({name: part.make(look)[1] for name, part in parts.items()})
         if self.policy == RANDOM:
-            if self.checkpoint is not None:
-                raise ValueError("random actions have no checkpoint; leave it out")
             return env, None
         if self.policy == SB3:
-            return env, placed(self._sb3(env), self.device)
-        if self.policy == LEROBOT:
-            from tdcollect.evaluation.lerobot import load_policy
+            from tdcollect.evaluation.sb3 import load_policy
 
-            if self.checkpoint is None:
-                raise ValueError(
-                    "--policy lerobot needs the model: --checkpoint .../pretrained_model"
-                )
-            folder = here / self.checkpoint
-            return env, load_policy(folder if folder.exists() else self.checkpoint, self.device)
+            normalization = self.vecnormalize and here / self.vecnormalize
+            with one_slot(env, self.env_kwargs, self.backend) as one:
+                return env, placed(load_policy(file, one, normalization=normalization), self.device)
+        if self.policy == LEROBOT:
+            from tdcollect.evaluation.lerobot import load_policy as load
+
+            return env, load(file if file.exists() else self.checkpoint or "", self.device)
         factory = _function(self.policy, here, look, "callable and to give a policy")
         policy = policy_from(factory, self.policy, env, self.env_kwargs, self.backend)
         if self.checkpoint is not None:
-            _load(policy, here / self.checkpoint)
+            load_weights(policy, file)
         return env, placed(policy, self.device)
+
+    def check(self) -> None:
+        """Raise for what :meth:`make` cannot meet; nothing that is named is imported, nor torch."""
+        here, parts = Path(self.directory), self._parts()
+        if is_named(self.env):
+            check_named(self.env, here)
+        if self.env_state is not None:
+            existing(here / self.env_state, "the state of an env")
+        for part in parts.values():
+            part.check()
+        if parts:
+            return
+        check_parts(self.policy, self.checkpoint, self.vecnormalize)
+        if self.policy not in (RANDOM, *_MODELS):
+            check_named(self.policy, here)
+        elif not (is_named(self.env) or ":" in self.env or self.backend == "envpool"):
+            from tdcollect.envs.process.worker import spec_of
+
+            spec_of(self.env)  # no code that is named could register it
+        if self.vecnormalize is not None:
+            existing(here / self.vecnormalize, "a file of VecNormalize")
+        if self.checkpoint is not None and self.policy != LEROBOT:  # whose models have ids, too
+            what = "a model of Stable-Baselines3" if self.policy == SB3 else "a checkpoint"
+            existing(here / self.checkpoint, what, ".zip" * (self.policy == SB3))
 
     def made_env(self, look: bool = True) -> str | Callable[..., Any]:
         """Return the env as :func:`tdcollect.evaluate` takes it, with wrappers and transforms.
 
         Arguments and errors are those of :meth:`make`.
         """
+        from tdcollect.evaluation.requested import Call, RequestedEnv, read_state
+
         here = Path(self.directory)
         file = None if self.env_state is None else here / self.env_state
-        state = None if file is None else _read_state(file)
+        state = None if file is None else read_state(file)
         env = load_named(self.env, here, look) if is_named(self.env) else self.env
         if not (self.wrappers or self.transforms or state is not None):
             return env
@@ -139,30 +164,34 @@ class Request:
     def __repr__(self) -> str:
         return one_line(self, self.env, self.policy)
 
-    def _group_policies(self, named: Mapping[str, str], look: bool) -> GroupPolicies:
-        """Return the policies of groups that are named, each with its checkpoint."""
-        files = by_group(self.checkpoint)
-        if (self.checkpoint and not files) or files.keys() - named.keys():
+    def _parts(self) -> dict[str, Request]:
+        """Return the request of each group that has a policy of its own; none of one for all."""
+        named, files = by_group(self.policy), by_group(self.checkpoint)
+        if named and ((self.checkpoint and not files) or files.keys() - named.keys()):
             raise ValueError(
                 f"expected checkpoints of groups that have a policy, GROUP=FILE with one of "
                 f"{', '.join(named)}, got {self.checkpoint!r}"
             )
-        parts = {
+        return {
             group: replace(self, policy=policy, checkpoint=files.get(group))
             for group, policy in named.items()
         }
-        return GroupPolicies({group: part.make(look)[1] for group, part in parts.items()})
 
-    def _sb3(self, env: Any) -> Any:
-        """Return the policy of a model file of Stable-Baselines3."""
-        from tdcollect.evaluation.sb3 import load_policy
 
-        if self.checkpoint is None:
-            raise ValueError("--policy sb3 needs the model's file: --checkpoint model.zip")
-        here = Path(self.directory)
-        normalization = None if self.vecnormalize is None else here / self.vecnormalize
-        with one_slot(env, self.env_kwargs, self.backend) as one:
-            return load_policy(here / self.checkpoint, one, normalization=normalization)
+def check_parts(policy: str, checkpoint: str | None, vecnormalize: str | None) -> None:
+    """Raise ValueError for a policy that lacks a file, or that has one which it does not take."""
+    if policy in _MODELS and not checkpoint:
+        raise ValueError(
+            f"expected a checkpoint with the policy {policy!r}, got none; name the model's file, "
+            f"such as {_MODELS[policy]}"
+        )
+    if policy == RANDOM and checkpoint:
+        raise ValueError(f"expected no checkpoint with random actions, got {checkpoint}")
+    if policy != SB3 and vecnormalize:
+        raise ValueError(
+            f"expected vecnormalize with the policy {SB3!r} alone, got it with {policy!r}; "
+            "statistics of TorchRL's transforms are an env_state"
+        )
 
 
 def _function(name: str, directory: Path, look: bool, what: str = "callable") -> Any:
@@ -171,44 +200,3 @@ def _function(name: str, directory: Path, look: bool, what: str = "callable") ->
     if not callable(function):
         raise TypeError(f"expected {name} to be {what}, got {function!r}")
     return function
-
-
-def _load(policy: Any, file: Path) -> None:
-    """Load weights without running code from the file."""
-    if not isinstance(policy, nn.Module):
-        raise TypeError(
-            f"expected a torch module to load {file} into, got {type(policy).__name__}; have the "
-            "factory load it, and leave the checkpoint out"
-        )
-    with _reading(file, "a checkpoint", f"state_dict of {type(policy).__name__}", "policy"):
-        policy.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
-
-
-@contextmanager
-def _reading(file: Path, what: str, kind: str, source: str) -> Iterator[None]:
-    """Say of which kind the file of weights should be that the block reads."""
-    if not file.is_file():
-        raise FileNotFoundError(f"expected {what}, got {file}, which is no file")
-    try:
-        yield
-    except Exception as error:
-        raise ValueError(
-            f"{file} is no {kind} (written by torch.save({source}.state_dict(), file)): {error}"
-        ) from error
-
-
-def _read_state(file: Path) -> dict[str, Any]:
-    """Read the ``state_dict`` of an env without running code from the file."""
-    with _reading(file, "the state of an env", "state of an env", "env"):
-        state = torch.load(file, map_location="cpu", weights_only=True)
-    if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
-        raise ValueError(
-            f"expected {file} to hold a state_dict, got {type(state).__name__}; write it by "
-            "torch.save(env.state_dict(), file)"
-        )
-    if not state:
-        raise ValueError(
-            f"expected {file} to hold statistics, got an empty state_dict: the state of a "
-            "SerialEnv or a ParallelEnv has none of its envs; save the state of one of them"
-        )
-    return dict(state)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -17,17 +18,19 @@ from torch import nn
 from torchrl.envs import EnvBase, ParallelEnv, SerialEnv, TransformedEnv
 from torchrl.envs import transforms as T
 
-from tdcollect import policies
+from tdcollect import check, policies
 from tdcollect._upstream.torchrl import VecNormSums, VecNormV2Statistics
 from tdcollect.cleanup import close_env, ended_on_error
+from tdcollect.collect.arguments import check_order
 from tdcollect.display import one_line
-from tdcollect.envs.make import alike, make_env
+from tdcollect.envs.make import alike, make_env, vec_env_advice
 from tdcollect.envs.traits import all_transforms_of, flat_transforms, innermost, of_kind, runs_once
 from tdcollect.evaluation.episodes.groups import of_groups
-from tdcollect.evaluation.episodes.policy import known_device
 from tdcollect.evaluation.settings import EvaluationSettings
 from tdcollect.randomness import GlobalStream, Outside
 from tdcollect.threads import turn
+
+_MADE = "a gymnasium env that is made already goes through tdcollect.make_env(env)"
 
 
 def policy_from(
@@ -60,8 +63,9 @@ def policy_from(
 def recognized(policy: Any, env: Any, settings: EvaluationSettings) -> Any:
     """Return a policy as an evaluation runs it; models of Stable-Baselines3 are found out, too.
 
-    For the spaces of these an env is made, and closed again.
+    For the spaces of these an env is made, and closed again. What is no env is refused.
     """
+    check_env(env, policy=policy)
     of = getattr(policy, "__self__", policy)
     modules = [kind.__module__ for kind in type(of).__mro__]
     model = "stable_baselines3.common.base_class" in modules
@@ -79,11 +83,61 @@ def recognized(policy: Any, env: Any, settings: EvaluationSettings) -> Any:
     return of_groups(policy) if isinstance(policy, Mapping) else policy
 
 
+def check_env(env: Any, advice: str = "", policy: Any = None) -> None:
+    """Raise TypeError, with advice, for what neither is nor makes an env of an evaluation."""
+    check_order(env, policy)
+    known = isinstance(env, (str, EnvBase)) or callable(env)
+    if isinstance(env, (gym.Env, gym.vector.VectorEnv)) or not known:
+        raise TypeError(
+            "expected a gymnasium id, a callable that makes an env, or a TorchRL env, got "
+            f"{env!r}; {advice or vec_env_advice(env) or _MADE}"
+        )
+
+
 def placed(policy: Any, device: torch.device | str | None) -> Any:
     """Return the policy, moved to the device if it is a module and one is asked for."""
     if device is None or not isinstance(policy, nn.Module):
         return policy
-    return policy.to(known_device(device))
+    return policy.to(check.device(device))
+
+
+def load_weights(policy: Any, file: Path) -> None:
+    """Load weights without running code from the file."""
+    if not isinstance(policy, nn.Module):
+        raise TypeError(
+            f"expected a torch module to load {file} into, got {type(policy).__name__}; have the "
+            "factory load it, and leave the checkpoint out"
+        )
+    with _reading(file, f"state_dict of {type(policy).__name__}", "policy"):
+        policy.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
+
+
+@contextmanager
+def _reading(file: Path, kind: str, source: str) -> Iterator[None]:
+    """Say of which kind the file of weights should be that the block reads."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(
+            f"{file} is no {kind} (written by torch.save({source}.state_dict(), file)): {error}"
+        ) from error
+
+
+def read_state(file: Path) -> dict[str, Any]:
+    """Read the ``state_dict`` of an env without running code from the file."""
+    with _reading(file, "state of an env", "env"):
+        state = torch.load(file, map_location="cpu", weights_only=True)
+    if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
+        raise ValueError(
+            f"expected {file} to hold a state_dict, got {type(state).__name__}; write it by "
+            "torch.save(env.state_dict(), file)"
+        )
+    if not state:
+        raise ValueError(
+            f"expected {file} to hold statistics, got an empty state_dict: the state of a "
+            "SerialEnv or a ParallelEnv has none of its envs; save the state of one of them"
+        )
+    return dict(state)
 
 
 def _wants_env(factory: Callable[..., Any]) -> bool:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from tdcollect import check
-from tdcollect.display import listed_text, one_line
+from tdcollect.display import html_escaped, listed_text, one_line
 from tdcollect.evaluation import ledger
 from tdcollect.evaluation.directory import (
     Directory,
@@ -188,6 +188,10 @@ class EvaluationResult:
         """Statistics of the ledger; see :func:`tdcollect.evaluation.summarize`."""
         return summarize(self.episodes, **settings)
 
+    def to_pandas(self) -> Any:
+        """Return the ledger as a DataFrame; see :func:`tdcollect.evaluation.to_pandas`."""
+        return to_pandas(self.episodes)
+
     def record(self, index: int) -> Episode:
         """Return the record of an episode.
 
@@ -337,6 +341,9 @@ class EvaluationResult:
         counts = [f"{len(self.episodes)} episodes", failed, *[f"{lost} lost"] * bool(lost)]
         more = (f"mean return {mean}", f"digest {self.digest[:16]}")
         return one_line(self, self.manifest["env"]["id"], *counts, *more)
+
+    def _repr_html_(self) -> str:
+        return f"<p>{html_escaped(repr(self))}</p>\n{self.summary()._repr_html_()}"
 
 
 def finish(directory: Directory, result: EvaluationResult, recheck: bool = True) -> None:

@@ -8,9 +8,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, fields
-from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar, cast
@@ -27,6 +25,7 @@ from tdcollect.evaluation.episodes.data import INFO, info_and_rule
 from tdcollect.evaluation.episodes.groups import AGENT, BY, GROUP, is_measure
 from tdcollect.evaluation.imports import is_named, load_named
 from tdcollect.evaluation.ledger import is_metric_name
+from tdcollect.files import existing
 from tdcollect.seeding import env_seed, policy_seed
 
 Seeds = Sequence[int] | Mapping[int, int] | Callable[[int], int]
@@ -180,7 +179,7 @@ class EvaluationSettings:
             object.__setattr__(self, "metrics", _checked_metrics(self.metrics))
         check.one_of((*BACKENDS, None), backend=self.backend)
         if self.device is not None:
-            object.__setattr__(self, "device", _device(self.device))
+            object.__setattr__(self, "device", check.device(self.device, here=False))
 
     def check_whole(self, here: bool) -> None:
         """Raise ValueError if batches are asked for that do not run whole, in one process."""
@@ -250,20 +249,6 @@ def takes_settings(function: Function) -> Function:
     return function
 
 
-def check_names(
-    function: Callable[..., Any], settings: Mapping[str, Any], more: Sequence[str] = ()
-) -> None:
-    """Raise a TypeError for settings of unknown names, as Python does for other arguments.
-
-    ``more`` are names that the signature lacks.
-    """
-    known = [*inspect.signature(function).parameters, *more]
-    for name in settings.keys() - known:
-        called = function.__qualname__.removesuffix(".__init__")
-        close = get_close_matches(name, known, 1) or [f"one of those in help({called})"]
-        raise TypeError(f"expected arguments of {called}(), got {name}; did you mean {close[0]}?")
-
-
 class EpisodeOptions(dict[int, Any]):
     """Reset options by the index of an episode, and the name of where they come from, if any."""
 
@@ -301,12 +286,8 @@ class EpisodeOptions(dict[int, Any]):
 
 def _read_options(file: Path) -> Any:
     """Read the options of episodes from a JSON file: a list, or an object by index."""
-    if not file.is_file():
-        raise FileNotFoundError(
-            f"expected a JSON file for episode_options, got {file}, which is none"
-        )
     try:
-        content = json.loads(file.read_bytes())
+        content = json.loads(existing(file, "a JSON file for episode_options").read_bytes())
     except (ValueError, RecursionError) as error:
         raise ValueError(f"expected {file} to be JSON: {error}") from error
     if isinstance(content, dict) and all(key.isdecimal() for key in content):
@@ -348,15 +329,6 @@ def _checked_metrics(metrics: Any) -> Metrics | None:
         if not (callable(metric) or of_groups):
             info_and_rule(metric)
     return {name: metrics[name] for name in sorted(metrics)} or None
-
-
-def _device(device: Any) -> torch.device:
-    with suppress(RuntimeError):
-        if isinstance(device, (str, torch.device)):
-            return torch.device(device)
-    raise ValueError(
-        f"expected device to be one of torch, such as 'cpu' or 'cuda:0', got {device!r}"
-    )
 
 
 def _paths(reward_keys: Any) -> list[str]:

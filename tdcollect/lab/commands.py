@@ -107,7 +107,7 @@ def race(
             {name: policy for name, (_, policy) in subjects.items()},
             output_dir=output_dir,
             progress=not quiet,
-            requests=None if output_dir is None else requests,
+            requests=requests,
             workers=crew,
             **settings,
         )

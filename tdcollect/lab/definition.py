@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from tdcollect import check
 from tdcollect.display import count_text, listed_text, one_line
-from tdcollect.files import distinct_names
+from tdcollect.evaluation.request import RANDOM
+from tdcollect.files import distinct_names, existing
 from tdcollect.lab import tables as schema
 from tdcollect.lab.aggregates import METRICS, DrawnRuns, distinct
-from tdcollect.lab.tables import HEAD, RANDOM, Policy, Preset, Task, read_task, read_text
+from tdcollect.lab.tables import HEAD, Policy, Preset, Task, read_task, read_text
 
 if TYPE_CHECKING:
     from tdcollect.evaluation.request import Request
@@ -103,11 +104,8 @@ class SuiteCell:
         settings = self.settings
         name = settings.pop("exploration", "deterministic")
         known = [kind.name.lower() for kind in ExplorationType]
-        try:
-            if name not in known:
-                raise ValueError(
-                    f"expected exploration to be one of {', '.join(known)}, got {name!r}"
-                )
+        with check.within(f"task {self.task.name} with policy {self.policy.name}"):
+            check.one_of(known, exploration=name)
             if "metrics" in settings:
                 settings["metrics"] = named_metrics(settings["metrics"], Path(self.start))
             if isinstance(options := settings.get("episode_options"), str):
@@ -119,9 +117,6 @@ class SuiteCell:
                 env_kwargs=dict(self.task.env_kwargs) or None,
                 **settings,
             )
-        except (TypeError, ValueError) as error:
-            where = f"task {self.task.name} with policy {self.policy.name}"
-            raise type(error)(f"{where}: {error}") from error
 
     def definition(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return all that decides its episodes, as plain values: of the task, and of the policy."""
@@ -192,18 +187,13 @@ class Definition:
             FileNotFoundError: if there is no such file.
             TypeError, ValueError: for a file that is no suite.
         """
-        path = Path(file)
-        if not path.is_file():
-            said = f"expected the TOML file of a suite, got {path}, which is no file"
-            raise FileNotFoundError(said)
+        path = existing(Path(file), "the TOML file of a suite")
         try:
             tables = tomllib.loads(path.read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as error:
             raise ValueError(f"expected {path} to be TOML: {error}") from error
-        try:
+        with check.within(path):
             return cls.of(tables, path.resolve().parent)
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"{path}: {error}") from error
 
     @classmethod
     def of(cls, tables: Mapping[str, Any], directory: str | os.PathLike[str] = ".") -> Self:
@@ -284,11 +274,7 @@ def _list(value: Any, name: str, form: str) -> Sequence[Any]:
 
 def _task_list(name: Any) -> Preset:
     listed = schema.preset(read_text(name, "an entry of presets in [suite]"))
-    if listed.is_conditions:
-        raise ValueError(
-            f"expected presets in [suite] to be lists of tasks, got {listed.name}, conditions of "
-            "tasks; name it as preset in [[tasks]]"
-        )
+    schema.check_kind(listed, False)
     return listed
 
 

@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any, Unpack
 
 from torchrl.envs import EnvBase
 
+from tdcollect import check
 from tdcollect.display import number_texts
 from tdcollect.evaluation import ledger
 from tdcollect.evaluation.directory import check_report_extras
@@ -31,7 +33,6 @@ from tdcollect.evaluation.sequential import Rule
 from tdcollect.evaluation.settings import (
     EvaluationSettings,
     SettingsArguments,
-    check_names,
     takes_settings,
 )
 from tdcollect.evaluation.workers.dispatcher import Evaluation
@@ -107,11 +108,12 @@ def race(
         >>> result = race("CartPole-v1", {"old": a, "new": b}, return_range=(0, 500))
         >>> print(result)
     """
-    check_names(race, settings)
+    check.arguments(race, settings)
     _check_racers(env, policies)
     rule = Rule((*policies,), on, return_range, alpha, margin, failed, lower_is_better)
     plan = files.RacePlan(rule, block, max_episodes)
     most = _settings(on, max_episodes, seed, settings)
+    _check_distinct(policies, requests or {})
     if output_dir is not None:
         check_report_extras("race(output_dir=...)")
         output_dir = Path(os.path.abspath(output_dir))
@@ -178,6 +180,14 @@ def _check_racers(env: Any, policies: Any) -> None:
             f"expected env to be an id or a function that makes an env, got {type(env).__name__}: "
             "policies race side by side, each in envs of its own; pass a function"
         )
+
+
+def _check_distinct(policies: Mapping[str, Any], requests: Mapping[str, Request]) -> None:
+    for one, other in combinations(policies, 2):
+        named = one in requests and requests[one] == requests.get(other)
+        if named or policies[one] is policies[other]:
+            got = f"one policy as {one!r} and as {other!r}"
+            raise ValueError(f"expected policies that differ, got {got}; leave one out")
 
 
 def _settings(

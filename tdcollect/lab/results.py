@@ -17,11 +17,12 @@ from tdcollect import display
 from tdcollect.display import count_text, listed_text, number_text, one_line
 from tdcollect.evaluation import ledger, statistics
 from tdcollect.evaluation.ledger import SUITE, leaf_differences, manifest_entry, read_directory
+from tdcollect.evaluation.request import RANDOM
 from tdcollect.evaluation.statistics import Interval, ends, exact_mean, generator, mean_interval
 from tdcollect.files import check_output, locked, write_json
 from tdcollect.lab.aggregates import Aggregates, aggregate
 from tdcollect.lab.definition import EVALUATIONS, Definition, SuiteCell
-from tdcollect.lab.tables import HEAD, RANDOM, REPORT, Policy, Task
+from tdcollect.lab.tables import HEAD, REPORT, Policy, Task
 
 FORMAT = 1
 FINISHED, UNFINISHED, MISSING, FAILED = "finished", "unfinished", "missing", "failed"

@@ -214,11 +214,6 @@ def validate(suite: Definition, cells: Sequence[SuiteCell], progress: bool) -> V
         for name, cell in [*tasks.items(), *((cell.name, cell) for cell in cells)]:
             if name in tasks:
                 by_name[name] = _tried(_problems_of_env, cell)
-            elif cell.missing:
-                by_name[name] = [
-                    f"expected a file, as {key} has it, got {path}, which is none"
-                    for key, path in cell.missing.items()
-                ]
             elif not by_name[f"task {cell.task.name}"]:
                 by_name[name] = _tried(_problems_of_policy, cell)
             if bar is not None:

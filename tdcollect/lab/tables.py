@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import functools
 import json
-import math
 import re
+import sys
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
@@ -17,9 +16,10 @@ from typing import Any, TypeVar
 from tdcollect import check
 from tdcollect.display import count_text, number_text, one_line
 from tdcollect.evaluation.imports import by_group, called, is_named
+from tdcollect.evaluation.request import RANDOM, SB3, check_parts
 from tdcollect.files import distinct_names, folder_name
 
-HUMAN, RANDOM, SB3 = "human-normalized", "random", "sb3"
+HUMAN = "human-normalized"
 
 HEAD = ("name", "version", "episodes", "seed")
 """The keys of ``[suite]`` that decide episodes."""
@@ -196,11 +196,7 @@ def read_task(entry: Any, defaults: Mapping[str, Any], of: Preset | None = None)
     presets = [] if of is None else [of]
     if (name := table.pop("preset", None)) is not None:
         conditions = preset(read_text(name, f"preset of {where}"))
-        if not conditions.is_conditions:
-            raise ValueError(
-                f"expected the preset of {where} to be conditions, got {conditions.name}, a list "
-                "of tasks; name it in presets of [suite]"
-            )
+        check_kind(conditions, True)
         presets.append(conditions)
         own = read_table(table.get("env_kwargs", {}), f"env_kwargs of {where}")
         table = {**conditions.defaults, **table}
@@ -213,15 +209,8 @@ def read_policy(table: Any) -> Policy:
     """Return a policy from its table, an entry of ``[[policies]]``."""
     where = _where("[[policies]]", table)
     policy = from_table(Policy, table, where, SETTINGS_OF_POLICY)
-    if policy.factory == RANDOM and policy.checkpoints:
-        raise ValueError(f"expected no checkpoints in {where}: random actions have none")
-    if policy.factory == SB3 and not policy.checkpoints:
-        raise ValueError(f"expected checkpoints in {where}: {SB3!r} reads the models' files")
-    if policy.factory != SB3 and policy.vecnormalize:
-        raise ValueError(
-            f"expected vecnormalize only with factory = {SB3!r}, got it in {where}; for the "
-            "statistics of a TorchRL transform there is env_state"
-        )
+    with check.within(where):
+        check_parts(policy.factory, policy.checkpoints, policy.vecnormalize)
     texts = (policy.factory, policy.checkpoints, policy.env_state, policy.vecnormalize)
     by_run = [text for text in texts if text and "{run}" in text]
     if len(policy.runs) > 1 and not by_run:
@@ -313,12 +302,9 @@ def _calls(values: Any, what: str) -> tuple[Call, ...]:
         raise TypeError(f"expected {what} to be a list of module:callable, got {values!r}")
     for call in values:
         if isinstance(call, Mapping):
-            check.only_keys(call, ("call", "kwargs"), what)
             _arguments(call.get("kwargs", {}), f"kwargs in {what}")
-        try:
+        with check.within(what):
             called(call)
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"{what}: {error}") from error
     return tuple(dict(call) if isinstance(call, Mapping) else call for call in values)
 
 
@@ -341,11 +327,8 @@ def _score(value: Any, what: str) -> Score:
 
 
 def _end(value: Any, which: str, what: str) -> float:
-    try:
-        if check.is_number(value) and math.isfinite(value):
-            return float(value)
-    except OverflowError:  # an int beyond all floats
-        pass
+    if check.is_number(value) and abs(value) <= sys.float_info.max:
+        return float(value)
     raise ValueError(f"expected the {what} to have a range, with {which}, got {value!r}")
 
 
@@ -397,18 +380,21 @@ def preset(name: str) -> Preset:
         tasks = [{**data.get("defaults", {}), **task} for task in data.get("tasks", [])]
         return copy.deepcopy(Preset(**{**data, "description": lines, "tasks": tasks}))
     plain, _, version = name.rpartition("-v")
-    if plain in presets():
-        one = preset(plain)
-        if version == str(one.version):
-            return one
-        raise ValueError(
-            f"expected version {one.version} of the preset {plain}, the one there is, got "
-            f"{name!r}; name {plain} or {plain}-v{one.version}"
-        )
+    if plain in presets() and version == str((one := preset(plain)).version):
+        return one
     raise ValueError(
-        f"there is no preset {name!r}; {_nearest(name, presets())} (there are "
-        f"{', '.join(presets())})"
+        f"there is no preset {name!r}; {check.near(name, presets()) or 'none is like it'} (there "
+        f"are {', '.join(presets())})"
     )
+
+
+def check_kind(of: Preset, is_conditions: bool) -> None:
+    """Raise ValueError for conditions in the place of a list of tasks, or the other way round."""
+    if of.is_conditions is not is_conditions:
+        raise ValueError(
+            "expected a list of tasks in presets of [suite], and conditions as preset in "
+            f"[[tasks]], got {of.name} in the other place"
+        )
 
 
 def human_scores(env_id: str) -> tuple[float, float]:
@@ -420,9 +406,10 @@ def human_scores(env_id: str) -> tuple[float, float]:
     scores = _data("human-scores/atari")["games"]
     game = re.sub(r"(NoFrameskip|Deterministic)?-v\d+$", "", re.split("[:/]", env_id)[-1])
     if game not in scores:
+        near = check.near(game, [*scores]) or "none is like it"
         raise ValueError(
-            f"there are no human scores of {game!r} (env {env_id!r}); "
-            f"{_nearest(game, list(scores))}, or give the task a score with low and high"
+            f"there are no human scores of {game!r} (env {env_id!r}); {near}, or give the task a "
+            "score with low and high"
         )
     by_chance, human = map(float, scores[game])
     return by_chance, human
@@ -431,10 +418,3 @@ def human_scores(env_id: str) -> tuple[float, float]:
 @functools.cache
 def _data(name: str) -> dict[str, Any]:
     return tomllib.loads((_PRESETS / f"{name}.toml").read_text(encoding="utf-8"))
-
-
-def _nearest(name: str, known: list[str]) -> str:
-    """Return advice: the known names that are most like this one."""
-    by_folded = {each.lower(): each for each in known}
-    near = difflib.get_close_matches(name.lower(), by_folded, n=3, cutoff=0.4)
-    return f"did you mean {' or '.join(map(by_folded.get, near))}?" if near else "none is like it"  # type: ignore[arg-type]

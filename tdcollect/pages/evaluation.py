@@ -16,7 +16,7 @@ import numpy as np
 
 from tdcollect.display import count_text, listed_text, number_text, number_texts, percent_text
 from tdcollect.evaluation import ledger, statistics
-from tdcollect.evaluation.ledger import BATCHES, RANDOM, Episode, manifest_entry
+from tdcollect.evaluation.ledger import BATCHES, RANDOM, Episode, manifest_entry, policy_name
 from tdcollect.evaluation.statistics import Interval, Quantity, Summary, ends, in_order
 from tdcollect.pages import build, plots
 from tdcollect.pages.build import REPORT, Cell, Column, DataTable, Figure, Figures, Page, Paragraph
@@ -86,9 +86,9 @@ def report_page(
     """
     records = in_order(episodes)
     completed = [episode for episode in records if episode.completed]
-    policy = str(manifest_entry(manifest, "policy.class") or "policy")
+    policy = policy_name(manifest)
     exploration = manifest_entry(manifest, "policy.exploration")
-    lead = [policy.rpartition(".")[2], count_text(summary.episodes, "test episode")]
+    lead = [policy, count_text(summary.episodes, "test episode")]
     if exploration and policy != RANDOM:
         lead.append(f"{'sampled' if exploration == 'random' else exploration} actions")
     if batches := ledger.Batches.of(manifest):

@@ -21,7 +21,7 @@ from torchrl.envs import EnvBase, check_env_specs
 
 from tdcollect import check, keys
 from tdcollect.envs.make import alike, make_env
-from tdcollect.envs.process.worker import make_by_id
+from tdcollect.envs.process.worker import make_by_id, spec_of
 from tdcollect.keys import Key, beside, under_next
 from tdcollect.testing import checks
 from tdcollect.testing.checks import Failed, GymnasiumPlayer, Skipped, TorchRLPlayer, rule, seeded
@@ -87,7 +87,7 @@ def _make(env: Any) -> tuple[gym.Env[Any, Any] | EnvBase, Callable[[], Any] | No
         return make_env(env), None
     if isinstance(env, (gym.Env, EnvBase)):
         return env, None
-    make = partial(make_by_id, env) if isinstance(env, str) else env
+    make = partial(make_by_id, spec_of(env) or env) if isinstance(env, str) else env
     if not callable(make):
         raise TypeError(
             "expected a gymnasium id, an env or a callable that makes one, got "

@@ -79,6 +79,7 @@ def test_the_bound_of_endless_episodes_is_taken_off_by_inf(typed) -> None:
     assert "expected a number of steps, or inf, got 'many'" in err
 
 
+@pytest.mark.filterwarnings("ignore:expected an info 'lives'")
 def test_metrics_are_named_as_env_and_policy_are(typed, here) -> None:
     (here / "figures_of.py").write_text("def steps(data):\n    return len(data)\n")
     command = (
@@ -250,22 +251,25 @@ def test_a_model_with_masks_is_evaluated_with_them(typed, here) -> None:
         ("evaluate CartPole-v1 --policy @:other", "to have 'other', which it has not"),
         ("evaluate CartPole-v1 --policy lean", "expected module:name or path/to/file.py:name"),
         ("evaluate CartPole-v1 --policy a..b:lean", "expected module:name or path/to/file.py:name"),
-        ("evaluate CartPole-v1 --policy none.py:lean", "none.py, which is none"),
+        ("evaluate CartPole-v1 --policy none.py:lean", "none.py, which is no file"),
         ("evaluate CartPole-v1 --policy not_there:lean", "there is no module not_there in"),
         ("evaluate CartPole-v0x --policy random", "CartPole"),
         ("evaluate CartPole-v1 --policy random --episodes 0", "--episodes to be positive, got 0"),
         ("evaluate CartPole-v1 --policy random --env-seeds 1,2,1", "got 1 for episodes 0 and 2"),
         ("evaluate CartPole-v1 --policy random --num-envs 0", "expected num_envs to be a positive"),
-        ("evaluate CartPole-v1 --policy random --checkpoint a.pt", "have no checkpoint"),
+        ("evaluate CartPole-v1 --policy random --checkpoint a.pt", "no checkpoint with random"),
         ("evaluate CartPole-v1 --policy @:net --checkpoint a.pt", "a.pt, which is no file"),
         ("evaluate CartPole-v1 --policy @:net --checkpoint @.py", "is no state_dict of TensorDict"),
-        ("evaluate CartPole-v1 --policy sb3", "needs the model's file: --checkpoint model.zip"),
-        ("evaluate CartPole-v1 --policy random --vecnormalize a", "goes with --policy sb3"),
+        ("evaluate CartPole-v1 --policy sb3", "name the model's file, such as model.zip"),
+        ("evaluate CartPole-v1 --policy random --vecnormalize a", "with the policy 'sb3' alone"),
         ("evaluate CartPole-v1 --policy random --output-dir .", "to be empty, or the directory of"),
         ("compare one two", "the directory of an evaluation, got one, which is no directory; name"),
         ("replay @.py 3", "expected the directory of an evaluation, got policies"),
         ("evaluate CartPole-v1 --policy random --output-dir @.py", "to be a directory, got"),
-        ("evaluate CartPole-v1 --policy random --output-dir @.py/run", ".py/run: Not a directory"),
+        (
+            "evaluate CartPole-v1 --policy random --output-dir @.py/run",
+            "to be a directory, got the",
+        ),
     ],
 )
 def test_what_is_refused_is_told_on_one_line(typed, command: str, reason: str) -> None:

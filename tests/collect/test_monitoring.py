@@ -72,7 +72,7 @@ def test_a_hook_logs_every_so_many_collections(tmp_path: Path) -> None:
     for _ in itertools.islice(collector, 5):
         pass
     assert logged(tmp_path, "c")["steps"] == [(24, 24), (48, 48)]
-    with pytest.raises(ValueError, match="expected every to be positive, got 0"):
+    with pytest.raises(ValueError, match="expected every to be a positive int, got 0"):
         LogStatistics(CSVLogger("run", log_dir=str(tmp_path)), every=0)
 
 

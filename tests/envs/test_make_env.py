@@ -16,7 +16,7 @@ from torchrl.envs import EnvBase, GymEnv
 
 from tdcollect import evaluate, make_env
 from tdcollect.envs.slots import SlotError
-from tdcollect.testing import diagnose
+from tdcollect.testing import check_env, diagnose
 
 
 class Plain(gym.Env):
@@ -119,8 +119,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"timeout": 1}, "backend='serial' takes no timeout; use backend='process'"),
     ({"start_method": "fork"}, "backend='serial' takes no start_method; use backend='process'"),
     ({**TWO, "wait_timeout": 0.5}, "expected wait_num with wait_timeout=0.5, got none"),
-    ({"num_envs": 2, "wait_num": 1}, "expected backend='process' and num_envs .*='serial'"),
-    ({"backend": "process", "wait_num": 1}, "expected backend='process' and num_envs .*None"),
+    ({"num_envs": 2, "wait_num": 1}, "backend='serial' takes no wait_num; use backend='process'"),
+    ({"backend": "process", "wait_num": 1}, "expected num_envs with wait_num=1, got none"),
     *(
         ({**more, name: value}, told.format(name))
         for name, values, told, more in [
@@ -196,7 +196,7 @@ MISPLACED: list[tuple[Any, dict[str, Any], str]] = [
     (3, {}, "expects a gymnasium id, a callable that makes"),
     (None, {}, "expects a gymnasium id, a callable that makes"),
     (["CartPole-v1"], {}, "expects a gymnasium id, a callable that makes"),
-    (GymEnv("CartPole-v1"), {}, r"the TorchRL env GymEnv\(.*; collect from it directly"),
+    (GymEnv("CartPole-v1"), {}, r"expects .*, got GymEnv\(.*; collect from it directly"),
 ]
 
 
@@ -210,9 +210,9 @@ def test_an_env_is_refused(env: Any, options: dict[str, Any], told: str) -> None
 
 
 def test_a_callable_must_return_a_new_env_each_time(log: list[str]) -> None:
-    with pytest.raises(TypeError, match=r"makes a gymnasium\.Env, got one that returned dict"):
+    with pytest.raises(TypeError, match=r"a single gymnasium\.Env, got one that returned dict"):
         make_env(dict)
-    with pytest.raises(TypeError, match="got one that makes the vector env SyncVectorEnv"):
+    with pytest.raises(TypeError, match="got one that returned SyncVectorEnv; call it and pass"):
         make_env(lambda: SyncVectorEnv([lambda: Plain(log)]), num_envs=2)
     assert log == ["made", "closed"]
     env = Plain(log)
@@ -236,7 +236,6 @@ REFUSED_LATE = {
     "an action with a taken name": {
         "env_kwargs": {"action": spaces.Dict(reward=spaces.Discrete(2))}
     },
-    "an unknown device": {"device": "nowhere"},
 }
 
 
@@ -288,7 +287,8 @@ def test_an_info_that_is_none_is_empty_and_others_are_told(backend: Any, log: li
     env.close()
     options: Any = {"max_episode_steps": 3, "progress": False}
     options |= {"backend": backend["backend"]} if backend else {}
-    result = evaluate(partial(Quiet, log), None, 2, metrics={"left": "info:left"}, **options)
+    with pytest.warns(UserWarning, match="expected an info 'left' for the metric 'left' in"):
+        result = evaluate(partial(Quiet, log), None, 2, metrics={"left": "info:left"}, **options)
     assert result.lengths.tolist() == [3, 3]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Quiet, "info", ["left"])
@@ -386,8 +386,54 @@ def test_an_env_of_the_old_api_is_told(kind: Any) -> None:
     assert "the API of gym before 0.26" in finding.advice
 
 
-@pytest.mark.parametrize("use", [make_env, diagnose])
+@pytest.mark.parametrize("use", [make_env, diagnose, check_env])
 def test_an_id_of_a_package_that_is_not_imported_is_told(use: Any) -> None:
-    text = r"If it is installed, import it, or name it in the id: 'package:Meta-World/MT1'"
-    with pytest.raises(gym.error.NamespaceNotFound, match=text):
-        use("Meta-World/MT1")
+    for name, error in (
+        ("Meta-World/MT1", gym.error.NamespaceNotFound),
+        ("Fetchreach-v99", gym.error.NameNotFound),
+    ):
+        text = (
+            rf"has it, import that, or name it in the id: 'package:{name}', such as gymnasium_rob"
+        )
+        with pytest.raises(error, match=text):
+            use(name)
+
+
+class NoSpaces(gym.Env[Any, Any]):
+    pass
+
+
+class OldReset(gym.Env[Any, Any]):
+    """Its reset returns the observation alone, two numbers, as gym's did before 0.26."""
+
+    observation_space = spaces.Box(-1, 1, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return np.zeros(2, np.float32)
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"backend": "process"}, {"resumable": True}, {"info_keys": ["cost"]}]
+)
+def test_envs_without_spaces_or_infos_are_told(how: dict[str, Any]) -> None:
+    text = r"observation_space to be of gymnasium.spaces, got none in .*NoSpaces ins.*; set self"
+    with pytest.raises(TypeError, match=text):
+        make_env(NoSpaces, 2, **how)
+    text = r"reset\(\) to return an observation and a dict of infos, got ndarray"
+    with pytest.raises((SlotError, TypeError), match=text) as caught:
+        make_env(OldReset, 2, **how).reset()
+    if isinstance(caught.value, SlotError):
+        assert "this is the API of gym before 0.26: wrap the env" in str(caught.value)
+
+
+def test_arguments_of_unknown_names_and_devices_that_are_not_here_are_refused_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, near in (("n_envs", "num_envs"), ("env_kwarg", "env_kwargs")):
+        with pytest.raises(TypeError, match=rf"make_env\(\), got {name}; did you mean {near}\?"):
+            make_env("CartPole-v1", **{name: 2})  # type: ignore[arg-type]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    for device, text in (("cuda", "and torch sees 0 GPUs; leave device out"), ("x", "got 'x'")):
+        with pytest.raises(ValueError, match=f"expected .*device.*{text}"):
+            make_env(NoSpaces, device=device)

@@ -13,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from tdcollect import EvaluationResult
+from tdcollect import EvaluationResult, evaluate
 from tdcollect.cli import main
 from tdcollect.evaluation import export, summarize, to_pandas
 from tdcollect.evaluation.lerobot import load_policy
@@ -116,6 +116,26 @@ def test_a_frame_has_a_row_an_episode_and_the_ledgers_keys() -> None:
     assert to_pandas([replace(records[0], env_seed=2**70)]).loc[0, "env_seed"] == 2**70
 
 
+def test_pandas_reads_a_ledger(tmp_path: Path) -> None:
+    """To the last digit, as docs/evaluating.md says, without tdcollect."""
+    pandas = pytest.importorskip("pandas")
+    result = evaluate("CartPole-v1", None, 4, output_dir=tmp_path / "one", progress=False)
+    read = pandas.read_json(tmp_path / "one" / "episodes.jsonl", lines=True).set_index("index")
+    for name, column in result.to_pandas().items():
+        assert name == "success" or read[name].tolist() == column.tolist()
+
+
+def test_a_result_is_a_frame_and_a_table_of_a_notebook() -> None:
+    pytest.importorskip("pandas")
+    result = evaluate("CartPole-v1", None, 3, max_episode_steps=5, progress=False)
+    assert result.to_pandas().equals(to_pandas(result.episodes))
+    shown = result._repr_html_()
+    assert result.summary()._repr_html_() in shown
+    assert f"digest {result.digest[:16]}" in shown
+    nothing = evaluate("CartPole-v1", None, 0, progress=False)
+    assert "0 episodes" in nothing._repr_html_()
+
+
 EXTRA = r"'\.\[evaluate\]' in a clone"
 
 
@@ -140,6 +160,29 @@ def test_missing_packages_are_named(tmp_path: Path, monkeypatch, missing, use, s
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(ModuleNotFoundError, match=said):
         use()
+
+
+# The card of a model hub
+
+
+def test_the_head_of_a_card_is_yaml_with_the_mean_and_the_deviation(tmp_path: Path) -> None:
+    """As docs/evaluating.md has it; the hub's own reader is the oracle where it is installed."""
+    out = tmp_path / "lean"
+    result = evaluate("CartPole-v1", None, 5, max_episode_steps=9, output_dir=out, progress=False)
+    space: dict[str, Any] = {}
+    exec(blocks_of("docs/evaluating.md")[-1].replace("\nprint(", "\n# "), space)
+    _, text, end = space["card"](out).split("---")
+    head = pytest.importorskip("yaml").safe_load(text)
+    assert (head, end) == (json.loads(text), "")
+    (of,) = head["model-index"][0]["results"]
+    assert head["model-index"][0]["name"] == "random actions"
+    value = f"{result.returns.mean():.2f} +/- {result.returns.std(ddof=1):.2f}"
+    assert (of["dataset"]["name"], of["metrics"][0]["value"]) == ("CartPole-v1", value)
+    if importlib.util.find_spec("huggingface_hub"):
+        from huggingface_hub import ModelCardData
+
+        (read,) = ModelCardData(**head).eval_results
+        assert (read.metric_type, read.metric_value) == ("mean_reward", value)
 
 
 # LeRobot
@@ -174,7 +217,7 @@ def test_lerobots_report_has_the_averages_over_episodes() -> None:
 
 def test_lerobots_models_need_lerobot_and_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evaluate", "CartPole-v1", "--policy", "lerobot"]) == 1
-    assert "--policy lerobot needs the model: --checkpoint" in capsys.readouterr().err
+    assert "expected a checkpoint with the policy 'lerobot'" in capsys.readouterr().err
     if importlib.util.find_spec("lerobot") is None:
         with pytest.raises(ModuleNotFoundError, match="needs the lerobot package: pip install ler"):
             load_policy("pretrained_model")

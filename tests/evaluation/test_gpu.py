@@ -267,7 +267,7 @@ def test_a_policy_elsewhere_than_its_device_is_refused(cuda: torch.device) -> No
 
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with pytest.raises(ValueError, match=r"got device='cuda', and torch sees no GPU"):
+    with pytest.raises(ValueError, match=r"got device='cuda', and torch sees 0 GPUs"):
         EvaluationCollector(Walk, deterministic(), 2, device="cuda")
 
 

@@ -133,7 +133,8 @@ def test_envpool_has_infos_too() -> None:
     pytest.importorskip("envpool")
     metrics = {"steps": "info:elapsed_step:max", "none": "info:cost"}
     how: dict[str, Any] = {"num_envs": 3, "backend": "envpool", "metrics": metrics}
-    found = evaluate("CartPole-v1", None, 5, progress=False, **how).episodes
+    with pytest.warns(UserWarning, match="info 'cost' for the metric 'none' .*'elapsed_step'"):
+        found = evaluate("CartPole-v1", None, 5, progress=False, **how).episodes
     assert [e.metrics for e in found] == [{"none": None, "steps": float(e.length)} for e in found]
 
 
@@ -386,6 +387,7 @@ def test_curves_have_them(tmp_path: Path) -> None:
     assert "it is not what the evaluations give" in str(verify(tmp_path / "curve"))
 
 
+@pytest.mark.filterwarnings("ignore:expected an info 'none'")
 def test_suites_have_them(folder: Path, small_reports: None) -> None:
     (folder / "suite_metrics.py").write_text("def steps(data):\n    return len(data)\n")
     metrics = {"success": 1, "left": "info:left:last"}

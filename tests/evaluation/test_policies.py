@@ -210,6 +210,7 @@ def test_the_manifest_says_what_acts(tmp_path: Any) -> None:
     first = evaluated(from_function(never))
     assert first["kind"] == "function"
     assert first["class"].endswith("never")
+    assert evaluated(from_function(partial(never)))["class"] == first["class"]
     assert first != evaluated(from_function(lambda observation: 0))
     agents = [from_agent(partial(Remembering, net(3, 2, seed))) for seed in (0, 0, 1)]
     one, same, other = map(evaluated, agents)

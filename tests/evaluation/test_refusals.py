@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import random
 import re
 import warnings
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -27,6 +30,7 @@ import tdcollect
 import tdcollect.policies
 from tdcollect import Collector, make_env
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
+from tdcollect.policies import from_function
 from tdcollect.randomness import NotReproducibleError, global_states
 
 from .envs import (
@@ -339,6 +343,53 @@ def test_a_gymnasium_env_that_is_made_is_refused() -> None:
     for env in (Walk(), SyncVectorEnv([Walk])):
         with pytest.raises(TypeError, match=r"made already goes through tdcollect.make_env"):
             EvaluationCollector(env, None)
+
+
+def test_what_is_no_env_is_refused_before_workers_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tdcollect.evaluation.workers.local.LocalWorkers", None)
+    with pytest.raises(TypeError, match=r"made already goes through tdcollect.make_env"):
+        tdcollect.evaluate(Walk(), None, 2, workers=1)  # type: ignore[arg-type]
+
+
+def unmakeable() -> gym.Env[Any, Any]:
+    raise AssertionError
+
+
+def test_a_directory_that_cannot_be_written_to_is_refused_before_an_env_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_only = tmp_path / "read-only"
+    read_only.mkdir()
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: access(path, mode) and path != read_only)
+    calls: list[Any] = [tdcollect.evaluate, tdcollect.Evaluator, tdcollect.race]
+    for call, below in itertools.product(calls, (read_only, read_only / "runs" / "one")):
+        policy: Any = from_function(int)
+        policies = {"a": policy, "b": None} if call is tdcollect.race else policy
+        with pytest.raises(ValueError, match=f"writable, got {below}: {read_only} is read-only"):
+            call(unmakeable, policies, output_dir=below)
+
+
+POLICY = TensorDictModule(torch.nn.Linear(4, 2), in_keys=["observation"], out_keys=["action"])
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", make_env("CartPole-v1"), gym.make("CartPole-v1")])
+@pytest.mark.parametrize("policy", [POLICY, from_function(int), SimpleNamespace(predict=None)])
+def test_an_env_and_a_policy_in_each_others_place(env: Any, policy: Any) -> None:
+    calls: list[Any] = [tdcollect.evaluate, tdcollect.Evaluator, EvaluationCollector]
+    calls += [partial(tdcollect.Collector, frames_per_batch=10)]
+    for call in calls:
+        with pytest.raises(TypeError, match=r"the env first, then the policy, got a .*; swap them"):
+            call(policy, env)
+
+
+def test_a_vec_env_of_stable_baselines3_is_refused() -> None:
+    vec_env = pytest.importorskip("stable_baselines3.common.env_util").make_vec_env(Walk, 2)
+    calls: list[Any] = [tdcollect.evaluate, partial(tdcollect.Evaluator, policy=from_function(int))]
+    calls += [make_env, partial(tdcollect.Collector, frames_per_batch=10)]
+    for call in calls:
+        with pytest.raises(TypeError, match="of a VecEnv of Stable-Baselines3, pass the id or the"):
+            call(vec_env)
 
 
 def test_a_closed_env_is_refused() -> None:

@@ -302,7 +302,7 @@ REFUSED: list[tuple[Any, ...]] = [  # fields of a request, the error, and what i
         {"wrappers": ["@:Windy"], "backend": "envpool"},
         "wrappers are for gymnasium envs, and backend envpool makes none; leave one out",
     ),
-    ({"wrappers": [{"called": "x:y"}]}, r"entries call and kwargs, got \['called'\]"),
+    ({"wrappers": [{"called": "x:y"}]}, "only call, kwargs, got 'called'"),
     ({"wrappers": [{"call": "x:y", "kwargs": [1]}]}, "kwargs to be keyword arguments"),
     ({"wrappers": ["Windy"]}, "expected module:name or path/to/file.py:name, alone"),
 ]

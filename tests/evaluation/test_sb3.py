@@ -19,6 +19,7 @@ from tensordict import TensorDict
 from torchrl.envs import ExplorationType
 
 import tdcollect
+from tdcollect.evaluation.ledger import policy_name
 from tdcollect.evaluation.sb3 import load_policy
 from tdcollect.policies import from_function
 from tdcollect.randomness import GlobalStream, Outside
@@ -183,6 +184,19 @@ def test_actions_are_those_of_predict(
     # In a batch, the evaluation's probe refuses a policy that couples rows.
     _, batched = by_evaluate(of, env, 2, deterministic, inference_batch_size=4)
     assert batched.lengths.tolist() == [len(actions) for actions in expected]
+    assert policy_name(batched.manifest) == algorithm
+
+
+@pytest.mark.parametrize("algorithm", [*TABLE, "MaskablePPO"])
+def test_the_name_in_titles_is_that_of_the_algorithm(algorithm: str, tmp_path: Path) -> None:
+    names = TABLE.get(algorithm, ["CartPole"])
+    policy = "MlpLstmPolicy" if algorithm == "RecurrentPPO" else "MlpPolicy"
+    env = ENVS["CartPole" if "CartPole" in names else "Pendulum"][0]
+    env = Doors if algorithm == "MaskablePPO" else env
+    of = model(algorithm, env, policy)
+    of.save(tmp_path / "model")
+    for one in (of, tmp_path / "model"):  # whose suffix may be left out, as by `PPO.load`
+        assert load_policy(one, tdcollect.make_env(env)).algorithm == algorithm
 
 
 class Seeded(gym.Wrapper[Any, Any, Any, Any]):

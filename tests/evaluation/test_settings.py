@@ -84,7 +84,7 @@ def test_an_unknown_setting_is_told_with_the_one_that_is_meant() -> None:
     for function, name, told in (
         (evaluate, "num_env", r"evaluate\(\), got num_env; did you mean num_envs\?"),
         (EvaluationCollector, "exploration", r"Collector\(\), .* you mean exploration_type\?"),
-        (evaluate, "xyz", "got xyz; did you mean one of those in h"),
+        (evaluate, "xyz", "got xyz; see help"),
     ):
         with pytest.raises(TypeError, match=f"^expected arguments of .*{told}"):
             function("CartPole-v1", **{name: 1})

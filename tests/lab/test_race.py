@@ -260,6 +260,10 @@ def test_refusals(written: Path, tmp_path: Path) -> None:
         ({"block": 0}, "expected block to be a positive int"),
         ({"max_episodes": 0}, "expected max_episodes to be a positive int"),
         ({"margin": 3.0}, "expected a range of returns with a margin"),
+        (
+            {"policies": {"a": POLICIES["left"], "b": POLICIES["left"]}},
+            "one policy as 'a' and as 'b'",
+        ),
         ({"on": "cost"}, r"one of metrics, \[\], got 'cost'"),
         ({"maxepisodes": 3}, "did you mean max_episodes"),
         ({"out": written, "block": 5}, r"another race: block is 4 there and 5 here"),
@@ -286,6 +290,7 @@ def test_the_command(typed: Callable[[str], tuple[int, str, str]]) -> None:
         ("--policy a=random --policy b=random --checkpoint c=x", "expected a name of --policy"),
         ("--policy a=random --policy b=random --keep-trajectories", "needs a directory"),
         ("--policy a=random --policy b=random --alpha 2", "expected alpha to be between 0 and 1"),
+        ("--policy a=@:lean --policy b=@:lean", "got one policy as 'a' and as 'b'"),
     ):
         status, _, err = typed(f"race CartPole-v1 {wrong}")
         assert status in (1, 2)

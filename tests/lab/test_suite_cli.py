@@ -172,7 +172,7 @@ def test_all_that_is_wrong_is_found(folder: Path) -> None:
         "task unknown: NameNotFound: Environment `NoSuchEnv` doesn't exist",
         "task lacking: ModuleNotFoundError: ",
         "task unseeded: the doctor finds seed: ",
-        f"short/net/0: expected a file, as checkpoints has it, got {folder}/runs/net/short/0.pt",
+        f"short/net/0: FileNotFoundError: expected a checkpoint, got {folder}/runs/net/short/0.pt",
         "short/net/1: ValueError: ",
         "walk/net/1: ValueError: ",
         "walk/misfit/0: ValueError: expected a policy for observations 'observation' [3], as",

@@ -280,7 +280,7 @@ def test_settings_that_cannot_be_honoured_are_refused_before_anything_runs(folde
         ({"device": "gpu"}, "expected device to be one of torch, such as 'cpu' or 'cuda:0'"),
         ({"device": 0.5}, "expected device to be one of torch"),
         ({"fresh_envs": "no"}, "expected fresh_envs to be a bool or None"),
-        ({"exploration": "sometimes"}, "exploration to be one of"),
+        ({"exploration": "sometimes"}, "exploration to be 'mode', 'median'"),
         ({"backend": "cloud"}, "expected backend to be"),
     ]:
         with pytest.raises((TypeError, ValueError), match=match):

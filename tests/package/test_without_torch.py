@@ -120,6 +120,43 @@ print(*{"torch", "gymnasium", "matplotlib", "scipy.stats", "jinja2"} & {*sys.mod
     assert run(program, stored / "kept")[-1] == ""
 
 
+REFUSED = [
+    ("evaluate CartPole-v1 --policy none.py:f", "none.py, which is no file"),
+    ("evaluate CartPole-v1 --policy none.py", "expected module:name or path/to/file.py:name"),
+    ("evaluate CartPole-v1 --policy not_there:f", "there is no module not_there in"),
+    ("evaluate CartPole-v1 --policy os:f --checkpoint none.pt", "none.pt, which is no file"),
+    ("evaluate CartPole-v1 --policy sb3", "name the model's file, such as model.zip"),
+    ("evaluate CartPole-v1 --policy sb3 --checkpoint none.zip", "none.zip, which is no file"),
+    ("evaluate CartPole-v1 --policy sb3 --checkpoint verify --vecnormalize no", "no, which is no"),
+    ("evaluate CartPole-v1 --policy random --output-dir file/run", "a directory, got the file"),
+    ("evaluate CartPole-v9 --policy random", "VersionNotFound"),
+    ("evaluate FetchReach-v9 --policy random", "package:FetchReach-v9"),
+    ("evaluate none.py:f --policy random", "none.py, which is no file"),
+    ("race CartPole-v1 --policy a=random --policy b=none.py:f", "none.py, which is no file"),
+    ("race CartPole-v1 --policy a=random --policy b=random --output-dir file", "got the file"),
+    ("suite run none.toml --output-dir suite", "none.toml, which is no file"),
+]
+
+
+def test_what_needs_no_torch_is_refused_before_it_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    program = """
+import sys
+from contextlib import redirect_stderr
+from tdcollect.cli import main
+for command in sys.argv[1:]:
+    with redirect_stderr(sys.stdout):
+        main(command.split())
+    assert "torch" not in sys.modules
+"""
+    said = run(program, *(command for command, _ in REFUSED))
+    for line, (command, reason) in zip(said, REFUSED, strict=True):
+        assert reason in line, command
+
+
 def test_what_needs_torch_says_what_is_missing() -> None:
     program = """
 from tdcollect.cli import main

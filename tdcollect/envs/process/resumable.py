@@ -16,7 +16,7 @@ import gymnasium as gym
 import numpy as np
 
 from tdcollect._upstream.others import WRAPPER_STATE
-from tdcollect.envs.process.values import Begun, Options
+from tdcollect.envs.process.values import Begun, Options, as_begun
 
 State = dict[str, Any]
 """An env's state: ``"how"`` to bring it back, and the data for that. Built-in and NumPy types."""
@@ -61,7 +61,7 @@ class ResumableEnv(gym.Wrapper[Any, Any, Any, Any]):
             self._past.append(self._present._replace(actions=_stacked(self._present.actions)))
         self._present = None  # until it is known how it begins
         present = _Episode(seed, copy.deepcopy(options), _generator_state(self.env), [])
-        observation, info = self.env.reset(seed=seed, options=options)
+        observation, info = as_begun(self.env.reset(seed=seed, options=options))
         self._present, self._latest = present, observation
         self._note = (lambda _: None) if self._snapshots else present.actions.append
         return observation, info

@@ -158,6 +158,14 @@ def as_info(info: Any) -> Mapping[str, Any]:
     return {} if info is None else info
 
 
+def as_begun(result: Any) -> Begun:
+    """What a reset returned: an observation and an info, which gym before 0.26 had not."""
+    if isinstance(result, (tuple, list)) and len(result) == 2:
+        return result  # type: ignore[return-value]
+    got = type(result).__name__
+    raise TypeError(f"expected reset() to return an observation and a dict of infos, got {got}")
+
+
 def is_number(value: Any) -> bool:
     """Return whether an info is a number or an array of numbers, of which torch has the dtype."""
     dtype = np.asarray(value).dtype

@@ -47,7 +47,7 @@ Spaces = tuple[Any, Any]
 Answer = tuple[dict[int, Described], dict[int, Any]]
 """By slot, the failures, and the results that fit no array."""
 
-_OLD = re.compile(r"keyword argument 'seed'|expected 5, got 4|step gave 4 values|<class 'gym\.")
+_OLD = re.compile(r"argument 'seed'|reset\(\) to return|d 5, got 4|step gave 4 v|<class 'gym\.")
 _OLD_API = (
     "this is the API of gym before 0.26: wrap the env in shimmy's GymV21CompatibilityV0, or have "
     "it take reset(seed=, options=) and return five values from step()"
@@ -71,9 +71,10 @@ def spec_of(name: str) -> Any:
         return None
     try:
         return gym.spec(name)
-    except gym.error.NamespaceNotFound as error:
-        raise gym.error.NamespaceNotFound(
-            f"{error} If it is installed, import it, or name it in the id: 'package:{name}'"
+    except (gym.error.NamespaceNotFound, gym.error.NameNotFound) as error:
+        raise type(error)(
+            f"{error} If a package that is installed has it, import that, or name it in the id: "
+            f"'package:{name}', such as gymnasium_robotics:FetchReach-v4"
         ) from None
 
 
@@ -123,18 +124,22 @@ class EnvSlots:
             self.envs[slot - self.first] = env
 
     def _check_new(self, slot: int, env: Any) -> None:
-        if isinstance(env, gym.vector.VectorEnv):
-            close_env(env)
-            raise TypeError(
-                "expected a callable that makes a single gymnasium.Env, got one that makes the "
-                f"vector env {env}; call it and pass the vector env itself"
-            )
         if not isinstance(env, gym.Env):
             advice = old_api(str(type(env).__mro__))
+            if isinstance(env, gym.vector.VectorEnv):
+                close_env(env)
+                advice = "call it and pass the vector env itself"
             raise TypeError(
-                "expected a callable that makes a gymnasium.Env, got one that returned "
+                "expected a callable that makes a single gymnasium.Env, got one that returned "
                 f"{type(env).__name__}" + f"; {advice}" * bool(advice)
             )
+        for name in ("observation_space", "action_space"):
+            if not isinstance(space := getattr(env, name, None), gym.Space):
+                got = "none" if space is None else f"a {type(space).__name__}"
+                raise TypeError(
+                    f"expected {name} to be of gymnasium.spaces, got {got} in {env}; set "
+                    f"self.{name} in its __init__"
+                )
         for other, other_env in enumerate(self.envs, self.first):
             one, other_one = (e.env if isinstance(e, Agents) else e for e in (env, other_env))
             if one is other_one:
@@ -147,7 +152,7 @@ class EnvSlots:
         """Infos of a reset and a step of the first env; of the reset if it refuses the action."""
         env = self.envs[0]
         self.begin(self.first)
-        info = dict(as_info(env.reset()[1]))
+        info = dict(as_info(values.as_begun(env.reset())[1]))
         with contextlib.suppress(Exception):  # of an env with illegal actions
             info.update(as_info(env.step(env.action_space.sample())[4]))
         return info
@@ -267,7 +272,8 @@ class EnvWorker(EnvSlots):
 
         def reset(slot: int) -> tuple[Any, Mapping[str, Any]]:
             own = values.options_of(options, slot)
-            return self.envs[slot - self.first].reset(seed=starts[slot], options=own)
+            env = self.envs[slot - self.first]
+            return values.as_begun(env.reset(seed=starts[slot], options=own))
 
         return self._each(starts, reset)
 

@@ -35,7 +35,6 @@ from tdcollect.randomness import GlobalStream
 
 def open_batched(env: Any, settings: EvaluationSettings, finish: opening.Finish) -> opening.OpenEnv:
     """Open an env of batch size ``[N]``, whose slots share a seed."""
-    opening.check_env(env, "a vector env goes through tdcollect.make_env(vector_env)")
     fixed = ("num_envs", "backend", *(["env_kwargs"] if isinstance(env, EnvBase) else []))
     if other := [name for name in fixed if getattr(settings, name) is not None]:
         raise ValueError(

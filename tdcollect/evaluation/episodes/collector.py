@@ -16,6 +16,7 @@ from tensordict import TensorDict
 from torchrl.envs import EnvBase, Transform, TransformedEnv
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
+from tdcollect import check
 from tdcollect._upstream.torchrl import append_policy_transforms
 from tdcollect.cleanup import ended_on_error
 from tdcollect.collect.arguments import explain_unfit_observations, missing_entries, no_options
@@ -63,7 +64,6 @@ from tdcollect.evaluation.requested import RequestedEnv, recognized
 from tdcollect.evaluation.settings import (
     EvaluationSettings,
     SettingsArguments,
-    check_names,
     takes_settings,
 )
 from tdcollect.keys import Key
@@ -279,7 +279,7 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         in_order: bool = False,
         **settings: Unpack[SettingsArguments],
     ):
-        check_names(EvaluationCollector.__init__, settings)
+        check.arguments(EvaluationCollector.__init__, settings)
         self._in_order = in_order
         self._open(env, policy, EvaluationSettings(episodes, seed, **settings))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tdcollect import keys
+from tdcollect.display import listed_text
 from tdcollect.evaluation.episodes import steps as kept_steps
 from tdcollect.evaluation.episodes.steps import MOST, StepDifference, Steps, first_difference
 from tdcollect.evaluation.ledger import CUT, FAILED, Episode, record_differences
@@ -117,6 +119,7 @@ class Metrics:
         self.reads: set[Key] | None = None if None in reads else set().union(*reads)
         self._rules = {name: info_and_rule(text) for name, text in items if not callable(text)}
         self.infos = sorted({info for info, _ in self._rules.values()})
+        self._names = set[str]()  # of all infos that there were
         # Of running episodes, by trajectory id and info.
         self._values: dict[int, dict[str, list[float]]] = {}
 
@@ -126,6 +129,7 @@ class Metrics:
 
     def note(self, start: Start, info: Mapping[str, Any]) -> None:
         """Take the infos of a step; one that the env leaves out has no value there."""
+        self._names.update(info)
         for name, values in self._values[start.traj_id].items():
             if (value := info.get(name)) is not None:
                 values.append(_one_number(value, f"the info {name!r} of episode {start.index}"))
@@ -143,6 +147,14 @@ class Metrics:
             if name in self._rules:
                 info, rule = self._rules[name]
                 values = np.array(infos[info], np.float64)
+                if info not in self._names:
+                    there = listed_text(sorted(map(repr, self._names)), 20) or "none of this name"
+                    self._names.add(info)  # told once
+                    warnings.warn(
+                        f"expected an info {info!r} for the metric {name!r} in episode {index}, "
+                        f"got {there}; correct a misspelt one",
+                        stacklevel=2,
+                    )
                 numbers[name] = _RULES[rule](values) if values.size else None
                 continue
             assert data is not None  # as there are functions

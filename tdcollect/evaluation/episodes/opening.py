@@ -90,7 +90,6 @@ def open_env(
                 f"the env {_text(env)} is made already: expected no {', '.join(chosen)}"
             )
         return _open_made(env, episodes, finish, ours=False)
-    check_env(env, "a gymnasium env that is made already goes through tdcollect.make_env(env)")
     env_kwargs = alike(env, settings.env_kwargs)
     slots = min(SLOTS if settings.num_envs is None else settings.num_envs, episodes)
     if not isinstance(env, str):
@@ -126,16 +125,6 @@ def open_env(
     again = None if settings.backend == "envpool" else partial(_with_streams, env, how, finish)
     with closed_on_error(make_env(env, **how)) as bare:  # type: ignore[arg-type]
         return OpenEnv(finish(bare), with_streams=again)
-
-
-def check_env(env: Any, advice: str) -> None:
-    """Raise TypeError, with advice, for what neither is nor makes an env of an evaluation."""
-    known = isinstance(env, (str, EnvBase)) or callable(env)
-    if isinstance(env, (gym.Env, gym.vector.VectorEnv)) or not known:
-        raise TypeError(
-            "expected a gymnasium id, a callable that makes an env, or a TorchRL env, got "
-            f"{env!r}; {advice}"
-        )
 
 
 def _open_made(env: EnvBase, episodes: int, finish: Finish, ours: bool) -> OpenEnv:
@@ -393,7 +382,7 @@ class SlotEnvs(SteppedEnv):
         return infos
 
     def latest_infos(self, slots: Sequence[int], names: Sequence[str]) -> Mapping[int, Any]:
-        """The infos of these names; of an env that is not gymnasium's, the entries of its step."""
+        """The infos, of these names at least; where env is not gymnasium's, its step's entries."""
         infos = {}
         for slot in slots:
             base = innermost(self.envs[slot])
@@ -401,7 +390,7 @@ class SlotEnvs(SteppedEnv):
                 infos[slot] = base.stepper.backend.latest_infos([0], names)[0]
                 continue
             row = (self._following[slot] or StepDict()).items()
-            infos[slot] = {path: v for key, v in row if (path := entry_path(key)) in names}
+            infos[slot] = {entry_path(key): value for key, value in row}
         return infos
 
     def reset_slot(self, slot: int, seed: int, options: Any = None) -> StepDict:

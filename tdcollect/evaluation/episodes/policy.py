@@ -16,6 +16,7 @@ from torchrl.envs import EnvBase
 from torchrl.envs.utils import RandomPolicy
 from torchrl.modules import AdditiveGaussianModule, ConsistentDropoutModule, EGreedyModule
 
+from tdcollect import check
 from tdcollect._upstream.torchrl import (
     exploration_spec,
     make_compatible_policy,
@@ -113,24 +114,13 @@ def device_of(policy: Any, named: torch.device | str | None) -> torch.device:
     devices = [with_index(tensor.device) for tensor in (*module.parameters(), *module.buffers())]
     if named is None:
         return devices[0] if devices else with_index(torch.empty(0).device)
-    device = known_device(named)
+    device = with_index(check.device(named))
     if devices and device not in devices:
         raise ValueError(
             f"expected a policy on {device}, as device says, got one on "
             f"{', '.join(sorted({*map(str, devices)}))}; move it: policy.to({str(device)!r})"
         )
     return device
-
-
-def known_device(named: torch.device | str) -> torch.device:
-    device = torch.device(named)
-    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
-        seen = "no GPU" if count == 0 else f"{count} of them"
-        raise ValueError(
-            f"expected a device that is here, got device={str(device)!r}, and torch sees {seen}; "
-            "leave device out, or name one that is there"
-        )
-    return with_index(device)
 
 
 @contextmanager

@@ -20,13 +20,11 @@ from torchrl.envs.utils import ExplorationType
 from tdcollect import check
 from tdcollect.cleanup import ended_on_error
 from tdcollect.evaluation.curve import step_name, value_of
-from tdcollect.evaluation.episodes.opening import check_env
 from tdcollect.evaluation.evaluator import SETTINGS, Evaluator
 from tdcollect.evaluation.ledger import Episode
-from tdcollect.evaluation.requested import one_slot
+from tdcollect.evaluation.requested import check_env, one_slot
 from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.evaluation.sb3.model import load_policy, refresh
-from tdcollect.evaluation.settings import check_names
 from tdcollect.files import write_atomically
 from tdcollect.randomness import global_states_kept
 
@@ -135,7 +133,7 @@ class EvalCallback(EventCallback):
             )
         for name in evaluator.keys() & _INSTEAD.keys():
             raise TypeError(f"expected no {name}: {_INSTEAD[name]} decides here; leave it out")
-        check_names(Evaluator, evaluator, [*SETTINGS])
+        check.arguments(Evaluator, evaluator, [*SETTINGS])
         super().__init__(callback_after_eval, verbose=verbose)
         self.eval_env, self.callback_on_new_best = eval_env, callback_on_new_best
         if callback_on_new_best is not None:

@@ -26,6 +26,7 @@ from tdcollect.envs.backends import SerialBackend
 from tdcollect.envs.traits import base_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.agents import OnSpaces
+from tdcollect.files import existing
 from tdcollect.packages import extra_module
 from tdcollect.policies import AgentPolicy, from_agent
 
@@ -45,9 +46,9 @@ def load_policy(
     every exploration type but ``RANDOM``.
 
     Args:
-        model: a file that ``model.save`` wrote, of PPO, A2C, DQN, SAC, TD3, DDPG, of sb3-contrib's
-            MaskablePPO, RecurrentPPO, QRDQN, TQC, TRPO, ARS, CrossQ, or of another algorithm whose
-            policy acts on the observation alone; or a model.
+        model: a file that ``model.save`` wrote, with ``.zip`` or without, of PPO, A2C, DQN, SAC,
+            TD3, DDPG, of sb3-contrib's MaskablePPO, RecurrentPPO, QRDQN, TQC, TRPO, ARS, CrossQ, or
+            of another algorithm whose policy acts on the observation alone; or a model.
         env: of :func:`tdcollect.make_env`, bare or under transforms; for its spaces and keys.
         normalization: the ``VecNormalize`` that the model was trained under, or the file that its
             ``save`` wrote; None for the one that the model holds, if it is no file; False for none.
@@ -74,10 +75,8 @@ def load_policy(
         file = io.BytesIO()
         model.save(file)  # a copy, which later training leaves as it is
         file.seek(0)
-    elif not (isinstance(model, (str, os.PathLike)) and Path(model).is_file()):
-        raise FileNotFoundError(
-            f"expected a model of Stable-Baselines3, got {model}, which is no file"
-        )
+    else:
+        file = existing(Path(str(model)), "a model of Stable-Baselines3", ".zip")
     policy, settings = _read(file)
     if isinstance(normalization, (str, os.PathLike)):
         normalization = _read_normalization(Path(normalization))
@@ -85,13 +84,17 @@ def load_policy(
     _check_spaces(policy, on.observation.space, on.action.space)
     if normalization and normalization.norm_obs:
         _check_normalized(normalization.observation_space, on.observation.space)
+    one: SB3Policy | AgentPolicy
     if hasattr(policy, "lstm_actor"):
         # Statistics are a module here, so that the manifest has their digest.
         statistics = KnownStatistics(_statistics(normalization))
-        return from_agent(partial(RecurrentAgent, policy, _frozen(normalization), statistics))
-    # The share of random actions that DQN's and QRDQN's ``predict`` draws; others have none.
-    epsilon = float(settings.get("exploration_rate", 0.0))
-    return SB3Policy(policy, env, normalization, epsilon)
+        one = from_agent(partial(RecurrentAgent, policy, _frozen(normalization), statistics))
+    else:
+        # The share of random actions that DQN's and QRDQN's ``predict`` draws; others have none.
+        epsilon = float(settings.get("exploration_rate", 0.0))
+        one = SB3Policy(policy, env, normalization, epsilon)
+    one.algorithm = _algorithm(type(policy), settings)
+    return one
 
 
 class KnownStatistics(nn.Module):
@@ -129,6 +132,8 @@ class SB3Policy(TensorDictModuleBase):
 
     Of a model that takes masks, it reads those of the env under ``"action_masks"``.
     """
+
+    algorithm = ""
 
     def __init__(self, policy: Any, env: EnvBase, normalization: Any = None, epsilon: float = 0.0):
         super().__init__()
@@ -227,11 +232,29 @@ def _read(file: Any) -> tuple[Any, Mapping[str, Any]]:
     return policy, settings
 
 
+# By a module of its policy, or a setting: the first one that a file has.
+_ALGORITHMS = {
+    "maskable": "MaskablePPO",
+    "recurrent": "RecurrentPPO",
+    "crossq": "CrossQ",
+    **{name.lower(): name for name in ("QRDQN", "DQN", "TQC", "SAC", "TD3", "ARS")},
+    "cg_max_steps": "TRPO",
+    "clip_range": "PPO",
+    "vf_coef": "A2C",
+}
+
+
+def _algorithm(kind: type, settings: Mapping[str, Any]) -> str:
+    """Return the algorithm that trained a policy, which files do not name."""
+    told = {part for base in kind.__mro__ for part in base.__module__.split(".")} | settings.keys()
+    name = next((name for part, name in _ALGORITHMS.items() if part in told), kind.__name__)
+    return "DDPG" if name == "TD3" and settings.get("policy_delay") == 1 else name
+
+
 def _read_normalization(file: Path) -> Any:
     from stable_baselines3.common.vec_env import VecNormalize
 
-    if not file.is_file():
-        raise FileNotFoundError(f"expected a file of VecNormalize, got {file}, which is no file")
+    file = existing(file, "a file of VecNormalize")
     normalization = pickle.loads(file.read_bytes())  # as VecNormalize.load does, without its envs
     if not isinstance(normalization, VecNormalize):
         raise ValueError(  # noqa: TRY004, the file's content is wrong and no argument's type

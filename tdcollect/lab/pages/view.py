@@ -190,8 +190,7 @@ class _Pages:
             files = ledger.read_directory(here)
             _, manifest, episodes, shard, last = files
             env, named = str(ledger.manifest_entry(manifest, "env.id")), named_in(here)
-            name = str(ledger.manifest_entry(manifest, "policy.class")).rpartition(".")[2]
-            policy = str(named.get("policy", name))  # as it was typed
+            policy = str(named.get("policy", ledger.policy_name(manifest)))  # as it was typed
             count = len(ledger.asked_indices(manifest))
             status = "" if shard is None else f"{shard}, not merged"
             if not status and (len(episodes) < count or last is None):

@@ -13,7 +13,7 @@ function made(name, properties, ...children) {
 function value(cell) {
   // The number that a cell starts with, else its text; NaN, "-" and empty cells come last.
   const text = (cell ? cell.textContent : "").trim();
-  const found = text.replace(/,/g, "").match(/^[[(]?([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|[-+]?inf\b)/i);
+  const found = text.replace(/,/g, "").match(/^[[(<\s]*([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|[-+]?inf\b)/i);
   if (found) return Number(found[1].replace(/inf/i, "Infinity"));
   return text === "" || text === "-" || /^nan\b/i.test(text) ? null : text.toLowerCase();
 }

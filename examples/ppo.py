@@ -4,16 +4,15 @@
 
 While it trains, an evaluator runs test episodes in a process of its own. The best checkpoint is
 then tested on other episodes, and so is the policy of half of the training. Writes their weights,
-reports on both, on their comparison and on the learning curve, and an index of all pages. The exit
-status is 1 if the mean test return misses the threshold of the env.
+reports on both, on their comparison and on the learning curve, and an index of all pages.
 """
 
 import argparse
+import os
 import sys
 import time
 from pathlib import Path
 
-import gymnasium
 import torch
 from tensordict.nn import TensorDictModule
 from torchrl.modules import MLP, OneHotCategorical, ProbabilisticActor, ValueOperator
@@ -52,7 +51,7 @@ def train(env_id, seed, frames, output_dir):
     size = env.observation_spec["observation"].shape[-1]
     critic = ValueOperator(MLP(size, 1, num_cells=[64, 64]), in_keys=["observation"])
     advantage = GAE(gamma=0.99, lmbda=0.95, value_network=critic)
-    loss_module = ClipPPOLoss(policy, critic, entropy_coeff=0.01, normalize_advantage=True)
+    loss_module = ClipPPOLoss(policy, critic, entropy_coeff=0.0, normalize_advantage=True)
     optimizer = torch.optim.Adam(loss_module.parameters(), LEARNING_RATE)
 
     collector = tdcollect.Collector(
@@ -76,9 +75,7 @@ def train(env_id, seed, frames, output_dir):
             for _ in range(EPOCHS):
                 losses = loss_module(batch)
                 optimizer.zero_grad()
-                sum(
-                    losses[f"loss_{part}"] for part in ("objective", "critic", "entropy")
-                ).backward()
+                (losses["loss_objective"] + losses["loss_critic"]).backward()
                 torch.nn.utils.clip_grad_norm_(loss_module.parameters(), 0.5)
                 optimizer.step()
             if number % max(1, batches // POINTS) == 0:
@@ -116,7 +113,7 @@ def main(argv=None):
     parser.add_argument("--root", type=int, default=0, help="root seed of the test episodes")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)  # faster: the networks are small
-    out, goal = args.output_dir, gymnasium.spec(args.env).reward_threshold
+    out = args.output_dir
     out.mkdir(parents=True, exist_ok=True)
     print(f"PPO trains on {args.env} for {args.frames:,} frames, with test episodes beside it.")
     print(f"Then {args.episodes} others test its best weights, and those of half of the training.")
@@ -128,13 +125,13 @@ def main(argv=None):
 
     # Both run the same numbered episodes, which are then compared in pairs. The policies take their
     # most likely actions. The names let `tdcollect replay` run episodes again.
-    results = {}
+    results, named = {}, f"{os.path.relpath(__file__)}:actor"
     env = tdcollect.make_env(args.env, 1)
     for name, file in (("halfway", out / "halfway.pt"), ("trained", Path(best.path))):
         policy = actor(env)
         policy.load_state_dict(torch.load(file, weights_only=True))
         torch.save(policy.state_dict(), out / f"{name}.pt")
-        request = Request(args.env, f"{__file__}:actor", checkpoint=str(out / f"{name}.pt"))
+        request = Request(args.env, named, checkpoint=str(out / f"{name}.pt"))
         results[name] = tdcollect.evaluate(
             args.env, policy, args.episodes, seed=args.root, output_dir=out / name, request=request
         )
@@ -142,13 +139,9 @@ def main(argv=None):
     export(comparison, "html", out / "comparison")
     index, _ = view(out, out / "pages", overwrite=True)
 
-    summary = results["trained"].summary()
-    print(f"The trained policy\n\n{summary}\n\n{comparison}\n")
+    print(f"The trained policy\n\n{results['trained'].summary()}\n\n{comparison}\n")
     print(f"All of it on pages, after {time.monotonic() - started:.0f} s. Open {index}")
-    if goal is not None and summary.returns.mean < goal:
-        return f"the mean return of {summary.returns.mean:.1f} misses the goal of {goal:g}"
-    return None
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -303,6 +303,7 @@ class Comparison(display.ShownAsTable):
         differences: one for each policy after the first.
         remarks: other differences of the evaluations, one sentence each.
         ledgers: the digests of the evaluations, as ``names``.
+        across_envs: True for one policy in several envs.
         confidence: of every interval.
         resamples: bootstrap resamples, and random sign flips.
         seed: the seed of the generators.
@@ -314,6 +315,7 @@ class Comparison(display.ShownAsTable):
     differences: tuple[Difference, ...]
     remarks: tuple[str, ...]
     ledgers: tuple[str, ...]
+    across_envs: bool
     confidence: float
     resamples: int
     seed: int
@@ -512,6 +514,7 @@ def compare(
             text for pair, other in others for text in remarks(shared, other, pair, across_envs)
         ),
         ledgers=tuple(ledger.ledger_digest(e.episodes) for e in evaluations),
+        across_envs=across_envs,
         confidence=confidence,
         resamples=resamples,
         seed=seed,

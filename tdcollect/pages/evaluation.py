@@ -14,14 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tdcollect.display import (
-    count_text,
-    listed_text,
-    number_text,
-    number_texts,
-    p_text,
-    percent_text,
-)
+from tdcollect import display
+from tdcollect.display import count_text, listed_text, number_text, number_texts, percent_text
 from tdcollect.evaluation import ledger, statistics
 from tdcollect.evaluation.ledger import BATCHES, RANDOM, Episode, manifest_entry
 from tdcollect.evaluation.statistics import Interval, Quantity, Summary, ends, in_order
@@ -449,7 +443,7 @@ def write_comparison_report(
     ``pages`` has the paths of those of single episodes. ``comparison.json`` names what was
     compared, by its digests, so that ``tdcollect view`` compares it again.
     """
-    settings = ("names", "ledgers", "confidence", "resamples", "seed")
+    settings = ("names", "ledgers", "across_envs", "confidence", "resamples", "seed")
     write_json(Path(directory, COMPARED), {name: getattr(comparison, name) for name in settings})
     return build.write_page(Path(directory, COMPARISON_REPORT), comparison_page(comparison, pages))
 
@@ -501,7 +495,7 @@ def _comparison_headline(d: Difference) -> list[build.Card]:
         (of_mean, *mean),
         ("Probability of improvement", number_text(d.improvement), won_and_tied),
         ("Won, tied, lost", f"{d.won}, {d.tied}, {d.lost}", f"of {len(d.values)} episodes"),
-        ("p-value", p_text(d.p_value), "of no mean difference, by sign flips"),
+        ("p-value", display.p_text(d.p_value), "of no mean difference, by sign flips"),
     ]
 
 

@@ -55,10 +55,8 @@ def test_ppo_prints_what_comes_and_what_it_has_measured_and_ends_with_its_pages(
     assert str(trained.summary()) in done.stdout
     compared = tdcollect.compare(halfway, trained, names=["halfway", "trained"])
     assert str(compared) in done.stdout
-    mean = trained.returns.mean()
-    assert mean > 30  # of random actions: 22
-    missed = f"the mean return of {mean:.1f} misses the goal of 475"
-    assert (done.returncode, missed in done.stderr) == (int(mean < 475), mean < 475)
+    assert trained.returns.mean() > 30  # of random actions: 22
+    assert done.returncode == 0
     index = out / "pages" / "index.html"
     assert re.fullmatch(rf"All of it on pages, after \d+ s. Open {index}", last)
     links = {*re.findall('href="./(.*?)"', index.read_text())}

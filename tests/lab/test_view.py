@@ -228,7 +228,13 @@ def test_comparisons_are_made_again_from_what_was_viewed(
     again = (tmp_path / "pages" / "pages" / "both" / "comparison.html").read_text()
     links = re.findall("<nav>.*?</nav>\n", again)
     assert again.replace(links[0], "") == before
-    for hostile in ({"ledgers": [[1], {}]}, {"resamples": "9"}, {"confidence": None}, {"seed": -1}):
+    for hostile in (
+        {"ledgers": [[1], {}]},
+        {"resamples": "9"},
+        {"confidence": None},
+        {"seed": -1},
+        {"across_envs": 2},
+    ):
         (out / "comparison.json").write_text(json.dumps(compared | hostile))
         _, found = view(here, tmp_path / "pages")
         assert found[-1].status.startswith("left out")

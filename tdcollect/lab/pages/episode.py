@@ -127,14 +127,10 @@ def _read_film(root: Path, record: ledger.Episode, manifest: Mapping[str, Any]) 
 def neighbours(indices: Sequence[int], index: int) -> list[tuple[str, str]]:
     """Return links from the page of an episode to those before and after it in a folder."""
     at = indices.index(index)
-    beside = [
-        ("Previous", indices[max(0, at - 1)]),
-        ("Next", indices[min(at + 1, len(indices) - 1)]),
-    ]
     return [
         (f"{name}: episode {other}", f"{ledger.episode_name(other)}.html")
-        for name, other in beside
-        if other != index
+        for name, beside in (("Previous", indices[:at][-1:]), ("Next", indices[at + 1 :][:1]))
+        for other in beside
     ]
 
 

@@ -205,7 +205,7 @@ class _Pages:
             known = ledger.read_json(here / COMPARED, dict, "")
             runs = [ledger.read_directory(self.finished[one]) for one in known["ledgers"]]
             resamples = min(known["resamples"], MOST_RESAMPLES)
-            settings = {"confidence": known["confidence"], "seed": known["seed"]}
+            settings = {name: known[name] for name in ("across_envs", "confidence", "seed")}
             names = [*map(str, known["names"])]
             comparison = compare(*runs, names=names, resamples=resamples, **settings)
         except (ValueError, TypeError, KeyError, OSError):

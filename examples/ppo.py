@@ -2,9 +2,9 @@
 
     python examples/ppo.py --output-dir runs/demo
 
-While it trains, an evaluator runs test episodes in a process of its own. The best checkpoint is
-then tested on other episodes, and so is the policy of half of the training. Writes their weights,
-reports on both, on their comparison and on the learning curve, and an index of all pages.
+While it trains, an evaluator runs test episodes in a process of its own. The trained policy is then
+tested on other episodes, and so is what it was after half of the training. Writes the weights of
+both, reports on both, on their comparison and on the learning curve, and an index of all pages.
 """
 
 import argparse
@@ -24,7 +24,7 @@ import tdcollect
 from tdcollect.evaluation import Request, export
 from tdcollect.lab.pages.view import view
 
-NUM_ENVS, FRAMES_PER_BATCH, EPOCHS, LEARNING_RATE = 8, 512, 10, 2e-3
+NUM_ENVS, FRAMES_PER_BATCH, EPOCHS, LEARNING_RATE = 16, 1024, 10, 1e-3
 POINTS = 10  # of the curve of test episodes
 
 
@@ -41,7 +41,7 @@ def actor(env):
 
 
 def train(env_id, seed, frames, output_dir):
-    """Return the evaluator, with the learning curve; write the weights of the half of the training.
+    """Write the weights after half of the training and at its end; return the best checkpoint.
 
     Test episodes run beside the training.
     """
@@ -51,7 +51,7 @@ def train(env_id, seed, frames, output_dir):
     size = env.observation_spec["observation"].shape[-1]
     critic = ValueOperator(MLP(size, 1, num_cells=[64, 64]), in_keys=["observation"])
     advantage = GAE(gamma=0.99, lmbda=0.95, value_network=critic)
-    loss_module = ClipPPOLoss(policy, critic, entropy_coeff=0.0, normalize_advantage=True)
+    loss_module = ClipPPOLoss(policy, critic, entropy_coeff=0.01, normalize_advantage=True)
     optimizer = torch.optim.Adam(loss_module.parameters(), LEARNING_RATE)
 
     collector = tdcollect.Collector(
@@ -75,7 +75,8 @@ def train(env_id, seed, frames, output_dir):
             for _ in range(EPOCHS):
                 losses = loss_module(batch)
                 optimizer.zero_grad()
-                (losses["loss_objective"] + losses["loss_critic"]).backward()
+                loss = losses["loss_objective"] + losses["loss_critic"] + losses["loss_entropy"]
+                loss.backward()
                 torch.nn.utils.clip_grad_norm_(loss_module.parameters(), 0.5)
                 optimizer.step()
             if number % max(1, batches // POINTS) == 0:
@@ -84,11 +85,12 @@ def train(env_id, seed, frames, output_dir):
                 torch.save(policy.state_dict(), output_dir / "halfway.pt")
             bar.update(batch.numel())
             tell(evaluator.poll())
+    torch.save(policy.state_dict(), output_dir / "trained.pt")
     collector.shutdown()
     while tell(evaluator.wait()):  # also raises the error of a test that failed
         pass
     evaluator.shutdown()
-    return evaluator
+    return evaluator.best
 
 
 def tell(metrics):
@@ -108,7 +110,7 @@ def main(argv=None):
     )
     parser.add_argument("--env", default="Acrobot-v1", help="an env with discrete actions")
     parser.add_argument("--seed", type=int, default=0, help="training seed")
-    parser.add_argument("--frames", type=int, default=61_440, help="frames to train for")
+    parser.add_argument("--frames", type=int, default=102_400, help="frames to train for")
     parser.add_argument("--episodes", type=int, default=100, help="number of test episodes")
     parser.add_argument("--root", type=int, default=0, help="root seed of the test episodes")
     args = parser.parse_args(argv)
@@ -116,22 +118,20 @@ def main(argv=None):
     out = args.output_dir
     out.mkdir(parents=True, exist_ok=True)
     print(f"PPO trains on {args.env} for {args.frames:,} frames, with test episodes beside it.")
-    print(f"Then {args.episodes} others test its best weights, and those of half of the training.")
+    print(f"Then {args.episodes} others test the trained policy, and what it was half-way.")
     print(f"It takes about half a minute. All goes to {out}.\n", flush=True)
 
-    evaluator = train(args.env, args.seed, args.frames, out)
-    best = evaluator.best
-    print(f"\nThe best weights are those of {best.step:,} frames, {best.path}\n", flush=True)
+    best = train(args.env, args.seed, args.frames, out)
+    print(f"\nBest checkpoint: {best.step:,} frames, mean return {best.value:.1f}, {best.path}\n")
 
     # Both run the same numbered episodes, which are then compared in pairs. The policies take their
     # most likely actions. The names let `tdcollect replay` run episodes again.
     results, named = {}, f"{os.path.relpath(__file__)}:actor"
     env = tdcollect.make_env(args.env, 1)
-    for name, file in (("halfway", out / "halfway.pt"), ("trained", Path(best.path))):
-        policy = actor(env)
+    for name in ("halfway", "trained"):
+        policy, file = actor(env), out / f"{name}.pt"
         policy.load_state_dict(torch.load(file, weights_only=True))
-        torch.save(policy.state_dict(), out / f"{name}.pt")
-        request = Request(args.env, named, checkpoint=str(out / f"{name}.pt"))
+        request = Request(args.env, named, checkpoint=str(file))
         results[name] = tdcollect.evaluate(
             args.env, policy, args.episodes, seed=args.root, output_dir=out / name, request=request
         )

@@ -40,13 +40,13 @@ def run(name: str, out: Path, **flags: int | str) -> Ended:
 @pytest.fixture(scope="module")
 def ppo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ended, Path]:
     out = tmp_path_factory.mktemp("ppo")
-    return run("ppo.py", out, env="CartPole-v1", frames=5120, episodes=5, root=3), out
+    return run("ppo.py", out, env="CartPole-v1", frames=10_240, episodes=5, root=3), out
 
 
 def test_ppo_prints_what_comes_and_what_it_has_measured_and_ends_with_its_pages(ppo) -> None:
     done, out = ppo
     first, *_, last = done.stdout.strip().splitlines()  # there is no terminal
-    assert first == "PPO trains on CartPole-v1 for 5,120 frames, with test episodes beside it."
+    assert first == "PPO trains on CartPole-v1 for 10,240 frames, with test episodes beside it."
     assert f"It takes about half a minute. All goes to {out}.\n" in done.stdout
     halfway, trained = (tdcollect.EvaluationResult.load(out / n) for n in ("halfway", "trained"))
     for result in (halfway, trained):
@@ -66,16 +66,16 @@ def test_ppo_prints_what_comes_and_what_it_has_measured_and_ends_with_its_pages(
     }
 
 
-def test_ppo_draws_a_curve_of_test_episodes_and_tests_the_best_checkpoint(ppo) -> None:
+def test_ppo_draws_a_curve_of_test_episodes_and_names_the_best_checkpoint(ppo) -> None:
     done, out = ppo
     lines = (out / "curve" / "curve.csv").read_text().splitlines()[1:]
     means = {int(line.split(",")[0]): float(line.split(",")[3]) for line in lines}
-    assert [*means] == list(range(512, 5121, 512))
+    assert [*means] == list(range(1024, 10_241, 1024))
     for step, mean in means.items():
         assert f"{step:>9,} frames: mean return of test episodes {mean:.1f}\n" in done.stdout
     best = max(means, key=lambda step: means[step])
-    assert f"The best weights are those of {best:,} frames, {out}/curve/best.pt\n" in done.stdout
-    weights = torch.load(out / "trained.pt", weights_only=True)
+    assert f"Best checkpoint: {best:,} frames, mean return {means[best]:.1f}, {out}" in done.stdout
+    weights = torch.load(out / "curve" / "best.pt", weights_only=True)
     actor = runpy.run_path(str(EXAMPLES / "ppo.py"))["actor"]
     policy = actor(tdcollect.make_env("CartPole-v1", 8))
     policy.load_state_dict(weights)
@@ -154,6 +154,8 @@ def test_readme_code_runs(block: int, tmp_path: Path, monkeypatch: pytest.Monkey
         exec(compile(README_BLOCKS[block], f"README.md, block {block}", "exec"), {})
     if block == 0:
         assert f"```\n{printed.getvalue()}```" in README
+        pictures = re.findall('(?:src|srcset)="(.*?)"', README)  # in light and dark
+        assert [(ROOT / path).is_file() for path in pictures] == [True] * 4
 
 
 def test_readme_commands_run_as_they_are_typed(

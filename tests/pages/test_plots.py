@@ -113,6 +113,8 @@ def test_equal_lines_are_both_seen() -> None:
     assert turns == [(pytest.approx(-turn * on % (on + off)), on, off) for turn in range(3)]
     assert [name for _, name in drawing.signs] == [*"abcd"]
     assert not [sign for sign, _ in drawing.signs if "dashoffset" in sign]
+    steps = plots.lines(equal, "x", "y", steps=True).content  # beside each other, not dashed
+    assert len({*re.findall('<path d="(.*?)"[^>]*series', steps)}) == 3
 
 
 def test_an_axis_says_no_more_than_the_values() -> None:
@@ -122,19 +124,8 @@ def test_an_axis_says_no_more_than_the_values() -> None:
         drawing = plots.lines([plots.Line("a", x, np.array(y))], "x", "y", steps=True)
         assert ticks(drawing) == [*expected, 0, 1, 2]
     assert ticks(plots.histogram([500.0] * 9, "x"))[-1:] == [500]
-    texts = plots.lines([plots.Line("a", np.array([0.0, 1e5]), np.array([0, 0.3]))], "x", "y")
-    assert ">100,000<" in texts.content
-    assert ">0.1<" in texts.content
-
-
-def test_levels_of_steps_lie_beside_each_other() -> None:
-    x, y = np.arange(3.0), np.zeros(3)
-    equal = [plots.Line(name, x, y, series=place) for place, name in enumerate("ab")]
-    drawn = plots.lines(equal, "x", "y", steps=True).content
-    paths = [re.findall(rf'<path d="([^"]*)"[^>]*series{place}', drawn)[0] for place in (1, 2)]
-    levels = [{float(level) for level in re.findall(r"[ML]\S+ (\S+?)(?=[ML]|$)", p)} for p in paths]
-    assert [len(one) for one in levels] == [1, 1]
-    assert levels[0] != levels[1]
+    found = plots.lines([plots.Line("a", np.array([0.0, 1e5]), x[:2] / 3)], "x", "y").content
+    assert ">100,000<" in found and ">0.1<" in found  # noqa: PT018
 
 
 def test_a_line_of_no_difference_is_named_where_it_is_in_sight() -> None:

@@ -28,7 +28,6 @@ from tdcollect.lab import run as module
 from tdcollect.lab.pages.suite import suite_page
 from tdcollect.lab.pages.view import view
 from tdcollect.lab.results import claim_folder, described_cells, state_of
-from tdcollect.pages.build import Page
 from tdcollect.randomness import NotReproducibleError
 
 from ..evaluation.envs import Walk
@@ -532,7 +531,7 @@ def test_a_suite_is_viewed_without_its_file(whole: Path, folder: Path, tmp_path:
     assert page == suite_page(small(folder).results(whole), links).html()
     for cell in one.suite.cells:
         report = tmp_path / "out" / "pages" / "whole" / cell.path / "report.html"
-        assert report.read_bytes() == Page("short", "", "", []).html()
+        assert b'<p class="kicker">Evaluation</p>' in report.read_bytes()
     assert 'href="./pages/whole/report.html">whole<' in (tmp_path / "out/index.html").read_text()
     shutil.rmtree(whole / "evaluations" / "walk" / "net" / "1")
     one = viewed(tmp_path, tmp_path / "out")

@@ -87,6 +87,12 @@ def add_contents(app: Any, name: str, source: list[str]) -> None:
             source[0] += "\n".join([*head, *lines, "```", ""])
 
 
+def place_pictures(app: Any, name: str, source: list[str]) -> None:
+    """Have the pictures of README.md, which are HTML, come from where the site has them."""
+    if name == "README":
+        source[0] = source[0].replace('"docs/_static/', '"_static/')
+
+
 def write_llms(app: Any, error: Exception | None) -> None:
     """Write llms.txt beside the site: the list of pages, as docs/index.md has it."""
     if error is not None or app.builder.name != "html":
@@ -131,6 +137,7 @@ def drop_builtin_docs(
 
 def setup(app: Any) -> None:
     app.connect("source-read", add_contents)
+    app.connect("source-read", place_pictures)
     app.connect("build-finished", write_llms)
     app.connect("autodoc-process-docstring", drop_builtin_docs)
     app.connect("autodoc-process-signature", show_arguments)

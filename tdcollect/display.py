@@ -141,8 +141,8 @@ def without_process_ids(text: str) -> str:
 
 
 def p_text(value: float | None) -> str:
-    """Return a p-value with two digits; a dash for None."""
-    return "-" if value is None else f"{value:.2g}"
+    """Return a p-value with two digits, none below a millionth; a dash for None."""
+    return "-" if value is None else "< 1e-6" if value < 1e-6 else f"{value:.2g}"
 
 
 def percent_text(share: float) -> str:

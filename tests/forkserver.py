@@ -27,8 +27,6 @@ from tdcollect.processes import child
 _IMPORTED = [
     "pytest",
     "gymnasium.vector",
-    "matplotlib.backends.backend_svg",
-    "matplotlib.figure",
     "pandas",
     "scipy.stats",
     "torch.optim",

@@ -86,7 +86,7 @@ def _is_ours(error: Exception) -> bool:
 
 
 _LIBRARIES = {
-    *("click", "cloudpickle", "envpool", "gymnasium", "matplotlib", "numpy", "scipy"),
+    *("click", "cloudpickle", "envpool", "gymnasium", "numpy", "scipy"),
     *("stable_baselines3", "tensordict", "torch", "torchrl", "tqdm"),
 }
 

@@ -302,6 +302,8 @@ class Comparison(display.ShownAsTable):
         episodes: the number of episodes of each evaluation.
         differences: one for each policy after the first.
         remarks: other differences of the evaluations, one sentence each.
+        ledgers: the digests of the evaluations, as ``names``.
+        across_envs: True for one policy in several envs.
         confidence: of every interval.
         resamples: bootstrap resamples, and random sign flips.
         seed: the seed of the generators.
@@ -312,6 +314,8 @@ class Comparison(display.ShownAsTable):
     episodes: int
     differences: tuple[Difference, ...]
     remarks: tuple[str, ...]
+    ledgers: tuple[str, ...]
+    across_envs: bool
     confidence: float
     resamples: int
     seed: int
@@ -329,8 +333,8 @@ class Comparison(display.ShownAsTable):
             known |= {"detectable": d.detectable(), "improvement": d.improvement}
             left_out = {*single, *(name for name in ("adjusted", "metrics") if not known[name])}
             differences.append({name: known[name] for name in known if name not in left_out})
-        lists = {"names": [*self.names], "differences": differences, "remarks": [*self.remarks]}
-        return {**vars(self), **lists}
+        lists = {name: [*getattr(self, name)] for name in ("names", "remarks", "ledgers")}
+        return {**vars(self), **lists, "differences": differences}
 
     def __repr__(self) -> str:
         means = (mean_text(d.difference) for d in self.differences)
@@ -509,6 +513,8 @@ def compare(
         remarks=tuple(
             text for pair, other in others for text in remarks(shared, other, pair, across_envs)
         ),
+        ledgers=tuple(ledger.ledger_digest(e.episodes) for e in evaluations),
+        across_envs=across_envs,
         confidence=confidence,
         resamples=resamples,
         seed=seed,

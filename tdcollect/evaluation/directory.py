@@ -315,8 +315,7 @@ class Directory:
 
 def check_report_extras(what: str) -> None:
     """Raise before anything runs if the report, which the call ``what`` writes, lacks packages."""
-    for name in ("scipy", "matplotlib"):
-        extra_module(name, what)
+    extra_module("scipy", what)
 
 
 def check_directory(path: Path) -> None:

@@ -144,8 +144,7 @@ class Evaluator:
         check.one_of(BEST_BY, best=best)
         check.positive_int(num_trajectories=num_trajectories, queue_size=queue_size)
         check.positive_int_or_none(report_episodes=report_episodes)
-        for name in ("scipy", "matplotlib")[: 1 if output_dir is None else 2]:
-            extra_module(name, "tdcollect.Evaluator")
+        extra_module("scipy", "tdcollect.Evaluator")
         settings_of: Callable[..., EvaluationSettings] = partial(
             EvaluationSettings,
             exploration_type=exploration_type,

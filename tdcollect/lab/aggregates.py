@@ -359,7 +359,8 @@ class ScoreDifference(Estimate):
         interval: Student's, its standard error from resamples of training runs and of episodes;
             None for one episode of one run each.
         p_value: of no difference, two-sided: below 5% where the 95% interval leaves out 0. None for
-            one other than 0 that no resample changes: nothing shows how it varies.
+            two policies of one training run each, which says nothing of other runs; and for one
+            other than 0 that no resample changes: nothing shows how it varies.
         adjusted_p_value: the same by Holm's correction over all pairs of policies.
     """
 
@@ -542,7 +543,8 @@ class Aggregates:
         if several:
             notes.append("Intervals of scores draw runs alone: they are about these episodes.")
         if single := [policy for policy, runs in self.runs.items() if runs == 1]:
-            notes.append(f"Differences from {listed_text(single)} take the one run as it is.")
+            two = "; two such policies have no p-value" * (len(single) > 1)
+            notes.append(f"Differences from {listed_text(single)} take the one run as it is{two}.")
         return notes
 
     def notes(self) -> list[str]:
@@ -681,15 +683,13 @@ def _differences(
         value, error = of_a - of_b, spread.error()
         if error <= ROUNDING * max(np.nanmax(np.abs(episodes[policy])) for policy in (a, b)):
             error = 0.0
-        interval, p_value = None, 1.0 if value == 0 else None
-        if (
-            math.isfinite(error)
-            and max(aggregates.runs[a], aggregates.runs[b], episodes[a].shape[-1]) > 1
-        ):
+        several = max(aggregates.runs[a], aggregates.runs[b]) > 1
+        interval, p_value = None, 1.0 if value == 0 and several else None
+        if math.isfinite(error) and (several or episodes[a].shape[-1] > 1):
             freedom = difference_freedom(episodes[a], episodes[b])
             reach = float(stats.t.ppf(0.5 + aggregates.confidence / 2, freedom)) * error
             interval = Interval(value - reach, value + reach)
-            if error:
+            if error and several:
                 p_value = 2 * float(stats.t.sf(abs(value) / error, freedom))
         differences[a, b] = ScoreDifference(value, interval, p_value)
     adjusted = holm({pair: d.p_value for pair, d in differences.items() if d.p_value is not None})

@@ -40,8 +40,8 @@ class Paragraph(NamedTuple):
 class Figure:
     """A drawing with its words.
 
-    Its name is a prefix for ids, and that of its file: letters, digits, ``-`` and ``_``. What it
-    shows, in numbers, is the alternative text and the caption; a note is for the caption alone.
+    Its name is that of its file: letters, digits, ``-`` and ``_``. What it shows, in numbers, is
+    the alternative text; a note is the caption.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Figures:
-    """Figures side by side where there is room; a row of narrow ones shows notes alone."""
+    """Figures side by side where there is room, two at most, or more narrow ones in a row."""
 
     part: ClassVar = "figures"
     figures: Sequence[Figure]
@@ -152,7 +152,7 @@ class Page:
     """A page as plain data; a section without parts is left out.
 
     ``kicker`` is the kind of the page, above the heading, and ``lead`` the sentence below. Plain
-    text in a section is a paragraph. ``back`` is a link above all: its text, and the relative path.
+    text in a section is a paragraph. ``links`` are above all: their texts and relative paths.
     """
 
     title: str
@@ -161,7 +161,7 @@ class Page:
     sections: Sequence[tuple[str, Sequence[Part]]]
     cards: Sequence[Card] = ()
     footer: str = ""
-    back: tuple[str, str] | None = None
+    links: Sequence[tuple[str, str]] = ()
 
     def figures(self) -> list[Figure]:
         """Return the figures of all sections."""

@@ -25,7 +25,7 @@ def curve_page(
     by: str,
     path_of: Callable[..., str | None],
     report: Point | None = None,
-    back: tuple[str, str] | None = None,
+    links: Sequence[tuple[str, str]] = (),
 ) -> Page:
     """Return the page of an env's curve; its first figure is that of the returns, if finite.
 
@@ -46,7 +46,7 @@ def curve_page(
             ("Evaluations", [_points(curve, best, path_of)]),
         ],
         _curve_headline(curve, best, by, report),
-        back=back,
+        links=links,
     )
 
 
@@ -95,8 +95,7 @@ def _curve_figures(curve: Sequence[Point], best: Best | None, by: str) -> list[F
         np.array([getattr(point, key) for point in curve], np.float64)  # None is NaN
         for key in ("step", "mean", "low", "high", "length")
     )
-    marks = len(curve) <= 60
-    metrics = _metric_curves(curve, marks)
+    metrics = _metric_curves(curve)
     shows, at = from_to("The mean return", x, mean), None
     if best is not None and best.step in x:
         at = (float(best.step), float(mean[x == best.step][0]))
@@ -104,12 +103,12 @@ def _curve_figures(curve: Sequence[Point], best: Best | None, by: str) -> list[F
         shows += f" The best {_BEST_BY[by]}, {value}, is that of step {best.step:,}."
     line = plots.Line("mean return", x, mean, low, high)
     x_label, title = "training steps", "Return of test episodes"
-    returns = plots.lines([line], x_label, "return", band_name=_INTERVAL, marks=marks, best=at)
+    returns = plots.lines([line], x_label, "return", band_name=_INTERVAL, best=at)
     if (mean == length).all():
         note = "The mean length, in steps, is the same at each step, and not drawn by itself."
         return [Figure("curve", title, returns, shows, note), *metrics]
     line = plots.Line("mean length", x, length, series=2)
-    lengths = plots.lines([line], x_label, "length (steps)", marks=marks)
+    lengths = plots.lines([line], x_label, "length (steps)")
     first, last = number_texts([float(length[0]), float(length[-1])])
     said = f"The mean length is {first} steps at first and {last} at the end."
     return [
@@ -119,7 +118,7 @@ def _curve_figures(curve: Sequence[Point], best: Best | None, by: str) -> list[F
     ]
 
 
-def _metric_curves(curve: Sequence[Point], marks: bool) -> Iterator[Figure]:
+def _metric_curves(curve: Sequence[Point]) -> Iterator[Figure]:
     """Yield the figure of each metric; a step without a finite mean is left out."""
     for place, (name, *_) in enumerate(curve[0].metrics, 1):
         points = [(point.step, *point.metrics[place - 1][1:]) for point in curve]
@@ -128,7 +127,7 @@ def _metric_curves(curve: Sequence[Point], marks: bool) -> Iterator[Figure]:
             continue
         x, mean, low, high = rows.T
         line = plots.Line(f"mean {name}", x, mean, low, high)
-        drawing = plots.lines([line], "training steps", name, band_name=_INTERVAL, marks=marks)
+        drawing = plots.lines([line], "training steps", name, band_name=_INTERVAL)
         yield Figure(f"metric_{place}", name, drawing, from_to("The mean", x, mean))
 
 

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tdcollect import display
 from tdcollect.display import count_text, listed_text, number_text, number_texts, percent_text
 from tdcollect.evaluation import ledger, statistics
 from tdcollect.evaluation.ledger import BATCHES, RANDOM, Episode, manifest_entry, policy_name
 from tdcollect.evaluation.statistics import Interval, Quantity, Summary, ends, in_order
+from tdcollect.files import write_json
 from tdcollect.pages import build, plots
 from tdcollect.pages.build import REPORT, Cell, Column, DataTable, Figure, Figures, Page, Paragraph
 from tdcollect.pages.plots import Values, finite, short
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from tdcollect.evaluation.comparison import Comparison, Difference
 
 COMPARISON_REPORT = "comparison.html"
+COMPARED = "comparison.json"
 LOWEST = 5  # returns that are named above the table of episodes
 LISTED = 100  # entries of a list in the manifest, such as given seeds
 MOST = 10_000  # rows of a table of episodes
@@ -77,7 +80,7 @@ def report_page(
     summary: Summary,
     again: build.Commands,
     kept: Mapping[int, Cell] = MappingProxyType({}),
-    back: tuple[str, str] | None = None,
+    links: Sequence[tuple[str, str]] = (),
 ) -> Page:
     """Return the page of an evaluation, as :func:`write_report` writes it.
 
@@ -113,7 +116,7 @@ def report_page(
         _headline(summary, same),
         f"Ledger {ledger.ledger_digest(records)}. Equal digests mean equal episodes, to the bit. "
         "Made by tdcollect.",
-        back,
+        links,
     )
 
 
@@ -228,7 +231,7 @@ def _histogram(
     quantity: Quantity,
     confidence: float,
     note: str = "",
-    zero: bool = False,
+    zero: str = "",
 ) -> Figure:
     mean, interval = quantity.mean, quantity.mean_interval
     drawing = plots.histogram(
@@ -239,10 +242,10 @@ def _histogram(
         interval_name=interval_name(confidence),
         zero=zero,
     )
-    shows = spread(values, things)
+    said = shows = spread(values, things)
     if mean is not None:
         shows += f" The mean is {with_interval(mean, interval, confidence)}."
-    return Figure(name, title, drawing, shows, note)
+    return Figure(name, title, drawing, shows, f"{said} {note}".strip())
 
 
 def _running_figure(values: Values, confidence: float) -> Figure:
@@ -437,12 +440,17 @@ def write_comparison_report(
 ) -> list[Path]:
     """Write ``comparison.html`` and its figures as :func:`write_report` does; return the files.
 
-    ``pages`` has the paths of those of single episodes.
+    ``pages`` has the paths of those of single episodes. ``comparison.json`` names what was
+    compared, by its digests, so that ``tdcollect view`` compares it again.
     """
+    settings = ("names", "ledgers", "across_envs", "confidence", "resamples", "seed")
+    write_json(Path(directory, COMPARED), {name: getattr(comparison, name) for name in settings})
     return build.write_page(Path(directory, COMPARISON_REPORT), comparison_page(comparison, pages))
 
 
-def comparison_page(comparison: Comparison, pages: Mapping[int, str]) -> Page:
+def comparison_page(
+    comparison: Comparison, pages: Mapping[int, str], links: Sequence[tuple[str, str]] = ()
+) -> Page:
     """Return the page of a comparison, which leads to ``pages`` of episodes."""
     differences, (baseline, *others) = comparison.differences, comparison.names
     drawn = [*_together(comparison)]
@@ -470,13 +478,13 @@ def comparison_page(comparison: Comparison, pages: Mapping[int, str]) -> Page:
             ("Episodes", [*_paired_episodes(comparison, pages)] if paired else []),
         ],
         _comparison_headline(differences[0]) if len(differences) == 1 else [],
+        links=links,
     )
 
 
 def _comparison_headline(d: Difference) -> list[build.Card]:
     mean = number_and_interval(*d.measured("return"), d.confidence)
     of_mean = "Adjusted mean difference" if d.adjusted else "Mean difference"
-    p_value = "-" if d.p_value is None else f"{d.p_value:.2g}"
     won_and_tied = "share of episodes won, and half of those tied"
     cards: list[build.Card] = []
     if (s := d.success) is not None:
@@ -487,7 +495,7 @@ def _comparison_headline(d: Difference) -> list[build.Card]:
         (of_mean, *mean),
         ("Probability of improvement", number_text(d.improvement), won_and_tied),
         ("Won, tied, lost", f"{d.won}, {d.tied}, {d.lost}", f"of {len(d.values)} episodes"),
-        ("p-value", p_value, "of no mean difference, by sign flips"),
+        ("p-value", display.p_text(d.p_value), "of no mean difference, by sign flips"),
     ]
 
 
@@ -517,9 +525,10 @@ def _together(comparison: Comparison) -> Iterator[Figure]:
         drawing = plots.bars(bars, "episodes", count)
         yield Figure("outcomes", "Episodes won, tied and lost", drawing, said)
     elif measured:
+        texts = mean_texts(d.difference for d in differences)
         estimates = [
-            plots.Mark(d.name, d.difference.mean, ends(d.difference.mean_interval), place)
-            for place, d in enumerate(differences, 1)
+            plots.Mark(d.name, d.difference.mean, ends(d.difference.mean_interval), place, text)
+            for place, (d, text) in enumerate(zip(differences, texts, strict=True), 1)
         ]
         said = intervals_sentence(
             ((name, one.mean, one.mean_interval) for name, one in measured.items()),
@@ -531,9 +540,9 @@ def _together(comparison: Comparison) -> Iterator[Figure]:
 
 
 def _difference_figures(d: Difference, place: int) -> Iterator[Figure]:
-    note = "The dashed line is no difference."
-    yield _histogram(f"difference_{place}", f"{d.name} minus {d.baseline}", "difference of returns",
-                     "differences", d.values, d.difference, d.confidence, note, True)  # fmt: skip
+    title, x_label, zero = f"{d.name} minus {d.baseline}", "difference of returns", "no difference"
+    yield _histogram(f"difference_{place}", title, x_label, "differences", d.values, d.difference,
+                     d.confidence, zero=zero)  # fmt: skip
     pairs = plots.cloud(
         np.array(d.baseline_returns),
         np.array(d.returns),
@@ -622,6 +631,13 @@ def with_interval(
     """Return a number, with its interval in brackets if there is one."""
     number, words = number_and_interval(value, interval, confidence, texts)
     return number if interval is None else f"{number} ({words})"
+
+
+def mean_texts(quantities: Iterable[Quantity]) -> list[str]:
+    """Return means with their intervals, alike: ``3.5 [3.1, 4.0]``."""
+    both = [(one.mean, ends(one.mean_interval) or ()) for one in quantities]
+    texts = iter(number_texts([number for mean, own in both for number in (mean, *own)]))
+    return [next(texts) + (f" [{next(texts)}, {next(texts)}]" if own else "") for _, own in both]
 
 
 def interval_name(confidence: float) -> str:

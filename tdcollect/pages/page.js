@@ -13,7 +13,7 @@ function made(name, properties, ...children) {
 function value(cell) {
   // The number that a cell starts with, else its text; NaN, "-" and empty cells come last.
   const text = (cell ? cell.textContent : "").trim();
-  const found = text.replace(/,/g, "").match(/^[[(]?([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|[-+]?inf\b)/i);
+  const found = text.replace(/,/g, "").match(/^[[(<\s]*([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|[-+]?inf\b)/i);
   if (found) return Number(found[1].replace(/inf/i, "Infinity"));
   return text === "" || text === "-" || /^nan\b/i.test(text) ? null : text.toLowerCase();
 }
@@ -60,9 +60,9 @@ function enhance(table) {
     const shown = passing.slice(0, limit);
     if (table.dataset.before !== undefined) shown.forEach(addCommand);
     body.replaceChildren(...shown);
-    const some = tests.length ? `${number(passing.length)} of ${number(rows.length)} rows` : "";
-    count.textContent = shown.length < passing.length
-      ? `${some || `${number(rows.length)} rows`}, the first ${number(shown.length)} shown` : some;
+    const some = tests.length ? `${number(passing.length)} of ` : "";
+    const first = shown.length < passing.length ? `, the first ${number(shown.length)} shown` : "";
+    count.textContent = `${some}${number(rows.length)} rows${first}`;
     more.hidden = shown.length === passing.length;
     more.textContent = `show all ${number(passing.length)}`;
   }

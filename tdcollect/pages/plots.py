@@ -1,60 +1,53 @@
 """Plots of plain numbers as SVG: bounded in size, of fixed bytes, with colours as CSS variables.
 
-The text in them may come from anybody: it is escaped, and no drawing holds a style, a script or a
-reference to anything outside it.
+A plot is as wide as its place: shapes stretch with it, text and lines keep their sizes. The text
+may come from anybody: it is escaped, and no drawing holds a style, a script, an id or a reference.
 """
 
 from __future__ import annotations
 
-import functools
 import html
-import io
 import math
 import re
-import warnings
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, ParamSpec
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from tdcollect.display import number_texts, visible
-from tdcollect.packages import extra_module
+from tdcollect.display import number_text, number_texts, visible
 
 Values = npt.NDArray[np.float64]
 Ends = tuple[float, float]
-P = ParamSpec("P")
 
-WIDTH = 4.3  # inches: text of this size can be read where a drawing fills a phone
-HEIGHT = 2.55
+HEIGHT = 190  # pixels of what lies within the axes
 LONGEST = 28  # characters of a name in a drawing
 MOST_BARS = 40
-MOST_POINTS = 600  # of a line: more than a drawing this wide can show
+MOST_POINTS = 600  # of a line: about as many as a drawing can show
 MOST_PAIRS = 1000  # of a cloud
+MARKED, THIN = 60, 200  # points of a line that have a dot each, and from which it is thin
 LARGEST = 1e150
 SERIES = 6  # colours of series; seven and more begin anew
-_STYLES = ("-", "--", ":")  # of series whose colours begin anew
-_DASH = 6  # points, of lines that are the same
-_ROW = 0.34  # inches per row of a plot with names at its left
-_MARGIN = 0.78
+_STYLES = ("none", "7 4", "2 3")  # of series whose colours begin anew
+_DASH = 6  # pixels, of lines that are the same
+_ROW = 38
+_ACROSS = 1000  # units of the box that stretches
 
 _SERIES = [f"series{place}" for place in range(1, SERIES + 1)]
-_ROLES = ["paper", "ink", "muted", "grid", "line", "bar", "good", "bad", *_SERIES]
-# matplotlib draws with a number in place of each colour, and figures.css has the colours.
-_COLOURS = {role: f"#0000{number:02x}" for number, role in enumerate(_ROLES, 1)}
-_VARIABLES = {number: f"var(--{role})" for role, number in _COLOURS.items()}
+_ROLES = {"paper", "ink", "muted", "grid", "line", "bar", "good", "bad", *_SERIES}
 
 
 class Drawing(NamedTuple):
-    """SVG elements without their root; ids start with ``@``, for a prefix. Sizes are in points."""
+    """SVG elements without their root, for any width, and their height in pixels.
+
+    Each sign is the SVG of a colour, 18 by 10 pixels, and its meaning. A drawing in ``rows`` needs
+    no room for numbers at its left.
+    """
 
     content: str
-    width: float
-    height: float
-
-    def named(self, name: str) -> str:
-        """Return the elements with ids of their own: letters, digits, ``-`` and ``_``."""
-        return re.sub(r'(id="|href="#|url\(#)@', rf"\g<1>{name}-", self.content)
+    height: int
+    signs: tuple[tuple[str, str], ...]
+    rows: bool
 
 
 class Bar(NamedTuple):
@@ -67,12 +60,13 @@ class Bar(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """An estimate with the ends of its interval, and the place of its colour in the series."""
+    """An estimate, the ends of its interval, its colour's place in the series, and its text."""
 
     name: str
     value: float | None
     interval: Ends | None
     series: int = 0
+    text: str = ""
 
 
 class Line(NamedTuple):
@@ -86,99 +80,115 @@ class Line(NamedTuple):
     series: int = 0
 
 
-def _plot(plot: Callable[P, Any]) -> Callable[P, Drawing]:
-    """Run a plot with settings of our own, and without pyplot's global figures."""
+class _Axis(NamedTuple):
+    low: float
+    high: float
+    ticks: Mapping[float, str]
 
-    @functools.wraps(plot)
-    def drawn(*args: P.args, **options: P.kwargs) -> Drawing:
-        matplotlib = extra_module("matplotlib", "a figure")
-        defaults = dict(matplotlib.rcParamsDefault)
-        del defaults["backend"]
-        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        with matplotlib.rc_context(defaults | _settings()), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Glyph .* missing")  # the reader's fonts draw it
-            file = io.StringIO()
-            plot(*args, **options).figure.savefig(file, format="svg", metadata=nothing)
-        return _cleaned(file.getvalue())
-
-    return drawn
+    def shares(self, values: Any) -> Values:
+        """Return where values lie, from 0 to 1; some may lie outside."""
+        return np.clip((np.array(values, np.float64) - self.low) / (self.high - self.low), -9, 9)
 
 
-def _settings() -> dict[str, Any]:
-    off = ["axes.spines.top", "axes.spines.right", "axes.spines.left", "legend.frameon"]
-    off += ["axes.formatter.useoffset", "text.parse_math"]  # a dollar sign in a name is one
-    colours = {
-        "muted": ["axes.titlecolor", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"],
-        "line": ["axes.edgecolor", "xtick.color", "ytick.color"],
-        "grid": ["grid.color"],
-        "ink": ["text.color"],
-    }
-    return {
-        **dict.fromkeys(off, False),
-        **dict.fromkeys(("font.size", "axes.titlesize", "axes.labelsize"), 9.5),
-        **{name: _COLOURS[role] for role, names in colours.items() for name in names},
-        "svg.fonttype": "none",
-        "svg.hashsalt": "tdcollect",
-        "axes.grid": True,
-        "axes.grid.axis": "y",
-        "axes.axisbelow": True,
-        "axes.titlepad": 7.0,
-        "ytick.major.size": 0.0,
-        "xtick.major.size": 3.0,
-        "legend.fontsize": 9.0,
-        "legend.handlelength": 1.3,
-        "legend.columnspacing": 1.3,
-        "legend.borderaxespad": 0.0,
-        "legend.borderpad": 0.1,
-    }
+def _axis(values: Any, margin: float = 0.05, ends: Ends | None = None) -> _Axis:
+    """Return an axis of some values, with a tick at whole numbers alone if they are whole."""
+    values = finite(values)
+    low, high = ends or ((values.min(), values.max()) if len(values) else (0.0, 1.0))
+    if high - low <= 1e-9 * max(abs(low), abs(high), 1e-280):  # a range would show a spread
+        half = abs(low) or 1.0
+        return _Axis(low - half, high + half, {low: number_text(float(low))})
+    room = margin * (high - low) * (ends is None)
+    step = 10.0 ** math.floor(math.log10((high - low) / 5))
+    step *= next(n for n in (1, 2, 5, 10) if n * step * 5 >= high - low)
+    if (values == np.round(values)).all():
+        step = max(step, 1.0)
+    places = range(math.ceil((low - room) / step), math.floor((high + room) / step) + 1)
+    decimals, exact = max(0, -math.floor(math.log10(step))), 1e-5 < step < 1e9
+    texts = [f"{n * step:,.{decimals}f}" if exact else f"{n * step:.4g}" for n in places]
+    ticks = dict(zip((n * step for n in places), texts, strict=True))
+    return _Axis(low - room, high + room, ticks)
 
 
-def _cleaned(svg: str) -> Drawing:
-    """Return what matplotlib wrote with attributes in place of styles, which no page may have.
+class _Plot:
+    """Shapes in the units of two axes, and text beside them."""
 
-    No text has a ``<``: each one that is found begins a tag.
-    """
-    width, height = re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)[0]
-    body = re.sub(r"<!--.*?-->", "", svg.partition("</style>")[2], flags=re.DOTALL)
-    body = body.partition("</defs>")[2].rpartition("</svg>")[0]
-    # There may be thousands of marks in a group, all of one style: the group has it.
-    body = re.sub(r'(<g[^>]*)>\s*(?=<use [^>]*?( style="[^"]*"))', r"\1\2>", body)
-    body = re.sub(r'(<use [^>]*?) style="[^"]*"', r"\1", body)
-    body = re.sub(r"<[^>]*>", _clean_tag, body)
-    if colour := re.search(r'(?:fill|stroke)="(#[^"]*)"', body):
-        raise ValueError(f"expected the number of a colour in a figure, got {colour[1]}")
-    return Drawing(re.sub(r">\s+<", "><", body).strip(), float(width), float(height))
+    def __init__(self, x: _Axis, y: _Axis, x_label: str, y_label: str = "", height: int = HEIGHT):
+        self.x, self.y, self.height, self.top = x, y, height, 24 if y_label else 6
+        self.rows = not y.ticks
+        self.shapes, self.texts, self.signs = list[str](), list[str](), dict[str, str]()
+        below = self.top + height
+        for at, text in y.ticks.items():
+            self.path([x.low, x.high], [at, at], stroke="grid")
+            level = below - height * float(y.shares(at))
+            self.text(text, "-8", level + 4, text_anchor="end")
+        for at, text in x.ticks.items():
+            self.path([at, at], [y.low, y.high], stroke="grid" if self.rows else "none")
+            self.text(text, f"{100 * x.shares(at):.4g}%", below + 17, text_anchor="middle")
+        self.path([x.low, x.high], [y.low, y.low], stroke="line", stroke_width=2)
+        self.text(x_label, "50%", below + 36, text_anchor="middle")
+        self.text(y_label, "-44", 14)
+
+    def text(self, text: str, x: str, y: float, **attributes: Any) -> None:
+        """Write a text."""
+        escaped = html.escape(plain_text(text))
+        self.texts.append(_element("text", escaped, x=x, y=f"{y:.4g}", **attributes))
+
+    def path(self, x: Any, y: Any, *, dots: bool = False, name: str = "", **style: Any) -> None:
+        """Draw a line through points, or dots, up to each NaN; its sign is named, if it is."""
+        style = {"fill": "none"} | style | ({"stroke_linecap": "round"} if dots else {})
+        across, down = _ACROSS * self.x.shares(x), self.height * (1 - self.y.shares(y))
+        steps, pen = [], "M"
+        for a, b in zip(across.tolist(), down.tolist(), strict=True):
+            there = a == a and b == b
+            steps += [f"{pen}{a:.1f} {b:.1f}" + "h0" * dots] * there
+            pen = "L" if there and not dots else "M"
+        self.shapes.append(_element("path", d="".join(steps), **style))
+        shape = "M9 5h0" if dots else "M0 5H18" if style["fill"] == "none" else "M1 1H17V9H1Z"
+        self.sign(name, shape, style)
+
+    def sign(self, name: str, shape: str, style: Mapping[str, Any]) -> None:
+        """Explain a shape, or more of it, if it has a name."""
+        if name := plain_text(name):
+            self.signs[name] = self.signs.get(name, "") + _element("path", d=shape, **style)
+
+    def boxes(self, left: Any, right: Any, low: Any, high: Any, **style: Any) -> None:
+        """Draw filled boxes, one or ``[E]``."""
+        ends = np.broadcast_arrays(*np.atleast_1d(left, right, low, high, np.nan))
+        left, right, low, high, gap = ends
+        across, down = (left, left, right, right, gap), (low, high, high, low, gap)
+        self.path(np.stack(across, 1).ravel(), np.stack(down, 1).ravel(), **style)
+
+    def dashed(self, x: Sequence[float], y: Sequence[float], name: str = "") -> None:
+        """Draw a line that is no data."""
+        self.path(x, y, name=name, stroke="muted", stroke_width=1.3, stroke_dasharray="5 4")
+
+    def drawing(self) -> Drawing:
+        """Return what was drawn; one sign alone says nothing that the title does not."""
+        view, how = f"0 0 {_ACROSS} {self.height}", {"preserveAspectRatio": "none", "width": "100%"}
+        how |= {"y": f"{self.top}", "height": f"{self.height}"}
+        shapes = _element("svg", "".join(self.shapes), viewBox=view, **how)
+        signs = tuple((sign, name) for name, sign in self.signs.items() if len(self.signs) > 1)
+        return Drawing(shapes + "".join(self.texts), self.top + self.height + 44, signs, self.rows)
 
 
-def _clean_tag(match: re.Match[str]) -> str:
-    tag = re.sub(r'^<g id="[^"]*"', "<g", match[0])
-    tag = re.sub(r' style="([^"]*)"', _attributes, tag).replace("xlink:href", "href")
-    tag = re.sub(r'( id="|href="#|url\(#)', r"\g<1>@", tag)
-    tag = re.sub(r"-?\d+\.\d{3,}", lambda number: f"{round(float(number[0]), 2):g}", tag)
-    return re.sub(r"\s+", " ", tag)
-
-
-def _attributes(style: re.Match[str]) -> str:
-    """Return a style as attributes, with variables as colours; the page chooses the font."""
-    parts = (part.strip().partition(":") for part in html.unescape(style[1]).split(";"))
-    attributes = {name: value.strip() for name, _, value in parts if name and name != "font-family"}
-    if "font" in attributes:
-        attributes["font-size"] = attributes.pop("font").partition("px")[0]
-    return "".join(
-        f' {name}="{_VARIABLES.get(value, value)}"' for name, value in attributes.items()
+def _element(name: str, content: str = "", **attributes: Any) -> str:
+    """Return an element; the role of a colour is a variable."""
+    texts = (
+        f' {key.replace("_", "-")}="{f"var(--{value})" if value in _ROLES else value}"'
+        for key, value in attributes.items()
     )
+    return f"<{name}{''.join(texts)}>{content}</{name}>"
 
 
-def _axes(x_label: str, y_label: str = "", *, height: float = HEIGHT, width: float = WIDTH) -> Any:
-    """Return the axes of a figure in inches, with a label below it, and one above at its left."""
-    figures = extra_module("matplotlib.figure", "a figure")
-    figure = figures.Figure(figsize=(width, height), layout="constrained")
-    axes = figure.add_subplot()
-    for patch in (figure.patch, axes.patch):
-        patch.set_visible(False)
-    axes.set_xlabel(plain_text(x_label))
-    axes.set_title(plain_text(y_label), loc="left")
-    return axes
+def _in_rows(
+    x: _Axis, names: Sequence[str], texts: Sequence[str], x_label: str, row: int = _ROW
+) -> _Plot:
+    """Return a plot of rows, 1 high each from 0 at the top, with a name and a text in each."""
+    plot = _Plot(x, _Axis(len(names), 0, {}), x_label, height=row * max(len(names), 1))
+    for place, (name, text) in enumerate(zip(names, texts, strict=True)):
+        plot.text(short(name), "0", plot.top + row * place + 12, fill="ink")
+        plot.text(text, "100%", plot.top + row * place + 12, text_anchor="end")
+    return plot
 
 
 def plain_text(text: str) -> str:
@@ -187,16 +197,11 @@ def plain_text(text: str) -> str:
 
 
 def short(name: str) -> str:
-    """Return a name for a legend or a tick: one line, cut if it is long."""
+    """Return a name for a row or a title: one line, cut if it is long."""
     name = plain_text(name)
     return name if len(name) <= LONGEST else name[: LONGEST - 1] + "…"
 
 
-def _series(place: int) -> str:
-    return _COLOURS[_SERIES[place % SERIES]]
-
-
-@_plot
 def histogram(
     values: Sequence[float],
     x_label: str,
@@ -204,36 +209,30 @@ def histogram(
     mean: float | None = None,
     interval: Ends | None = None,
     interval_name: str = "interval",
-    zero: bool = False,
-) -> Any:
-    """Draw how many values ``[E]`` lie in each bar; mark mean, interval and zero if asked."""
+    zero: str = "",
+) -> Drawing:
+    """Draw how many values ``[E]`` lie in each bar, mean and interval, and zero by its name."""
     drawn = finite(values)
-    axes = _axes(x_label, "episodes")
-    if len(drawn):
-        edges = bin_edges(drawn)
-        counts, _ = np.histogram(drawn, edges)
-        there = counts > 0
-        colours = {"color": _COLOURS["bar"], "edgecolor": _COLOURS["paper"]}
-        lefts, widths = edges[:-1][there], np.diff(edges)[there]
-        axes.bar(lefts, counts[there], widths, align="edge", linewidth=0.5, **colours)
-        around = 4 * np.ptp(edges) if len(edges) == 2 else 0  # one bar alone would show a spread
-        axes.set_xlim(edges[0] - around, edges[-1] + around)
-    if zero:
-        _dashed_line(axes, 0.0)
+    edges = bin_edges(drawn) if len(drawn) else np.array([0.0, 1.0])
+    counts, _ = np.histogram(drawn, edges)
+    around = 4 * np.ptp(edges) if len(edges) == 2 else 0  # one bar alone would show a spread
+    x = _axis(drawn, ends=(edges[0] - around, edges[-1] + around))
+    if len(edges) == 2:
+        x = x._replace(ticks={float(value): number_text(float(value)) for value in drawn[:1]})
+    top = 1.05 * max(1, counts.max())
+    plot = _Plot(x, _axis([0, 1], ends=(0.0, top)), x_label, "episodes")
+    there, style = counts > 0, {"fill": "bar", "stroke": "paper"}
+    plot.boxes(edges[:-1][there], edges[1:][there], 0, counts[there], **style)
     if interval is not None and all(map(_drawable, interval)):
-        axes.axvspan(
-            *interval, color=_COLOURS["series1"], alpha=0.2, lw=0, label=plain_text(interval_name)
-        )
+        plot.boxes(*interval, 0, top, fill="series1", fill_opacity=0.25, name=interval_name)
     if mean is not None and _drawable(mean):
         name = f"mean {number_texts([mean])[0]}"
-        axes.axvline(mean, color=_COLOURS["series1"], linewidth=1.6, label=name)
-    axes.locator_params("y", integer=True, nbins=4)
-    axes.locator_params("x", nbins=6)
-    _legend(axes)
-    return axes
+        plot.path([mean, mean], [0, top], name=name, stroke="series1", stroke_width=2)
+    if zero and x.low <= 0 <= x.high:
+        plot.dashed([0, 0], [0, top], zero)
+    return plot.drawing()
 
 
-@_plot
 def lines(
     drawn_lines: Sequence[Line],
     x_label: str,
@@ -241,52 +240,54 @@ def lines(
     *,
     band_name: str = "",
     y_limits: Ends | None = None,
-    marks: bool = False,
-    best: tuple[float, float] | None = None,
-    integer_x: bool = True,
+    best: Ends | None = None,
     dashed_at: float | None = None,
-    line_width: float = 1.6,
-    height: float = HEIGHT,
-) -> Any:
-    """Draw lines with bands at no more than 600 points each; mark each point, ``best``, or an x."""
-    axes = _axes(x_label, y_label, height=height)
-    dashes: dict[int, Any] = {}  # of lines that are the same: by turns, so that each is seen
-    for equal in equal_lines(drawn_lines):
+    levels: Mapping[float, str] | None = None,
+    steps: bool = False,
+) -> Drawing:
+    """Draw lines with bands at no more than 600 points each; ``best``, an x, and named levels.
+
+    Lines in ``steps`` are level at each point: they lie beside each other.
+    """
+    levels = levels or {}
+    every = [y for line in drawn_lines for y in (line.y, line.low, line.high) if y is not None]
+    x = _axis(np.concatenate([line.x for line in drawn_lines]), 0.02)
+    y = _axis(np.concatenate([*every, np.array([*levels])]), 0.15 if steps else 0.05, y_limits)
+    plot, longest = _Plot(x, y, x_label, y_label), max(len(line.x) for line in drawn_lines)
+    dashes: dict[int, dict[str, Any]] = {}  # of lines that are the same: by turns, to be seen
+    for equal in [] if steps else equal_lines(drawn_lines):
         gap = _DASH * (len(equal) - 1)
-        dashes |= {place: (-_DASH * turn, (_DASH, gap)) for turn, place in enumerate(equal)}
+        for turn, place in enumerate(equal):
+            turned = {"stroke_dashoffset": -_DASH * turn % (_DASH + gap)}
+            dashes[place] = {"stroke_dasharray": f"{_DASH} {gap}", **turned}
     for place, line in enumerate(drawn_lines):
         points = some_points(len(line.x))
-        colour = _series(line.series)
-        x, y = line.x[points], line.y[points]
-        y = np.where(_drawable(y), y, np.nan)
-        style: dict[str, Any] = {"marker": "o", "markersize": 3.5} if marks else {}
-        style |= {"color": colour, "linewidth": line_width, "label": short(line.name)}
-        style["linestyle"] = _STYLES[line.series // SERIES % len(_STYLES)]
-        (drawn_line,) = axes.plot(x, y, **style)
-        if place in dashes:
-            drawn_line.set(linestyle=dashes[place], label="")
-            axes.plot([], [], **style)  # for the legend, which would show a gap
+        colour, at = _SERIES[line.series % SERIES], line.x[points]
+        style: dict[str, Any] = {"stroke": colour, "stroke_width": 1 if longest > THIN else 2}
+        style["stroke_dasharray"] = _STYLES[line.series // SERIES % len(_STYLES)]
+        plot.sign(line.name, "M0 5H18", style)
         if line.low is not None and line.high is not None:
             low, high = line.low[points], line.high[points]
             there = _drawable(low) & _drawable(high)
-            if there.any():
-                label = plain_text(band_name) if len(drawn_lines) == 1 else None
-                band = {"color": colour, "alpha": 0.18, "lw": 0, "label": label}
-                axes.fill_between(x[there], low[there], high[there], **band)
+            around = np.concatenate([at[there], at[there][::-1]])
+            band = np.concatenate([low[there], high[there][::-1]])
+            plot.path(around, band, name=band_name, fill=colour, fill_opacity=0.2)
+        values = np.where(_drawable(line.y[points]), line.y[points], np.nan)
+        if steps:
+            beside = 0.03 * (y.high - y.low) * (place - (len(drawn_lines) - 1) / 2)
+            at, values = np.stack([at - 0.5, at + 0.5], 1).ravel(), values.repeat(2) - beside
+        plot.path(at, values, **style | dashes.get(place, {}))
+        if longest <= MARKED and not steps:
+            plot.path(at, values, dots=True, name=line.name, stroke=colour, stroke_width=6)
     if best is not None:
-        edge = {"markeredgecolor": _COLOURS["series2"], "markeredgewidth": 1.8}
-        axes.plot(*best, "o", markersize=8, markerfacecolor="none", label="best", **edge)
+        for width, colour in ((13, "series2"), (9, "paper"), (6, "series1")):
+            style = {"stroke": colour, "stroke_width": width}
+            plot.path([best[0]], [best[1]], dots=True, name="best", **style)
+    for level, name in levels.items():
+        plot.dashed([x.low, x.high], [level, level], name)
     if dashed_at is not None:
-        _dashed_line(axes, dashed_at)
-    if y_limits is not None:
-        axes.set_ylim(*y_limits)
-    if integer_x:
-        axes.locator_params("x", integer=True, nbins=5)
-        axes.xaxis.set_major_formatter("{x:,.0f}")
-    axes.locator_params("y", nbins=5)
-    axes.margins(x=0.02)
-    _legend(axes)
-    return axes
+        plot.dashed([dashed_at, dashed_at], [y.low, y.high])
+    return plot.drawing()
 
 
 def equal_lines(drawn_lines: Sequence[Line]) -> list[list[int]]:
@@ -297,100 +298,77 @@ def equal_lines(drawn_lines: Sequence[Line]) -> list[list[int]]:
     return [places for places in groups.values() if len(places) > 1]
 
 
-@_plot
-def bars(rows: Sequence[Bar], x_label: str, most: float) -> Any:
+def bars(rows: Sequence[Bar], x_label: str, most: float) -> Drawing:
     """Draw a horizontal bar per row, with a text at the right; ``most`` is a whole bar."""
-    axes = _axes(x_label, height=_MARGIN + _ROW * len(rows))
+    names, texts = [row.name for row in rows], [row.text for row in rows]
+    plot = _in_rows(_axis([], ends=(0, most or 1)), names, texts, x_label)
     for place, row in enumerate(rows):
-        axes.barh(place, row.value, 0.62, color=_COLOURS[row.role])
-        _beside(axes, row.text, (1, place), (8, 0), va="center")
-    _named_rows(axes, [row.name for row in rows])
-    axes.set_xlim(0, most or 1)
-    axes.locator_params("x", integer=True, nbins=5)
-    return axes
+        plot.boxes(0, row.value, place + 0.45, place + 0.85, fill=row.role)
+    return plot.drawing()
 
 
-@_plot
-def cloud(x: Values, y: Values, x_label: str, y_label: str) -> Any:
+def cloud(x: Values, y: Values, x_label: str, y_label: str) -> Drawing:
     """Draw pairs of values on equal axes, at most 1,000 of them, with the line of equal ones."""
     there = _drawable(x) & _drawable(y)
-    x, y = x[there], y[there]
-    points = some_points(len(x), MOST_PAIRS)
-    axes = _axes(x_label, y_label, height=HEIGHT * 1.3)
-    axes.grid(True, axis="both")
-    if len(x):
-        both = np.concatenate([x, y])
-        low, high = float(both.min()), float(both.max())
-        margin = 0.05 * (high - low) or max(0.5, 0.05 * abs(high))
-        ends = (low - margin, high + margin)
-        axes.plot(ends, ends, color=_COLOURS["muted"], linewidth=1, linestyle=(0, (4, 3)))
-        few = len(points) <= 200
-        colour = (_COLOURS["series1"], 0.75 if few else 0.4)  # alpha= would be the group's
-        size = 3.6 if few else 2.6
-        axes.plot(x[points], y[points], "o", markersize=size, color=colour, markeredgewidth=0)
-        axes.set(xlim=ends, ylim=ends)
-    axes.set_aspect("equal")
-    axes.locator_params(nbins=5)
-    return axes
+    points = some_points(int(there.sum()), MOST_PAIRS)
+    both = _axis(np.concatenate([x[there], y[there]]))
+    plot = _Plot(both, both, x_label, y_label, HEIGHT * 3 // 2)
+    plot.dashed([both.low, both.high], [both.low, both.high])
+    few = len(points) <= 200
+    width, opacity = (6, 0.75) if few else (4, 0.4)
+    style = {"stroke": "series1", "stroke_width": f"{width}", "stroke_opacity": f"{opacity}"}
+    plot.path(x[there][points], y[there][points], dots=True, **style)
+    return plot.drawing()
 
 
-@_plot
-def ridges(rows: Sequence[tuple[str, Sequence[float]]], x_label: str) -> Any:
+def ridges(rows: Sequence[tuple[str, Sequence[float]]], x_label: str) -> Drawing:
     """Draw the distribution of the values of each row, on one axis, with its mean as a dot.
 
     A thin line reaches from the lowest to the highest value, a thick one over the middle half.
     """
     cleaned = [finite(values) for _, values in rows]
-    axes = _axes(x_label, height=_MARGIN + 1.75 * _ROW * len(rows))
     together = np.concatenate([*cleaned, np.empty(0)])
     edges = bin_edges(together) if len(together) else np.array([0.0, 1.0])
-    for place, values in enumerate(cleaned):
-        if not len(values):
+    means = [values.mean() if len(values) else None for values in cleaned]
+    texts = [f"mean {text}" for text in number_texts(means)]
+    x = _axis(together, ends=(edges[0], edges[-1]))
+    plot = _in_rows(x, [name for name, _ in rows], texts, x_label, 2 * _ROW)
+    for place, (values, mean) in enumerate(zip(cleaned, means, strict=True)):
+        if mean is None:
             continue
-        colour = _series(place)
+        colour, level = _SERIES[place % SERIES], [place + 0.86] * 2
         counts, _ = np.histogram(values, edges)
-        tops = place - 0.62 * counts / counts.max()
-        axes.stairs(tops, edges, baseline=place, fill=True, color=colour, alpha=0.3, lw=0)
+        tops = place + 0.76 - 0.52 * counts / counts.max()
+        around = np.array([place + 0.76, *tops.repeat(2), place + 0.76])
+        plot.path(edges.repeat(2), around, fill=colour, fill_opacity=0.35)
         low, first, third, high = np.quantile(values, [0, 0.25, 0.75, 1])
-        axes.plot([low, high], [place + 0.14] * 2, color=colour, linewidth=1)
-        axes.plot([first, third], [place + 0.14] * 2, color=colour, linewidth=4)
-        edge = {"markeredgecolor": colour, "markeredgewidth": 1.6}
-        axes.plot(values.mean(), place + 0.14, "o", color=_COLOURS["paper"], markersize=5.5, **edge)
-    _named_rows(axes, [name for name, _ in rows], above=0.72)
-    axes.locator_params("x", nbins=6)
-    return axes
+        plot.path([low, high], level, stroke=colour, stroke_width=1.3)
+        plot.path([first, third], level, stroke=colour, stroke_width=5)
+        for width, role in ((10, colour), (6, "paper")):
+            plot.path([mean], level[:1], dots=True, stroke=role, stroke_width=width)
+    return plot.drawing()
 
 
-@_plot
 def intervals(
-    rows: Sequence[Mark],
-    x_label: str,
-    *,
-    line_at: float | None = None,
-    unit: bool = False,
-    narrow: bool = False,
-) -> Any:
+    rows: Sequence[Mark], x_label: str, *, line_at: float | None = None, unit: bool = False
+) -> Drawing:
     """Draw an estimate with its interval per row, in the order given, and a dashed line.
 
-    A ``unit`` axis reaches from 0 to 1 at least. A ``narrow`` drawing has the names above the rows.
+    A ``unit`` axis reaches from 0 to 1 at least.
     """
-    width = WIDTH * (0.55 if narrow else 1)
-    row_height = _ROW * (1.4 if narrow else 1)
-    axes = _axes(x_label, height=_MARGIN + row_height * max(len(rows), 2), width=width)
+    values = [at for row in rows for at in (row.value, *(row.interval or ())) if at is not None]
+    values += [0.0, 1.0] * unit + [at for at in [line_at] if at is not None]
+    names, texts = [row.name for row in rows], [row.text for row in rows]
+    plot = _in_rows(_axis(values), names, texts, x_label)
     if line_at is not None:
-        _dashed_line(axes, line_at)
+        plot.dashed([line_at, line_at], [0, len(rows)])
     for place, row in enumerate(rows):
-        colour = _series(row.series)
+        colour, level = _SERIES[row.series % SERIES], [place + 0.65] * 2
         if row.interval is not None and all(map(_drawable, row.interval)):
-            axes.plot(row.interval, [place] * 2, color=colour, linewidth=3.2, alpha=0.45)
+            plot.path(row.interval, level, stroke=colour, stroke_width=4, stroke_opacity=0.45)
         if row.value is not None and _drawable(row.value):
-            axes.plot([row.value], [place], "o", color=colour, markersize=6)
-    _named_rows(axes, [row.name for row in rows], inside=narrow)
-    axes.locator_params("x", nbins=4 if narrow else 6)
-    if unit:
-        low, high = axes.get_xlim()
-        axes.set_xlim(low if low < -0.04 else -0.02, max(high, 1.02))
-    return axes
+            plot.path([row.value], level[:1], dots=True, stroke=colour, stroke_width=9)
+    return plot.drawing()
 
 
 def finite(values: Sequence[float] | Values) -> Values:
@@ -422,38 +400,3 @@ def bin_edges(values: Values) -> Values:
         return np.array([low - half, low + half])
     count = min(MOST_BARS, max(10, math.ceil(2 * len(values) ** (1 / 3))))
     return np.linspace(low, high, count + 1)
-
-
-def _named_rows(axes: Any, names: Sequence[str], above: float = 0.5, inside: bool = False) -> None:
-    """Name the rows at the left, or in the plot above them; the first is at the top."""
-    axes.set_yticks(range(len(names)), ["" if inside else short(name) for name in names])
-    for place, name in enumerate(names if inside else ()):
-        _beside(axes, short(name), (0, place), (0, 6))
-    axes.tick_params(axis="y", labelcolor=_COLOURS["ink"])
-    axes.set_ylim(len(names) - 0.5, -above)
-    axes.grid(False, axis="y")
-    axes.grid(True, axis="x")
-
-
-def _beside(axes: Any, text: str, at: Ends, offset: Ends, **how: Any) -> None:
-    """Write a text at an offset in points from the left (0) or the right (1) end of a row."""
-    where = ("axes fraction", "data")
-    axes.annotate(plain_text(text), at, offset, xycoords=where, textcoords="offset points", **how)
-
-
-def _dashed_line(axes: Any, at: float) -> None:
-    axes.axvline(at, color=_COLOURS["muted"], linewidth=1.2, linestyle=(0, (4, 3)))
-
-
-def _legend(axes: Any) -> None:
-    """Put the legend above the plot, so that it covers no data."""
-    handles, names = axes.get_legend_handles_labels()
-    if handles:
-        axes.figure.legend(handles, names, loc="outside upper left", ncols=_columns(names))
-
-
-def _columns(names: Sequence[str]) -> int:
-    """Return the number of columns of a legend, by the rough widths of its entries in points."""
-    widths = [5 * len(name) + 36 for name in names]
-    room = 72 * WIDTH
-    return len(names) if sum(widths) <= room else max(1, int(room / max(widths)))

@@ -17,7 +17,6 @@ from tdcollect import EvaluationResult, evaluate
 from tdcollect.cli import main
 from tdcollect.evaluation import export, summarize, to_pandas
 from tdcollect.evaluation.lerobot import load_policy
-from tdcollect.pages.evaluation import write_report
 
 from ..docs.test_docs import blocks_of
 from .ledgers import ledger, manifest
@@ -147,11 +146,6 @@ EXTRA = r"'\.\[evaluate\]' in a clone"
             "scipy.special",
             lambda: summarize(ledger([1.0, 2.0])),
             f"a bootstrap interval needs the scipy package: pip install {EXTRA}",
-        ),
-        (
-            "matplotlib",
-            lambda: write_report("out", manifest(), ledger([1.0]), summarize(ledger([1.0]))),
-            f"a figure needs the matplotlib package: pip install {EXTRA}",
         ),
     ],
 )

@@ -27,13 +27,13 @@ from tdcollect.lab import Suite
 from tdcollect.lab.pages.suite import suite_page
 from tdcollect.randomness import NotReproducibleError
 
-from ..lab.parts import changed, folder, small_reports
+from ..lab.parts import changed, folder
 from .envs import Walk
 from .ledgers import alter, contents
 from .policies import deterministic
 from .test_protocol import check_files
 
-__all__ = ["folder", "small_reports"]  # fixtures
+__all__ = ["folder"]  # a fixture
 
 pytestmark = pytest.mark.usefixtures("quick_children")
 

@@ -15,14 +15,14 @@ from tdcollect import EvaluationResult, Evaluator, compare, evaluate, make_env, 
 from tdcollect.evaluation import EvaluationSettings
 from tdcollect.lab import Suite
 
-from ..lab.parts import changed, folder, small_reports
+from ..lab.parts import changed, folder
 from .envs import Walk
 from .ledgers import alter, contents
 from .policies import deterministic
 from .test_metrics import Plain, Unknown
 from .test_protocol import check_files
 
-__all__ = ["folder", "small_reports"]  # fixtures
+__all__ = ["folder"]  # a fixture
 
 pytestmark = pytest.mark.usefixtures("quick_children")
 

@@ -61,7 +61,7 @@ def sent(finished: Path, here: Path, mark: Path) -> Path:
     run = here / "sent"
     shutil.copytree(finished, run)
     source = PAYLOAD.format(mark=str(mark))
-    for name in ("payload", "sitecustomize", "scipy", "matplotlib", "imageio_ffmpeg", "conftest"):
+    for name in ("payload", "sitecustomize", "scipy", "imageio_ffmpeg", "conftest"):
         (run / f"{name}.py").write_text(source)
     for file in ("policy.pt", "model.zip", "norm.pkl", "other.pickle"):
         (run / file).write_bytes(pickle.dumps(Payload(mark)))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +11,10 @@ import pytest
 import torch
 from tensordict.nn import TensorDictModule
 
-from tdcollect.lab import report
 from tdcollect.lab.suite import Suite
-from tdcollect.pages.build import Page
 
 from ..evaluation.envs import Walk
 from ..evaluation.policies import categorical, deterministic
-from ..zoo.reports import shrink
 
 
 class Short(Walk):
@@ -127,25 +122,6 @@ def folder(tmp_path: Path) -> Path:
     """A folder with the checkpoints of the small suite."""
     save_runs(tmp_path)
     return tmp_path
-
-
-@contextmanager
-def without_figures() -> Iterator[None]:
-    """Write reports without figures, which take most of the time of small evaluations."""
-
-    def page(found: Any) -> Page:
-        return Page("small", f"{found} {found.failures}", "", [])
-
-    with pytest.MonkeyPatch.context() as patch:
-        shrink(patch)
-        patch.setattr(report, "suite_page", page)
-        yield
-
-
-@pytest.fixture(scope="module")
-def small_reports() -> Iterator[None]:
-    with without_figures():
-        yield
 
 
 def small(folder: Path, **changes: Any) -> Suite:

@@ -23,7 +23,6 @@ from tdcollect.lab.pages.curves import curves_page
 from ..evaluation.envs import Walk
 from ..evaluation.policies import categorical
 from ..forkserver import run_script
-from .parts import without_figures
 
 ROOT = Path(__file__).parents[2]
 STEPS = (0, 10, 40, 100)
@@ -131,15 +130,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three runs with a step that only one has, and one that is unfinished."""
     root = tmp_path_factory.mktemp("runs")
     asked = [(run, step) for run in range(3) for step in (10, 20)] + [(1, 30)]
-    with without_figures():
-        for run, step in asked:
-            torch.manual_seed(7 * run + step)
-            policy = categorical()
-            with torch.no_grad():
-                policy.module[0].module[-1].bias += torch.randn(2)
-            path = root / f"r{run}" / "curve" / f"step-{step:09d}"
-            how: dict[str, Any] = {"output_dir": path, "progress": False, "metrics": {"moves": len}}
-            tdcollect.evaluate(Walk, policy, 3, **how)
+    for run, step in asked:
+        torch.manual_seed(7 * run + step)
+        policy = categorical()
+        with torch.no_grad():
+            policy.module[0].module[-1].bias += torch.randn(2)
+        path = root / f"r{run}" / "curve" / f"step-{step:09d}"
+        how: dict[str, Any] = {"output_dir": path, "progress": False, "metrics": {"moves": len}}
+        tdcollect.evaluate(Walk, policy, 3, **how)
     shutil.copytree(root / "r0/curve/step-000000020", root / "r0/curve/step-000000030")
     (root / "r0/curve/step-000000030/results.json").unlink()
     return root
@@ -179,9 +177,8 @@ def test_runs_that_cannot_be_put_together_are_refused(runs: Path, tmp_path: Path
         (Walk, 7, "seeds.root is 0 in a and 7 in b"),
     ]:
         path = tmp_path / str(seed)
-        with without_figures():
-            how: dict[str, Any] = {"output_dir": path / "step-000000010", "progress": False}
-            tdcollect.evaluate(env, None, 3, seed, metrics={"moves": len}, **how)
+        how: dict[str, Any] = {"output_dir": path / "step-000000010", "progress": False}
+        tdcollect.evaluate(env, None, 3, seed, metrics={"moves": len}, **how)
         with pytest.raises(ValueError, match=f"on the same episodes, but a and b differ: .*{told}"):
             over_runs({"a": one, "b": path}, on="moves")
     assert main(["curves", str(one), str(one)]) == 2

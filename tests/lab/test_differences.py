@@ -83,14 +83,15 @@ def test_differences_come_from_the_draws_of_runs_and_of_episodes(metric: str, fa
         assert one.p_value == pytest.approx(2 * min(law.cdf(0), law.sf(0)), rel=1e-6)
 
 
-def test_single_runs_are_compared_nearly_as_by_a_paired_t_test() -> None:
+def test_single_runs_are_compared_nearly_as_by_a_paired_t_test_without_a_p_value() -> None:
     episodes = played({"a": 1, "b": 1}, tasks=1, count=100)
     one = quick(episodes, metrics=["mean"], resamples=20_000).differences["b"]["a"]
     exact = stats.ttest_rel(episodes["b"].ravel(), episodes["a"].ravel())
     low, high = exact.confidence_interval()
     assert one.interval is not None
     assert one.interval.high - one.interval.low == pytest.approx(high - low, rel=0.03)
-    assert one.p_value == pytest.approx(exact.pvalue, rel=0.3)
+    assert one.p_value is None  # of other training runs, two say nothing
+    assert "two such policies have no p-value" in str(quick(episodes, metrics=["mean"]))
 
 
 # For any scores
@@ -121,7 +122,8 @@ def test_differences_hold_for_any_scores(
             leaves_out_zero = one.interval.low > 0 or one.interval.high < 0
             assert one.p_value is None or leaves_out_zero == (one.p_value < 0.05)
     same = found.differences["a"]["d"]
-    assert (same.value, same.p_value, same.adjusted_p_value) == (0.0, 1.0, 1.0)
+    expected = 1.0 if runs["a"] > 1 else None
+    assert (same.value, same.p_value, same.adjusted_p_value) == (0.0, expected, expected)
     each = [found.differences[a][b] for a, b in combinations(episodes, 2)]
     tested = [(one.p_value, one.adjusted_p_value) for one in each if one.p_value is not None]
     assert [adjusted for _, adjusted in tested] == pytest.approx(holm([p for p, _ in tested]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -304,6 +305,17 @@ def test_a_race_is_viewed(written: Path, tmp_path: Path) -> None:
     for link in ("./policies/left/report.html", "./../../index.html"):
         assert f'href="{link}"' in page
     assert "left, right" in index.read_text()
+    settings = page.partition("<h2>The rule</h2>")[2].partition("</section>")[0]
+    assert not re.search("None|False", settings)
+    result = RaceResult.load(written)
+    played = len(result.results["left"].episodes)
+    assert f'Episodes of a policy</dt><dd class="value">{played}</dd>' in page
+    assert f"of {result.plan.max_episodes} at most" in page
+    legend = re.findall(r"</svg> (.*?)</span>", page)
+    assert legend == ["difference", "95% confidence sequence", "no difference"]
+    zero = page.partition("no difference</span>")[0].rpartition("<path")[2]
+    assert 'stroke="var(--muted)"' in zero
+    assert "dasharray" in zero
     out = Path(shutil.copytree(written, tmp_path / "runs" / "race"))
     (out / "policies" / "left" / "manifest.json").unlink()
     _, found = view(out.parents[1], tmp_path / "others")

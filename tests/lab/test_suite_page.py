@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tdcollect.display import p_text
 from tdcollect.lab.aggregates import aggregate
 from tdcollect.lab.pages.suite import suite_page
 from tdcollect.lab.results import SuiteResults
@@ -105,6 +106,7 @@ def test_differences_are_a_table_of_all_pairs_and_a_figure_of_the_best() -> None
     one = aggregates.differences["b"]["<low>"]
     p_values = [f"{value:.2g}" for value in (one.p_value, one.adjusted_p_value)]
     assert table[3][2:] == [str(one), *p_values]
+    assert [p_text(p) for p in (None, 9e-7, 1e-6)] == ["-", "< 1e-6", "1e-06"]
     drawn = [label for label in page.values("svg", "aria-label") if "Minus b" in label]
     assert drawn[0].startswith("Differences of c from the others. Minus b: ")
     assert "Holm's correction for 3 comparisons" in page.words

@@ -28,12 +28,12 @@ from tdcollect.lab import run as module
 from tdcollect.lab.pages.suite import suite_page
 from tdcollect.lab.pages.view import view
 from tdcollect.lab.results import claim_folder, described_cells, state_of
-from tdcollect.pages.build import Page
 from tdcollect.randomness import NotReproducibleError
 
 from ..evaluation.envs import Walk
 from ..evaluation.ledgers import alter, contents
 from ..forkserver import start
+from ..zoo.reports import shrink
 from . import parts
 from .parts import FILE, HERE, changed, net, save_runs, small, tables
 
@@ -143,9 +143,9 @@ def test_interrupted_after_some_episodes_and_run_again(
     assert contents(out) == contents(whole)
 
 
-def typed_without_figures(typed: list[str]) -> None:
-    with parts.without_figures():
-        main(typed)
+def typed_quickly(typed: list[str]) -> None:
+    shrink(pytest.MonkeyPatch())
+    main(typed)
 
 
 def test_killed_as_it_writes_and_run_again(folder: Path, whole: Path) -> None:
@@ -157,7 +157,7 @@ def test_killed_as_it_writes_and_run_again(folder: Path, whole: Path) -> None:
         return sum(ledger.read_bytes().count(b"\n") for ledger in found)
 
     for most in (1, 20):
-        process = start(typed_without_figures, typed)
+        process = start(typed_quickly, typed)
         while process.is_alive() and lines() < most:
             time.sleep(0.001)
         process.kill()
@@ -517,30 +517,21 @@ def test_progress_tells_of_each_cell(
 # Viewing its directory
 
 
-@pytest.fixture
-def viewed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, Path], Any]:
-    """View a folder, with short pages of evaluations: their figures take most of the time."""
-    short = Page("short", "", "", [])
-    monkeypatch.setattr("tdcollect.lab.pages.view.report_page", lambda *given: short)
-
-    def view_one(folder: Path, out: Path) -> Any:
-        (one,) = view(folder, out, overwrite=True)[1]
-        return one
-
-    return view_one
+def viewed(folder: Path, out: Path) -> Any:
+    """View the one thing in a folder."""
+    (one,) = view(folder, out, overwrite=True)[1]
+    return one
 
 
-def test_a_suite_is_viewed_without_its_file(
-    whole: Path, folder: Path, tmp_path: Path, viewed: Any
-) -> None:
+def test_a_suite_is_viewed_without_its_file(whole: Path, folder: Path, tmp_path: Path) -> None:
     one = viewed(tmp_path, tmp_path / "out")
     assert (one.kind, one.path, one.status) == ("suite", "whole", "finished")
     page = (tmp_path / "out" / one.page).read_bytes()
-    link = ("All evaluations", "../../index.html")
-    assert page == suite_page(small(folder).results(whole), link).html()
+    links = [("All evaluations", "../../index.html")]
+    assert page == suite_page(small(folder).results(whole), links).html()
     for cell in one.suite.cells:
         report = tmp_path / "out" / "pages" / "whole" / cell.path / "report.html"
-        assert report.read_bytes() == Page("short", "", "", []).html()
+        assert b'<p class="kicker">Evaluation</p>' in report.read_bytes()
     assert 'href="./pages/whole/report.html">whole<' in (tmp_path / "out/index.html").read_text()
     shutil.rmtree(whole / "evaluations" / "walk" / "net" / "1")
     one = viewed(tmp_path, tmp_path / "out")
@@ -561,9 +552,7 @@ ALTERED = [
 ]
 
 
-def test_a_suite_of_other_files_is_listed_with_the_reason(
-    whole: Path, tmp_path: Path, viewed: Any
-) -> None:
+def test_a_suite_of_other_files_is_listed_with_the_reason(whole: Path, tmp_path: Path) -> None:
     for file, change, told in ALTERED:
         text = (whole / file).read_text()
         alter(whole / file, change)
@@ -574,7 +563,7 @@ def test_a_suite_of_other_files_is_listed_with_the_reason(
         assert told in one.status
 
 
-def test_suite_json_holds_what_decides_the_report(whole: Path, folder: Path, viewed: Any) -> None:
+def test_suite_json_holds_what_decides_the_report(whole: Path, folder: Path) -> None:
     decided = json.loads((whole / "suite.json").read_text())
     assert decided["report"] == {
         "tasks": {

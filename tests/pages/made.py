@@ -127,7 +127,7 @@ def _episode(folder: Path) -> Path:
         data = {EVIL: rows, f"next/{EVIL}": rows, "action": steps[:, None], "next/reward": steps}
         data |= {f"value {EVIL}": steps * 1e200, f"image {EVIL}": np.zeros((len(steps), 9, 9))}
         played.append(Played(name, one, AGAIN, names, data, film, [f"{EVIL} is not shown"]))
-    page = episode_page(played, EVIL, ("The evaluation", f"../{EVIL}.html"))
+    page = episode_page(played, EVIL, [("The evaluation", f"../{EVIL}.html")])
     (folder / "episode.html").write_bytes(page.html())
     return folder / "episode.html"
 

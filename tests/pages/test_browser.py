@@ -209,8 +209,9 @@ SCROLLING = """() => [...document.querySelectorAll('*')].filter((element) =>
     [getComputedStyle(element).overflowX, getComputedStyle(element).overflowY].includes(kind))
 ).map((element) => element.outerHTML.slice(0, 80))"""
 
-UNNAMED = """() => [...document.querySelectorAll('svg, img, input, button, [role=region]')].filter(
-  (element) => !(element.getAttribute('aria-label') || element.textContent.trim()
+UNNAMED = """() => [
+  ...document.querySelectorAll('.plot, img, input, button, [role=region]')
+].filter((element) => !(element.getAttribute('aria-label') || element.textContent.trim()
     || element.closest('label'))).map((element) => element.outerHTML.slice(0, 80))"""
 
 # Each text with the contrast of its colour to the background behind it, by WCAG 2.

@@ -50,13 +50,12 @@ def _over_runs(curves: Curves) -> list[Figure]:
         np.array([getattr(one.interval, end, np.nan) for one in both]) for end in ("low", "high")
     )
     middle = [plots.Line("interquartile mean", x, y, low, high)]
-    if curves.threshold is not None:
-        name = f"threshold {number_text(curves.threshold)}"
-        middle.append(plots.Line(name, x, np.full(len(x), curves.threshold), series=1))
+    goal = curves.threshold
+    levels = {} if goal is None else {goal: f"threshold {number_text(goal)}"}
     values = np.array([point.runs for point in curves.points]).T[:MOST_RUNS]
     runs = [plots.Line(curves.runs[at], x, own, series=at) for at, own in enumerate(values)]
     over, each = (
-        plots.lines(drawn, "training steps", plots.short(curves.what), marks=len(x) <= 60)
+        plots.lines(drawn, "training steps", plots.short(curves.what), levels=levels)
         for drawn in (middle, runs)
     )
     shows = from_to("The interquartile mean over runs", x, y)

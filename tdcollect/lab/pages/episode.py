@@ -31,7 +31,6 @@ _WHERE = "the folder of the comparison"
 SMALL = 16  # numbers per step of an entry that is drawn
 COMPARED = 3  # episodes that differ most, of each policy
 _LINES, _FIGURES = 6, 40  # at most: lines in a figure, figures on a page
-_MARKED, _THIN = 60, 200  # steps that have a mark each, and from which lines are thin
 _MOST_DATA, _MOST_FILM = 1 << 32, 1 << 25  # bytes that are read, of data and of a film
 _REWARDS, _ACTIONS, _OBSERVATIONS, _OTHERS = "Rewards", "Actions", "Observations", "Other entries"
 _CAUSES = (_ACTIONS, _OBSERVATIONS, _REWARDS)  # in a step, the action comes first
@@ -125,7 +124,17 @@ def _read_film(root: Path, record: ledger.Episode, manifest: Mapping[str, Any]) 
     return content
 
 
-def episode_page(played: Sequence[Played], env: str, back: tuple[str, str] | None = None) -> Page:
+def neighbours(indices: Sequence[int], index: int) -> list[tuple[str, str]]:
+    """Return links from the page of an episode to those before and after it in a folder."""
+    at = indices.index(index)
+    return [
+        (f"{name}: episode {other}", f"{ledger.episode_name(other)}.html")
+        for name, beside in (("Previous", indices[:at][-1:]), ("Next", indices[at + 1 :][:1]))
+        for other in beside
+    ]
+
+
+def episode_page(played: Sequence[Played], env: str, links: Sequence[tuple[str, str]] = ()) -> Page:
     """Return the page of one episode, which one policy played or several; the first is compared."""
     record, several = played[0].record, len(played) > 1
     entries = _entries(played)
@@ -155,7 +164,7 @@ def episode_page(played: Sequence[Played], env: str, back: tuple[str, str] | Non
         sections,
         [*_cards(played)],
         "Made by tdcollect.",
-        back,
+        links,
     )
 
 
@@ -256,8 +265,8 @@ def _drawn(
     drawn = []
     for place, (section, title, lines) in enumerate(wanted[:_FIGURES]):
         steps = max(len(line.x) for line in lines)
-        marks, width = steps <= _MARKED, 1.6 if steps <= _THIN else 0.8
-        drawing = plots.lines(lines, "step", "", marks=marks, dashed_at=step, line_width=width)
+        level = section == _ACTIONS and all((line.y == np.round(line.y)).all() for line in lines)
+        drawing = plots.lines(lines, "step", "", dashed_at=step, steps=level)
         note = f"Of {steps} steps, {plots.MOST_POINTS} are drawn, at even distances."
         shows = " ".join(spread(line.y, f"values of {line.name}") for line in lines)
         note *= steps > plots.MOST_POINTS
@@ -346,7 +355,8 @@ def write_compared(
             if index in there[name]:
                 again = again_of(run.manifest, root, directory, _WHERE)
                 played.append(read_played(name, root, run.record(index), run.manifest, again))
-        page = episode_page(played, comparison.env, ("The comparison", f"../{COMPARISON_REPORT}"))
+        links = [("The comparison", f"../{COMPARISON_REPORT}"), *neighbours(sorted(chosen), index)]
+        page = episode_page(played, comparison.env, links)
         paths[index] = f"{EPISODES}/{ledger.episode_name(index)}.html"
         write_atomically(directory / paths[index], page.html())
     return paths

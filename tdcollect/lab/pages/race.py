@@ -12,6 +12,7 @@ from tdcollect.evaluation.sequential import Look
 from tdcollect.lab.race import POLICIES, RaceResult
 from tdcollect.pages import build, plots
 from tdcollect.pages.build import REPORT, Cell, Column, DataTable, Figure, Figures, Page, Part
+from tdcollect.pages.evaluation import leaves
 
 MOST = 6  # pairs with a figure
 
@@ -21,7 +22,7 @@ def write_race_page(directory: Path, race: RaceResult) -> list[Path]:
     return build.write_page(directory / REPORT, race_page(race))
 
 
-def race_page(race: RaceResult, back: tuple[str, str] | None = None) -> Page:
+def race_page(race: RaceResult, links: Sequence[tuple[str, str]] = ()) -> Page:
     """Return the page of a race, whose evaluations lie beside it and are linked."""
     rule, names = race.plan.rule, [*race.results]
     drawn = [*_figures(race)]
@@ -47,7 +48,7 @@ def race_page(race: RaceResult, back: tuple[str, str] | None = None) -> Page:
         _headline(race),
         f"The probability of a wrong decision is at most {percent_text(rule.alpha)}, over all "
         "looks and all pairs together. Made by tdcollect.",
-        back,
+        links,
     )
 
 
@@ -60,10 +61,10 @@ def _headline(race: RaceResult) -> list[build.Card]:
         decision = ("Decision", "no difference", f"larger than {margin}")
     else:
         decision = ("Decision", "undecided", f"after {race.plan.max_episodes} episodes each")
-    played = [len(one.episodes) for one in race.results.values()]
-    of = f"of {race.plan.max_episodes * len(played)} that were planned at most"
+    played = str(max(len(one.episodes) for one in race.results.values()))
+    of = f"of {race.plan.max_episodes} at most"
     every = f"after every {count_text(race.plan.block, 'episode')}"
-    return [decision, ("Episodes", str(sum(played)), of), ("Looks", str(race.looks), every)]
+    return [decision, ("Episodes of a policy", played, of), ("Looks", str(race.looks), every)]
 
 
 def _figures(race: RaceResult) -> Iterator[Figure]:
@@ -80,19 +81,19 @@ def _figure(race: RaceResult, pair: str, place: int, looks: Sequence[Look]) -> F
         for name in ("episodes", "difference", "low", "high")
     )
     sequence = f"{percent_text(1 - rule.alpha)} confidence sequence"
-    nulls = [0.0] if rule.margin is None else [-rule.margin, 0.0, rule.margin]
-    ends = x[[0, -1]] if len(x) > 1 else np.array([0.0, x[0]])
-    lines = [plots.Line(f"difference and its {sequence}", x, y, low, high)]
-    for null in nulls:
-        name = f"margin {null:g}" if null else "no difference"
-        lines.append(plots.Line(name, ends, np.full(2, null), series=3 if null else 2))
+    nulls = {0.0: "no difference"}
+    if rule.margin is not None:
+        nulls |= dict.fromkeys((-rule.margin, rule.margin), f"margin {rule.margin:g}")
+    line = plots.Line("difference", x, y, low, high)
     later = slice(min(len(x) - 1, max(4, len(x) // 20)), None)  # the first intervals hide the rest
     bottom, top = min(low[later].min(), *nulls), max(high[later].max(), *nulls)
     what = {"return": "returns", "success": "success rates"}.get(rule.on, rule.on)
     what = "signs" if rule.by_sign else what
     room = 0.05 * (top - bottom)
     y_label, y_limits = f"difference of {what}", (bottom - room, top + room)
-    drawing = plots.lines(lines, "episodes", y_label, y_limits=y_limits, marks=len(x) == 1)
+    drawing = plots.lines(
+        [line], "episodes", y_label, band_name=sequence, y_limits=y_limits, levels=nulls
+    )
     mean, lowest, highest = number_texts([last.difference, last.low, last.high])
     shows = (
         f"After {count_text(last.episodes, 'episode')} the mean difference is {mean}, and the "
@@ -126,8 +127,5 @@ def _policies(race: RaceResult) -> DataTable:
 def _rule(race: RaceResult) -> DataTable:
     settings = {**race.plan.rule.to_dict(), "block": race.plan.block}
     settings |= {"max_episodes": race.plan.max_episodes, "question": race.plan.rule.question}
-    texts = [
-        ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-        for value in settings.values()
-    ]
-    return DataTable([Column("setting", [*settings]), Column("value", texts, "t")], name="Rule")
+    names, texts = zip(*leaves("", settings), strict=True)
+    return DataTable([Column("setting", names), Column("value", texts, "t")], name="Rule")

@@ -19,7 +19,7 @@ MOST_ROWS = 24  # policies in a figure
 MOST_LINES = 8  # policies in a plot of profiles
 
 
-def suite_page(results: SuiteResults, back: tuple[str, str] | None = None) -> Page:
+def suite_page(results: SuiteResults, links: Sequence[tuple[str, str]] = ()) -> Page:
     """Return the page of a suite, whose evaluations lie beside it and are linked."""
     aggregates = results.aggregates
     policies = count_text(len(results.policies), "policy")
@@ -50,7 +50,7 @@ def suite_page(results: SuiteResults, back: tuple[str, str] | None = None) -> Pa
         sections,
         _headline(results),
         "Made by tdcollect.",
-        back,
+        links,
     )
 
 
@@ -96,11 +96,12 @@ def _leaderboard(aggregates: Aggregates) -> list[Part]:
 
 
 def _metrics(aggregates: Aggregates) -> list[Figure]:
-    """Return a narrow figure per metric: the policies in one order, with intervals."""
+    """Return a narrow figure per metric, below their table: the policies in one order."""
     drawn = []
     for metric in aggregates.metrics:
         of = {policy: aggregates.estimates[policy][metric] for _, policy in aggregates.ranking()}
-        drawing = plots.intervals(_rows(aggregates, of), "score", unit=True, narrow=True)
+        rows = [row._replace(text="") for row in _rows(aggregates, of)]
+        drawing = plots.intervals(rows, "score", unit=True)
         notes = ["Lower is better."] * (metric in LOWER_IS_BETTER)
         notes += [f"The {MOST_ROWS} best of {len(of)} are drawn."] * (len(of) > MOST_ROWS)
         said = _sentence(aggregates, of.items())
@@ -111,11 +112,11 @@ def _metrics(aggregates: Aggregates) -> list[Figure]:
 
 def _rows(aggregates: Aggregates, of: Mapping[str, Estimate], before: str = "") -> list[plots.Mark]:
     """Return the rows of a figure of estimates by policy: the first of many."""
-    rows = [
-        plots.Mark(before + name, one.value, ends(one.interval), aggregates.policies.index(name))
-        for name, one in of.items()
+    places = {name: place for place, name in enumerate(aggregates.policies)}
+    return [
+        plots.Mark(before + name, one.value, ends(one.interval), places[name], _text(one))
+        for name, one in [*of.items()][:MOST_ROWS]
     ]
-    return rows[:MOST_ROWS]
 
 
 def _sentence(aggregates: Aggregates, of: Iterable[tuple[str, Estimate]]) -> str:
@@ -132,14 +133,8 @@ def _profiles(aggregates: Aggregates) -> list[Figure]:
         one, place = aggregates.profiles[policy], aggregates.policies.index(policy)
         low, high = (None if end is None else np.array(end) for end in (one.low, one.high))
         drawn.append(plots.Line(policy, x, np.array(one.values), low, high, place))
-    drawing = plots.lines(
-        drawn,
-        "score",
-        "share of runs and tasks above",
-        y_limits=(-0.02, 1.02),
-        integer_x=False,
-        height=plots.HEIGHT * 1.25,
-    )
+    y_label = "share of runs and tasks above"
+    drawing = plots.lines(drawn, "score", y_label, y_limits=(-0.02, 1.02))
     half = int(np.argmin(np.abs(x - 0.5)))
     shares = [f"{line.name} {percent_text(round(float(line.y[half]), 3))}" for line in drawn]
     shows = f"Share of runs and tasks with a score above {x[half]:.2f}: {'; '.join(shares)}."

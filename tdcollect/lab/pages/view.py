@@ -19,10 +19,18 @@ from urllib.parse import unquote
 from tdcollect.display import count_text
 from tdcollect.evaluation import curve as learning
 from tdcollect.evaluation import ledger
+from tdcollect.evaluation.comparison import compare
 from tdcollect.evaluation.curve import Best, Point
-from tdcollect.evaluation.statistics import Summary, ends, summarize
+from tdcollect.evaluation.statistics import MOST_RESAMPLES, Summary, ends, summarize
 from tdcollect.files import replaced, write_atomically
-from tdcollect.lab.pages.episode import EPISODES, episode_page, filmed, read_played, with_data
+from tdcollect.lab.pages.episode import (
+    EPISODES,
+    episode_page,
+    filmed,
+    neighbours,
+    read_played,
+    with_data,
+)
 from tdcollect.lab.pages.race import race_page
 from tdcollect.lab.pages.suite import suite_page
 from tdcollect.lab.race import RaceResult, path_of
@@ -31,8 +39,10 @@ from tdcollect.pages import build, evaluation
 from tdcollect.pages.build import REPORT, Cell, Column, DataTable, Figure, Figures, Page, Part
 from tdcollect.pages.curve import curve_page
 from tdcollect.pages.evaluation import (
+    COMPARED,
     COMPARISON_REPORT,
     again_of,
+    comparison_page,
     intervals_sentence,
     named_in,
     report_page,
@@ -45,7 +55,7 @@ PAGES = "pages"
 COMPARISON = "comparison"
 WHERE = "the folder that was viewed"
 SHOWN = "worst:5"  # of each evaluation, with pages of their own
-LEFT_OUT = "left out, as its numbers are in no file: tdcollect compare makes it anew"
+LEFT_OUT = "left out, as what it compares is not below this folder"
 T = TypeVar("T")
 Where = str | os.PathLike[str]
 _FOREIGN = ("is something else's", f"which has no {ledger.MANIFEST}")  # of no evaluation
@@ -152,10 +162,14 @@ class _Pages:
 
     def __init__(self, root: Path, out: Path, new: Path, episodes: str):
         self.root, self.out, self.new, self.which = root, out, new, episodes
+        self.finished: dict[str, Path] = {}  # evaluations by the digests of their ledgers
 
     def found(self) -> Iterator[Viewed]:
-        """Write all pages; yield what they are of, without parts of curves, races and suites."""
-        out = self.out.resolve()
+        """Write all pages; yield what they are of, without parts of curves, races and suites.
+
+        Comparisons come last: they are made again from evaluations.
+        """
+        out, comparisons = self.out.resolve(), []
         for folder, folders, files in os.walk(self.root):
             here = Path(folder)
             folders[:] = sorted(
@@ -166,7 +180,7 @@ class _Pages:
                 and (here / name).resolve() != out
             )
             if COMPARISON_REPORT in files:
-                yield Viewed(self._path(here), COMPARISON, LEFT_OUT)
+                comparisons.append(here)
             if ledger.MANIFEST in files:
                 folders.clear()
                 one = self.evaluation(here)
@@ -182,6 +196,25 @@ class _Pages:
                 parts = {part.name for part in learning.evaluations_of(here)}.intersection(folders)
                 folders[:] = [name for name in folders if name not in parts]
                 yield self.curve(here, sorted(parts))
+        yield from map(self.comparison, comparisons)
+
+    def comparison(self, here: Path) -> Viewed:
+        """Compare again what was compared, if all of it was viewed, and write the page."""
+        path = self._path(here)
+        try:
+            known = ledger.read_json(here / COMPARED, dict, "")
+            runs = [ledger.read_directory(self.finished[one]) for one in known["ledgers"]]
+            resamples = min(known["resamples"], MOST_RESAMPLES)
+            settings = {name: known[name] for name in ("across_envs", "confidence", "seed")}
+            names = [*map(str, known["names"])]
+            comparison = compare(*runs, names=names, resamples=resamples, **settings)
+        except (ValueError, TypeError, KeyError, OSError):
+            return Viewed(path, COMPARISON, LEFT_OUT)
+        page_path = f"{PAGES}/{path}/{COMPARISON_REPORT}"
+        self._write(page_path, comparison_page(comparison, {}, _back(page_path)))
+        baseline, *others = comparison.names
+        policies = f"{', '.join(others)} minus {baseline}"
+        return Viewed(path, COMPARISON, FINISHED, page_path, comparison.env, policies)
 
     def evaluation(self, here: Path, target: str = INDEX, text: str = "All evaluations") -> Viewed:
         """Write the page of an evaluation, if it is finished, with a link to another page."""
@@ -200,6 +233,7 @@ class _Pages:
         except (ValueError, OSError) as error:
             status = "refused" if (here / ledger.REFUSED).exists() else "unreadable"
             return Viewed(path, "evaluation", f"{status}: {self._within(error)}")
+        self.finished[ledger.ledger_digest(episodes)] = here
         summary = summarize(episodes)
         cells = dict.fromkeys(ledger.kept_trajectories(here), Cell("kept"))
         again = again_of(manifest, here, self.root, WHERE)
@@ -216,16 +250,15 @@ class _Pages:
         films, there = filmed(files.root), filmed(files.root) | with_data(files.root)
         records = {record.index: record for record in files.episodes if record.index in there}
         env = str(ledger.manifest_entry(files.manifest, "env.id"))
-        chosen = ledger.indices_of(self.which, [*records.values()])
-        cells = {}
-        for index in (*chosen, *sorted(films)[:_FILMED]):
-            if index in records and index not in cells:
-                name = f"{EPISODES}/{ledger.episode_name(index)}.html"
-                cells[index] = Cell("page", name)
-                page_path = f"{os.path.dirname(report)}/{name}"
-                back = _back(page_path, report, "The evaluation")
-                played = read_played(policy, files.root, records[index], files.manifest, again)
-                self._write(page_path, episode_page([played], env, back))
+        chosen = {*ledger.indices_of(self.which, [*records.values()]), *sorted(films)[:_FILMED]}
+        cells, indices = {}, sorted(chosen & records.keys())
+        for index in indices:
+            name = f"{EPISODES}/{ledger.episode_name(index)}.html"
+            cells[index] = Cell("page", name)
+            page_path = f"{os.path.dirname(report)}/{name}"
+            links = [*_back(page_path, report, "The evaluation"), *neighbours(indices, index)]
+            played = read_played(policy, files.root, records[index], files.manifest, again)
+            self._write(page_path, episode_page([played], env, links))
         return cells
 
     def curve(self, here: Path, parts: Sequence[str]) -> Viewed:
@@ -285,8 +318,10 @@ class _Pages:
         return str(error).replace(f"{self.root}{os.sep}", "")
 
 
-def _back(page_path: str, target: str = INDEX, text: str = "All evaluations") -> tuple[str, str]:
-    return text, os.path.relpath(target, os.path.dirname(page_path))
+def _back(
+    page_path: str, target: str = INDEX, text: str = "All evaluations"
+) -> list[tuple[str, str]]:
+    return [(text, os.path.relpath(target, os.path.dirname(page_path)))]
 
 
 def index_page(name: str, viewed: Sequence[Viewed]) -> Page:
@@ -294,14 +329,13 @@ def index_page(name: str, viewed: Sequence[Viewed]) -> Page:
     groups = {kind: [one for one in viewed if one.kind == kind] for kind in _KINDS}
     suites, races, evaluations, curves, comparisons = groups.values()
     drawn = _figures(evaluations)
-    left = [f"{one.path}: {one.status}." for one in comparisons]
     sections: list[tuple[str, Sequence[Part]]] = [
         ("Suites", [_suites(suites)] if suites else []),
         ("Races", [_races(races)] if races else []),
         ("Mean returns", [Figures(drawn)] if drawn else []),
         ("Evaluations", [_evaluations(evaluations)] if evaluations else []),
         ("Learning curves", [_curves(curves)] if curves else []),
-        ("Comparisons", left),
+        ("Comparisons", [_comparisons(comparisons)] if comparisons else []),
     ]
     lead = [count_text(len(some), _KINDS[kind]) for kind, some in groups.items() if some]
     without = sum(one.page is None for one in viewed)
@@ -322,10 +356,10 @@ def _figures(evaluations: Sequence[Viewed]) -> list[Figure]:
             continue
         shown = sorted(ones, key=itemgetter(1), reverse=True)[:_ROWS]
         estimates = [(name, mean, s.returns.mean_interval) for name, mean, s in shown]
-        drawing = intervals(
-            [Mark(name, mean, ends(interval)) for name, mean, interval in estimates],
-            "mean return",
-        )
+        texts = evaluation.mean_texts(s.returns for *_, s in shown)
+        rows = zip(estimates, texts, strict=True)
+        marks = [Mark(name, mean, ends(own), text=text) for (name, mean, own), text in rows]
+        drawing = intervals(marks, "mean return")
         said = intervals_sentence(estimates[:5], shown[0][2].confidence)
         left = len(ones) - len(shown)
         note = f"The {len(shown)} highest are drawn; {left} more are in the table." if left else ""
@@ -369,7 +403,7 @@ def _races(races: Sequence[Viewed]) -> DataTable:
     columns = [
         Column("env", [one.env for one in races]),
         Column("policies", _each(known, lambda r: ", ".join(r.results))),
-        Column("episodes", _each(known, lambda r: str(r.episodes)), "n"),
+        Column("episodes in all", _each(known, lambda r: str(r.episodes)), "n"),
         Column("best", _each(known, lambda r: r.winner or "-")),
     ]
     return _listing("race", races, columns)
@@ -388,6 +422,14 @@ def _curves(curves: Sequence[Viewed]) -> DataTable:
     return _listing("learning curve", curves, columns)
 
 
+def _comparisons(comparisons: Sequence[Viewed]) -> DataTable:
+    columns = [
+        Column("env", [one.env for one in comparisons]),
+        Column("policies", [one.policy for one in comparisons], "t"),
+    ]
+    return _listing("comparison", comparisons, columns)
+
+
 def _each(things: Sequence[T | None], value: Callable[[T], Any]) -> list[Any]:
     return [None if thing is None else value(thing) for thing in things]
 
@@ -397,7 +439,8 @@ def _listing(
 ) -> DataTable:
     links = [Cell(one.path, one.page) for one in viewed]
     statuses = [Cell(one.status, kind="" if one.status == FINISHED else "bad") for one in viewed]
-    columns = [Column(kind, links), *columns, Column("status", statuses, "t")]
+    kind_of = "" if all(one.status == FINISHED for one in viewed) else "t"
+    columns = [Column(kind, links), *columns, Column("status", statuses, kind_of)]
     return DataTable(columns, hint=hint, name=f"{kind.capitalize()}s")
 
 

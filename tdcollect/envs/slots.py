@@ -485,28 +485,25 @@ class Stepper:
         ``pinned`` ones are page-locked; in ``exact`` ones, the backend writes rewards in float64.
         """
         wanted = [((self.num_envs, *entry.shape), entry.dtype) for entry in self.entries]
-        for dtype in (np.float32, bool, bool, bool, *[np.float64] * exact):
-            wanted.append(((self.num_envs, 1), np.dtype(dtype)))
+        numbers = map(np.dtype, [np.float32, bool, bool, bool, *[np.float64] * exact])
+        wanted += [((self.num_envs, 1), number) for number in numbers]
         written = spaces.aligned_zeros(count, wanted)
         if pinned:
             written = [torch.from_numpy(array).pin_memory().numpy() for array in written]
         tensors = [torch.from_numpy(b if batched else b[:, 0]).unbind(0) for b in written]
-        own = [written.pop()] if exact else []
+        exact_reward = written.pop()[..., 0] if exact else None
         *arrays, reward = written[:-3]
         steps = list(zip(*arrays, strict=True))
         infos = len(self.backend.observation.leaves)
-        bookkeeping = infos + len(self.backend.info)
-        observed, told, counted = (
-            map(operator.itemgetter(part), steps)
-            for part in (slice(infos), slice(infos, bookkeeping), slice(bookkeeping, None))
-        )
+        counts = infos + len(self.backend.info)
+        parts = slice(infos), slice(infos, counts), slice(counts, None)
+        observed, told, counted = (map(operator.itemgetter(part), steps) for part in parts)
         stored = list(reward[..., 0])
-        rewards = own[0][..., 0] if exact else stored
+        rewards = stored if exact_reward is None else exact_reward
         terminated, truncated, done = (flag[..., 0] for flag in written[-3:])
         raw = map(SlotBuffers, observed, told, rewards, terminated, truncated)
-        by_step = zip(*tensors[: len(written)], strict=True)
-        raw_rewards = tensors[-1 if exact else len(arrays)]
-        return list(map(StepBuffers, raw, counted, steps, stored, done, by_step, raw_rewards))
+        by_step, own = zip(*tensors[: len(written)], strict=True), tensors[-1 if exact else -4]
+        return list(map(StepBuffers, raw, counted, steps, stored, done, by_step, own))
 
     def set_seeds(self, seeds: Sequence[int]) -> None:
         """Keep one seed per slot for that slot's next reset."""
@@ -531,8 +528,8 @@ class Stepper:
 
     def follow(self) -> None:
         """Go on from slots that somebody else has reset or stepped."""
-        unstarted = self._in_phase(Phase.UNSTARTED)
-        begun = [slot for slot in unstarted if not self._counters.episodes[slot]]
+        episodes = self._counters.episodes
+        begun = [slot for slot in self._in_phase(Phase.UNSTARTED) if not episodes[slot]]
         self._counters.started(dict.fromkeys(begun), begun)
         self._phases[:] = Phase.RUNNING
         self.latest = None
@@ -592,12 +589,11 @@ class Stepper:
     def _reset_backend(
         self, starts: Starts, options: dict[str, Any] | None, out: StepBuffers
     ) -> SlotError | None:
-        failed: SlotError | None = None
         try:
             self.backend.reset(starts, self._options(starts, options), out.raw)
         except SlotError as error:
-            failed = error
-        return self._begin(starts, failed, out)
+            return self._begin(starts, error, out)
+        return self._begin(starts, None, out)
 
     def _options(self, starts: Starts, options: dict[str, Any] | None) -> dict[str, Any] | None:
         if options is None and self.reset_options is not None:

@@ -233,7 +233,7 @@ class Short(Odd):
     ("factories", "said"),
     [
         *(([*[Odd] * odd, Short, Odd], "the same action_space in every slot") for odd in (2, 3)),
-        ([dict] * 2, "a callable that makes a gymnasium.Env, got"),
+        ([dict] * 2, "a callable that makes a single gymnasium.Env, got one that returned dict"),
         ([partial(gym.make_vec, "CartPole-v1")] * 2, "a callable that makes a single gymnasium"),
     ],
 )

@@ -354,6 +354,7 @@ def test_metrics_that_are_not_the_same_are_not_compared() -> None:
     assert told in found.remarks
 
 
+@pytest.mark.filterwarnings("ignore:expected an info 'none'")
 def test_curves_have_them(tmp_path: Path) -> None:
     metrics = {"cost": "info:cost", "none": "info:none"}
     how: dict[str, Any] = {"num_trajectories": 4, "output_dir": tmp_path / "curve"}

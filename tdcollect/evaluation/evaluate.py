@@ -291,20 +291,11 @@ def _in_this_process(one: Evaluation) -> Generator[Event | None, None, None]:
 def _on_workers(every: Sequence[Evaluation], dispatcher: Dispatcher) -> Iterator[Event]:
     running, ended = set(every), deque[Evaluation]()
     rounds: dict[Evaluation, Iterator[Sequence[int] | None]] = {}
-    waiting: dict[Evaluation, None] = {}
 
-    def go_on(one: Evaluation) -> None:
-        """Begin the next round of an evaluation whose last one has ended, or note its end."""
-        indices = next(rounds[one], [])
-        if indices is None:
-            waiting[one] = None
-            return
-        waiting.pop(one, None)
-        if indices:
-            dispatcher.begin(one, indices)
-        else:
-            running.remove(one)
-            ended.append(one)
+    def given_up(one: Evaluation, error: Exception) -> Event:
+        running.remove(one)
+        dispatcher.remove(one)
+        return one, _given_up(one, error)
 
     def taken_in(events: Iterable[Any]) -> Iterator[Event]:
         for one, what in events:
@@ -323,14 +314,26 @@ def _on_workers(every: Sequence[Evaluation], dispatcher: Dispatcher) -> Iterator
                 if not isinstance(what, Found):
                     yield one, what
                 what = None  # else its data would stay in memory beside the next one's
-                for other in dict.fromkeys([*waiting, one]):
-                    if not dispatcher.left(other):
-                        go_on(other)
             except Exception as error:
                 what = None  # else the error would refer to itself by its traceback
+                yield given_up(one, error)
+
+    def gone_on() -> Iterator[Event]:
+        """Begin the next round of each evaluation whose last one has ended, or note its end.
+
+        All are looked at: what one is told of an env may end the round of another.
+        """
+        for one in [one for one in rounds if one in running and not dispatcher.left(one)]:
+            try:
+                indices = next(rounds[one], [])
+            except Exception as error:
+                yield given_up(one, error)
+                continue
+            if indices:
+                dispatcher.begin(one, indices)
+            elif indices is not None:  # else it waits for others
                 running.remove(one)
-                dispatcher.remove(one)
-                yield one, _given_up(one, error)
+                ended.append(one)
 
     for one in every:
         dispatcher.add(one)
@@ -345,6 +348,7 @@ def _on_workers(every: Sequence[Evaluation], dispatcher: Dispatcher) -> Iterator
             dispatcher.remove(one)
         if running:
             yield from taken_in(dispatcher.answers(not ended))
+        yield from gone_on()
 
 
 def _finished(one: Evaluation, about: Mapping[str, Any]) -> EvaluationResult:

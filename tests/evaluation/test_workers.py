@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 import warnings
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from tdcollect.envs.slots import SlotError
 from tdcollect.evaluation.directory import Directory
 from tdcollect.evaluation.settings import EvaluationSettings
 from tdcollect.evaluation.workers.dispatcher import Dispatcher
+from tdcollect.evaluation.workers.local import Found
 from tdcollect.evaluation.workers.worker import Job, template
 from tdcollect.randomness import NotReproducibleError
 
@@ -532,3 +534,23 @@ def test_the_command_takes_workers(typed: Any, here: Path, quick_children: None)
     status, _, error = typed("evaluate CartPole-v1 --policy random --workers -1")
     assert status == 2
     assert "--workers" in error
+
+
+def test_an_evaluation_goes_on_though_nobody_tells_it_that_its_episodes_have_ended(
+    seven: LocalWorkers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As where another evaluation in the same env has found out what its last worker still tries.
+    answers, idle = Dispatcher.answers, 0
+
+    def untold(dispatcher: Dispatcher, wait: bool = True) -> Iterator[Any]:
+        nonlocal idle
+        left = [dispatcher.left(work) for work in dispatcher._schedule.queues]
+        idle = 0 if any(left) or not dispatcher.workers.crew else idle + 1
+        assert idle < 10, "all episodes have ended, and nothing goes on"
+        yield from (event for event in answers(dispatcher, wait) if type(event[1]) is not Found)
+
+    monkeypatch.setattr(Dispatcher, "answers", untold)
+    monkeypatch.setattr(seven, "fresh_envs", {})
+    job = Job("CartPole-v1", None, EvaluationSettings(4, num_envs=2))
+    _, records = started(some(seven, 1), job)
+    assert len([*records]) == 4

@@ -37,7 +37,16 @@ from tdcollect import keys
 from tdcollect._upstream import torchrl as upstream
 from tdcollect.cleanup import ended_on_error
 from tdcollect.envs.backends import SerialBackend
-from tdcollect.envs.beside import Parts, SlotSettings, described, make_slot, parts_of_made, repeated
+from tdcollect.envs.beside import (
+    Parts,
+    SlotSettings,
+    check_gym_env,
+    check_methods,
+    described,
+    make_slot,
+    parts_of_made,
+    repeated,
+)
 from tdcollect.envs.process.agents import INFO, Agents
 from tdcollect.envs.process.backend import ProcessBackend
 from tdcollect.envs.slots import Can, Stepper
@@ -169,7 +178,7 @@ class ParallelEnv(torchrl.envs.ParallelEnv):
     def _start_slots(self, parts: Parts) -> None:
         forks = upstream.start_method(self) == "fork"
         settings = SlotSettings(
-            parts.plan,
+            parts.beside,
             global_states() if forks else None,
             upstream.uses_buffers(self),
             self.num_sub_threads,
@@ -405,8 +414,8 @@ def _env_of_slots(
     """An env ``[N]`` over slots of :func:`make_slot`, with the specs that TorchRL gives them."""
     backend = ProcessBackend(factories, parts.categorical, **options)
     with ended_on_error(backend.close):
-        if parts.plan.entries:
-            backend.read_info({e.key: np.zeros(e.shape, e.dtype) for e in parts.plan.entries})
+        if parts.entries:
+            backend.read_info({e.key: np.zeros(e.shape, e.dtype) for e in parts.entries})
         env = GymnasiumEnv(Stepper(backend, name=parts.name), batched=True, device=device)
         count = len(factories)
         env.observation_spec = _on(parts.observation_spec, env.device).expand(count)
@@ -430,7 +439,7 @@ def _vector_env(num_envs: int, create: Callable[[], EnvBase]) -> GymnasiumEnv:
     if parts.spec is not None:  # its worker needs no torch, and starts at once
         make = partial(gym.make, parts.spec)
     else:
-        make = partial(make_slot, create, {}, SlotSettings(parts.plan, None, True, 1))
+        make = partial(make_slot, create, {}, SlotSettings(parts.beside, None, True, 1))
     factories = [make] * num_envs
     return _env_of_slots(factories, parts, device=parts.observation_spec.device)
 
@@ -617,7 +626,7 @@ def adopt(env: EnvBase) -> Adopted:
     members: Sequence[EnvBase] = ()
     shown: dict[Any, torch.Tensor] = {}
     if type(env) is SerialEnv:
-        _check_methods(env)
+        check_methods(env)
         envs, buffers = upstream.serial_envs(env), upstream.shown_by_resets(env)
         if envs is None or buffers is None:
             raise NotKnown("it is closed, or its envs cannot share a batch")
@@ -641,15 +650,10 @@ def adopt(env: EnvBase) -> Adopted:
     return Adopted(slots, members, shown)
 
 
-def _check_methods(env: EnvBase) -> None:
-    if own := upstream.replaced_methods(env):
-        raise NotKnown(f"its {type(env).__name__} has a {own[0]} of its own")
-
-
 def _member(env: EnvBase) -> EnvBase:
     if type(env) is not TransformedEnv:
         return env
-    _check_methods(env)
+    check_methods(env)
     return env.base_env
 
 
@@ -675,7 +679,7 @@ def _inside(env: Any) -> gym.Env[Any, Any]:
 
 def _check_single(env: Any) -> EnvBase:
     if type(env) in OF_AGENTS:
-        _check_methods(env)
+        check_methods(env)
         for fault, there in (
             ("agents that take turns", not env.parallel),
             ("done_on_any=False", not env.done_on_any),
@@ -684,18 +688,7 @@ def _check_single(env: Any) -> EnvBase:
             if there:
                 raise NotKnown(f"it has {fault}; make_env takes parallel envs, masks too")
         return env
-    if type(env) not in SINGLE:
-        raise NotKnown(
-            f"a {type(env).__name__} is no GymEnv; a gymnasium env is faster by make_env or GymEnv"
-        )
-    _check_methods(env)
-    inside = upstream.wrapped_env(env)
-    if not isinstance(inside, gym.Env):
-        raise NotKnown(f"its env is a {type(inside).__name__}, no gymnasium.Env")
-    if env.info_dict_reader:
-        raise NotKnown("it reads infos; use make_env(info_keys=...)")
-    if not upstream.converts_actions(env):
-        raise NotKnown("it hands tensors to its env")
+    check_gym_env(env, SINGLE)
     return env
 
 

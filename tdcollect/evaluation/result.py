@@ -211,9 +211,8 @@ class EvaluationResult:
     def trajectory(self, index: int) -> TensorDict:
         """Return the data ``[L]`` that were kept of an episode.
 
-        Data in a directory are mapped from their file. No code in them runs, whoever wrote them;
-        writes to the tensors stay in memory. Where tensordict is not installed, they are NumPy
-        arrays in nested dicts.
+        No code in a file of data runs, whoever wrote it; writes to the tensors stay in memory.
+        Where tensordict is not installed, they are NumPy arrays in nested dicts.
 
         Raises:
             KeyError: if they were not kept.

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 from torchrl.envs import EnvBase
 
@@ -32,7 +32,6 @@ from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.evaluation.sequential import Rule
 from tdcollect.evaluation.settings import (
     EvaluationSettings,
-    SettingsArguments,
     takes_settings,
 )
 from tdcollect.evaluation.workers.dispatcher import Evaluation
@@ -66,7 +65,7 @@ def race(
     workers: Workers | int | None = None,
     allow_mixed: bool = False,
     recheck: bool = True,
-    **settings: Unpack[SettingsArguments],
+    **settings: Any,
 ) -> files.RaceResult:
     """Have policies play the same test episodes until it is decided which is better.
 
@@ -191,7 +190,7 @@ def _check_distinct(policies: Mapping[str, Any], requests: Mapping[str, Request]
 
 
 def _settings(
-    on: str, max_episodes: int, seed: int, settings: SettingsArguments
+    on: str, max_episodes: int, seed: int, settings: dict[str, Any]
 ) -> EvaluationSettings:
     """Return the settings of a policy that plays most episodes."""
     if is_measure(on):

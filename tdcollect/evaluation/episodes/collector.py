@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Unpack
+from typing import Any
 from weakref import WeakSet
 
 import numpy as np
@@ -61,11 +61,7 @@ from tdcollect.evaluation.episodes.steps import MOST
 from tdcollect.evaluation.episodes.trial import Feed, RunStarts, Trial
 from tdcollect.evaluation.ledger import Batches, Episode
 from tdcollect.evaluation.requested import RequestedEnv, recognized
-from tdcollect.evaluation.settings import (
-    EvaluationSettings,
-    SettingsArguments,
-    takes_settings,
-)
+from tdcollect.evaluation.settings import EvaluationSettings, takes_settings
 from tdcollect.keys import Key
 from tdcollect.policies import SpacePolicy
 from tdcollect.randomness import GlobalRandomness, NotReproducibleError, check_alone
@@ -277,7 +273,7 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         seed: int = 0,
         *,
         in_order: bool = False,
-        **settings: Unpack[SettingsArguments],
+        **settings: Any,
     ):
         check.arguments(EvaluationCollector.__init__, settings)
         self._in_order = in_order

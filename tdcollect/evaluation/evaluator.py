@@ -130,7 +130,6 @@ class Evaluator:
     ):
         policy = of_groups(recognized(policy))
         _check_subject(env, policy, policy_factory)
-        own = {name: settings.pop(name) for name in SETTINGS & settings.keys()}
         _check_names(settings)
         check.callables(metrics_fn=metrics_fn, on_result=on_result, init_fn=init_fn)
         check.one_of(("queue", "skip", "error"), busy_policy=busy_policy)
@@ -145,13 +144,13 @@ class Evaluator:
             max_episode_steps=max_steps or None,  # 0 is no limit for TorchRL
             reward_keys=_without_next(reward_keys),
             device=device,
-            **own,
+            **settings,
         )
         chosen_by, report = settings_of(num_trajectories, seed), None
         chosen_by.check_whole(workers is None)
         if report_episodes is not None:
             # Options or env seeds of an episode that chose may make it the same under any seed.
-            same = any(own.get(name) is not None for name in ("episode_options", "env_seeds"))
+            same = any(settings.get(name) is not None for name in ("episode_options", "env_seeds"))
             first = num_trajectories if same else 0
             others = settings_of(range(first, first + report_episodes), report_seed(seed))
             report = pickled_part("settings", others)
@@ -163,13 +162,11 @@ class Evaluator:
         self._step_counter = 0
         self._has_warned = False
         crew = _crew_of(workers, backend, init_fn, num_gpus, ray_kwargs)
-        own_job = worker.Job(
-            env, policy, chosen_by, crew.num_workers, policy_factory, no_recorders=dump_video
-        )
-        job, around = own_job.pickled()[2:]
-        directory = None if output_dir is None else Path(os.path.abspath(output_dir))
-        functions = pickled_part("metrics_fn", metrics_fn)
-        setup = Setup(job, crew, functions, directory, best, log_prefix, recheck, report, around)
+        own = worker.Job(env, policy, chosen_by, crew.num_workers, policy_factory, dump_video)
+        job, around = own.pickled()[2:]
+        folder = None if output_dir is None else Path(os.path.abspath(output_dir))
+        metrics = pickled_part("metrics_fn", metrics_fn)
+        setup = Setup(job, crew, metrics, folder, best, log_prefix, recheck, report, around)
         self._courier = Courier(setup, on_result, queue_size)
         self._end = weakref.finalize(self, _close, self._courier)
 

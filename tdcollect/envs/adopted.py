@@ -15,7 +15,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from numbers import Number
 from types import MappingProxyType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -27,11 +26,10 @@ import torchrl.envs
 from gymnasium.vector import AutoresetMode
 from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Composite
-from torchrl.envs import EnvBase, GymWrapper, TransformedEnv, default_info_dict_reader
+from torchrl.envs import EnvBase, GymWrapper, TransformedEnv
 from torchrl.envs import SerialEnv as SerialEnv  # is right as it is
 from torchrl.envs import transforms as T
 from torchrl.envs.batched_envs import BatchedEnvBase
-from torchrl.envs.gym_like import BaseInfoDictReader
 
 from tdcollect import keys
 from tdcollect._upstream import torchrl as upstream
@@ -444,18 +442,6 @@ def _vector_env(num_envs: int, create: Callable[[], EnvBase]) -> GymnasiumEnv:
     return _env_of_slots(factories, parts, device=parts.observation_spec.device)
 
 
-class InfoReader(default_info_dict_reader):
-    """TorchRL's default reader of infos, for infos that are Python numbers, too."""
-
-    def __call__(self, info_dict: dict[str, Any], tensordict: TensorDictBase) -> TensorDictBase:
-        if isinstance(info_dict, Mapping):
-            info_dict = {
-                key: np.asarray(value) if isinstance(value, Number) else value
-                for key, value in info_dict.items()
-            }
-        return super().__call__(info_dict, tensordict)
-
-
 class _GymMeta(upstream.GymEnvMeta):
     """Gives an env of several slots for ``num_workers`` and ``num_envs``."""
 
@@ -496,15 +482,14 @@ class _Library:
 class GymEnv(torchrl.envs.GymEnv, metaclass=_GymMeta):
     """TorchRL's ``GymEnv``.
 
-    It is TorchRL's class in all but four points:
+    It is TorchRL's class in all but three points:
 
     - ``num_workers=n`` gives a :class:`tdcollect.envs.ParallelEnv`;
     - ``num_envs=n`` gives a :class:`tdcollect.envs.GymnasiumEnv` on worker processes, with true
       final observations and without rows that join two episodes. Its slots are seeded as those
       of :func:`tdcollect.make_env`;
     - without ``frame_skip``, an Atari env repeats actions as its id says, where TorchRL's plays
-      each frame;
-    - infos may be Python numbers.
+      each frame.
 
     Args:
         env_name: a gymnasium id.
@@ -520,17 +505,6 @@ class GymEnv(torchrl.envs.GymEnv, metaclass=_GymMeta):
     def lib(self) -> Any:
         """The library that makes the env."""
         return _Library(super().lib, vars(self).get("own_frames"))
-
-    def set_info_dict_reader(
-        self, info_dict_reader: BaseInfoDictReader | None = None, ignore_private: bool = True
-    ) -> GymEnv:
-        """Add a reader of infos; TorchRL's default reader takes Python numbers from here on."""
-        if info_dict_reader is None:
-            info_dict_reader = InfoReader(ignore_private=ignore_private)
-        elif type(info_dict_reader) is default_info_dict_reader:
-            info_dict_reader.__class__ = InfoReader
-        super().set_info_dict_reader(info_dict_reader, ignore_private)
-        return self
 
 
 SINGLE = (GymEnv, torchrl.envs.GymEnv, GymWrapper)

@@ -22,7 +22,6 @@ from torchrl.envs import (
     SerialEnv,
     TransformedEnv,
     check_env_specs,
-    default_info_dict_reader,
 )
 from torchrl.envs import transforms as T
 from torchrl.envs.transforms import StepCounter
@@ -474,14 +473,3 @@ def test_torchrls_env_of_several_slots_is_warned_of() -> None:
     )
     assert "final" not in str(ours.explain())
     ours.shutdown()
-
-
-gym.register("tdcollect-tests/Lives-v0", torchrl_envs.Lives)
-
-
-@pytest.mark.parametrize("reader", [None, default_info_dict_reader(["lives"])], ids=["all", "name"])
-def test_infos_may_be_python_numbers(reader: Any) -> None:
-    env = GymEnv("tdcollect-tests/Lives-v0").set_info_dict_reader(reader)
-    lives = env.rollout(9, break_when_any_done=False)["next", "lives"]
-    assert set(lives.tolist()) <= {0, 1, 2, 3}
-    assert lives[0] >= 2

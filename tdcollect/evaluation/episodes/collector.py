@@ -232,7 +232,6 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             agents, ``{"red": a, "blue": b}``.
         episodes: the number of episodes, or their indices.
         seed: the root seed.
-        in_order: yield episodes in the order of their indices, rather than of their ending.
         settings: see :class:`tdcollect.evaluation.EvaluationSettings`.
 
     Attributes:
@@ -262,8 +261,6 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         ...     print(episode["next", "reward"].sum())
     """
 
-    _in_order = False
-
     @takes_settings
     def __init__(
         self,
@@ -271,12 +268,9 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         policy: Any = None,
         episodes: int | Sequence[int] = 100,
         seed: int = 0,
-        *,
-        in_order: bool = False,
         **settings: Any,
     ):
         check.arguments(EvaluationCollector.__init__, settings)
-        self._in_order = in_order
         self._open(env, policy, EvaluationSettings(episodes, seed, **settings))
 
     @classmethod
@@ -442,9 +436,6 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         feed = feed or Feed(self.episode_indices)
         self._starts.abandon()
         steps = self._blocks(keep_trajectories, keep_steps, feed)
-        waiting: dict[int, Finished] = {}
-        due = iter(self.episode_indices)
-        following = next(due, None)
         try:
             while True:
                 if self.episodes is not episodes:
@@ -479,13 +470,7 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
                 for finished in ended:
                     self._starts.settle(finished)
                     self.episodes.append(finished.record)
-                    if not self._in_order:
-                        yield finished
-                        continue
-                    waiting[finished.record.index] = finished
-                    while following in waiting:
-                        yield waiting.pop(following)
-                        following = next(due, None)
+                    yield finished
         finally:
             with turn():
                 steps.close()

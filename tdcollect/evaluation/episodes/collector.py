@@ -474,7 +474,14 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         finally:
             with turn():
                 steps.close()
-                self._unseed()
+                if not (self._opened.made or self.base.is_closed):
+                    # The next episodes of an env that is given start from fresh entropy.
+                    drawn_seeds = np.random.SeedSequence().generate_state(self.slots, np.uint32)
+                    fresh = (drawn_seeds >> 1).tolist()
+                    if isinstance(self.base, SlotEnvs):
+                        self.base.unseed(fresh)
+                    else:
+                        self.base.stepper.set_seeds(fresh)
 
     @contextmanager
     def _apart(self) -> Iterator[GlobalRandomness]:
@@ -592,16 +599,6 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         by_index = self.settings.options_by_index
         options = None if by_index is None else by_index[index]
         return Start(index, self.episode_seeds(index)[0], index, options)
-
-    def _unseed(self) -> None:
-        """Have the next episodes of envs that are given start from fresh entropy."""
-        if self._opened.made or self.base.is_closed:
-            return
-        fresh = (np.random.SeedSequence().generate_state(self.slots, np.uint32) >> 1).tolist()
-        if isinstance(self.base, SlotEnvs):
-            self.base.unseed(fresh)
-        else:
-            self.base.stepper.set_seeds(fresh)
 
     def close(self) -> None:
         """Close the env if it was made here; a second call does nothing."""

@@ -16,7 +16,6 @@ import numpy as np
 from scipy import stats
 
 from tdcollect import compare
-from tdcollect.evaluation import statistics
 from tdcollect.evaluation.comparison import episodes_needed
 from tdcollect.evaluation.ledger import Episode
 from tdcollect.evaluation.statistics import (
@@ -110,27 +109,6 @@ def methods(size: int, evaluations: int) -> str:
             hits += [holds(interval, truth) for interval in found]
         rows.append([name, *map(percent, hits / evaluations)])
     return markdown([f"returns, E = {size}", "percentile", "BCa", "Student's t"], rows)
-
-
-def blocks(size: int, evaluations: int) -> str:
-    """Coverage of both intervals: resampled value by value, and in blocks (over 20,000 values)."""
-    rows, limit = [], statistics.DRAWN_SINGLY
-    for number, (name, draw) in enumerate(RETURNS.items()):
-        many = draw(np.random.default_rng(0), (4_000_000,))
-        for what, interval_of, truth in [
-            ("mean", mean_interval, many.mean()),
-            ("interquartile mean", interquartile_mean_interval, interquartile_mean(many)),
-        ]:
-            shares = []
-            for longest in (size, 0):
-                statistics.DRAWN_SINGLY = longest
-                rng = np.random.default_rng([number, size])
-                samples = draw(rng, (evaluations, size))
-                found = [interval_of(values, CONFIDENCE, 500, rng) for values in samples]
-                shares.append(np.mean([holds(interval, truth) for interval in found]))
-            rows.append([name, what, *map(percent, shares)])
-    statistics.DRAWN_SINGLY = limit
-    return markdown([f"returns, E = {size}", "interval of", "value by value", "by blocks"], rows)
 
 
 def rates(sizes: Sequence[int]) -> str:
@@ -332,7 +310,6 @@ def main() -> None:
     arguments = parser.parse_args()
     print(coverage(arguments.sizes, arguments.evaluations), end="\n\n")
     print(methods(20, arguments.evaluations), end="\n\n")
-    print(blocks(400, arguments.evaluations), end="\n\n")
     print(rates(arguments.sizes), end="\n\n")
     print(paired_rates(arguments.sizes), end="\n\n")
     print(pairing(arguments.evaluations), end="\n\n")

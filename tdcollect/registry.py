@@ -6,9 +6,9 @@ import importlib
 from collections.abc import Sequence
 from types import ModuleType
 
-COMMANDS = ("tdcollect.cli.commands", "tdcollect.lab.comparing", "tdcollect.lab.commands")
+COMMANDS = ("tdcollect.cli.commands", "tdcollect.lab.commands")
 """Modules that add commands to the command line when they are imported."""
-KINDS = ("tdcollect.lab.kinds",)
+KINDS = ("tdcollect.lab.race", "tdcollect.lab.results")
 """Modules with ``KINDS`` of directories, which :func:`tdcollect.verify` checks."""
 
 

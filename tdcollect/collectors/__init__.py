@@ -1,6 +1,7 @@
 """TorchRL's collectors on several processes and machines, with tdcollect's in each worker.
 
-``DistributedCollector`` and ``DistributedSyncCollector`` are TorchRL's own classes.
+``AsyncBatchedCollector``, ``DistributedCollector`` and ``DistributedSyncCollector`` are TorchRL's
+own classes.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 from tdcollect.packages import lazy
 
 if TYPE_CHECKING:
+    from torchrl.collectors import AsyncBatchedCollector as AsyncBatchedCollector
     from torchrl.collectors.distributed import DistributedCollector as DistributedCollector
     from torchrl.collectors.distributed import DistributedSyncCollector as DistributedSyncCollector
 
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
     from tdcollect.collectors.asking import LostWorkers as LostWorkers
     from tdcollect.collectors.asking import WorkerLostError as WorkerLostError
     from tdcollect.collectors.asking import worker_of as worker_of
-    from tdcollect.collectors.dispatch import AsyncBatchedCollector as AsyncBatchedCollector
     from tdcollect.collectors.multi import AsyncCollector as AsyncCollector
     from tdcollect.collectors.multi import MultiAsyncCollector as MultiAsyncCollector
     from tdcollect.collectors.multi import MultiCollector as MultiCollector

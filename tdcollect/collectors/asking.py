@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
 import random
-import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, zip_longest
-from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -180,15 +180,14 @@ class WorkerMethods:
     """A mixin of :class:`tdcollect.Collector` in a process: it reports, and is called by pipe."""
 
     _report = WorkerReport(None, ())
-    report_channel: Connection | None = None
+    report_file: Path | None = None
 
     def rollout(self: Any) -> Any:
-        """As the collector's own; reports afterwards, or sends the error that ends the worker."""
+        """As the collector's own; reports afterwards, or notes the error that ends the worker."""
         try:
             batch = super().rollout()  # type: ignore[misc]
         except Exception as error:
-            if self.report_channel is not None:
-                self.report_channel.send(f"{type(error).__name__}: {error}")
+            self.note(f"{type(error).__name__}: {error}")
             raise
         self.note_report()
         return batch
@@ -198,21 +197,18 @@ class WorkerMethods:
         return function(self, *arguments)
 
     def note_report(self: Any) -> None:
-        """Make the report that is given when the parent asks, also while a batch is collected."""
-        # One reference is replaced: another thread reads the one report or the other.
+        """Note the report that the parent reads, also while a batch is collected."""
         self._report = report_of(self, self._report.parts)
+        self.note(self._report)
 
-    def serve(self, channel: Connection) -> None:
-        """Give the report as of the latest batch whenever the parent asks."""
-        self.report_channel = channel
-
-        def answer() -> None:
-            with suppress(EOFError, OSError):  # the parent has ended
-                while True:
-                    channel.recv()
-                    channel.send(self._report)
-
-        threading.Thread(target=answer, name="tdcollect-reports", daemon=True).start()
+    def note(self, word: WorkerReport | str) -> None:
+        """Replace the file that the parent reads: it has the one word or the other."""
+        if self.report_file is None:
+            return
+        unread = self.report_file.with_suffix(".new")
+        with suppress(OSError):  # the parent has ended, and taken the folder with it
+            unread.write_bytes(pickle.dumps(word))
+            unread.replace(self.report_file)
 
 
 def options_of_workers(reset_options: Any, kind: Any, workers: int) -> list[dict[str, Any]]:
@@ -232,7 +228,7 @@ class InnerCollector:
 
     cls: type[Collector]
     numbers: Sequence[int]
-    channels: Sequence[Connection]
+    files: Sequence[Path]
     options: Sequence[Mapping[str, Any]]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -245,8 +241,8 @@ class InnerCollector:
         kwargs["traj_pool"] = TrajectoryIds(self.numbers[worker])
         collector = cls(*args, backend="direct", **kwargs, **self.options[worker])
         _share_tensors_alone(collector, kwargs.get("use_buffers"))
+        collector.report_file = self.files[worker]
         collector.note_report()
-        collector.serve(self.channels[worker])
         return collector
 
 

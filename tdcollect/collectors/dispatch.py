@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
@@ -13,9 +13,6 @@ from torchrl.envs import EnvBase
 from tdcollect import check
 from tdcollect._upstream.collectors import drop_generic_defaults, one_env_each, service_backend
 from tdcollect.collect import Collector
-from tdcollect.collect.arguments import check_arguments, check_known
-from tdcollect.collect.collector import extends
-from tdcollect.display import count_text, one_line
 
 _SELECTORS = ("backend_options", "num_collectors", "num_workers", "sync")
 
@@ -52,39 +49,6 @@ def collector_of_workers(
     if backend == "ray":
         kwargs["num_collectors"] = count
     return cls(*args, sync=bool(sync), **kwargs)
-
-
-class AsyncBatchedCollector(upstream.AsyncBatchedCollector):
-    """Single envs, each on its own, whose actions one server computes in batches.
-
-    TorchRL's class as it is: its loop steps the envs, and :class:`tdcollect.Collector` has no part
-    in it. Envs of ``make_env(...)`` without ``num_envs`` run in it; those with several slots are
-    refused. Where envs take unlike times per step, ``make_env(..., wait_num=)`` serves several
-    slots.
-
-    Args:
-        create_env_fn: makes the env of each; a list of one function per env.
-        **kwargs: as :class:`torchrl.collectors.AsyncBatchedCollector` has them.
-    """
-
-    @extends(upstream.AsyncBatchedCollector.__init__)
-    def __init__(self, create_env_fn: Any, **kwargs: Any):
-        check_known(type(self), kwargs)
-        check_arguments((create_env_fn,), kwargs)
-        envs = create_env_fn if isinstance(create_env_fn, Sequence) else []
-        batch_size = _batch_size(envs[0], kwargs.get("create_env_kwargs")) if envs else None
-        if batch_size:
-            raise ValueError(
-                f"expected functions that make one env without batch size, got one of "
-                f"{count_text(batch_size.numel(), 'slot')}; leave num_envs out of make_env, and "
-                "pass as many functions, or choose MultiAsyncCollector"
-            )
-        self._envs = len(envs)
-        self._described = f"frames_per_batch={kwargs.get('frames_per_batch')}"
-        super().__init__(create_env_fn, **kwargs)
-
-    def __repr__(self) -> str:
-        return one_line(self, count_text(self._envs, "env"), self._described)
 
 
 def _batch_size(env: Any, env_kwargs: Any) -> torch.Size:

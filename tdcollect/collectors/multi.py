@@ -124,7 +124,7 @@ class MultiCollector(asking.Asking, upstream.MultiCollector, metaclass=_BySync):
         dispatch.check_shared_buffer(create_env_fn[0] if several else create_env_fn, policy, kwargs)
         self.reports = Reports(workers if self._ours else 0)
         if self._ours:
-            inner = asking.InnerCollector(inner, range(workers), self.reports.ends, options)
+            inner = asking.InnerCollector(inner, range(workers), self.reports.files, options)
         self._crews = Crews(self, inner, kwargs)
         try:
             with children_hash_by(hash_seed()):
@@ -391,14 +391,15 @@ class Crews:
         collector: Any = self._collector()
         inner, number = self._inner, collector.num_workers + self.begun
         if isinstance(inner, asking.InnerCollector):
-            end = collector.reports.replace(worker)
-            inner = asking.InnerCollector(inner.cls, [number], [end], [inner.options[worker]])
+            file = collector.reports.file(number)
+            inner = asking.InnerCollector(inner.cls, [number], [file], [inner.options[worker]])
         self.begun += 1
         with with_threads(torch.get_num_threads()):  # TorchRL's collectors change it
             crew = self._make(collector, worker, inner)
         if self.weights is not None:
             crew.update_policy_weights_(self.weights)
         if isinstance(inner, asking.InnerCollector):
+            collector.reports.files[worker] = file
             crew.map_fn("run_function", [(asking.set_version, self.versions[worker])])
             if self.seed is not None:
                 crew.map_fn("run_function", [(asking.seeded, None, self.seed, worker, count)])

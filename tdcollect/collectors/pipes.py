@@ -5,15 +5,19 @@ from __future__ import annotations
 import logging
 import math
 import multiprocessing
+import pickle
 import signal
 import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from multiprocessing import connection
+from multiprocessing import connection, util
 from multiprocessing.synchronize import Lock
+from pathlib import Path
 from queue import Empty
+from shutil import rmtree
+from tempfile import mkdtemp
 from typing import Any
 
 from tdcollect._upstream.collectors import WorkersState, kept_by_others, locks_between, readers
@@ -192,50 +196,36 @@ def _found_dead(guard: Guard) -> None:
 
 
 class Reports:
-    """The parent's ends of channels on which workers are asked for reports."""
+    """Files, each with the latest word of a worker: its report, or the error that it ended with."""
 
     def __init__(self, workers: int):
-        pairs = [multiprocessing.Pipe() for _ in range(workers)]
-        self._channels: list[connection.Connection] = [ours for ours, _ in pairs]
-        self.ends: Sequence[Any] = [theirs for _, theirs in pairs]
-        """The workers' ends."""
+        self._folder = mkdtemp(prefix="tdcollect-reports-")
+        # Unlike a `TemporaryDirectory`, it leaves the folder alone in forks of this process.
+        self._remove = util.Finalize(self, rmtree, (self._folder, True), exitpriority=0)
+        self.files = [self.file(worker) for worker in range(workers)]
+
+    def file(self, number: int) -> Path:
+        """Return the file of the worker with a number of its own."""
+        return Path(self._folder, str(number))
 
     def latest(self, procs: Callable[[], Sequence[Any]]) -> list[WorkerReport]:
         """The latest report of each worker; ``procs`` raises or replaces one that has died."""
-        return [self._ask(worker, procs) for worker in range(len(self._channels))]
-
-    def _ask(self, worker: int, procs: Callable[[], Sequence[Any]]) -> WorkerReport:
-        while True:
-            channel, answer = self._channels[worker], None
-            with suppress(OSError, EOFError):
-                channel.send("report")
-                while not channel.poll(0.2):
-                    procs()
-                answer = channel.recv()
-            if isinstance(answer, WorkerReport):
-                return answer
-            if self._channels[worker] is channel:  # it ends, or has ended
-                connection.wait([procs()[worker].sentinel], 5)
-                procs()
+        for worker, proc in enumerate(procs()[: len(self.files)]):
+            if self.last_word(worker):
+                connection.wait([proc.sentinel], 5)  # it ends
+        procs()
+        return [pickle.loads(file.read_bytes()) for file in self.files]
 
     def last_word(self, worker: int) -> str:
         """The error that a worker ended with; empty where it was killed."""
-        last = None
-        with suppress(OSError, EOFError, IndexError):  # of none, where another's collector runs
-            while self._channels[worker].poll():
-                last = self._channels[worker].recv()
-        return last if isinstance(last, str) else ""
-
-    def replace(self, worker: int) -> Any:
-        """Talk to another process; returns its end."""
-        self._channels[worker].close()
-        self._channels[worker], theirs = multiprocessing.Pipe()
-        return theirs
+        with suppress(OSError, IndexError):  # of none, where another's collector runs
+            word = pickle.loads(self.files[worker].read_bytes())
+            return word if isinstance(word, str) else ""
+        return ""
 
     def close(self) -> None:
-        """Close the parent's ends."""
-        for channel in self._channels:
-            channel.close()
+        """Remove the files."""
+        self._remove()
 
 
 _log = logging.getLogger("tdcollect.collectors")

@@ -15,7 +15,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from numbers import Number
 from types import MappingProxyType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -27,17 +26,25 @@ import torchrl.envs
 from gymnasium.vector import AutoresetMode
 from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Composite
-from torchrl.envs import EnvBase, GymWrapper, TransformedEnv, default_info_dict_reader
+from torchrl.envs import EnvBase, GymWrapper, TransformedEnv
 from torchrl.envs import SerialEnv as SerialEnv  # is right as it is
 from torchrl.envs import transforms as T
 from torchrl.envs.batched_envs import BatchedEnvBase
-from torchrl.envs.gym_like import BaseInfoDictReader
 
 from tdcollect import keys
 from tdcollect._upstream import torchrl as upstream
 from tdcollect.cleanup import ended_on_error
 from tdcollect.envs.backends import SerialBackend
-from tdcollect.envs.beside import Parts, SlotSettings, described, make_slot, parts_of_made, repeated
+from tdcollect.envs.beside import (
+    Parts,
+    SlotSettings,
+    check_gym_env,
+    check_methods,
+    described,
+    make_slot,
+    parts_of_made,
+    repeated,
+)
 from tdcollect.envs.process.agents import INFO, Agents
 from tdcollect.envs.process.backend import ProcessBackend
 from tdcollect.envs.slots import Can, Stepper
@@ -169,7 +176,7 @@ class ParallelEnv(torchrl.envs.ParallelEnv):
     def _start_slots(self, parts: Parts) -> None:
         forks = upstream.start_method(self) == "fork"
         settings = SlotSettings(
-            parts.plan,
+            parts.beside,
             global_states() if forks else None,
             upstream.uses_buffers(self),
             self.num_sub_threads,
@@ -405,8 +412,8 @@ def _env_of_slots(
     """An env ``[N]`` over slots of :func:`make_slot`, with the specs that TorchRL gives them."""
     backend = ProcessBackend(factories, parts.categorical, **options)
     with ended_on_error(backend.close):
-        if parts.plan.entries:
-            backend.read_info({e.key: np.zeros(e.shape, e.dtype) for e in parts.plan.entries})
+        if parts.entries:
+            backend.read_info({e.key: np.zeros(e.shape, e.dtype) for e in parts.entries})
         env = GymnasiumEnv(Stepper(backend, name=parts.name), batched=True, device=device)
         count = len(factories)
         env.observation_spec = _on(parts.observation_spec, env.device).expand(count)
@@ -430,21 +437,9 @@ def _vector_env(num_envs: int, create: Callable[[], EnvBase]) -> GymnasiumEnv:
     if parts.spec is not None:  # its worker needs no torch, and starts at once
         make = partial(gym.make, parts.spec)
     else:
-        make = partial(make_slot, create, {}, SlotSettings(parts.plan, None, True, 1))
+        make = partial(make_slot, create, {}, SlotSettings(parts.beside, None, True, 1))
     factories = [make] * num_envs
     return _env_of_slots(factories, parts, device=parts.observation_spec.device)
-
-
-class InfoReader(default_info_dict_reader):
-    """TorchRL's default reader of infos, for infos that are Python numbers, too."""
-
-    def __call__(self, info_dict: dict[str, Any], tensordict: TensorDictBase) -> TensorDictBase:
-        if isinstance(info_dict, Mapping):
-            info_dict = {
-                key: np.asarray(value) if isinstance(value, Number) else value
-                for key, value in info_dict.items()
-            }
-        return super().__call__(info_dict, tensordict)
 
 
 class _GymMeta(upstream.GymEnvMeta):
@@ -487,15 +482,14 @@ class _Library:
 class GymEnv(torchrl.envs.GymEnv, metaclass=_GymMeta):
     """TorchRL's ``GymEnv``.
 
-    It is TorchRL's class in all but four points:
+    It is TorchRL's class in all but three points:
 
     - ``num_workers=n`` gives a :class:`tdcollect.envs.ParallelEnv`;
     - ``num_envs=n`` gives a :class:`tdcollect.envs.GymnasiumEnv` on worker processes, with true
       final observations and without rows that join two episodes. Its slots are seeded as those
       of :func:`tdcollect.make_env`;
     - without ``frame_skip``, an Atari env repeats actions as its id says, where TorchRL's plays
-      each frame;
-    - infos may be Python numbers.
+      each frame.
 
     Args:
         env_name: a gymnasium id.
@@ -511,17 +505,6 @@ class GymEnv(torchrl.envs.GymEnv, metaclass=_GymMeta):
     def lib(self) -> Any:
         """The library that makes the env."""
         return _Library(super().lib, vars(self).get("own_frames"))
-
-    def set_info_dict_reader(
-        self, info_dict_reader: BaseInfoDictReader | None = None, ignore_private: bool = True
-    ) -> GymEnv:
-        """Add a reader of infos; TorchRL's default reader takes Python numbers from here on."""
-        if info_dict_reader is None:
-            info_dict_reader = InfoReader(ignore_private=ignore_private)
-        elif type(info_dict_reader) is default_info_dict_reader:
-            info_dict_reader.__class__ = InfoReader
-        super().set_info_dict_reader(info_dict_reader, ignore_private)
-        return self
 
 
 SINGLE = (GymEnv, torchrl.envs.GymEnv, GymWrapper)
@@ -617,7 +600,7 @@ def adopt(env: EnvBase) -> Adopted:
     members: Sequence[EnvBase] = ()
     shown: dict[Any, torch.Tensor] = {}
     if type(env) is SerialEnv:
-        _check_methods(env)
+        check_methods(env)
         envs, buffers = upstream.serial_envs(env), upstream.shown_by_resets(env)
         if envs is None or buffers is None:
             raise NotKnown("it is closed, or its envs cannot share a batch")
@@ -641,15 +624,10 @@ def adopt(env: EnvBase) -> Adopted:
     return Adopted(slots, members, shown)
 
 
-def _check_methods(env: EnvBase) -> None:
-    if own := upstream.replaced_methods(env):
-        raise NotKnown(f"its {type(env).__name__} has a {own[0]} of its own")
-
-
 def _member(env: EnvBase) -> EnvBase:
     if type(env) is not TransformedEnv:
         return env
-    _check_methods(env)
+    check_methods(env)
     return env.base_env
 
 
@@ -675,7 +653,7 @@ def _inside(env: Any) -> gym.Env[Any, Any]:
 
 def _check_single(env: Any) -> EnvBase:
     if type(env) in OF_AGENTS:
-        _check_methods(env)
+        check_methods(env)
         for fault, there in (
             ("agents that take turns", not env.parallel),
             ("done_on_any=False", not env.done_on_any),
@@ -684,18 +662,7 @@ def _check_single(env: Any) -> EnvBase:
             if there:
                 raise NotKnown(f"it has {fault}; make_env takes parallel envs, masks too")
         return env
-    if type(env) not in SINGLE:
-        raise NotKnown(
-            f"a {type(env).__name__} is no GymEnv; a gymnasium env is faster by make_env or GymEnv"
-        )
-    _check_methods(env)
-    inside = upstream.wrapped_env(env)
-    if not isinstance(inside, gym.Env):
-        raise NotKnown(f"its env is a {type(inside).__name__}, no gymnasium.Env")
-    if env.info_dict_reader:
-        raise NotKnown("it reads infos; use make_env(info_keys=...)")
-    if not upstream.converts_actions(env):
-        raise NotKnown("it hands tensors to its env")
+    check_gym_env(env, SINGLE)
     return env
 
 

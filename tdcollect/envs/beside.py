@@ -2,8 +2,8 @@
 
 An env made by TorchRL's ``GymEnv`` or ``GymWrapper``, with its transforms, is taken apart. The
 gymnasium env inside is stepped by a worker. Transforms that treat every row by itself run once for
-all slots, in this process. Others, and those before them, stay beside the env: a :class:`SlotEnv`
-has the face of a gymnasium env.
+all slots, in this process. ``NoopResetEnv`` and ``EndOfLifeTransform`` stay beside the env: a
+:class:`SlotEnv` has the face of a gymnasium env. Other transforms need TorchRL's own workers.
 """
 
 from __future__ import annotations
@@ -11,53 +11,37 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium.envs.registration import EnvSpec
-from tensordict import TensorDict
-from torchrl.data import Composite, NonTensor
+from torchrl.data import Composite
 from torchrl.envs import EnvBase, EnvCreator, GymWrapper, SerialEnv, TransformedEnv
 from torchrl.envs import transforms as T
 
 from tdcollect import keys
 from tdcollect._upstream import torchrl as upstream
-from tdcollect.envs.process.values import Begun, InfoEntry, Options, limits
-from tdcollect.envs.spaces import SpaceCodec, check_names, compose, key_of, observation_name
-from tdcollect.envs.traits import (
-    TRAITS,
-    NotKnown,
-    base_of,
-    innermost,
-    runs_once,
-    traits_of,
-    transforms_of,
-)
+from tdcollect.envs.process.values import Begun, InfoEntry, Options
+from tdcollect.envs.spaces import SpaceCodec, check_names, compose, observation_name
+from tdcollect.envs.traits import NotKnown, base_of, innermost, runs_once, transforms_of
 from tdcollect.keys import as_path
 from tdcollect.randomness import global_states, global_states_kept, set_global_states
 
-
-class SlotPlan(NamedTuple):
-    """The way in which a worker runs a slot."""
-
-    beside: int  # the number of leading transforms that run beside the env
-    direct: bool  # the gymnasium env is stepped without TensorDicts
-    draws: bool  # transforms beside it draw random numbers when they step or reset
-    entries: Sequence[InfoEntry] = ()  # that come with the infos rather than with the observation
-    boxes: Sequence[InfoEntry] = ()  # if not direct, the other observation entries
+_BESIDE = (T.NoopResetEnv, T.EndOfLifeTransform)
 
 
 class Parts(NamedTuple):
     """An env taken apart."""
 
-    plan: SlotPlan
+    beside: int  # the number of leading transforms that run beside the env
     lifted: Sequence[T.Transform]  # that run once for all slots, without a parent
     digest: str  # identifies these transforms and their settings
     categorical: bool
     name: str  # in messages
+    entries: Sequence[InfoEntry]  # that come with the infos rather than with the observation
     observation_spec: Composite  # the entries that a worker gives
     action_spec: Composite  # of the env in the worker
     spec: EnvSpec | None  # of the env, if it is stepped as gymnasium makes it
@@ -82,43 +66,38 @@ def parts_of_made(
 
 def _parts_of(env: EnvBase, known: Sequence[type[EnvBase]]) -> Parts:
     _ = env.specs  # transforms note their entries when the specs are made
-    base, transforms = env.base_env if type(env) is TransformedEnv else env, transforms_of(env)
-    is_plain = _check_base(base, known)
+    base: Any = env.base_env if type(env) is TransformedEnv else env
+    transforms = transforms_of(env)
+    check_gym_env(base, known)
     for transform in transforms:
-        trait = traits_of(transform)
-        if trait is None or not trait.beside:
-            raise NotKnown(f"the transform {type(transform).__name__} is not known")
-    count = 1 + max((i for i, t in enumerate(transforms) if not runs_once(t)), default=-1)
+        if type(transform) not in _BESIDE and not runs_once(transform):
+            raise NotKnown(
+                f"the transform {type(transform).__name__} is not known to be the same once for "
+                "all slots; put it around the ParallelEnv"
+            )
+    count = 1 + max((i for i, t in enumerate(transforms) if type(t) in _BESIDE), default=-1)
     beside, lifted = transforms[:count], transforms[count:]
+    if any(type(transform) not in _BESIDE for transform in beside):
+        raise NotKnown("NoopResetEnv and EndOfLifeTransform are not the first of its transforms")
     ends = [t for t in beside if type(t) is T.EndOfLifeTransform]
     written = [key for end in ends for key in end.out_keys]
-    direct = (
-        is_plain
-        and all(type(t) in (T.NoopResetEnv, T.EndOfLifeTransform) for t in beside)
-        and len(ends) <= 1
-        and all(end.done_key == keys.DONE for end in ends)
-        and all(isinstance(key, str) for key in written)
-        and _is_read_alike(base, written)
-    )
+    if len(ends) > 1 or not all(isinstance(key, str) for key in written):
+        raise NotKnown("it has several lives, or nested ones")
+    if any(end.done_key != keys.DONE for end in ends):
+        raise NotKnown("its lives end by another flag than done")
     inner = env if not lifted else _beside_env(base, [t.clone() for t in beside])
-    _check_specs(inner, base)
-    boxes: list[InfoEntry] = []
-    if direct:
-        entries = [_info_entry(key, inner) for key in written]
-    else:
-        entries, boxes = _split(inner)
-    plan = SlotPlan(count, direct, any(TRAITS[type(t)].draws for t in beside), entries, boxes)
+    _check_specs(inner, base, written)
     spec = upstream.wrapped_env(base).spec
-    is_bare = direct and not beside and base.wrapper_frame_skip == 1
     return Parts(
-        plan,
+        count,
         [transform.clone() for transform in lifted],
         _digest_of(lifted),
         upstream.is_categorical(base),
         type(base).__name__ if spec is None else str(spec.id),
+        [_info_entry(key, inner) for key in written],
         inner.observation_spec.clone(),
         inner.full_action_spec.clone(),
-        spec if is_bare else None,
+        spec if not beside and base.wrapper_frame_skip == 1 else None,
     )
 
 
@@ -126,55 +105,51 @@ def _beside_env(base: EnvBase, transforms: Sequence[T.Transform]) -> EnvBase:
     return TransformedEnv(base, T.Compose(*transforms)) if transforms else base
 
 
-def _check_base(base: EnvBase, known: Sequence[type[EnvBase]]) -> bool:
-    """Check that the env itself can be a slot; return whether its own code may be left out."""
-    if type(base) not in known:
-        raise NotKnown(f"the env is a {type(base).__name__}, not a GymEnv or GymWrapper")
-    if upstream.is_vectorised(base) or base.batch_size:
-        raise NotKnown("the env is vectorised itself")
-    if not isinstance(upstream.wrapped_env(base), gym.Env):
-        raise NotKnown("the env inside is not a gymnasium.Env")
-    if not upstream.converts_actions(base):
-        raise NotKnown("the env takes tensors as actions (convert_actions_to_numpy=False)")
-    return not base.info_dict_reader and not upstream.replaced_methods(base)
+def check_gym_env(env: Any, known: Sequence[type[EnvBase]]) -> None:
+    """Check that a TorchRL env may be stepped by its gymnasium env, without its own code."""
+    if type(env) not in known:
+        raise NotKnown(
+            f"a {type(env).__name__} is no GymEnv; a gymnasium env is faster by make_env or GymEnv"
+        )
+    check_methods(env)
+    inside = upstream.wrapped_env(env)
+    if not isinstance(inside, gym.Env):
+        raise NotKnown(f"its env is a {type(inside).__name__}, no gymnasium.Env")
+    if env.info_dict_reader:
+        raise NotKnown("it reads infos; use make_env(info_keys=...)")
+    if not upstream.converts_actions(env):
+        raise NotKnown("it hands tensors to its env")
 
 
-def _check_specs(inner: EnvBase, base: EnvBase) -> None:
-    """Check that rewards, flags and actions of a slot are those of a gymnasium env."""
-    if list(inner.full_reward_spec.keys(True, True)) != [keys.REWARD]:
-        raise NotKnown("the env has several rewards")
-    reward = inner.reward_spec
-    if tuple(reward.shape) != (1,) or reward.dtype is not torch.float32:
+def check_methods(env: EnvBase) -> None:
+    if own := upstream.replaced_methods(env):
+        raise NotKnown(f"its {type(env).__name__} has a {own[0]} of its own")
+
+
+def _check_specs(inner: EnvBase, base: Any, written: Sequence[str]) -> None:
+    """Check that the entries of a slot are those of a gymnasium env, and of its lives."""
+    if described(inner.full_reward_spec) != {keys.REWARD: ((1,), torch.float32)}:
         raise NotKnown("the env has a reward spec of its own")
     if set(inner.full_done_spec.keys(True, True)) != set(keys.FLAGS):
         raise NotKnown("the env has other flags than done, terminated and truncated")
-    if not inner.full_state_spec.is_empty():
-        raise NotKnown("a transform beside the env reads entries of the policy")
-    space = upstream.wrapped_env(base).action_space
+    env, categorical = upstream.wrapped_env(base), upstream.is_categorical(base)
     specs = inner.observation_spec, inner.full_action_spec
     try:
         check_names(*([as_path(key) for key in spec.keys(True, True)] for spec in specs))
-        codec = SpaceCodec(space, keys.ACTION, categorical=upstream.is_categorical(base))
-    except (TypeError, ValueError) as error:
-        raise NotKnown(str(error)) from error
-    if not _same_entries(codec, inner.full_action_spec):
-        raise NotKnown("the entries of its actions are not those of its action space")
-
-
-def _is_read_alike(base: Any, others: Sequence[str]) -> bool:
-    """Return whether observations can be read off the env itself, rather than by TorchRL's code."""
-    space = upstream.wrapped_env(base).observation_space
-    try:
-        codec = SpaceCodec(
-            space,
-            observation_name(space),
-            categorical=upstream.is_categorical(base),
+        action = SpaceCodec(env.action_space, keys.ACTION, categorical=categorical)
+        observation = SpaceCodec(
+            env.observation_space,
+            observation_name(env.observation_space),
+            categorical=categorical,
             rename_state=True,
         )
-    except TypeError:
-        return False
-    clashes = {path[0] for path in codec.paths}.intersection(others)
-    return not clashes and _same_entries(codec, base.observation_spec)
+    except (TypeError, ValueError) as error:
+        raise NotKnown(str(error)) from error
+    alike = _same_entries(action, inner.full_action_spec)
+    if not (alike and _same_entries(observation, base.observation_spec)):
+        raise NotKnown("its entries are not those of its gymnasium spaces")
+    if {path[0] for path in observation.paths}.intersection(written):
+        raise NotKnown("its lives have the name of an observation")
 
 
 def _same_entries(codec: SpaceCodec, spec: Composite) -> bool:
@@ -189,32 +164,6 @@ def _info_entry(key: Any, env: EnvBase) -> InfoEntry:
     spec = env.observation_spec[key]
     dtype = torch.empty((), dtype=spec.dtype).numpy().dtype
     return InfoEntry(key, tuple(spec.shape), dtype)
-
-
-def _split(env: EnvBase) -> tuple[list[InfoEntry], list[InfoEntry]]:
-    """Entries of an env's observation that come with the infos, and those of a gymnasium space."""
-    entries, boxes = [], []
-    for key, spec in env.observation_spec.items(True, True):
-        if isinstance(spec, NonTensor) or -1 in spec.shape:
-            raise NotKnown(f"the entry {key!r} is no tensor of a fixed shape")
-        try:
-            entry = _info_entry(key, env)
-        except TypeError as error:
-            raise NotKnown(f"NumPy has no dtype for the entry {key!r}") from error
-        if spec.shape and spec.dtype is not torch.bool:
-            boxes.append(entry)
-        elif isinstance(key, str):
-            entries.append(entry)
-        else:
-            raise NotKnown(f"the entry {key!r} is a nested bool or single number")
-    if not boxes:
-        raise NotKnown("no entry of its observation is an array of numbers")
-    return entries, boxes
-
-
-def _dict_space(tree: Mapping[str, Any]) -> gym.spaces.Dict:
-    parts = {k: _dict_space(v) if isinstance(v, dict) else v for k, v in tree.items()}
-    return gym.spaces.Dict(parts)
 
 
 def _digest_of(transforms: Sequence[T.Transform]) -> str:
@@ -245,7 +194,7 @@ def _text(value: Any) -> str:
 class SlotSettings(NamedTuple):
     """The settings that the slots of one ``ParallelEnv`` share."""
 
-    plan: SlotPlan
+    beside: int  # the number of leading transforms that run beside the env
     states: Mapping[str, Any] | None  # the global random ones to start with; None for fresh ones
     seeds_torch: bool  # a seed of the env seeds torch's generator, too
     threads: int  # of torch in a worker
@@ -255,14 +204,14 @@ def make_slot(
     create: Callable[..., EnvBase], kwargs: Mapping[str, Any], settings: SlotSettings
 ) -> SlotEnv:
     torch.set_num_threads(settings.threads)
-    return (_DirectSlot if settings.plan.direct else _TensorDictSlot)(create, kwargs, settings)
+    return SlotEnv(create, kwargs, settings)
 
 
 class SlotEnv(gym.Wrapper[Any, Any, Any, Any]):
-    """A slot that runs a TorchRL env.
+    """A slot that runs a TorchRL env, whose gymnasium env is stepped as it is.
 
     It has global random states of its own: those of the process when the env is made, seeded, asked
-    by name, and when its transforms may draw.
+    by name, and when its transforms draw, in resets of ``NoopResetEnv``.
     """
 
     def __init__(
@@ -270,27 +219,27 @@ class SlotEnv(gym.Wrapper[Any, Any, Any, Any]):
     ):
         self._states: Mapping[str, Any] = settings.states or _fresh_states()
         self._seeds_torch = settings.seeds_torch
-        plan = settings.plan
         with self._own_states():
             self._made = create(**kwargs)
             _ = self._made.specs
         base, transforms = base_of(self._made), transforms_of(self._made)
-        self._base: Any = base
-        beside, self._lifted = transforms[: plan.beside], transforms[plan.beside :]
+        beside, self._lifted = transforms[: settings.beside], transforms[settings.beside :]
         self._inner = self._made
         if self._lifted:
             for transform in beside:
                 transform.reset_parent()
             self._inner = _beside_env(base, beside)
-        self._beside = beside
         super().__init__(upstream.wrapped_env(base))
-        # To take the slot's own states costs time, which is for those that may draw.
-        self._drawing: Any = self._own_states if plan.draws else nullcontext
-        self._prepare(plan)
+        self._stepped = repeated(base)
+        self._recorder: _Recorder | None = None
+        if any(type(transform) is T.NoopResetEnv for transform in beside):
+            self._recorder = _Recorder(self.env)
+            upstream.set_wrapped_env(base, self._recorder)
+        self._end: Any = next((t for t in beside if type(t) is T.EndOfLifeTransform), None)
+        self._lives: Any = 0
+        if self._end is not None:
+            self._present_lives = upstream.lives_reader(self._end, base)
         self._starts = HonouredStarts(self._inner)
-
-    def _prepare(self, plan: SlotPlan) -> None:
-        raise NotImplementedError
 
     @contextmanager
     def _own_states(self) -> Iterator[None]:
@@ -349,22 +298,6 @@ class SlotEnv(gym.Wrapper[Any, Any, Any, Any]):
     def close(self) -> None:
         self._made.close(raise_if_closed=False)
 
-
-class _DirectSlot(SlotEnv):
-    """A slot whose gymnasium env is stepped as it is, but for resets with ``NoopResetEnv``."""
-
-    def _prepare(self, plan: SlotPlan) -> None:
-        self._stepped = repeated(self._base)
-        self._recorder: _Recorder | None = None
-        if any(type(transform) is T.NoopResetEnv for transform in self._beside):
-            self._recorder = _Recorder(self.env)
-            upstream.set_wrapped_env(self._base, self._recorder)
-        ends = (t for t in self._beside if type(t) is T.EndOfLifeTransform)
-        self._end: Any = next(ends, None)
-        self._lives: Any = 0
-        if self._end is not None:
-            self._present_lives = upstream.lives_reader(self._end, self._base)
-
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, Any]:
         observation, reward, terminated, truncated, info = self._stepped.step(action)
         if self._end is not None:
@@ -381,7 +314,10 @@ class _DirectSlot(SlotEnv):
                 self._lives = self._present_lives()
         else:
             with self._own_states(), self._starts:
-                begun = self._inner.reset(**_without_none(seed=seed, options=options))
+                arguments = {"seed": seed, "options": options}
+                begun = self._inner.reset(
+                    **{name: v for name, v in arguments.items() if v is not None}
+                )
             observation, info = self._recorder.latest
             if self._end is not None:
                 self._lives = begun[self._end.lives_key].numpy()[()]
@@ -483,53 +419,6 @@ class _Recorder(gym.Wrapper[Any, Any, Any, Any]):
     def _keep(self, observation: Any, info: dict[str, Any]) -> None:
         # TorchRL encodes the entries of the dict that it is given in place.
         self.latest = (dict(observation) if isinstance(observation, dict) else observation, info)
-
-
-class _TensorDictSlot(SlotEnv):
-    """A slot that TorchRL's own code steps, on TensorDicts."""
-
-    def _prepare(self, plan: SlotPlan) -> None:
-        boxes = {}
-        for key, shape, dtype in plan.boxes:
-            low, high = limits(dtype) if dtype.kind in "iu" else (-np.inf, np.inf)
-            boxes[key] = gym.spaces.Box(low, high, shape, dtype)
-        self.observation_space = _dict_space(keys.by_name(boxes.items()))
-        self._boxes = list(boxes)
-        self._entries = [entry.key for entry in plan.entries]
-        categorical = upstream.is_categorical(self._base)
-        self._codec = SpaceCodec(self.action_space, keys.ACTION, categorical=categorical)
-        self._present: Any = None
-
-    def step(self, action: Any) -> tuple[Any, Any, Any, Any, Any]:
-        arrays = self._codec.empty(1)
-        self._codec.write_slot(action, arrays, 0)
-        step = self._present
-        for path, array in zip(self._codec.paths, arrays, strict=True):
-            step[key_of(path)] = torch.from_numpy(array[0, ...])
-        with self._drawing(), self._starts:
-            step = self._inner.step(step)
-        following = step[keys.NEXT]
-        self._present = self._inner.step_mdp(step)
-        observation, info = self._read(following)
-        ends = bool(following[keys.TERMINATED]), bool(following[keys.TRUNCATED])
-        return observation, following[keys.REWARD].item(), *ends, info
-
-    def reset(self, *, seed: int | None = None, options: Options | None = None) -> Begun:
-        begin = None
-        if self._present is not None:
-            begin = TensorDict({keys.RESET: torch.ones(1, dtype=torch.bool)})
-        with self._drawing(), self._starts:
-            self._present = self._inner.reset(begin, **_without_none(seed=seed, options=options))
-        self._present.pop(keys.RESET, None)
-        return self._read(self._present)
-
-    def _read(self, entries: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        arrays = ((key, entries[key].numpy(force=True)) for key in self._boxes)
-        return keys.by_name(arrays), {key: entries[key].numpy(force=True) for key in self._entries}
-
-
-def _without_none(**arguments: Any) -> dict[str, Any]:
-    return {name: value for name, value in arguments.items() if value is not None}
 
 
 def _fresh_states() -> dict[str, Any]:

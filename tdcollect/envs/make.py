@@ -135,11 +135,7 @@ def make_env(
     chosen = _check_backend(env, backend)
     check.device("cpu" if device is None else device)
     slots = _check_num_envs(env, num_envs)
-    check.positive_int_or_none(max_episode_steps=max_episode_steps)
-    limit = None if max_episode_steps is None else int(max_episode_steps)
-    bookkeeping = Bookkeeping(step_count, episode_reward, is_init, limit)
-    seeds = None if seed is None else slot_seeds(seed, range(slots))
-    _check_info_keys(info_keys)
+    bookkeeping = _check_entries(info_keys, step_count, episode_reward, is_init, max_episode_steps)
     waiting = {"wait_num": wait_num, "wait_timeout": wait_timeout}
     options = {"num_workers": num_workers, "timeout": timeout, "start_method": start_method}
     workers = _check_process(chosen, slots, num_envs, {**options, **waiting})
@@ -148,10 +144,9 @@ def make_env(
     kwargs = _check_kwargs(env, env_kwargs)
 
     def slots_with(settings: Mapping[str, Any], seeds: Sequence[int] | None = None) -> Stepper:
-        base: Backend
         if chosen == "envpool":
             assert isinstance(env, str)
-            base = EnvPoolBackend(env, slots, seeds, settings, categorical_action_encoding)
+            base: Backend = EnvPoolBackend(env, slots, seeds, settings, categorical_action_encoding)
         elif isinstance(env, VectorEnv):
             base = VectorBackend(env, categorical_action_encoding)
         elif chosen == "process":
@@ -172,16 +167,14 @@ def make_env(
             stepper.makes = env, settings
         return stepper
 
-    stepper = slots_with(kwargs, seeds)
-    batched = num_envs is not None or isinstance(env, VectorEnv)
-    is_made = isinstance(env, (gym.Env, VectorEnv))
+    stepper = slots_with(kwargs, None if seed is None else slot_seeds(seed, range(slots)))
     with ended_on_error(stepper.close):
         built = GymnasiumEnv(
             stepper,
-            batched=batched,
+            batched=num_envs is not None or isinstance(env, VectorEnv),
             device=device,
             env_kwargs=kwargs,
-            remake=None if is_made else slots_with,
+            remake=None if isinstance(env, (gym.Env, VectorEnv)) else slots_with,
         )
         if seed is not None:
             stepper.set_seeds(built.seeds_of(seed, range(slots)))
@@ -242,13 +235,23 @@ def _check_kwargs(env: Any, env_kwargs: Any) -> dict[str, Any]:
     return dict(env_kwargs or {})
 
 
-def _check_info_keys(info_keys: Any) -> None:
+def _check_entries(
+    info_keys: Any,
+    step_count: bool,
+    episode_reward: bool,
+    is_init: bool,
+    max_episode_steps: int | None,
+) -> Bookkeeping:
+    """Return what is counted beside the entries of the env and its infos."""
     names = not isinstance(info_keys, str) and isinstance(info_keys, (Sequence, Mapping))
     if not names or not all(isinstance(key, str) for key in info_keys):
         raise TypeError(
             "expected info_keys to be a sequence of names, or a dict from names to example values, "
             f"got {info_keys!r}"
         )
+    check.positive_int_or_none(max_episode_steps=max_episode_steps)
+    limit = None if max_episode_steps is None else int(max_episode_steps)
+    return Bookkeeping(step_count, episode_reward, is_init, limit)
 
 
 def _check_process(

@@ -87,7 +87,6 @@ class Trait(NamedTuple):
     own_code: bool = False  # its own code runs on StepDicts
     by_row: bool = False  # its own code treats every row by itself
     own_pace: bool = False  # its own code gives the same for the same rows, whenever these come
-    beside: bool = False  # it needs its own env alone, and can run in that env's worker
     once: bool = False  # of single envs, it can run once for a batch of these; see runs_once
     draws: bool = False  # it may draw random numbers, or step the env itself
     leaves_reward: bool = False  # unless that is among its out_keys
@@ -97,21 +96,20 @@ class Trait(NamedTuple):
 
 _OWN_CODE = Trait(own_code=True, leaves_reward=True)
 _ROWS_ALONE = _OWN_CODE._replace(by_row=True, own_pace=True)
-_ELEMENTWISE = _ROWS_ALONE._replace(elementwise=True, beside=True, once=True)
+_ELEMENTWISE = _ROWS_ALONE._replace(elementwise=True, once=True)
 _SCALAR = _ELEMENTWISE._replace(scalar=True)
-_BOOKKEEPING = Trait(beside=True, once=True, leaves_reward=True)
-_ENTRIES = Trait(beside=True, once=True)
-_BESIDE = Trait(beside=True)
+_BOOKKEEPING = Trait(once=True, leaves_reward=True)
+_ENTRIES = Trait(once=True)
 _LEAVES_REWARD = Trait(leaves_reward=True)
 
 TRAITS: dict[type[T.Transform], Trait] = {
     EnvAction: _LEAVES_REWARD,
     PolicyVersion: _LEAVES_REWARD,
     T.ActionDiscretizer: _ROWS_ALONE._replace(draws=True),
-    T.ActionMask: _OWN_CODE._replace(beside=True),
+    T.ActionMask: _OWN_CODE,
     T.ActionScaling: _LEAVES_REWARD,
     T.BinarizeReward: _SCALAR,
-    T.CatFrames: Trait(beside=True, leaves_reward=True, holds_episode=True),
+    T.CatFrames: Trait(leaves_reward=True, holds_episode=True),
     T.CatTensors: _ELEMENTWISE,
     T.CenterCrop: _ELEMENTWISE,
     T.ClipTransform: _SCALAR,
@@ -120,26 +118,26 @@ TRAITS: dict[type[T.Transform], Trait] = {
     T.DeviceCastTransform: Trait(),
     T.DiscreteActionProjection: _ROWS_ALONE,
     T.DoubleToFloat: _ELEMENTWISE,
-    T.EndOfLifeTransform: _BESIDE,
+    T.EndOfLifeTransform: Trait(),
     T.ExcludeTransform: _ENTRIES,
     T.ExpandAs: _OWN_CODE,
     T.FiniteTensorDictCheck: _LEAVES_REWARD,
     T.FlattenAction: _ROWS_ALONE,
     T.FlattenObservation: _ELEMENTWISE,
-    T.FrameSkipTransform: _BESIDE._replace(draws=True),
+    T.FrameSkipTransform: Trait(draws=True),
     T.GrayScale: _ELEMENTWISE,
     T.Hash: _OWN_CODE,
     T.InitTracker: _BOOKKEEPING,
     T.LineariseRewards: _ELEMENTWISE,
-    T.NoopResetEnv: _BESIDE._replace(draws=True),
+    T.NoopResetEnv: Trait(draws=True),
     T.ObservationNorm: _SCALAR,
     T.PermuteTransform: _ELEMENTWISE,
     T.RNDTransform: _OWN_CODE,
-    T.RandomTruncationTransform: _OWN_CODE._replace(by_row=True, beside=True, draws=True),
+    T.RandomTruncationTransform: _OWN_CODE._replace(by_row=True, draws=True),
     T.RemoveEmptySpecs: _LEAVES_REWARD,
     T.RenameTransform: _ENTRIES,
     T.Resize: _ELEMENTWISE._replace(once=False),  # does torchvision round alike in a batch?
-    T.Reward2GoTransform: _BESIDE,
+    T.Reward2GoTransform: Trait(),
     T.RewardClipping: _SCALAR,
     T.RewardScaling: _SCALAR,
     T.RewardSum: _BOOKKEEPING,
@@ -149,17 +147,17 @@ TRAITS: dict[type[T.Transform], Trait] = {
     T.Stack: Trait(own_code=True),
     T.StepCounter: _BOOKKEEPING,
     T.SuccessReward: _ELEMENTWISE,
-    T.TargetReturn: _OWN_CODE._replace(beside=True),
+    T.TargetReturn: _OWN_CODE,
     T.TensorDictPrimer: _BOOKKEEPING._replace(draws=True),
-    T.TimeMaxPool: _OWN_CODE._replace(beside=True, holds_episode=True),
+    T.TimeMaxPool: _OWN_CODE._replace(holds_episode=True),
     T.Timer: _OWN_CODE,
     T.ToTensorImage: _ELEMENTWISE,
     T.TrajCounter: _OWN_CODE,
     T.UnaryTransform: _OWN_CODE._replace(draws=True),
     T.UnsqueezeTransform: _ELEMENTWISE,
-    T.VecNorm: Trait(beside=True, leaves_reward=True),
-    T.VecNormV2: Trait(beside=True, leaves_reward=True),
-    T.gSDENoise: Trait(own_code=True, beside=True, draws=True),
+    T.VecNorm: Trait(leaves_reward=True),
+    T.VecNormV2: Trait(leaves_reward=True),
+    T.gSDENoise: Trait(own_code=True, draws=True),
 }
 """The one table of what is known of transforms."""
 

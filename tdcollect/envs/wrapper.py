@@ -15,8 +15,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.spaces import Discrete, MultiDiscrete
 from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Categorical, Composite, OneHot, Unbounded
-from torchrl.envs import EnvBase, default_info_dict_reader
-from torchrl.envs.gym_like import BaseInfoDictReader
+from torchrl.envs import EnvBase
 
 from tdcollect import keys
 from tdcollect._upstream.torchrl import as_plain_tensors
@@ -92,7 +91,6 @@ class GymnasiumEnv(EnvBase):
         self._env_kwargs = dict(env_kwargs or {})
         self._remake = remake
         self._infos: dict[str, Any] = {}  # those that read_infos was given
-        self._readers: list[BaseInfoDictReader] = []
         self.masks: dict[tuple[str, ...], torch.Tensor] = {}
         self._make_specs()
         action = stepper.backend.action
@@ -239,71 +237,6 @@ class GymnasiumEnv(EnvBase):
         self.set_spec_lock_(False)
         self._make_specs()
         self.set_spec_lock_(locked)
-
-    @property
-    def info_dict_reader(self) -> list[BaseInfoDictReader]:
-        """The readers that :meth:`set_info_dict_reader` was given."""
-        return list(vars(self).get("_readers", ()))
-
-    def set_info_dict_reader(
-        self, info_dict_reader: BaseInfoDictReader | None = None, ignore_private: bool = True
-    ) -> GymnasiumEnv:
-        """Store infos with the observations, as ``info_keys`` of ``make_env`` does.
-
-        The slots must be reset before they are stepped on. Shapes and dtypes are read off a reset
-        and a step of one slot; an info that the env leaves out reads zero.
-
-        Args:
-            info_dict_reader: TorchRL's ``default_info_dict_reader``, with its keys and specs; None
-                for all infos that are numbers or arrays of numbers.
-            ignore_private: leave out infos whose name begins with an underscore.
-
-        Returns:
-            This env.
-
-        Raises:
-            TypeError: for a reader of another class.
-            KeyError: if the env gives no info of a name.
-        """
-        reader = info_dict_reader
-        if reader is None:
-            reader = default_info_dict_reader(ignore_private=ignore_private)
-        if not isinstance(reader, default_info_dict_reader):
-            raise TypeError(
-                f"expected TorchRL's default_info_dict_reader, or None, got {reader!r}; use GymEnv "
-                "for a reader of your own"
-            )
-        examples = dict(self.stepper.backend.sample_info())
-        if reader.keys is None:
-            reader.keys = [
-                name
-                for name, value in examples.items()
-                if is_number(value) and not (reader.ignore_private and name.startswith("_"))
-            ]
-        spec = Composite() if reader.info_spec is None else reader.info_spec
-        for name in reader.keys:
-            if name in spec and (name not in examples or spec[name] != Unbounded(())):
-                examples[name] = spec[name].zero().numpy()
-        if unknown := [name for name in reader.keys if name not in examples]:
-            raise KeyError(
-                f"the infos {unknown} are in neither the first reset nor the first step, which "
-                f"hold {sorted(examples)}; give the reader a spec of each"
-            )
-        self.read_infos({name: examples[name] for name in reader.keys})
-        self._readers.append(reader)
-        return self
-
-    def auto_register_info_dict(
-        self, ignore_private: bool = True, *, info_dict_reader: BaseInfoDictReader | None = None
-    ) -> GymnasiumEnv:
-        """Store infos with the observations; see :meth:`set_info_dict_reader`.
-
-        Raises:
-            RuntimeError: if the env has a reader of infos already.
-        """
-        if self.info_dict_reader:
-            raise RuntimeError("The environment already has an info-dict reader.")
-        return self.set_info_dict_reader(info_dict_reader, ignore_private)
 
     def allocate(self, count: int, pinned: bool = False, exact: bool = False) -> list[StepBuffers]:
         """Zeroed buffers for ``count`` steps, of the env's batch size; see Stepper.allocate."""

@@ -376,9 +376,8 @@ def take_trajectory(source: Path, path: Path) -> None:
 def read_trajectory(path: Path) -> Any:
     """Read the data ``[L]`` of an episode that :func:`write_trajectory` wrote, as a TensorDict.
 
-    They are mapped from their file when they are used; writes to them stay in memory. No code is
-    run, whatever the file holds. Where tensordict is not installed, they are arrays in nested
-    dicts.
+    No code is run, whatever the file holds. Where tensordict is not installed, they are arrays in
+    nested dicts.
     """
     if find_spec("tensordict") is None or find_spec("torch") is None:
         return keys.by_name(read_entries(path).items())
@@ -393,14 +392,14 @@ def read_trajectory(path: Path) -> Any:
     return data.refine_names(keys.TIME)
 
 
-def read_entries(path: Path, mapped: bool = True) -> dict[keys.Key, np.ndarray[Any, Any]]:
+def read_entries(path: Path) -> dict[keys.Key, np.ndarray[Any, Any]]:
     """Read the entries ``[L, ...]`` of an episode by key.
 
     ``bfloat16``, which NumPy lacks, is read as the ``uint16`` of the same bits.
     """
     try:
         entries: dict[keys.Key, np.ndarray[Any, Any]] = {}
-        for name, array in npz.read_arrays(path, mapped).items():
+        for name, array in npz.read_arrays(path).items():
             key = npz.key_of(name.removeprefix(_BRAIN))
             is_brain = name.startswith(_BRAIN)
             fits = array.dtype == np.uint16 if is_brain else array.dtype.isnative
@@ -433,7 +432,7 @@ def check_data(
     ``listed`` are the digests of files; those of a film, in another ``folder``, have none.
     """
     path = ledger.trajectory_path(root, record.index, folder)
-    entries = read_entries(path, mapped=listed is not None)  # else checksums are all there is
+    entries = read_entries(path)
     data = {keys.entry_path(key): rows for key, rows in entries.items()}
     try:
         counted = (manifest.get("returns") or {}).get("rewards")

@@ -11,7 +11,7 @@ from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from tensordict import TensorDict
@@ -44,11 +44,7 @@ from tdcollect.evaluation.replay import Replay, replayer
 from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.requested import recognized
 from tdcollect.evaluation.result import EvaluationResult, finish
-from tdcollect.evaluation.settings import (
-    EvaluationSettings,
-    SettingsArguments,
-    takes_settings,
-)
+from tdcollect.evaluation.settings import EvaluationSettings, takes_settings
 from tdcollect.evaluation.workers.dispatcher import Dispatcher, Evaluation
 from tdcollect.evaluation.workers.local import Found, Workers, as_workers
 from tdcollect.evaluation.workers.worker import Job, set_weights
@@ -73,7 +69,7 @@ def evaluate(
     allow_mixed: bool = False,
     retry_lost: bool = False,
     recheck: bool = True,
-    **settings: Unpack[SettingsArguments],
+    **settings: Any,
 ) -> EvaluationResult:
     """Run test episodes by index, the same to the bit however they are run.
 

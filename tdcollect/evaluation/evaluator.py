@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -15,12 +15,10 @@ from typing import Any, TypeAlias
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import nn
-from torchrl.collectors import Collector as TorchRLCollector
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType
 
 from tdcollect import check, keys
-from tdcollect.collect.collector import Collector
 from tdcollect.display import count_text, one_line
 from tdcollect.envs.make import vec_env_advice
 from tdcollect.evaluation.background import Courier, Order, Setup, logger
@@ -28,7 +26,7 @@ from tdcollect.evaluation.curve import BEST_BY, Best, Point
 from tdcollect.evaluation.episodes.groups import of_groups
 from tdcollect.evaluation.requested import check_env
 from tdcollect.evaluation.result import EvaluationResult
-from tdcollect.evaluation.settings import EvaluationSettings, SettingsArguments
+from tdcollect.evaluation.settings import EvaluationSettings
 from tdcollect.evaluation.workers import worker
 from tdcollect.evaluation.workers.local import LocalWorkers, Workers, as_workers, pickled_part
 from tdcollect.packages import extra_module
@@ -88,11 +86,7 @@ class Evaluator:
         report_episodes: evaluate the best checkpoint once more, on so many episodes that chose
             nothing: at the end of the ``with`` block, or when :meth:`report` is called.
         settings: ``num_envs``, ``metrics``, and others of
-            :class:`tdcollect.evaluation.EvaluationSettings` that have no name above; and arguments
-            of TorchRL's evaluator that are checked and have no effect here:
-            ``frames_per_batch``, ``collector_cls`` (None or ``"Collector"``), ``collector_kwargs``
-            (none), ``weight_sync_schemes`` (whose keys are model ids), and ``done_keys``
-            (``("next", "done")``).
+            :class:`tdcollect.evaluation.EvaluationSettings` that have no name above.
 
     Raises:
         TypeError, ValueError: if an argument cannot be honoured, before a process starts.
@@ -136,8 +130,7 @@ class Evaluator:
     ):
         policy = of_groups(recognized(policy))
         _check_subject(env, policy, policy_factory)
-        own = {name: settings.pop(name) for name in SETTINGS & settings.keys()}
-        _check_torchrl_only(**settings)
+        _check_names(settings)
         check.callables(metrics_fn=metrics_fn, on_result=on_result, init_fn=init_fn)
         check.one_of(("queue", "skip", "error"), busy_policy=busy_policy)
         check.one_of(("thread", "process", "ray"), backend=backend)
@@ -151,13 +144,13 @@ class Evaluator:
             max_episode_steps=max_steps or None,  # 0 is no limit for TorchRL
             reward_keys=_without_next(reward_keys),
             device=device,
-            **own,
+            **settings,
         )
         chosen_by, report = settings_of(num_trajectories, seed), None
         chosen_by.check_whole(workers is None)
         if report_episodes is not None:
             # Options or env seeds of an episode that chose may make it the same under any seed.
-            same = any(own.get(name) is not None for name in ("episode_options", "env_seeds"))
+            same = any(settings.get(name) is not None for name in ("episode_options", "env_seeds"))
             first = num_trajectories if same else 0
             others = settings_of(range(first, first + report_episodes), report_seed(seed))
             report = pickled_part("settings", others)
@@ -169,13 +162,11 @@ class Evaluator:
         self._step_counter = 0
         self._has_warned = False
         crew = _crew_of(workers, backend, init_fn, num_gpus, ray_kwargs)
-        own_job = worker.Job(
-            env, policy, chosen_by, crew.num_workers, policy_factory, no_recorders=dump_video
-        )
-        job, around = own_job.pickled()[2:]
-        directory = None if output_dir is None else Path(os.path.abspath(output_dir))
-        functions = pickled_part("metrics_fn", metrics_fn)
-        setup = Setup(job, crew, functions, directory, best, log_prefix, recheck, report, around)
+        own = worker.Job(env, policy, chosen_by, crew.num_workers, policy_factory, dump_video)
+        job, around = own.pickled()[2:]
+        folder = None if output_dir is None else Path(os.path.abspath(output_dir))
+        metrics = pickled_part("metrics_fn", metrics_fn)
+        setup = Setup(job, crew, metrics, folder, best, log_prefix, recheck, report, around)
         self._courier = Courier(setup, on_result, queue_size)
         self._end = weakref.finalize(self, _close, self._courier)
 
@@ -458,46 +449,20 @@ def _check_subject(env: Any, policy: Any, policy_factory: Any) -> None:
     check.callables(policy_factory=policy_factory)
 
 
-def _check_torchrl_only(
-    frames_per_batch: int | None = None,
-    collector_cls: Any = None,
-    collector_kwargs: Mapping[str, Any] | None = None,
-    weight_sync_schemes: Mapping[str, Any] | None = None,
-    done_keys: Any = ("next", "done"),
-    **unknown: Any,
-) -> None:
-    check.arguments(Evaluator, unknown, [*SETTINGS, *_TORCHRL_ONLY])
-    check.positive_int_or_none(frames_per_batch=frames_per_batch)
-    if collector_cls not in (None, "Collector", "SyncDataCollector", TorchRLCollector, Collector):
-        raise ValueError(
-            f"expected collector_cls to be None or 'Collector', got {collector_cls!r}: test "
-            "episodes are collected by tdcollect.EvaluationCollector; leave it out"
+def _check_names(settings: Mapping[str, Any]) -> None:
+    """Refuse arguments of unknown names, and those that TorchRL's evaluator alone has a use for."""
+    if theirs := settings.keys() & _TORCHRL_ONLY:
+        raise TypeError(
+            f"expected no {', '.join(sorted(theirs))}: test episodes are collected by "
+            "tdcollect.EvaluationCollector, which has settings of its own; leave it out"
         )
-    for key in collector_kwargs or ():
-        instead = _INSTEAD.get(key, key)
-        known = instead in {*inspect.signature(Evaluator).parameters, *SETTINGS}
-        advice = f"pass {instead}= instead" if known else "leave it out"
-        raise ValueError(
-            f"expected no collector_kwargs, got {key!r}: test episodes are collected by "
-            f"tdcollect.EvaluationCollector; {advice}"
-        )
-    worker.check_model_ids(weight_sync_schemes or (), "weight_sync_schemes")
-    if _without_next(done_keys) not in (keys.DONE, (keys.DONE,)):
-        raise ValueError(
-            f"expected done_keys to be ('next', 'done'), got {done_keys!r}: an episode ends where "
-            "the env's done entry says; leave it out"
-        )
+    check.arguments(Evaluator, settings, [*SETTINGS])
 
 
-SETTINGS = SettingsArguments.__annotations__.keys() - {"max_episode_steps"}  # max_steps here
-_TORCHRL_ONLY = tuple(inspect.signature(_check_torchrl_only).parameters)[:-1]
-
-
-# Keyword arguments of TorchRL's collectors, and what takes their place; others keep their names.
-_INSTEAD = {
-    "max_frames_per_traj": "max_steps",
-    "trajs_per_batch": "num_trajectories",
-    "policy_device": "device",
+SETTINGS = {one.name for one in fields(EvaluationSettings) if one.init}
+SETTINGS -= {"episodes", "seed", "max_episode_steps"}  # which have other names here
+_TORCHRL_ONLY = {
+    *("collector_cls", "collector_kwargs", "done_keys", "frames_per_batch", "weight_sync_schemes")
 }
 
 

@@ -1,20 +1,16 @@
 """Files of arrays, ``.npz``: the same bytes whenever written, checked before they are read.
 
-They are as NumPy writes them, and ``numpy.load`` reads them, but for what NumPy's writer and reader
-do not do. Any name of an array is kept. Each member is stored, at a multiple of 64 bytes, so that
-it can be mapped in place. A file may be anybody's: nothing in it is evaluated or run, and no memory
-is taken before all of it is known to be as long as it says.
+They are as NumPy writes them, and ``numpy.load`` reads them. Any name of an array is kept. Each
+member is stored, at a multiple of 64 bytes. A file may be anybody's: nothing in it is evaluated or
+run, and no memory is taken for an array before it is known to be as long as it says.
 """
 
 from __future__ import annotations
 
-import io
 import re
 import stat
 import string
 import struct
-import sys
-import zlib
 from collections.abc import Collection, Mapping
 from math import prod
 from pathlib import Path
@@ -30,16 +26,12 @@ from tdcollect.keys import Key, as_path
 _END = ".npy"
 _PLAIN = " " + string.punctuation.translate(dict.fromkeys(map(ord, "%/:")))  # in a member's name
 _DTYPE = r"[|<>](?:b1|[iu][1248]|f[248]|c8|c16)"
-# The beginning of a member, in the two versions of it that plain arrays have.
-_HEADER = re.compile(
-    rb"\x93NUMPY(?P<size>\x01\0..|\x02\0....)(?P<text>\{'descr': '(?P<dtype>" + _DTYPE.encode() +
-    rb")', 'fortran_order': (?P<fortran>False|True), "
-    rb"'shape': \((?P<shape>(?:\d{1,19}, ?)*(?:\d{1,19})?)\),? ?\} *\n)",
-    re.DOTALL,
-)  # fmt: skip
+_HEADERS: Any = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
 _LOCAL = struct.Struct("<4s2x2H4x3I2H")  # the header of a member, before its name
 _MOST, _LONGEST = 4096, 1000  # arrays in a file, and characters of a name
-_MOST_LISTED = _MOST * 5000  # bytes of the list of members
 _MOST_HEADER = 4096  # bytes
 _BIG = 1 << 30  # bytes from which a member's size has 64 bits
 _ALIGNED = 64
@@ -83,36 +75,48 @@ def dump(arrays: Mapping[str, np.ndarray[Any, Any]], file: BinaryIO) -> None:
                 np.lib.format.write_array(opened, np.asarray(array, order="C"), (1, 0), False)
 
 
-def read_arrays(path: Path, mapped: bool = False) -> dict[str, np.ndarray[Any, Any]]:
+def read_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     """Read the arrays of a file by name, as :func:`write_arrays` or ``numpy.savez`` writes them.
-
-    Args:
-        path: the file.
-        mapped: map the arrays from the file, which must not change as long as they are used. What
-            is written to them stays in memory. Else they are read, and their checksums compared.
 
     Raises:
         FileNotFoundError: if there is no file.
         ValueError: for a link, a file that is damaged, and members that these would not write.
     """
-    is_file = stat.S_ISREG(path.lstat().st_mode)
+    at = path.lstat()
     try:
-        if not is_file:
+        if not stat.S_ISREG(at.st_mode):
             raise ValueError("it is a link, a folder, a pipe or a device")
-        with _File(io.FileIO(path)) as file, ZipFile(file) as archive:
-            members = _members(file, archive)
-        whole = _mapped(path) if mapped else np.fromfile(path, np.uint8)
-        arrays = {}
-        for name, (info, begin, how) in members.items():
-            if not mapped and zlib.crc32(whole[begin : begin + info.file_size].data) != info.CRC:
-                raise ValueError(f"{name!r} is damaged: it has another checksum")
-            arrays[name] = np.ndarray(buffer=whole, **how)
-    except (ValueError, BadZipFile, struct.error, NotImplementedError, EOFError, OSError) as error:
+        with ZipFile(path) as archive:
+            members = {one.orig_filename.removesuffix(_END): one for one in archive.infolist()}
+            _check_names(members)
+            if len(members) < len(archive.infolist()):
+                raise ValueError("two of its members have one name")
+            if sum(one.file_size for one in members.values()) > at.st_size:
+                raise ValueError("its members are longer than the file")
+            return {name: _read_member(archive, one) for name, one in members.items()}
+    except (ValueError, BadZipFile, NotImplementedError, EOFError, OSError, MemoryError) as error:
         raise ValueError(
             f"expected {path} to be an .npz file of plain arrays that are stored, but {error}; ask "
             "for the file as it was"
         ) from error
-    return arrays
+
+
+def _read_member(archive: ZipFile, info: ZipInfo) -> np.ndarray[Any, Any]:
+    name = info.orig_filename
+    if info.compress_type or info.flag_bits & 1:
+        raise ValueError(f"{name!r} is compressed or encrypted")
+    with archive.open(info) as member:
+        try:
+            version = np.lib.format.read_magic(member)
+            shape, is_fortran, dtype = _HEADERS[version](member, max_header_size=_MOST_HEADER)
+        except Exception as error:  # whatever NumPy's parser meets
+            raise ValueError(f"{name!r} does not begin as a plain array") from error
+        if not (name.endswith(_END) and re.fullmatch(_DTYPE, dtype.str)):
+            raise ValueError(f"{name!r} is no plain array, but {dtype}")
+        if (wanted := member.tell() + prod(shape) * dtype.itemsize) != info.file_size:
+            raise ValueError(f"{name!r} has {info.file_size} bytes, and by its shape {wanted}")
+        content = bytearray(member.read())  # which compares the checksum
+    return np.ndarray(shape, dtype, content, order="F" if is_fortran else "C")
 
 
 def member_name(key: Key) -> str:
@@ -131,17 +135,6 @@ def key_of(name: str) -> Key:
     return key[0] if len(key) == 1 else key
 
 
-class _File(io.BufferedReader):
-    """A file of which nobody reads more at once than a list of members may take."""
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        if size is None or size < 0:  # of what follows the list of members, which is short
-            size = _MOST_LISTED
-        if size > _MOST_LISTED:
-            raise ValueError(f"its list of members has {size} bytes")
-        return super().read(size)
-
-
 def _check_names(names: Collection[str]) -> None:
     odd = [n for n in names if len(n) > _LONGEST or re.search(r"[\0-\x1f\x7f\ud800-\udfff]", n)]
     if odd or len(names) > _MOST:
@@ -149,59 +142,3 @@ def _check_names(names: Collection[str]) -> None:
             f"expected at most {_MOST} arrays, with names of at most {_LONGEST} characters, no "
             f"control characters, got {len(names)}, {ascii(odd)[:100]}; use member_name()"
         )
-
-
-_Member = tuple[ZipInfo, int, dict[str, Any]]
-"""A member, where its content begins, and the array that it holds, as NumPy takes it."""
-
-
-def _members(file: _File, archive: ZipFile) -> dict[str, _Member]:
-    """Return the arrays of a file, which lie in it one after the other from its beginning."""
-    members: dict[str, _Member] = {}
-    at = 0
-    for info in archive.infolist():
-        name = info.orig_filename.removesuffix(_END)
-        if name in members:
-            raise ValueError(f"two members are called {info.orig_filename!r}")
-        members[name] = member = _member(file, info, at)
-        at = member[1] + info.file_size
-    if at != archive.start_dir:
-        raise ValueError(f"its members end at {at}, and their list begins at {archive.start_dir}")
-    _check_names(members)
-    return members
-
-
-def _member(file: _File, info: ZipInfo, begin: int) -> _Member:
-    name, size = info.orig_filename, info.file_size
-    if info.compress_type or info.flag_bits & ~0x800 or info.compress_size != size:
-        raise ValueError(f"{name!r} is compressed, encrypted or streamed")
-    file.seek(begin)
-    mark, *plain, packed, unpacked, names, more = _LOCAL.unpack(file.read(_LOCAL.size))
-    encoded = name.encode("utf-8" if info.flag_bits else "ascii")
-    if (
-        (info.header_offset, mark) != (begin, b"PK\3\4")
-        or plain != [info.flag_bits, 0, info.CRC]
-        or not {packed, unpacked} <= {size, 0xFFFFFFFF}
-        or file.read(names) != encoded
-        or not name.endswith(_END)
-    ):
-        raise ValueError(f"{name!r} is no array, or not where and what the list of members says")
-    start = begin + _LOCAL.size + names + more
-    file.seek(start)
-    head = _HEADER.match(file.read(min(size, _MOST_HEADER)))
-    if head is None or int.from_bytes(head["size"][2:], "little") != len(head["text"]):
-        raise ValueError(f"{name!r} does not begin as a plain array")
-    shape = tuple(int(length) for length in head["shape"].replace(b",", b" ").split())
-    dtype, order = np.dtype(head["dtype"].decode()), "F" if head["fortran"] == b"True" else "C"
-    if (wanted := head.end() + prod(shape) * dtype.itemsize) != size:
-        raise ValueError(f"{name!r} has {size} bytes, and by its shape {shape} {wanted}")
-    how = {"shape": shape, "dtype": dtype, "order": order, "offset": start + head.end()}
-    return info, start, how
-
-
-def _mapped(path: Path) -> Any:
-    """Map a file; where torch is there, as its maps need no open file, of which few are allowed."""
-    if (torch := sys.modules.get("torch")) is None:
-        return np.memmap(path, np.uint8, "c")
-    size = path.stat().st_size
-    return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8).numpy()

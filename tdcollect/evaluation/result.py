@@ -7,7 +7,7 @@ import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,10 +25,9 @@ from tdcollect.evaluation.directory import (
 )
 from tdcollect.evaluation.episodes.steps import first_difference
 from tdcollect.evaluation.ledger import Episode, trajectory_name, trajectory_path
-from tdcollect.evaluation.npz import dump
 from tdcollect.evaluation.statistics import Summary, exact_mean, in_order, metrics_of, summarize
 from tdcollect.evaluation.step_files import read_steps, read_witness
-from tdcollect.files import check_no_links, write_atomically
+from tdcollect.files import check_no_links
 from tdcollect.packages import extra_module
 
 if TYPE_CHECKING:
@@ -212,9 +211,8 @@ class EvaluationResult:
     def trajectory(self, index: int) -> TensorDict:
         """Return the data ``[L]`` that were kept of an episode.
 
-        Data in a directory are mapped from their file. No code in them runs, whoever wrote them;
-        writes to the tensors stay in memory. Where tensordict is not installed, they are NumPy
-        arrays in nested dicts.
+        No code in a file of data runs, whoever wrote it; writes to the tensors stay in memory.
+        Where tensordict is not installed, they are NumPy arrays in nested dicts.
 
         Raises:
             KeyError: if they were not kept.
@@ -364,66 +362,38 @@ def finish(directory: Directory, result: EvaluationResult, recheck: bool = True)
     directory.write_results(**note, **summary.to_dict())
 
 
-Evaluations = Mapping[int, Sequence[Episode]]
-
-
 def export(
-    results: EvaluationResult | Comparison | Evaluations,
-    format: Literal["html", "npz"],
+    results: EvaluationResult | Comparison,
+    format: Literal["html"],
     path: str | os.PathLike[str],
-    *,
-    drop_failed: bool = False,
 ) -> Path:
-    """Write results for readers or for other tools; the same results give the same bytes.
+    """Write results for readers; the same results give the same bytes.
 
     Args:
-        results: what :func:`tdcollect.evaluate` or :func:`tdcollect.compare` returns. For ``"npz"``
-            also the records of several evaluations, by the number of training steps before each;
-            a result alone is that of step 0.
+        results: what :func:`tdcollect.evaluate` or :func:`tdcollect.compare` returns.
         format: ``"html"``: a page that embeds its figures and needs no network, and the figures as
-            SVG under ``figures/``. ``"npz"``: ``evaluations.npz``, as Stable-Baselines3's
-            ``EvalCallback`` writes it. With K evaluations of E episodes: ``timesteps [K]`` int64,
-            ``results [K, E]`` float64 (the returns), ``ep_lengths [K, E]`` int64 and, if the env
-            reports it for every episode, ``successes [K, E]`` bool.
-        path: the directory of the page; for ``"npz"`` the file.
-        drop_failed: leave failed episodes out of an ``"npz"``, which cannot hold them.
+            SVG under ``figures/``.
+        path: the directory of the page.
 
     Returns:
-        The path of the page or the file.
+        The path of the page.
 
     Raises:
-        ValueError: for another format, or one that these results do not have; for ``"npz"``: no
-            evaluation; a failed episode without ``drop_failed``; evaluations that are left with
-            different numbers of episodes.
+        ValueError: for another format.
+        TypeError: for other results.
     """
-    check.one_of(("html", "npz"), format=format)
+    check.one_of(("html",), format=format)
     from tdcollect.evaluation.comparison import Comparison
     from tdcollect.pages.evaluation import write_comparison_report, write_report
 
-    if isinstance(results, EvaluationResult):
-        if format == "html":
-            how = (results.manifest, results.episodes, results.summary())
-            return write_report(path, *how)[-1]
-        results = {0: results.episodes}
-    if isinstance(results, Comparison) == (format == "npz"):
-        raise ValueError(
-            f"expected the result of an evaluation for format={format!r}, or "
-            f"{'records by step' if format == 'npz' else 'a comparison'}, got "
-            f"{type(results).__name__}"
-        )
     if isinstance(results, Comparison):
         return write_comparison_report(path, results)[-1]
-    completed = _kept(results, drop_failed)
-    ledgers = list(completed.values())
-    arrays: dict[str, Any] = {
-        "timesteps": np.array(list(completed), np.int64),
-        "results": np.array([[e.episode_return for e in one] for one in ledgers], np.float64),
-        "ep_lengths": np.array([[e.length for e in one] for one in ledgers], np.int64),
-    }
-    said = [e.success for one in ledgers for e in one]
-    if said and None not in said:
-        arrays["successes"] = np.array([[e.success for e in one] for one in ledgers], bool)
-    return write_atomically(Path(path), partial(dump, arrays))
+    if not isinstance(results, EvaluationResult):
+        raise TypeError(
+            "expected the result of an evaluation, or a comparison, got "
+            f"{type(results).__name__}; pass what evaluate() or compare() returns"
+        )
+    return write_report(path, results.manifest, results.episodes, results.summary())[-1]
 
 
 def to_pandas(episodes: Sequence[Episode]) -> Any:
@@ -460,27 +430,3 @@ _DTYPES = {
     "bool | None": "boolean",
     "str | None": "string",
 }
-
-
-def _kept(evaluations: Evaluations, drop_failed: bool) -> dict[int, list[Episode]]:
-    """Return the completed episodes of each evaluation, in order of training steps."""
-    if not evaluations:
-        raise ValueError("expected at least one evaluation, as {0: episodes}, got none")
-    completed = {}
-    for steps in sorted(evaluations):
-        records = in_order(evaluations[steps])
-        completed[steps] = [episode for episode in records if episode.completed]
-        failed = len(records) - len(completed[steps])
-        if failed and not drop_failed:
-            raise ValueError(
-                f"expected completed episodes, which is all that evaluations.npz can hold; got "
-                f"{failed} failed of {len(records)} at step {steps}: pass drop_failed=True to "
-                "leave them out, and say so where you show the numbers"
-            )
-    counts = {steps: len(episodes) for steps, episodes in completed.items()}
-    if len(set(counts.values())) > 1:
-        raise ValueError(
-            f"expected the same number of episodes in each evaluation, which evaluations.npz holds "
-            f"as one array, got, by step, {counts}"
-        )
-    return completed

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -42,28 +42,6 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 ENDLESS = 1_000_000
 """The steps after which an episode without a limit is taken for one that never ends."""
-
-
-class SettingsArguments(TypedDict, total=False):
-    """The keyword arguments of :class:`EvaluationSettings`, as type checkers read them."""
-
-    env_seeds: Seeds | None
-    metrics: Metrics | None
-    episode_options: Options | None
-    exploration_type: ExplorationType
-    max_episode_steps: float | None
-    reward_keys: NestedKey | Sequence[NestedKey] | None
-    episodes_per_slot: int | None
-    inference_batch_size: int
-    inference_threads: int
-    eval_mode: bool
-    device: torch.device | str | None
-    env_kwargs: dict[str, Any] | None
-    num_envs: int | None
-    backend: str | None
-    on_env_error: str
-    max_restarts: int
-    fresh_envs: bool | None
 
 
 @dataclass(frozen=True)

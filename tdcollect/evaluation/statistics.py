@@ -23,7 +23,7 @@ Values = npt.NDArray[np.float64]
 MOST_RESAMPLES = 10_000
 RESAMPLED_VALUES = 20_000_000  # a second or so of work
 FEWEST_RESAMPLES = 1000
-DRAWN_SINGLY = RESAMPLED_VALUES // FEWEST_RESAMPLES  # for longer samples see _means_by_blocks
+DRAWN_SINGLY = RESAMPLED_VALUES // FEWEST_RESAMPLES  # longer samples are not resampled
 BATCH_VALUES = 1_000_000  # held at once: 8 MB
 
 
@@ -58,14 +58,11 @@ def resampled_means(values: Values, cut: int, resamples: int, rng: np.random.Gen
     """Return the means of bootstrap resamples of ``values [E]``, each without its extremes.
 
     A resample is E values, drawn with replacement (Efron, *Bootstrap Methods: Another Look at the
-    Jackknife*, Annals of Statistics 7, 1979). Those of more than 20,000 values are drawn by blocks
-    of values that are close to each other, which takes the square root of E in time and memory.
+    Jackknife*, Annals of Statistics 7, 1979).
 
     ``cut`` is the number of lowest, and of highest, values of each resample to leave out. Float64
     ``[resamples]``.
     """
-    if len(values) > DRAWN_SINGLY:
-        return _means_by_blocks(values, cut, resamples, rng)
     count = len(values)
     rows = max(1, BATCH_VALUES // count)
     means = []
@@ -75,45 +72,6 @@ def resampled_means(values: Values, cut: int, resamples: int, rng: np.random.Gen
             drawn.sort(axis=1)
         means.append(drawn[:, cut : count - cut].mean(1))
     return np.concatenate(means)
-
-
-def _means_by_blocks(values: Values, cut: int, resamples: int, rng: np.random.Generator) -> Values:
-    """Return the means of :func:`resampled_means`, drawn by blocks of the sorted values.
-
-    Blocks are about ``sqrt(E)`` values long, but each of the ``sqrt(E)`` lowest and highest values
-    is one of its own. How many values of a resample fall into each block is multinomial, as it is
-    of single values. The sum of c values out of a block with mean m and variance v is drawn as
-    normal, of mean ``c m`` and variance ``c v``: exact for a block of one value or of equal ones,
-    and near it for the others, whose values are close and many. The two blocks that the cuts go
-    through are drawn value by value.
-    """
-    count, side = len(values), math.isqrt(len(values))
-    center = values.mean()
-    offsets = np.sort(values) - center  # sums of them round less than those of large values
-    unit = np.abs(offsets[[0, -1]]).max() or 1.0
-    offsets /= unit
-    inner = np.arange(side, count - side, side)
-    starts = np.concatenate([np.arange(side), inner, np.arange(count - side, count)])
-    sizes = np.diff(starts, append=count)
-    means = np.add.reduceat(offsets, starts) / sizes
-    variances = np.add.reduceat((offsets - np.repeat(means, sizes)) ** 2, starts) / sizes
-    rows = max(1, BATCH_VALUES // len(starts))
-    batches = []
-    for first in range(0, resamples, rows):
-        drawn = rng.multinomial(count, sizes / count, size=min(rows, resamples - first))
-        ends = drawn.cumsum(1)
-        counted = np.diff(ends.clip(cut, count - cut), prepend=cut, axis=1)
-        uncut = np.where(counted == drawn, counted, 0)
-        # Sums, not products of matrices, whose rounding depends on the number of threads.
-        spread = np.sqrt((uncut * variances).sum(1))
-        sums = (uncut * means).sum(1) + spread * rng.standard_normal(len(drawn))
-        for row, block in np.argwhere(counted > uncut).tolist():
-            within = rng.integers(0, sizes[block], drawn[row, block])
-            ordered = np.sort(offsets[starts[block] + within])
-            below = max(0, cut - (ends[row, block] - drawn[row, block]))
-            sums[row] += ordered[below : below + counted[row, block]].sum()
-        batches.append(sums)
-    return center + unit * (np.concatenate(batches) / (count - 2 * cut))
 
 
 def sign_flip_p_value(values: Values, resamples: int, rng: np.random.Generator) -> float:
@@ -205,7 +163,7 @@ def mean_interval(
                 ends = special.ndtr(bias + shifted / (1 - _acceleration(values) * shifted))
         return means, ends
 
-    return _interval(values, resampled)
+    return _interval(values, 0, confidence, resampled)
 
 
 def interquartile_mean_interval(
@@ -217,7 +175,11 @@ def interquartile_mean_interval(
     """
     ends = [(1 - confidence) / 2, (1 + confidence) / 2]
     cut = len(values) // 4
-    return _interval(values, lambda scaled: (resampled_means(scaled, cut, resamples, rng), ends))
+
+    def resampled(values: Values) -> tuple[Values, Any]:
+        return resampled_means(values, cut, resamples, rng), ends
+
+    return _interval(values, cut, confidence, resampled)
 
 
 def interquartile_mean(values: Values, axis: int = -1) -> Any:
@@ -253,14 +215,32 @@ def exact_mean(values: Values) -> float:
     return float(min(max(mean, values.min()), values.max()))
 
 
-def _interval(values: Values, resampled: Callable[[Values], tuple[Values, Any]]) -> Interval | None:
-    """Return the interval between quantiles of resampled means; of no width for equal values."""
+def _interval(
+    values: Values,
+    cut: int,
+    confidence: float,
+    resampled: Callable[[Values], tuple[Values, Any]],
+) -> Interval | None:
+    """Return the interval between quantiles of resampled means; of no width for equal values.
+
+    That of more than 20,000 values is Student's, of a mean without ``cut`` values at each end
+    (Tukey and McLaughlin, Less Vulnerable Confidence and Significance Procedures for Location
+    Based on a Single Sample, Sankhya A 25, 1963).
+    """
     if len(values) < 2:
         return None
     if (values == values[0]).all():
         return Interval(float(values[0]), float(values[0]))
     scaled, unit = in_units(values)
-    ends = [unit * end for end in np.quantile(*resampled(scaled)).tolist()]
+    if len(values) > DRAWN_SINGLY:
+        stats = extra_module("scipy.stats", "the interval of a mean")
+        ordered = np.sort(scaled)
+        middle = ordered[cut : len(ordered) - cut]
+        error = ordered.clip(middle[0], middle[-1]).std(ddof=1) * math.sqrt(len(ordered))
+        ends = stats.t.interval(confidence, len(middle) - 1, middle.mean(), error / len(middle))
+    else:
+        ends = np.quantile(*resampled(scaled))
+    ends = [unit * float(end) for end in ends]
     return Interval(*np.clip(ends, values.min(), values.max()).tolist())
 
 

@@ -428,15 +428,12 @@ class Aggregates:
         """The policies, in the order of the scores."""
         return tuple(self.runs)
 
-    def ranking(self, metric: str | None = None) -> list[tuple[int, str]]:
-        """Return the policies with their ranks, the best first; equal ones share a rank.
+    def ranking(self) -> list[tuple[int, str]]:
+        """Return the policies with their ranks in the first of ``metrics``, the best first.
 
-        Args:
-            metric: the metric to rank by; by default the first of ``metrics``.
+        Equal ones share a rank.
         """
-        metric = self.metrics[0] if metric is None else metric
-        if metric not in self.metrics:
-            raise ValueError(f"expected one of the metrics {list(self.metrics)}, got {metric!r}")
+        metric = self.metrics[0]
         sign = 1 if metric in LOWER_IS_BETTER else -1
         order = sorted((sign * self.estimates[p][metric].value, p) for p in self.runs)
         values = [value for value, _ in order]

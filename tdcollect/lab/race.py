@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,11 @@ from typing import Any
 from tdcollect import check, display
 from tdcollect.display import count_text, number_text, number_texts, one_line
 from tdcollect.evaluation import ledger
-from tdcollect.evaluation.ledger import RACE, Episode
+from tdcollect.evaluation.ledger import RACE, Episode, Problem
 from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.evaluation.sequential import Look, Rule, Standing
+from tdcollect.evaluation.statistics import alike
+from tdcollect.evaluation.verification import Kind
 from tdcollect.files import check_output, distinct_names, folder_name, write_json
 
 FORMAT = 1
@@ -267,3 +269,18 @@ def read(root: Path) -> tuple[RacePlan, Mapping[str, Any]]:
             f"expected {file} as tdcollect writes it, got a plan that is none ({error}); ask for "
             "the file as it was"
         ) from error
+
+
+def _problems(root: Path) -> Iterator[Problem]:
+    """Decide a race again from its ledgers, which were checked, and compare its file."""
+    _, written = read(root)
+    file = root / RACE
+    if "outcome" not in written:
+        yield Problem(file, "the race is unfinished: it has no outcome; the same call resumes it")
+        return
+    for name, value in RaceResult.load(root).to_dict().items():
+        if not alike(value, written.get(name)):
+            yield Problem(file, f"{name} is {written.get(name)!r}, and by the ledgers {value!r}")
+
+
+KINDS = (Kind(lambda root: (root / RACE).is_file(), evaluations_of, _problems),)

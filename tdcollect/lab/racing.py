@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 from torchrl.envs import EnvBase
 
@@ -30,11 +30,7 @@ from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.requested import recognized
 from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.evaluation.sequential import Rule
-from tdcollect.evaluation.settings import (
-    EvaluationSettings,
-    SettingsArguments,
-    takes_settings,
-)
+from tdcollect.evaluation.settings import EvaluationSettings, takes_settings
 from tdcollect.evaluation.workers.dispatcher import Evaluation
 from tdcollect.evaluation.workers.local import Workers, as_workers
 from tdcollect.evaluation.workers.worker import Job
@@ -66,7 +62,7 @@ def race(
     workers: Workers | int | None = None,
     allow_mixed: bool = False,
     recheck: bool = True,
-    **settings: Unpack[SettingsArguments],
+    **settings: Any,
 ) -> files.RaceResult:
     """Have policies play the same test episodes until it is decided which is better.
 
@@ -109,36 +105,26 @@ def race(
         >>> print(result)
     """
     check.arguments(race, settings)
-    _check_racers(env, policies)
+    _check_racers(env, policies, requests or {})
     rule = Rule((*policies,), on, return_range, alpha, margin, failed, lower_is_better)
-    plan = files.RacePlan(rule, block, max_episodes)
+    looks = files.Looks(files.RacePlan(rule, block, max_episodes))
     most = _settings(on, max_episodes, seed, settings)
-    _check_distinct(policies, requests or {})
-    if output_dir is not None:
-        check_report_extras("race(output_dir=...)")
-        output_dir = Path(os.path.abspath(output_dir))
-        files.claim(output_dir, plan)
+    output_dir = _claimed(output_dir, looks.plan)
     crew = as_workers(workers)
     count = 1 if crew is None else crew.num_workers
-    looks = files.Looks(plan)
     evaluations, results = {}, dict[str, EvaluationResult]()
-    for name, one_policy in policies.items():
-        policy = recognized(one_policy, env, most)
-        record = partial(
-            _Racer,
-            indices=most.episode_indices,
+    how = {"keep_trajectories": keep_trajectories, "allow_mixed": allow_mixed, "recheck": recheck}
+    for name, policy in policies.items():
+        racer = _evaluation(
+            Job(env, recognized(policy, env, most), most, max(1, count // len(policies))),
             looks=looks,
             name=name,
             slots=count * (most.num_envs or SLOTS),
-            keep_trajectories=keep_trajectories,
             output_dir=None if output_dir is None else files.path_of(output_dir, name),
-            allow_mixed=allow_mixed,
-            recheck=recheck,
             request=(requests or {}).get(name),
-            replay=replayer(env, policy, lambda index: replace(most, episodes=[index])),
+            **how,
         )
-        job = partial(Job, env, policy, most, max(1, count // len(policies)))
-        evaluations[Evaluation(job, record, keep_trajectories)] = name
+        evaluations[racer] = name
     bar = None
 
     def note(line: str) -> None:
@@ -170,7 +156,25 @@ def race(
     return result
 
 
-def _check_racers(env: Any, policies: Any) -> None:
+def _claimed(output_dir: str | os.PathLike[str] | None, plan: files.RacePlan) -> Path | None:
+    """Return the directory of a race as an absolute path, made that of this race."""
+    if output_dir is None:
+        return None
+    check_report_extras("race(output_dir=...)")
+    root = Path(os.path.abspath(output_dir))
+    files.claim(root, plan)
+    return root
+
+
+def _evaluation(job: Job, **how: Any) -> Evaluation:
+    """Return the evaluation of a policy of a race."""
+    env, policy, most = job.env, job.policy, job.settings
+    replay = replayer(env, policy, lambda index: replace(most, episodes=[index]))
+    record = partial(_Racer, indices=most.episode_indices, replay=replay, **how)
+    return Evaluation(lambda: job, record, how["keep_trajectories"])
+
+
+def _check_racers(env: Any, policies: Any, requests: Mapping[str, Request]) -> None:
     if not isinstance(policies, Mapping):
         raise TypeError(
             f"expected policies by name, {{'old': a, 'new': b}}, got {type(policies).__name__}"
@@ -180,9 +184,6 @@ def _check_racers(env: Any, policies: Any) -> None:
             f"expected env to be an id or a function that makes an env, got {type(env).__name__}: "
             "policies race side by side, each in envs of its own; pass a function"
         )
-
-
-def _check_distinct(policies: Mapping[str, Any], requests: Mapping[str, Request]) -> None:
     for one, other in combinations(policies, 2):
         named = one in requests and requests[one] == requests.get(other)
         if named or policies[one] is policies[other]:
@@ -191,7 +192,7 @@ def _check_distinct(policies: Mapping[str, Any], requests: Mapping[str, Request]
 
 
 def _settings(
-    on: str, max_episodes: int, seed: int, settings: SettingsArguments
+    on: str, max_episodes: int, seed: int, settings: dict[str, Any]
 ) -> EvaluationSettings:
     """Return the settings of a policy that plays most episodes."""
     if is_measure(on):

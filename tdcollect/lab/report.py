@@ -7,27 +7,24 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from tdcollect import check
-from tdcollect.display import number_text, visible
+from tdcollect.display import visible
 from tdcollect.evaluation.ledger import RESULTS, SUITE, sha256
 from tdcollect.evaluation.npz import dump
 from tdcollect.evaluation.statistics import ends
 from tdcollect.files import locked, remove, write_atomically, write_json
-from tdcollect.lab.aggregates import LABELS, Aggregates
+from tdcollect.lab.aggregates import Aggregates
 from tdcollect.lab.definition import Definition
 from tdcollect.lab.pages.suite import suite_page
 from tdcollect.lab.results import WAIT, SuiteResults, note_report, read_results
 from tdcollect.pages.build import REPORT
 
-FILES = ("scores.npz", "scores.json", "leaderboard.csv", "leaderboard.md")
+FILES = ("scores.npz", "scores.json", "leaderboard.csv")
 """The files that are there if there is something to write into them."""
-
-_MARKDOWN = re.compile(r"([\\`*_\[\]<>|~#&$])")
 
 
 def report_on(suite: Definition, directory: Path) -> SuiteResults:
@@ -41,7 +38,6 @@ def report_on(suite: Definition, directory: Path) -> SuiteResults:
         if results.aggregates is not None:
             export(results, "npz", directory / "scores.npz")
             export(results, "csv", directory / "leaderboard.csv")
-            export(results, "markdown", directory / "leaderboard.md")
         else:
             for name in FILES:
                 remove(directory / name)  # of results that have changed since
@@ -53,7 +49,7 @@ def report_on(suite: Definition, directory: Path) -> SuiteResults:
 
 def export(
     results: SuiteResults | Aggregates,
-    format: Literal["npz", "csv", "markdown"],
+    format: Literal["npz", "csv"],
     path: str | os.PathLike[str],
 ) -> Path:
     """Write the scores or the leaderboard of a suite for other tools, and return the file's path.
@@ -65,25 +61,19 @@ def export(
             rliable's functions take, and the names in a JSON file beside it, as
             ``{"tasks": [...], "policies": {key: name}}``. ``"csv"``: a row per policy, the best
             first, with rank, runs, each metric with the ends of its interval (empty where there is
-            none), and the mean score of each task. ``"markdown"``: a page with the tables and notes
-            that the results print.
+            none), and the mean score of each task.
         path: the file.
 
     Raises:
         ValueError: for another format, for npz under another ending or without scores, and as long
             as no policy has all its scores.
     """
-    check.one_of(("npz", "csv", "markdown"), format=format)
+    check.one_of(("npz", "csv"), format=format)
     aggregates = results if isinstance(results, Aggregates) else results.aggregates
     if aggregates is None:
         raise ValueError("expected results with a policy that has all its scores, got none")
     if format == "csv":
         return write_atomically(Path(path), _csv(aggregates).encode())
-    if format == "markdown":
-        title = "Leaderboard"
-        if isinstance(results, SuiteResults):
-            title = f"{results.name} {results.version}"
-        return write_atomically(Path(path), _markdown(aggregates, title).encode())
     if isinstance(results, Aggregates) or Path(path).suffix != ".npz":
         raise ValueError(
             "expected the results of a suite and a path that ends in .npz for format='npz', got "
@@ -126,51 +116,3 @@ def _csv(aggregates: Aggregates) -> str:
             row += [one.value, *(ends(one.interval) or ("", "")), one.p_value, one.adjusted_p_value]
         writer.writerow(row)
     return text.getvalue()
-
-
-def _markdown(aggregates: Aggregates, title: str) -> str:
-    order = [policy for _, policy in aggregates.ranking()]
-    parts = [f"# {_escaped(title)}", _metrics_table(aggregates)]
-    if len(order) > 1:
-        rows = [
-            [p, *("" if p == q else str(aggregates.improvement[p][q]) for q in order)]
-            for p in order
-        ]
-        parts.append("## Probability of improvement of the row over the column")
-        parts.append(_table(["", *order], rows))
-    if aggregates.differences:
-        parts += [
-            "## Differences",
-            _table(aggregates.difference_header(), aggregates.difference_rows()),
-        ]
-    rows = [
-        [task, *(number_text(aggregates.task_means[policy][task]) for policy in order)]
-        for task in aggregates.tasks
-    ]
-    parts += ["## Scores per task, means over runs", _table(["task", *order], rows)]
-    for name, group in aggregates.groups.items():
-        parts.append(f"## {_escaped(name)}: {_escaped(', '.join(group.tasks))}")
-        parts.append(_metrics_table(group))
-    parts.append("\n".join(f"- {_escaped(note)}" for note in aggregates.notes()))
-    return "\n\n".join(parts) + "\n"
-
-
-def _metrics_table(aggregates: Aggregates) -> str:
-    header = ["policy", "rank", "runs", *(LABELS[metric] for metric in aggregates.metrics)]
-    ranks = [str(rank) for rank, _ in aggregates.ranking()]
-    rows = [[row[0], rank, *row[1:]] for rank, row in zip(ranks, aggregates.rows(), strict=True)]
-    return _table(header, rows)
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table whose headings and first column are names, and the rest numbers."""
-    lines = [
-        [_escaped(text) for text in header],
-        ["---", *["---:"] * (len(header) - 1)],
-        *([_escaped(first), *rest] for first, *rest in rows),
-    ]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _escaped(text: str) -> str:
-    return _MARKDOWN.sub(r"\\\1", visible(text))

@@ -16,9 +16,16 @@ import numpy.typing as npt
 from tdcollect import display
 from tdcollect.display import count_text, listed_text, number_text, one_line
 from tdcollect.evaluation import ledger, statistics
-from tdcollect.evaluation.ledger import SUITE, leaf_differences, manifest_entry, read_directory
+from tdcollect.evaluation.ledger import (
+    SUITE,
+    Problem,
+    leaf_differences,
+    manifest_entry,
+    read_directory,
+)
 from tdcollect.evaluation.request import RANDOM
 from tdcollect.evaluation.statistics import Interval, ends, exact_mean, generator, mean_interval
+from tdcollect.evaluation.verification import Kind
 from tdcollect.files import check_output, locked, write_json
 from tdcollect.lab.aggregates import Aggregates, aggregate
 from tdcollect.lab.definition import EVALUATIONS, Definition, SuiteCell
@@ -627,3 +634,18 @@ def _suite(cells: Sequence[Mapping[str, Any]], decided: Mapping[str, Any]) -> De
 def cells_of(directory: Path) -> list[Path]:
     """Return the directories of the evaluations that a suite has begun."""
     return [directory / EVALUATIONS / name for name in sorted(read_folder(directory)["files"])]
+
+
+def _problems(root: Path) -> Iterator[Problem]:
+    """Compare the report of a suite with its evaluations, which were checked."""
+    results_of(root, may_be_stale=False)
+    digests = ledger.read_object(root / ledger.RESULTS).get("files")
+    if digests != {SUITE: ledger.sha256(root / SUITE)}:
+        yield Problem(root / SUITE, "it is not the file that was written with the report")
+
+
+KINDS = (
+    Kind(
+        lambda root: is_suite(root) and not (root / ledger.MANIFEST).exists(), cells_of, _problems
+    ),
+)

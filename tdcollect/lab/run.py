@@ -60,10 +60,7 @@ def run_suite(
         cell
         for cell in chosen
         if not is_finished(directory / cell.path)
-        or (
-            how["retry_lost"]
-            and any(e.lost for e in read_directory(directory / cell.path).episodes)
-        )
+        or (how["retry_lost"] and _has_lost(directory / cell.path))
     ]
     check_no_links(directory, *(cell.path for cell in left))
     crew = as_workers(workers)
@@ -108,6 +105,10 @@ def run_suite(
             if bar is not None and more:
                 bar.update(more)
     return report_on(suite, directory)
+
+
+def _has_lost(path: Path) -> bool:
+    return any(episode.lost for episode in read_directory(path).episodes)
 
 
 def _evaluation(

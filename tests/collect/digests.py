@@ -76,8 +76,7 @@ def main() -> dict[str, Any]:
         collector.shutdown()
         for kind in (ExplorationType.DETERMINISTIC, ExplorationType.RANDOM):
             env = make()
-            episodes = EvaluationCollector(
-                env, policy(env), episodes=5, exploration_type=kind, in_order=True
-            )
-            found[f"{name}, evaluated {kind.name}"] = list(episodes)
+            episodes = EvaluationCollector(env, policy(env), episodes=5, exploration_type=kind)
+            in_order = sorted(episodes, key=lambda e: int(e["collector", "traj_ids"][0]))
+            found[f"{name}, evaluated {kind.name}"] = in_order
     return found

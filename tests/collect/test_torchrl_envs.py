@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -303,13 +302,17 @@ def paying() -> Any:
     return under(E.GymWrapper(Paying()), E.NoopResetEnv(1), E.FrameSkipTransform(1))
 
 
+def paying_alone() -> Any:
+    return under(E.GymWrapper(Paying()), E.NoopResetEnv(1))
+
+
 STARTING: dict[str, Callable[[], Any]] = {
     "adopted": lambda: E.GymWrapper(Paying()),
     "pairs": lambda: E.GymWrapper(PayingPairs()),
     "loop": lambda: E.GymWrapper(Paying()),
     "own-step": lambda: E.GymWrapper(Paying()).set_info_dict_reader(),
     "serial": lambda: E.SerialEnv(2, paying),
-    "parallel": lambda: ParallelEnv(2, partial(paying)),
+    "parallel": lambda: ParallelEnv(2, paying_alone),
 }
 
 

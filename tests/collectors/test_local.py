@@ -22,7 +22,6 @@ from torchrl.envs import GymEnv
 import tdcollect
 from tdcollect import Collector, make_env
 from tdcollect.collectors import (
-    AsyncBatchedCollector,
     AsyncCollector,
     DistributedCollector,
     MultiAsyncCollector,
@@ -318,20 +317,6 @@ def test_reset_options_are_for_workers_with_as_many_slots() -> None:
         MultiSyncCollector(
             [two_slots, partial(cartpole, 1)], noisy(), frames_per_batch=8, reset_options=low
         )
-
-
-# ----------------------------------------------------------------------------------- single envs
-
-
-def test_async_batched_collector_takes_single_envs() -> None:
-    made = AsyncBatchedCollector(
-        [cartpole] * 2, policy=drawing(), frames_per_batch=16, env_backend="threading"
-    )
-    with ending(made) as collector:
-        assert next(iter(collector)).shape == (16,)
-        assert repr(collector) == "AsyncBatchedCollector(2 envs, frames_per_batch=16)"
-    with pytest.raises(ValueError, match=r"got one of 2 slots; leave num_envs out of make_env"):
-        AsyncBatchedCollector([two_slots] * 2, policy=noisy(), frames_per_batch=16)
 
 
 def test_signatures_show_the_arguments_by_name() -> None:

@@ -249,10 +249,11 @@ def test_random_actions_of_evaluations_are_legal(categorical: bool | None) -> No
     def make() -> Any:
         return make_env(lambda: Walk(masks="seen"), 3, categorical_action_encoding=categorical)
 
-    runs = EvaluationCollector(make, None, episodes=12, in_order=True)
+    runs = EvaluationCollector(make, None, episodes=12)
     plain = Walk(masks="seen")  # which raises for an illegal action
     counts = np.zeros(4)
-    for index, episode in enumerate(runs):
+    for episode in runs:
+        index = int(episode["collector", "traj_ids"][0])
         plain.reset(seed=runs.episode_seeds(index)[0])
         actions = [episode[group, "action"].numpy() for group in ("good", "bad")]
         rows = np.concatenate(actions, 1)
@@ -270,8 +271,9 @@ def test_agents_that_take_turns_play_legal_moves() -> None:
         return PettingZooWrapper(tictactoe_v3.env(), use_mask=True)
 
     for slots in (1, 3):
-        runs = EvaluationCollector(make, None, episodes=8, num_envs=slots, in_order=True)
-        for index, episode in enumerate(runs):
+        runs = EvaluationCollector(make, None, episodes=8, num_envs=slots)
+        for episode in runs:
+            index = int(episode["collector", "traj_ids"][0])
             game = tictactoe_v3.env()
             game.reset(seed=runs.episode_seeds(index)[0])
             for row in episode:

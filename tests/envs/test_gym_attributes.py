@@ -8,14 +8,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from torchrl.data import Unbounded
-from torchrl.envs import GymEnv, SerialEnv, TransformedEnv, default_info_dict_reader
+from torchrl.envs import GymEnv, SerialEnv, TransformedEnv
 from torchrl.envs.transforms import EndOfLifeTransform, StepCounter
 
 import tdcollect
 
-from ..collect.oracle import assert_same
-from ..zoo.process_envs import Drawn, Unsendable
+from ..zoo.process_envs import Unsendable
 from ..zoo.torchrl_envs import Lives
 
 NAMES = ("metadata", "render_mode")
@@ -87,63 +85,3 @@ def test_end_of_life_reads_lives() -> None:
     assert lost.any()
     ended = lost | rollout["next", "done"].squeeze(-1)
     assert torch.equal(rollout["next", "end-of-life"].squeeze(-1), ended)
-
-
-# --- infos
-
-
-@pytest.mark.parametrize(("backend", "by_name"), [("serial", False), ("process", True)])
-def test_infos_are_stored_as_info_keys_are(backend: str, by_name: bool) -> None:
-    options = {"start_method": "fork", "num_workers": 1} if backend == "process" else {}
-    expected = tdcollect.make_env(Drawn, 2, info_keys=["left", "noise"])
-    env = tdcollect.make_env(Drawn, 2, backend=backend, **options)
-    env.set_spec_lock_()
-    reader = default_info_dict_reader(["left", "noise"]) if by_name else None
-    assert env.set_info_dict_reader(reader) is env
-    assert len(env.info_dict_reader) == 1
-    if by_name:
-        assert env.specs == expected.specs
-    assert env.is_spec_locked
-    found = []
-    for one in (env, expected):
-        one.set_seed(0)
-        torch.manual_seed(0)
-        found.append(one.rollout(8, break_when_any_done=False))
-        one.close()
-    assert_same(found[0].select(*found[1].keys(True, True)), found[1])
-
-
-def test_a_spec_says_what_an_info_is() -> None:
-    env = tdcollect.make_env(Drawn, 2)
-    reader = default_info_dict_reader(["left", "late"], [Unbounded((1,)), Unbounded((2, 3))])
-    with pytest.raises(
-        tdcollect.envs.SlotError, match="expected info 'left' to be float32 of shape"
-    ):
-        env.set_info_dict_reader(reader).reset()
-    env = tdcollect.make_env(Drawn, 2)
-    env.auto_register_info_dict(
-        info_dict_reader=default_info_dict_reader(["late"], [Unbounded((2,))])
-    )
-    assert env.reset()["late"].tolist() == [[0.0, 0.0]] * 2
-    with pytest.raises(RuntimeError, match="already has an info-dict reader"):
-        env.auto_register_info_dict()
-
-
-def test_slots_are_reset_after_a_reader_is_set_and_envs_made_anew_keep_it() -> None:
-    env = tdcollect.make_env(Drawn, 2)
-    begun = env.reset()
-    env.set_info_dict_reader()
-    with pytest.raises(RuntimeError, match="expected reset"):
-        env.step(env.rand_action(begun))
-    env.rebuild()
-    assert {"left", "noise"} <= set(env.reset().keys())
-
-
-def test_unknown_infos_and_readers_are_refused() -> None:
-    env = tdcollect.make_env(Drawn, 2)
-    reader = default_info_dict_reader()
-    reader.keys = ["other"]
-    with pytest.raises(KeyError, match=r"the infos .'other'. are in neither the first reset"):
-        env.set_info_dict_reader(reader)
-    with pytest.raises(TypeError, match="expected TorchRL's default_info_dict_reader"):
-        env.set_info_dict_reader(lambda info, entries: entries)

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -20,81 +19,6 @@ from tdcollect.evaluation.lerobot import load_policy
 
 from ..docs.test_docs import blocks_of
 from .ledgers import ledger, manifest
-
-# Stable-Baselines3
-
-
-class SuccessWhenLong(gym.Wrapper):
-    """CartPole that reports success if an episode lasts more than 20 steps."""
-
-    def reset(self, **kwargs):
-        self.steps = 0
-        return self.env.reset(**kwargs)
-
-    def step(self, action):
-        observation, reward, terminated, truncated, info = self.env.step(action)
-        self.steps += 1
-        if terminated or truncated:
-            info = info | {"is_success": self.steps > 20}
-        return observation, reward, terminated, truncated, info
-
-
-def test_arrays_are_those_that_sb3s_callback_writes(tmp_path: Path) -> None:
-    sb3 = pytest.importorskip("stable_baselines3")
-    callbacks = pytest.importorskip("stable_baselines3.common.callbacks")
-    monitor = pytest.importorskip("stable_baselines3.common.monitor")
-
-    def make_env() -> gym.Env:
-        return monitor.Monitor(SuccessWhenLong(gym.make("CartPole-v1")))
-
-    callback = callbacks.EvalCallback(
-        make_env(), n_eval_episodes=4, eval_freq=16, log_path=str(tmp_path / "sb3"), verbose=0
-    )
-    model = sb3.PPO("MlpPolicy", make_env(), n_steps=16, batch_size=16, seed=0, device="cpu")
-    model.learn(32, callback=callback)
-    expected = dict(np.load(tmp_path / "sb3" / "evaluations.npz"))
-
-    evaluations = {}
-    for row, steps in enumerate(expected["timesteps"].tolist()):
-        success = dict(enumerate(expected["successes"][row].tolist()))
-        records = ledger(expected["results"][row], success=success)
-        lengths = expected["ep_lengths"][row].tolist()
-        evaluations[steps] = [replace(e, length=lengths[e.index]) for e in records]
-    written = export(evaluations, "npz", tmp_path / "ours" / "evaluations.npz")
-
-    found = dict(np.load(written))
-    assert found.keys() == expected.keys()
-    for name, array in expected.items():
-        np.testing.assert_array_equal(found[name], array, strict=True)
-
-
-def test_arrays_are_in_order_and_without_successes_that_are_not_all_known(tmp_path: Path) -> None:
-    early, late = ledger([1.0, 2.0]), ledger([3.0, 4.0])
-    first = export({100: late[::-1], 0: early}, "npz", tmp_path / "e.npz")
-    found = np.load(first)
-    assert found["timesteps"].tolist() == [0, 100]
-    assert found["results"].tolist() == [[1.0, 2.0], [3.0, 4.0]]
-    second = export({0: early, 100: late}, "npz", tmp_path / "f.npz")
-    assert first.read_bytes() == second.read_bytes()
-    for success in ({0: True}, None):
-        records = ledger([1.0, 2.0], success=success)
-        assert "successes" not in np.load(export({0: records}, "npz", tmp_path / "e.npz"))
-    found = np.load(export({0: []}, "npz", tmp_path / "e.npz"))
-    assert found["results"].shape == found["ep_lengths"].shape == (1, 0)
-
-
-def test_what_the_format_cannot_hold_is_refused(tmp_path: Path) -> None:
-    file, failed = tmp_path / "file", {5: ledger([1.0, 2.0, 3.0], failed=[1])}
-    for given, told in [
-        ({0: ledger([1.0]), 9: ledger([1.0, 2.0])}, r"the same number .* by step, {0: 1, 9: 2}"),
-        ({}, r"at least one evaluation, as \{0: episodes\}, got none"),
-        (failed, r"got 1 failed of 3 at step 5: pass drop_failed=True"),
-    ]:
-        with pytest.raises(ValueError, match=told):
-            export(given, "npz", file)
-        assert not file.exists()
-    assert export(failed, "npz", file, drop_failed=True).exists()
-
 
 # pandas
 
@@ -177,6 +101,15 @@ def test_the_head_of_a_card_is_yaml_with_the_mean_and_the_deviation(tmp_path: Pa
 
         (read,) = ModelCardData(**head).eval_results
         assert (read.metric_type, read.metric_value) == ("mean_reward", value)
+
+
+def test_other_results_and_formats_are_refused(tmp_path: Path) -> None:
+    result: Any = EvaluationResult(manifest(), ledger([1.0, 2.0]))
+    with pytest.raises(ValueError, match="expected format to be 'html', got 'npz'"):
+        export(result, "npz", tmp_path)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="a comparison, got list; pass what evaluate"):
+        export(result.episodes, "html", tmp_path)
+    assert export(result, "html", tmp_path / "page").exists()
 
 
 # LeRobot

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +70,7 @@ def test_results_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
             export(of, "npz", tmp_path / path)
     with pytest.raises(ValueError, match="with a policy that has all its scores, got none"):
         export(run("a", missing=[0]), "csv", tmp_path / "leaderboard.csv")
-    with pytest.raises(ValueError, match="format to be 'npz', 'csv' or 'markdown', got 'json'"):
+    with pytest.raises(ValueError, match="format to be 'npz' or 'csv', got 'json'"):
         export(run("a"), "json", tmp_path / "file")  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
 
@@ -94,24 +93,8 @@ def test_the_csv_has_every_digit_and_nothing_where_there_is_no_interval(tmp_path
     assert list(best)[-2:] == ["score:cart|pole", "score:pendulum"]
 
 
-def test_the_markdown_has_the_tables_and_the_notes(tmp_path: Path) -> None:
-    aggregates = found(groups={"one_group": ["pendulum"]})
-    of = replace(run("a"), name="my <suite>", aggregates=aggregates)
-    text = export(of, "markdown", tmp_path / "l.md").read_text()
-    assert text.startswith("# my \\<suite\\> 1\n\n| policy | rank | runs | interquartile mean |")
-    assert f"| ppo | 1 | 3 | {aggregates.estimates['ppo']['iqm']} |" in text
-    assert f"| random |  | {aggregates.improvement['ppo']['random']} |" not in text
-    assert f"| ppo |  | {aggregates.improvement['ppo']['random']} |" in text
-    assert "\n| cart\\|pole | 0.6 | 0 |\n" in text
-    assert "\n## one\\_group: pendulum\n" in text
-    assert "\n- One run of random: no interval." in text
-    rows = [line for line in text.splitlines() if line.startswith("|")]
-    assert all(line.replace("\\|", "").count("|") > 2 for line in rows)
-
-
 def test_control_characters_of_names_are_written_out(tmp_path: Path) -> None:
     aggregates = aggregate({"a\nb\x1b\ud800": [[1.0]]}, tasks=["t\n"])
-    for format in ("csv", "markdown"):
-        path = export(aggregates, format, tmp_path / "file")
-        assert "\x1b" not in path.read_text()
-        assert "a\\nb" in path.read_text().replace("\\\\", "\\")
+    text = export(aggregates, "csv", tmp_path / "file").read_text()
+    assert "\x1b" not in text
+    assert "a\\nb" in text

@@ -445,7 +445,7 @@ def test_the_report_can_be_written_again_and_does_not_depend_on_where(
     found = {name for name in before if "/" not in name}
     assert found == {
         *("suite.json", "results.json", "report.html"),
-        *("scores.npz", "scores.json", "leaderboard.csv", "leaderboard.md"),
+        *("scores.npz", "scores.json", "leaderboard.csv"),
     }
 
 

@@ -12,7 +12,6 @@ import torch
 from gymnasium import spaces
 from torchrl.data import Unbounded
 from torchrl.envs import (
-    CatFrames,
     Compose,
     DoubleToFloat,
     EndOfLifeTransform,
@@ -26,7 +25,6 @@ from torchrl.envs import (
     StepCounter,
     TensorDictPrimer,
     TransformedEnv,
-    VecNormV2,
 )
 
 
@@ -110,22 +108,7 @@ def breakout() -> EnvBase:
     return TransformedEnv(env, Compose(NoopResetEnv(30), EndOfLifeTransform()))
 
 
-def beside() -> EnvBase:
-    """Statistics and buffers of each slot's own; a seeded draw at each start."""
-    return TransformedEnv(
-        GymWrapper(Lives(15)),
-        Compose(
-            DoubleToFloat(),
-            NoopResetEnv(4),
-            VecNormV2(in_keys=["observation"], out_keys=["normed"]),
-            CatFrames(3, dim=-1, in_keys=["observation"], out_keys=["frames"]),
-            EndOfLifeTransform(),
-            StepCounter(),
-        ),
-    )
-
-
-MAKERS = {"plain": plain, "lifted": lifted, "atari-like": atari_like, "beside": beside}
+MAKERS = {"plain": plain, "lifted": lifted, "atari-like": atari_like}
 
 
 def normed_by_process() -> EnvBase:

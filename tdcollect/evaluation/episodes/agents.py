@@ -16,7 +16,7 @@ from torchrl.envs import EnvBase
 
 from tdcollect.collect.step_dict import StepDict
 from tdcollect.envs.process.values import Array
-from tdcollect.envs.spaces import key_of
+from tdcollect.envs.spaces import aligned_zeros, key_of
 from tdcollect.envs.traits import base_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.inference import DrawByRow, check_same, stream, unlike
@@ -102,11 +102,7 @@ def aligned(rows: Array) -> Array:
 
     A matrix product rounds by where its input lies: a function must not see its slot by that.
     """
-    rows = np.ascontiguousarray(rows)
-    apart = max(64, -(-rows[0].nbytes // 64) * 64)
-    memory = np.empty(len(rows) * apart + 64, np.uint8)
-    strides = (apart, *rows.strides[1:])
-    copy = np.ndarray(rows.shape, rows.dtype, memory, -memory.ctypes.data % 64, strides)
+    (copy,) = aligned_zeros(len(rows), [(rows.shape[1:], rows.dtype)])
     copy[:] = rows
     return copy
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Unpack
+from typing import Any
 from weakref import WeakSet
 
 import numpy as np
@@ -61,11 +61,7 @@ from tdcollect.evaluation.episodes.steps import MOST
 from tdcollect.evaluation.episodes.trial import Feed, RunStarts, Trial
 from tdcollect.evaluation.ledger import Batches, Episode
 from tdcollect.evaluation.requested import RequestedEnv, recognized
-from tdcollect.evaluation.settings import (
-    EvaluationSettings,
-    SettingsArguments,
-    takes_settings,
-)
+from tdcollect.evaluation.settings import EvaluationSettings, takes_settings
 from tdcollect.keys import Key
 from tdcollect.policies import SpacePolicy
 from tdcollect.randomness import GlobalRandomness, NotReproducibleError, check_alone
@@ -236,7 +232,6 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             agents, ``{"red": a, "blue": b}``.
         episodes: the number of episodes, or their indices.
         seed: the root seed.
-        in_order: yield episodes in the order of their indices, rather than of their ending.
         settings: see :class:`tdcollect.evaluation.EvaluationSettings`.
 
     Attributes:
@@ -266,8 +261,6 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         ...     print(episode["next", "reward"].sum())
     """
 
-    _in_order = False
-
     @takes_settings
     def __init__(
         self,
@@ -275,12 +268,9 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         policy: Any = None,
         episodes: int | Sequence[int] = 100,
         seed: int = 0,
-        *,
-        in_order: bool = False,
-        **settings: Unpack[SettingsArguments],
+        **settings: Any,
     ):
         check.arguments(EvaluationCollector.__init__, settings)
-        self._in_order = in_order
         self._open(env, policy, EvaluationSettings(episodes, seed, **settings))
 
     @classmethod
@@ -446,9 +436,6 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         feed = feed or Feed(self.episode_indices)
         self._starts.abandon()
         steps = self._blocks(keep_trajectories, keep_steps, feed)
-        waiting: dict[int, Finished] = {}
-        due = iter(self.episode_indices)
-        following = next(due, None)
         try:
             while True:
                 if self.episodes is not episodes:
@@ -483,17 +470,18 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
                 for finished in ended:
                     self._starts.settle(finished)
                     self.episodes.append(finished.record)
-                    if not self._in_order:
-                        yield finished
-                        continue
-                    waiting[finished.record.index] = finished
-                    while following in waiting:
-                        yield waiting.pop(following)
-                        following = next(due, None)
+                    yield finished
         finally:
             with turn():
                 steps.close()
-                self._unseed()
+                if not (self._opened.made or self.base.is_closed):
+                    # The next episodes of an env that is given start from fresh entropy.
+                    drawn_seeds = np.random.SeedSequence().generate_state(self.slots, np.uint32)
+                    fresh = (drawn_seeds >> 1).tolist()
+                    if isinstance(self.base, SlotEnvs):
+                        self.base.unseed(fresh)
+                    else:
+                        self.base.stepper.set_seeds(fresh)
 
     @contextmanager
     def _apart(self) -> Iterator[GlobalRandomness]:
@@ -611,16 +599,6 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         by_index = self.settings.options_by_index
         options = None if by_index is None else by_index[index]
         return Start(index, self.episode_seeds(index)[0], index, options)
-
-    def _unseed(self) -> None:
-        """Have the next episodes of envs that are given start from fresh entropy."""
-        if self._opened.made or self.base.is_closed:
-            return
-        fresh = (np.random.SeedSequence().generate_state(self.slots, np.uint32) >> 1).tolist()
-        if isinstance(self.base, SlotEnvs):
-            self.base.unseed(fresh)
-        else:
-            self.base.stepper.set_seeds(fresh)
 
     def close(self) -> None:
         """Close the env if it was made here; a second call does nothing."""

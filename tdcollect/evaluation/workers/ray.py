@@ -19,7 +19,7 @@ from tdcollect._upstream.others import bounded, started_here
 from tdcollect.display import count_text
 from tdcollect.evaluation.workers import local
 from tdcollect.packages import extra_module
-from tdcollect.processes.child import GRACE, HASH_SEED, hash_seed
+from tdcollect.processes.child import HASH_SEED, hash_seed
 from tdcollect.progress import warn
 
 _UNREAD = 16  # answers of a worker that wait for the driver; with data if trajectories are kept
@@ -181,7 +181,6 @@ class _Actors:
         self._placed: dict[int, Any] = {}  # answers of those that have been asked for a sign
         self._had_room = False
         self._look_at, self._say_at, self._alone_since = 0.0, math.inf, 0.0
-        self._lives = 0
         self._stored: tuple[bytes, Any] = b"", None
 
     @property
@@ -189,15 +188,13 @@ class _Actors:
         """True while the connection stands; without it, Ray must not be called."""
         return ray_cluster.current() == self._connection
 
-    def begin(self, rank: int) -> tuple[Any, int]:
-        """Return an actor for a worker, and the number of the worker's life."""
-        if rank not in self._by_rank:
-            actor = self._by_rank[rank] = self._make.remote(self._local, hash_seed())
-            self._placed[rank] = actor.beats.options(**_LOOK).remote(-1)
-            self._alone_since = time.monotonic()
-            self._say_at = self._alone_since + _PATIENCE
-        self._lives += 1
-        return self._by_rank[rank], self._lives
+    def begin(self, rank: int) -> Any:
+        """Return a new actor for a worker."""
+        actor = self._by_rank[rank] = self._make.remote(self._local, hash_seed())
+        self._placed[rank] = actor.beats.options(**_LOOK).remote()
+        self._alone_since = time.monotonic()
+        self._say_at = self._alone_since + _PATIENCE
+        return actor
 
     def drop(self, rank: int) -> None:
         """End an actor, which may have ended."""
@@ -260,9 +257,9 @@ class _Remote(local.Member):
     def __init__(self, rank: int, actors: _Actors):
         super().__init__(rank)
         self._actors = actors
-        self._actor, self._life = actors.begin(rank)
+        self._actor = actors.begin(rank)
         # Its answers, and that to the latest question for its steps, if there is one.
-        self.stream: Any = self._actor.answers.options(**bounded(_UNREAD)).remote(self._life)
+        self.stream: Any = self._actor.answers.options(**bounded(_UNREAD)).remote()
         self.asked: Any = None
         self._asked_at = 0.0
         self._beats = 0
@@ -287,7 +284,7 @@ class _Remote(local.Member):
     def send(self, message: local.Message | None) -> None:
         if self.how is None:
             pickled = self._actors.stored(pickle.dumps(message))
-            self._actor.put.options(**_PUT).remote(self._life, pickled)
+            self._actor.put.options(**_PUT).remote(pickled)
 
     def read(self) -> Iterator[local.Message | None]:
         """Yield the answer that is there; None if the worker was lost instead."""
@@ -297,7 +294,6 @@ class _Remote(local.Member):
             try:
                 item = ray.get(next(self.stream))
             except (ray.exceptions.RayError, StopIteration) as error:
-                self._actors.drop(self.rank)
                 self._lose(_reason(error))
             else:
                 if isinstance(item, bytes):
@@ -313,7 +309,7 @@ class _Remote(local.Member):
         """Ask for its steps, unless that was done no longer than some seconds ago."""
         now = time.monotonic()
         if self.asked is None and now > self._asked_at + seconds and self.how is None:
-            self.asked, self._asked_at = self._actor.beats.options(**_LOOK).remote(self._life), now
+            self.asked, self._asked_at = self._actor.beats.options(**_LOOK).remote(), now
 
     def hear(self) -> None:
         """Take the answer in, unless the worker was lost meanwhile."""
@@ -333,20 +329,13 @@ class _Remote(local.Member):
         return self._where is not None and self._how is None
 
     def end(self, seconds: float = 0.0) -> str:
-        import ray
-
-        if self.how is None:
-            ended = []
-            if self._where is not None:
-                killed = self._actor.kill.options(**_LOOK).remote(self._life)
-                ended, _ = ray.wait([killed], timeout=GRACE)
-            if not ended:
-                self._actors.drop(self.rank)
-            self._lose("was ended")
-        assert self._how is not None
-        return self._how
+        how = self.how or "was ended"
+        self._lose(how)
+        return how
 
     def _lose(self, how: str) -> None:
+        if self._how is None:
+            self._actors.drop(self.rank)
         self._how = how
         self.stream = self.asked = None
 
@@ -383,54 +372,38 @@ def _reason(error: BaseException) -> str:
 
 
 class Host:
-    """Starts local workers beside the actor, one at a time, and passes messages on.
+    """Starts a local worker beside the actor, and passes messages on.
 
     In the actor itself, env and policy would run outside of the main thread and beside Ray's
-    threads, which do not survive a fork; and a crash would cost the actor. The number of a worker,
-    its life, keeps late messages to the one before from it. Nothing here imports torch.
+    threads, which do not survive a fork; and how a crash came about would not be known. Nothing
+    here imports torch.
     """
 
     def __init__(self, workers: local.LocalWorkers, seed_of_hashes: str):
-        os.environ[HASH_SEED] = seed_of_hashes  # of the processes that it starts
+        os.environ[HASH_SEED] = seed_of_hashes  # of the process that it starts
         self._workers = workers
-        self._changed = threading.Condition()
-        self._life = -1
-        self._worker: local.LocalWorker | None = None
+        self._worker: Any = None
+        self._is_up = threading.Event()
 
-    def answers(self, life: int) -> Iterator[bytes | str]:
-        """Start a worker; yield its place, its pickled answers, and how it ended."""
+    def answers(self) -> Iterator[bytes | str]:
+        """Start the worker; yield its place, its pickled answers, and how it ended."""
         worker: Any = self._workers.start(0)
         worker.read = bytes
-        with self._changed:
-            self._life, self._worker = life, worker
-            self._changed.notify_all()
+        self._worker = worker
+        self._is_up.set()
         yield f"{worker.where} on {socket.gethostname()}"
-        while self._worker is not None:
+        while True:
             for _, answer in self._workers.wait(_ANY_TIME):
-                if answer is not None:
-                    yield answer  # type: ignore[misc]  # bytes
-                    continue
-                with self._changed:
-                    self._worker = None
-                    how = worker.end(local.EXIT_SECONDS)
-                yield how
+                if answer is None:
+                    yield worker.end(local.EXIT_SECONDS)
+                    return
+                yield answer  # type: ignore[misc]  # bytes
 
-    def put(self, life: int, message: bytes) -> None:
+    def put(self, message: bytes) -> None:
         """Pass a pickled message on, once the worker is up."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._life >= life)
-            worker = self._worker if self._life == life else None
-        if worker is not None:
-            worker.send_bytes(message)
+        self._is_up.wait()
+        self._worker.send_bytes(message)
 
-    def beats(self, life: int) -> int:
+    def beats(self) -> int:
         """Return the number of steps that the worker has finished."""
-        with self._changed:
-            worker = self._worker if self._life == life else None
-            return 0 if worker is None else worker.beats()
-
-    def kill(self, life: int) -> None:
-        """Kill the worker; the rest of its answers follows."""
-        with self._changed:
-            if self._worker is not None and self._life == life:
-                self._worker.process.kill()
+        return 0 if self._worker is None else self._worker.beats()

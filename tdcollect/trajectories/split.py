@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any, Literal, TypeAlias, get_args, overload
@@ -16,6 +17,7 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, TensorDictBase
 
 from tdcollect import check, keys
+from tdcollect._upstream.torchrl import apply_unchecked
 from tdcollect.keys import Key, beside
 from tdcollect.trajectories.index import TrajectoryIndex, entries_of, time_dim_of
 
@@ -32,6 +34,8 @@ def split_trajectories(
     trajectory_key: Key | None = None,
     done_key: Key | None = None,
     index: TrajectoryIndex | None = None,
+    prefix: Key | None = None,
+    as_nested: bool | torch.layout = False,
 ) -> TensorDict: ...
 @overload
 def split_trajectories(
@@ -49,6 +53,8 @@ def split_trajectories(
     trajectory_key: Key | None = None,
     done_key: Key | None = None,
     index: TrajectoryIndex | None = None,
+    prefix: Key | None = None,
+    as_nested: bool | torch.layout = False,
 ) -> TensorDict | list[TensorDict]:
     """The trajectories of a batch ``[*N, T]``, in the order of their slots and then of time.
 
@@ -75,17 +81,33 @@ def split_trajectories(
         done_key: flags, bool ``[*N, T, 1]``, for a batch without ids. By default
             ``("next", "done")``. If it is given alone, it takes precedence over ids.
         index: of the batch, to compute it once for several calls; instead of the two keys.
+        prefix: as TorchRL has it: where ids and mask stand, instead of ``"collector"``.
+        as_nested: as TorchRL has it: nested tensors (``torch.strided``) ``[B, -1]`` instead of
+            padded ones; those of ``layout="jagged"`` can do more.
 
     Raises:
-        ValueError: for an unknown layout, an index of another batch size, and as
-            :meth:`TrajectoryIndex.of` does.
+        ValueError: for an unknown layout, one beside ``as_nested``, an index of another batch
+            size, and as :meth:`TrajectoryIndex.of` does.
         TypeError, KeyError: as :meth:`TrajectoryIndex.of` does.
     """
     check.one_of(LAYOUTS, layout=layout)
+    if as_nested and layout != "padded":
+        raise ValueError(f"expected as_nested or layout, got both ({layout!r}); leave one out")
+    if prefix is not None and trajectory_key is None:
+        ids = tensordict.unravel_key((prefix, keys.TRAJ_IDS[-1]))
+        if ids in batch.keys(include_nested=True):
+            trajectory_key = ids
+        else:
+            by_done = index_of(batch, index, None, keys.NEXT_DONE if done_key is None else done_key)
+            index, done_key = replace(by_done, trajectory_key=ids, has_ids=False), None
     index = index_of(batch, index, trajectory_key, done_key)
     flat = rows_of(batch, index)
     if not index.has_ids:
         flat.set(index.trajectory_key, take(index.ids, index.trajectory))
+    if as_nested and not _whole_slots(index):
+        lengths = index.lengths.tolist()
+        nest = lambda values: torch.nested.as_nested_tensor(list(values.split(lengths)))  # noqa: E731
+        return apply_unchecked(flat, nest, [len(index), -1])
     if layout == "padded":
         return _padded(flat, index)
     if layout == "jagged":
@@ -148,14 +170,17 @@ def _padded(flat: TensorDict, index: TrajectoryIndex) -> TensorDict:
         return values.reshape(size, longest, *values.shape[1:])
 
     names: list[str | None] = [None, None]
-    if index.dense and bool((index.lengths == index.shape[index.time_dim]).all()):
-        # Whole slots, as TorchRL has them.
+    if _whole_slots(index):  # as TorchRL has it
         slots = [name for dim, name in enumerate(index.names) if dim != index.time_dim]
         names = [slots[0] if len(slots) == 1 else None, index.names[index.time_dim]]
     padded = map_entries(flat, spread, [size, longest], names)
     steps = torch.arange(longest, device=index.lengths.device)
     padded.set(beside(index.trajectory_key, keys.MASK), steps < index.lengths.unsqueeze(-1))
     return padded
+
+
+def _whole_slots(index: TrajectoryIndex) -> bool:
+    return index.dense and bool((index.lengths == index.shape[index.time_dim]).all())
 
 
 def _jagged(flat: TensorDict, index: TrajectoryIndex) -> TensorDict:

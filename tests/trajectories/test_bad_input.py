@@ -81,6 +81,7 @@ CASES: list[tuple[type[Exception], Callable[[], Any], str]] = [
         r"done flags of dtype torch\.bool, got torch\.float32",
     ),
     (ValueError, lambda: SPLIT(make(DONE), layout="a"), "'padded', 'jagged', 'flat' or 'list', go"),
+    (ValueError, lambda: SPLIT(make(DONE), as_nested=True, layout="flat"), "as_nested or layout"),
     (TypeError, lambda: SPLIT({}), r"expected a TensorDict .* got dict"),
     (TypeError, lambda: JOIN({}), "a TensorDict or a list of TensorDicts, got dict"),
     (ValueError, lambda: SPLIT(make(DONE[:, :3]), index=INDEX), OTHER_INDEX),

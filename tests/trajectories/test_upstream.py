@@ -20,9 +20,26 @@ NAMES = tuple(map(int, metadata.version("tensordict").split(".")[:2])) < (0, 15)
 
 @given(done_flags().filter(lambda done: done.ndim < 3), st.booleans(), st.booleans())
 def test_same_to_the_bit(done: torch.Tensor, ids: bool, names: bool) -> None:
-    """Keys, values, padding, mask, dtypes, names, non-tensor entries with a value per step."""
+    """Keys, values, padding, mask, dtypes, names, non-tensor entries with a value per step.
+
+    A prefix says where ids and mask stand; nested tensors are upstream's too.
+    """
     batch = make(done, ids=ids, names=names, words=True).exclude("shared")
     check_same(split_trajectories(batch), upstream(batch, prefix=keys.COLLECTOR), names=NAMES)
+    batch = batch.exclude("word")
+    ours = split_trajectories(batch, as_nested=True)
+    theirs = upstream(batch, prefix=keys.COLLECTOR, as_nested=True)
+    assert ours.batch_size == theirs.batch_size
+    assert set(ours.keys(True, True)) == set(theirs.keys(True, True))
+    for key, value in theirs.items(True, True):
+        assert ours[key].layout == value.layout == torch.strided
+        pairs = zip(ours[key].unbind(), value.unbind(), strict=True)
+        assert all(torch.equal(*pair) for pair in pairs), key
+    if ids:
+        batch.set(("agents", "traj_ids"), batch["collector", "traj_ids"].clone())
+    batch = batch.exclude("collector")
+    ours, theirs = split_trajectories(batch, prefix="agents"), upstream(batch, prefix="agents")
+    check_same(ours, theirs, names=NAMES)
 
 
 def test_same_on_a_collected_batch_and_in_three_dims() -> None:

@@ -40,7 +40,8 @@ class Facts:
         for module in self._objects:
             for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
                 tensors.pop(id(tensor), None)
-        self._tensors = [(tensor, tensor.detach().clone()) for tensor in tensors.values()]
+        self._tensors = [*tensors.values()]
+        self._values_of_tensors = [tensor.detach().clone() for tensor in self._tensors]
         self._held = self._now()
 
     def _note(self, value: Any, tensors: dict[int, torch.Tensor]) -> None:
@@ -60,7 +61,7 @@ class Facts:
             return False
         now = self._now()
         same = len(now) == len(self._held) and all(map(operator.is_, now, self._held))
-        return same and all(torch.equal(tensor, before) for tensor, before in self._tensors)
+        return same and all(map(torch.equal, self._tensors, self._values_of_tensors))
 
     def _now(self) -> list[Any]:
         dicts: list[Any] = [*map(vars, self._objects), *self._dicts]

@@ -175,12 +175,11 @@ class CollectionLog:
 
         def time_of(step: Ints, slot: Ints) -> Floats:
             if self.stamps:
-                stamped = np.concatenate([ended for _, ended in self.stamps])
+                now, ends = zip(*self.stamps, strict=True)
+                stamped = np.concatenate(ends)
                 by_slot = np.argsort(stamped, kind="stable")
                 if np.array_equal(stamped[by_slot], slot):
-                    counts = [len(ended) for _, ended in self.stamps]
-                    times = np.repeat([now for now, _ in self.stamps], counts)
-                    return before + times[by_slot] - start
+                    return before + np.repeat(now, [*map(len, ends)])[by_slot] - start
             return before + (step + 1) * seconds / done.shape[1]
 
         whole = bool(self._ended)
@@ -206,9 +205,10 @@ def _joined(parts: Sequence[torch.Tensor]) -> Any:
 
     Features that a part has less than others are zero: those of actions cut short by an end.
     """
-    most = max(part.shape[-1] for part in parts)
-    padded = [pad(p, (0, most - p.shape[-1])) if p.shape[-1] < most else p for p in parts]
-    entry = torch.cat(padded, 1) if len(padded) > 1 else padded[0]
+    entry = parts[0]
+    if len(parts) > 1:
+        most = max(part.shape[-1] for part in parts)
+        entry = torch.cat([pad(part, (0, most - part.shape[-1])) for part in parts], 1)
     return entry.detach().cpu().numpy()
 
 

@@ -105,14 +105,15 @@ def race(
         >>> print(result)
     """
     check.arguments(race, settings)
-    _check_racers(env, policies, requests or {})
+    _check_racers(env, policies)
     rule = Rule((*policies,), on, return_range, alpha, margin, failed, lower_is_better)
     looks = files.Looks(files.RacePlan(rule, block, max_episodes))
     most = _settings(on, max_episodes, seed, settings)
+    _check_distinct(policies, requests or {})
     output_dir = _claimed(output_dir, looks.plan)
     crew = as_workers(workers)
     count = 1 if crew is None else crew.num_workers
-    evaluations, results = {}, dict[str, EvaluationResult]()
+    bar, evaluations, results = None, {}, dict[str, EvaluationResult]()
     how = {"keep_trajectories": keep_trajectories, "allow_mixed": allow_mixed, "recheck": recheck}
     for name, policy in policies.items():
         racer = _evaluation(
@@ -125,7 +126,6 @@ def race(
             **how,
         )
         evaluations[racer] = name
-    bar = None
 
     def note(line: str) -> None:
         warn(line) if bar is None else line_above(bar, line)
@@ -174,7 +174,7 @@ def _evaluation(job: Job, **how: Any) -> Evaluation:
     return Evaluation(lambda: job, record, how["keep_trajectories"])
 
 
-def _check_racers(env: Any, policies: Any, requests: Mapping[str, Request]) -> None:
+def _check_racers(env: Any, policies: Any) -> None:
     if not isinstance(policies, Mapping):
         raise TypeError(
             f"expected policies by name, {{'old': a, 'new': b}}, got {type(policies).__name__}"
@@ -184,6 +184,9 @@ def _check_racers(env: Any, policies: Any, requests: Mapping[str, Request]) -> N
             f"expected env to be an id or a function that makes an env, got {type(env).__name__}: "
             "policies race side by side, each in envs of its own; pass a function"
         )
+
+
+def _check_distinct(policies: Mapping[str, Any], requests: Mapping[str, Request]) -> None:
     for one, other in combinations(policies, 2):
         named = one in requests and requests[one] == requests.get(other)
         if named or policies[one] is policies[other]:

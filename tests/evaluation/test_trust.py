@@ -138,14 +138,14 @@ def test_reading_runs_nothing(finished, sent, mark, typed) -> None:
     result = tdcollect.EvaluationResult.load(sent)
     result.summary()
     assert len(result.trajectory(1)) == result.lengths[1]
-    with pytest.raises(ValueError, match="does not begin as a plain array"):
+    with pytest.raises(ValueError, match="is no plain array"):
         result.trajectory(0)
     shutil.copytree(finished, "mine")
     (sent / "films").mkdir()
     (sent / "films" / "000003.mp4").write_bytes(pickle.dumps(Payload(mark)))
     assert typed("compare sent mine --output-dir compared")[0] == 0
     assert typed("view sent --output-dir pages --episodes 0,3")[0] == 0
-    for index, told in [(0, "does not begin as a plain array"), (3, "to be an MP4 file")]:
+    for index, told in [(0, "is no plain array"), (3, "to be an MP4 file")]:
         assert told in Path("pages", "pages", "episodes", f"{index:06d}.html").read_text()
     assert typed("compare mine sent --json")[0] == 0
     assert typed("plan mine sent --difference 5")[0] == 0
@@ -153,13 +153,13 @@ def test_reading_runs_nothing(finished, sent, mark, typed) -> None:
     assert status == 0
     status, out, _ = typed("verify mine sent")
     assert status == 1
-    assert "does not begin as a plain array" in " ".join(out.split())
+    assert "is no plain array" in " ".join(out.split())
     assert not mark.exists()
 
 
 def test_merging_it_and_going_on_in_it_run_nothing_of_it(sent, mark, typed) -> None:
     ask(sent, policy="payload.py:make", env="payload:make")
-    with pytest.raises(ValueError, match="does not begin as a plain array"):
+    with pytest.raises(ValueError, match="is no plain array"):
         tdcollect.merge([sent], "merged")
     shutil.rmtree(sent / "trajectories")
     tdcollect.merge([sent], "merged")

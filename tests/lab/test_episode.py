@@ -272,7 +272,7 @@ def changed(**entries: Any) -> Callable[[Path], None]:
             changed(**{"é<script>": np.zeros(1)}),
             "of an entry, as a/b or a%2Fb, got 'é<script>'",
         ),
-        (lambda folder: pickled(folder / DATA), "does not begin as a plain array"),
+        (lambda folder: pickled(folder / DATA), "is no plain array"),
         (lacking, "the data lack next/truncated"),
     ],
 )

@@ -16,7 +16,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium import spaces
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torchrl.data import Bounded, Categorical, Composite, OneHot, Unbounded
@@ -174,10 +174,9 @@ def counting_env(
     autoreset_mode: AutoresetMode = AutoresetMode.DISABLED,
     rules: CountingRules = CountingRules(),
     wrong_action: WrongAction = "raise",
-    context: str | None = None,
     **kwargs: Any,
 ) -> GymnasiumEnv:
-    """A tdcollect env of counting envs: ``"serial"``, or on gymnasium's vector envs."""
+    """A tdcollect env of counting envs: ``"serial"``, or on gymnasium's SyncVectorEnv."""
     factories = make_counting_envs(num_envs or 1, rules, wrong_action=wrong_action)
     if backend == "serial":
         # make_env makes its slots one after the other from one callable.
@@ -187,23 +186,16 @@ def counting_env(
             return next(in_turn)()
 
         return make_env(counting, num_envs, **kwargs)
-    make: Any = SyncVectorEnv if backend == "sync" else partial(AsyncVectorEnv, context=context)
-    return make_env(make(factories, autoreset_mode=autoreset_mode), **kwargs)
+    return make_env(SyncVectorEnv(factories, autoreset_mode=autoreset_mode), **kwargs)
 
 
 class _Predicting(TensorDictModuleBase):
-    def __init__(
-        self, rules: CountingRules = CountingRules(), *, categorical_action_encoding: bool = False
-    ):
+    def __init__(self, rules: CountingRules = CountingRules()):
         super().__init__()
         self.rules = rules
-        self.categorical = categorical_action_encoding
 
     def _action(self, step: torch.Tensor) -> torch.Tensor:
-        action = self.rules.action(step.long())
-        if self.categorical:
-            return action
-        return torch.nn.functional.one_hot(action, self.rules.num_actions)
+        return torch.nn.functional.one_hot(self.rules.action(step.long()), self.rules.num_actions)
 
 
 class CountingPolicy(_Predicting):
@@ -256,33 +248,26 @@ class TorchCountingEnv(EnvBase):
         rules: CountingRules = CountingRules(),
         *,
         wrong_action: WrongAction = "raise",
-        categorical_action_encoding: bool = False,
-        device: torch.device | str | int | None = None,
     ):
         batch_size = torch.Size(batch_size)
-        super().__init__(device=device, batch_size=batch_size)
+        super().__init__(batch_size=batch_size)
         self.rules = rules
         self.raises = wrong_action == "raise"
         self.wrong_actions = 0
-        self.categorical = categorical_action_encoding
-        batch, n, device = self.batch_size, rules.num_actions, self.device
-        observation = Bounded(0, _MOST, (*batch, 3), dtype=torch.float32, device=device)
-        flag = Categorical(2, shape=(*batch, 1), dtype=torch.bool, device=device)
+        batch, n = self.batch_size, rules.num_actions
+        observation = Bounded(0, _MOST, (*batch, 3), dtype=torch.float32)
+        flag = Categorical(2, shape=(*batch, 1), dtype=torch.bool)
         flags = {name: flag.clone() for name in keys.FLAGS}
         self.observation_spec = Composite({keys.OBSERVATION: observation}, shape=batch)
-        self.action_spec = (
-            Categorical(n, shape=batch, dtype=torch.int64, device=device)
-            if self.categorical
-            else OneHot(n, shape=(*batch, n), dtype=torch.int64, device=device)
-        )
-        self.reward_spec = Unbounded((*batch, 1), dtype=torch.float32, device=device)
+        self.action_spec = OneHot(n, shape=(*batch, n), dtype=torch.int64)
+        self.reward_spec = Unbounded((*batch, 1), dtype=torch.float32)
         self.done_spec = Composite(flags, shape=batch)
-        slots = torch.arange(batch_size.numel(), device=device).reshape(batch_size)
+        slots = torch.arange(batch_size.numel()).reshape(batch_size)
         self.register_buffer("slot", slots)
         # Seeded: episode numbers that a seed gave, for each slot's next reset; -1 for none.
         begun = {"episode": -1, "count": 0, "terminated": False, "truncated": False, "seeded": -1}
         for name, value in begun.items():
-            self.register_buffer(name, torch.full(batch, value, device=device))
+            self.register_buffer(name, torch.full(batch, value))
 
     def _set_seed(self, seed: int | None) -> None:
         if seed is not None:
@@ -291,7 +276,7 @@ class TorchCountingEnv(EnvBase):
     def _keep_seeds(self, seed: int | Sequence[int], mask: torch.Tensor) -> None:
         slots = self.slot[mask].tolist()
         seeds = [seed + s for s in slots] if isinstance(seed, int) else slot_seeds(seed, slots)
-        self.seeded[mask] = torch.tensor([first_episode(s) for s in seeds], device=self.device)
+        self.seeded[mask] = torch.tensor([first_episode(s) for s in seeds])
 
     def _reset(
         self, tensordict: TensorDictBase | None = None, *, seed: int | Sequence[int] | None = None
@@ -310,8 +295,7 @@ class TorchCountingEnv(EnvBase):
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         mask = self._mask(tensordict, keys.STEP)
         self._check_running(mask)
-        action = tensordict[keys.ACTION]
-        self._check_action(action if self.categorical else action.argmax(-1), mask)
+        self._check_action(tensordict[keys.ACTION].argmax(-1), mask)
         self.count = self.count + mask.long()
         ended = (self.count >= self.rules.length_of(self.slot, self.episode)) & mask
         terminates = self.rules.terminates(self.episode)
@@ -348,7 +332,7 @@ class TorchCountingEnv(EnvBase):
         source[keys.TERMINATED] = terminated.clone()
         source[keys.TRUNCATED] = truncated.clone()
         source[keys.DONE] = terminated | truncated
-        return TensorDict(source, batch_size=self.batch_size, device=self.device)
+        return TensorDict(source, batch_size=self.batch_size)
 
 
 def check_counting_batch(

@@ -129,48 +129,6 @@ def test_two_episodes_step_two_slots_and_one_that_has_none_waits(
     assert [env._count for env in envs] == steps
 
 
-# ----------------------------------------------------------------------------------- no favourites
-
-
-class TwoLengths(gym.Env[Any, Any]):
-    """Episodes of 2 or 40 steps with equal chance."""
-
-    observation_space = spaces.Box(0, 1, (1,))
-    action_space = spaces.Discrete(2)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.left = int(self.np_random.choice([2, 40]))
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action: Any) -> Any:
-        self.left -= 1
-        return np.zeros(1, np.float32), 1.0, self.left == 0, False, {}
-
-
-MEAN, DEVIATION = 21, 19
-FINISHED = 400
-"""Episodes to average over, in repetitions of so many as are asked for."""
-
-
-def constant(tensordict: TensorDictBase) -> TensorDictBase:
-    return tensordict.set("action", torch.zeros(tensordict.batch_size, dtype=torch.int64))
-
-
-@array_loop  # the rule is the same on TorchRL's, and slow there
-@pytest.mark.behaviour(2)
-@pytest.mark.parametrize(("slots", "episodes"), [(8, 8), (32, 8), (32, 100)])
-def test_short_episodes_are_not_favoured(slots: int, episodes: int) -> None:
-    env = make_env(TwoLengths, slots, categorical_action_encoding=True)
-    collector = Collector(env, constant, frames_per_batch=slots)
-    means = []
-    for repetition in range(FINISHED // episodes):
-        batch = collector.collect(episodes=episodes, seed=1000 * repetition)
-        assert batch["next", "done"].sum() == episodes
-        means.append(len(batch) / episodes)
-    assert abs(np.mean(means) - MEAN) < 3.5 * DEVIATION / np.sqrt(episodes * len(means))
-
-
 # --------------------------------------------------------------------------------- following calls
 
 

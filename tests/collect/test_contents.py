@@ -17,42 +17,11 @@ from ..counting import (
     CountingEnv,
     CountingRules,
     StatelessCountingPolicy,
-    check_counting_batch,
     counting_env,
 )
-from . import policies
-from .envs import ENVS
 from .oracle import UPSTREAM
 
 pytestmark = [pytest.mark.usefixtures("arrays"), pytest.mark.filterwarnings(UPSTREAM)]
-
-
-# ------------------------------------------------------------------------------ what a step stores
-
-
-@pytest.mark.behaviour(14)
-def test_the_last_row_of_an_episode_has_its_true_final_observation() -> None:
-    """The observation counts the steps of its episode: no other episode's can take its place."""
-    rules = CountingRules(lengths=(3, 5, 2))
-    collector = Collector(
-        counting_env(4, rules=rules), StatelessCountingPolicy(rules), frames_per_batch=48
-    )
-    stream = iter(collector)
-    batch = torch.cat([next(stream) for _ in range(2)], -1)
-    check_counting_batch(batch, rules)
-    assert not batch["done"].any()
-
-
-@pytest.mark.behaviour(15)
-def test_every_output_of_the_policy_is_stored() -> None:
-    env = ENVS["cartpole"]()
-    policy = policies.actor_value(env)
-    collector = Collector(env, policy, frames_per_batch=30)
-    batch = next(iter(collector))
-    again = policy.get_value_operator()(batch.select("observation").reshape(-1))
-    torch.testing.assert_close(batch["state_value"].flatten(0, 1), again["state_value"].detach())
-    chosen = batch["logits"].log_softmax(-1)[batch["action"].bool()].view(3, 10)
-    torch.testing.assert_close(batch["action_log_prob"], chosen)
 
 
 # --------------------------------------------------------------------- how long an episode may be
@@ -97,30 +66,6 @@ def test_a_limit_beyond_the_envs_own_changes_nothing() -> None:
     )
     index = TrajectoryIndex.of(batch)
     assert lengths(batch, index)[index.complete].max() <= 5
-
-
-# ------------------------------------------------------------------------------------- single envs
-
-
-@pytest.mark.behaviour(12)
-def test_a_single_env_is_accepted_where_a_batched_one_is() -> None:
-    """Its batches have no slot dimension; everything else is that of one slot."""
-    single = make_env(gym.make("CartPole-v1"))
-    batched = make_env(gym.make_vec("CartPole-v1", 1, vectorization_mode="sync"))
-    found = []
-    for env in (single, batched):
-        torch.manual_seed(0)
-        policy = policies.actor(env)
-        collector = Collector(env, policy, frames_per_batch=60)
-        collector.set_seed(3)
-        torch.manual_seed(1)
-        found.append(next(iter(collector)).exclude("collector"))
-        assert collector.collect(episodes=2)["next", "done"].sum() == 2
-        collector.shutdown()
-    assert found[0].batch_size == (60,)
-    assert found[1].batch_size == (1, 60)
-    for key, value in found[0].items(True, True):
-        torch.testing.assert_close(found[1][key][0], value)
 
 
 # ---------------------------------------------------------------------- flat batches, and episodes

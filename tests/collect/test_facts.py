@@ -1,4 +1,4 @@
-"""Cases that TorchRL gets wrong: our behaviour, and TorchRL's beside it.
+"""Cases that TorchRL gets wrong; our behaviour is beside it, or in tests/envs/test_backends.py.
 
 Where TorchRL's half of a test fails, TorchRL has mended it: say so in the documentation.
 Tests of one case share its number.
@@ -16,7 +16,7 @@ import torch
 from gymnasium import spaces
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from torchrl.envs import EnvBase, GymEnv, GymWrapper
+from torchrl.envs import GymEnv, GymWrapper
 
 from tdcollect import Collector, make_env
 
@@ -50,21 +50,7 @@ def vector(mode: AutoresetMode) -> SyncVectorEnv:
     return SyncVectorEnv([Counting, partial(Counting, 4)], autoreset_mode=mode)
 
 
-def steps_and_episodes(env: EnvBase) -> tuple[list[list[float]], list[list[float]], list[float]]:
-    """(step, episode) before and after each of eight steps of slot 0, and their rewards."""
-    slot = env.rollout(8, break_when_any_done=False)[0]
-    before, after = slot["observation"].tolist(), slot["next", "observation"].tolist()
-    return before, after, slot["next", "reward"].flatten().tolist()
-
-
 # --- 1: final observations of a vector env in NEXT_STEP mode -----------------------------------
-
-
-def test_1_next_step_envs_give_true_final_observations_and_no_junk_row() -> None:
-    before, after, rewards = steps_and_episodes(make_env(vector(AutoresetMode.NEXT_STEP)))
-    assert before == [[1, 1], [2, 1], [3, 1], [1, 2], [2, 2], [3, 2], [1, 3], [2, 3]]
-    assert after == [[2, 1], [3, 1], [4, 1], [2, 2], [3, 2], [4, 2], [2, 3], [3, 3]]
-    assert rewards == [1] * 8
 
 
 def test_1_torchrl_gives_zeros_and_a_junk_row(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,12 +87,6 @@ class Declaring(gym.vector.VectorEnv):
         return self.inner.step(actions)
 
 
-def test_2_a_mode_declared_in_metadata_is_read() -> None:
-    _, after, rewards = steps_and_episodes(make_env(Declaring(vector(AutoresetMode.SAME_STEP))))
-    assert after == [[2, 1], [3, 1], [4, 1], [2, 2], [3, 2], [4, 2], [2, 3], [3, 3]]
-    assert rewards == [1] * 8
-
-
 def test_2_the_mode_of_an_env_is_before_the_metadata_that_its_class_shares() -> None:
     modes = AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP
     one, other = (Declaring(vector(AutoresetMode.SAME_STEP)) for _ in modes)
@@ -140,14 +120,6 @@ def test_2_what_cannot_keep_the_contract_is_refused_naming_what_can() -> None:
 # --- 5: infos that are Python numbers ----------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [Counting, partial(vector, AutoresetMode.SAME_STEP)])
-def test_5_infos_that_are_python_numbers_are_read(make: Any) -> None:
-    env = make_env(make() if make is not Counting else make, info_keys=["left"])
-    slot = env.rollout(6, break_when_any_done=False).reshape(-1, 6)[0]
-    assert slot["left"].tolist() == [3, 2, 1, 3, 2, 1]
-    assert slot["next", "left"].tolist() == [2, 1, 0, 2, 1, 0]
-
-
 def test_5_torchrl_fails_on_python_numbers() -> None:
     with pytest.raises(AttributeError, match="'int' object has no attribute"):
         GymWrapper(Counting()).auto_register_info_dict()
@@ -167,19 +139,6 @@ def test_6_torchrls_envpool_wrapper_cannot_be_made() -> None:
 
     with pytest.raises((ImportError, KeyError)):  # without gym, and with it
         MultiThreadedEnv(2, env_name="CartPole-v1")
-
-
-@pytest.mark.usefixtures("envpool")
-def test_6_envpool_seeds_are_honoured_by_reset_and_set_seed() -> None:
-    env = make_env("CartPole-v1", 2, backend="envpool")
-    first = env.reset(seed=[5, 9])["observation"]
-    other = env.reset(seed=[5, 10])["observation"]
-    again = env.reset(seed=[5, 9])["observation"]
-    assert torch.equal(first, again)
-    assert torch.equal(first[0], other[0])
-    assert not torch.equal(first[1], other[1])
-    env.set_seed(5)
-    assert torch.equal(env.reset()["observation"][0], first[0])
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

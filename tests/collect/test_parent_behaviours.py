@@ -282,7 +282,7 @@ def test_total_frames(case: tuple[str, int]) -> None:
     def script(collector: Any) -> Iterator[Any]:
         yield len(collector)
         yield from collector
-        yield collector.stats()
+        yield [collector.stats(), type(collector).stats(collector)]
         yield [collector._frames, collector._iter, collector.env.is_closed]
 
     check_same(*PAIRS[pair], script, lambda: {"total_frames": total, "frames_per_batch": 30})

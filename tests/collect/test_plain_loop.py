@@ -113,7 +113,7 @@ def assert_equal_entries(data: TensorDict, expected: dict[Any, torch.Tensor]) ->
         assert found is None, found
 
 
-@pytest.mark.behaviour(14, 15)
+@pytest.mark.behaviour(12, 14, 15)
 @on_arrays(
     "case",
     [

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from gymnasium.vector import AutoresetMode
 from tensordict.nn import TensorDictModule
 from torch import nn
 from torchrl.collectors import Collector as ParentCollector
@@ -45,12 +46,15 @@ def with_primer(env: Any) -> Any:
     return TransformedEnv(env, TensorDictPrimer({HIDDEN: Unbounded((1,))}, expand_specs=True))
 
 
+SAME_STEP = {"backend": "sync", "autoreset_mode": AutoresetMode.SAME_STEP}
 PIPELINES = {
     "declared by the policy": lambda n: (counting_env(n), CountingPolicy()),
     "with is_init": lambda n: (counting_env(n, is_init=True), CountingPolicy()),
     "primer on the env": lambda n: (with_primer(counting_env(n)), counting_module()),
+    "slots that reset themselves": lambda n: (counting_env(n, **SAME_STEP), CountingPolicy()),
 }
-PAIRS = [*zip(PIPELINES, (4, None, 1), strict=True), ("primer on the env", None)]
+PAIRS = [*zip(PIPELINES, (4, None, 1), strict=False), ("primer on the env", None)]
+PAIRS += [("slots that reset themselves", 3)]
 
 
 def check(batch: Any) -> None:

@@ -16,7 +16,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDictBase
-from torchrl.collectors import Collector as ParentCollector
 from torchrl.data import LazyTensorStorage, ReplayBuffer
 from torchrl.envs import EnvBase, RewardSum, StepCounter, TransformedEnv
 from torchrl.testing import mocking_classes as mocks
@@ -225,19 +224,6 @@ def test_episodes_with_steps_that_an_error_took_are_not_counted() -> None:
     # Of 16 steps more, four end the second, ten are two whole ones.
     assert lengths == [5] * 3 * 2
     assert collector.stats.lifetime.episodes == 6
-
-
-def test_statistics_that_are_loaded_alone_bring_no_episodes_in_flight() -> None:
-    first, other = (
-        Collector(cartpole(max_episode_steps=5), frames_per_batch=3 * 4) for _ in range(2)
-    )
-    first.rollout()
-    other.rollout()
-    other.load_state_dict(first.state_dict(), components=["statistics"])
-    other.collect(frames=3 * 5)  # ends those of its own, whose sums are gone
-    assert other.stats.latest.episodes == 0
-    other.collect(frames=3)
-    assert other.stats.latest.lengths.tolist() == [5] * 3
 
 
 # ------------------------------------------------------------------------- collecting by count
@@ -607,18 +593,6 @@ def test_timers_of_collect(
 
 
 # ------------------------------------------------------------------------ the attribute, and off
-
-
-def test_a_call_gives_the_parents_counters() -> None:
-    given = []
-    for collector_class in (ParentCollector, Collector):
-        collector = collector_class(cartpole(), lean, frames_per_batch=30, total_frames=90)
-        found = [collector.stats()]
-        found += [collector.stats() for _ in collector]
-        given.append(found)
-    assert given[0] == given[1]
-    assert given[1][-1]["frames"] == 90
-    assert Collector.stats(collector) == given[1][-1]
 
 
 def test_statistics_off() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 from gymnasium.vector import SyncVectorEnv
 from torchrl.envs import EnvBase, TransformedEnv
@@ -13,10 +12,9 @@ from torchrl.envs import transforms as T
 
 from tdcollect import evaluate, make_env
 from tdcollect.envs.slots import SlotError
-from tdcollect.evaluation.episodes.collector import EvaluationCollector
 from tdcollect.evaluation.ledger import Episode
 
-from .envs import Failing, TenOrTwoHundred
+from .envs import Failing
 from .ledger import RANDOM, records
 from .policies import categorical
 
@@ -109,13 +107,3 @@ def test_failures_are_in_the_result_and_its_statistics() -> None:
     assert result.errors == told
     with pytest.raises(RuntimeError, match=r"episode 3 again, at every try: \w+: broken by seed"):
         result.replay(3)
-
-
-def test_short_episodes_are_not_favoured() -> None:
-    """With the first to finish, 32 slots would report a mean length of 17, for 105."""
-    with EvaluationCollector(TenOrTwoHundred, None, 40, num_envs=32) as collector:
-        seeds = [collector.episode_seeds(number)[0] for number in range(40)]
-        found = {ended.record.index: ended.record.length for ended in collector.run()}
-    expected = [int(np.random.default_rng(seed).choice([10, 200])) for seed in seeds]
-    assert [found[number] for number in range(40)] == expected
-    assert 70 < np.mean(expected) < 140

@@ -1,4 +1,4 @@
-"""Advantages as part of collection: TorchRL's value estimators as ``postproc``."""
+"""Advantages as part of collection: TorchRL's value estimators as ``postproc``; returns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from torchrl.modules import ValueOperator
 from torchrl.objectives.value import GAE
 
 from tdcollect import Collector
+from tdcollect.trajectories import TrajectoryIndex, returns
 
+from ..counting import CountingRules, StatelessCountingPolicy, counting_env
 from .envs import ENVS
 from .oracle import UPSTREAM
 
@@ -95,3 +97,23 @@ def test_preprocessing_runs_once_an_observation_and_serves_the_bootstrap_too(
         torch.testing.assert_close(part["state_value"], critic.module(part["normed"]).detach())
     goes_on = ~ends[:, :-1]
     assert torch.equal(batch["normed"][:, 1:][goes_on], batch["next", "normed"][:, :-1][goes_on])
+
+
+@pytest.mark.behaviour(33)
+def test_returns_of_episodes_leave_a_trailing_unfinished_one_out() -> None:
+    """From a flat batch, as a list of rewards and done flags would have it."""
+    rules = CountingRules(lengths=(4, 3, 6))
+    collector = Collector(
+        counting_env(rules=rules), StatelessCountingPolicy(rules), frames_per_batch=32
+    )
+    flat = next(iter(collector))
+    assert not flat["next", "done"][-1]
+    index = TrajectoryIndex.of(flat)
+    expected, total = [], 0.0
+    for reward, done in zip(flat["next", "reward"], flat["next", "done"], strict=True):
+        total += reward.item()
+        if done:
+            expected.append(total)
+            total = 0.0
+    assert returns(flat, index)[index.complete].squeeze(-1).tolist() == expected
+    assert len(index) == len(expected) + 1

@@ -10,7 +10,6 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from tensordict.nn import TensorDictModule, TensorDictSequential
 from torchrl.collectors import Collector as ParentCollector
 from torchrl.data import LazyTensorStorage, ReplayBuffer
 from torchrl.envs import EnvBase, ExplorationType
@@ -174,15 +173,6 @@ def test_exploration_is_set_for_one_call() -> None:
         mode = policy.get_dist(batch.flatten()).deterministic_sample
         same = torch.allclose(batch["action"].flatten(0, 1), mode, atol=1e-5)
         assert same == (kind is ExplorationType.DETERMINISTIC)
-
-
-@pytest.mark.behaviour(6)
-def test_the_policys_action_and_the_one_sent_can_both_be_kept() -> None:
-    env = ENVS["pendulum"]()
-    clip = TensorDictModule(lambda raw: raw.clamp(-2, 2), in_keys=["raw"], out_keys=["action"])
-    policy = TensorDictSequential(policies.network(env, 1, ["raw"]), clip)
-    batch = Collector(env, policy, frames_per_batch=20).collect(frames=20)
-    assert_same(batch["action"], batch["raw"].clamp(-2, 2))
 
 
 def outputs(policy: Any, env: EnvBase, batch: Any) -> Any:

@@ -115,13 +115,6 @@ def test_what_is_not_known_costs_no_neighbour() -> None:
     ]
 
 
-def test_values_and_exploration_run_their_own_code_on_arrays() -> None:
-    env = cartpole()
-    policy = policies.epsilon_greedy(env)
-    own = "its own code, on arrays"
-    assert how(explain(env, policy), "policy") == ["called straight", own, own]
-
-
 def test_random_frames_come_first_and_a_replay_buffer_takes_batches() -> None:
     buffer = ReplayBuffer(storage=LazyTensorStorage(100, ndim=2), batch_size=4)
     explanation = explain(cartpole(), actor(), init_random_frames=16, replay_buffer=buffer)

@@ -408,33 +408,3 @@ def test_what_is_no_hook_is_refused_before_the_env_is_made(hooks: Any) -> None:
 
 
 # --------------------------------------------------------------------- what subclasses once changed
-
-
-@both_ways
-@pytest.mark.behaviour(11)
-def test_the_three_hooks_of_a_runner() -> None:
-    """One makes the env from a seed, one computes actions, one processes transitions."""
-    made: list[int] = []
-
-    def make(seed: int) -> EnvBase:
-        made.append(seed)
-        env = cartpole()
-        env.set_seed(seed)
-        return env
-
-    def act(tensordict: TensorDictBase) -> TensorDictBase:
-        return lean(tensordict).set("side", tensordict["observation"][..., :1].sign())
-
-    def process(batch: TensorDictBase) -> TensorDictBase:
-        return batch.set(("next", "squared"), batch["next", "reward"] ** 2 + batch["side"])
-
-    collector = Collector(
-        make, act, frames_per_batch=3 * 5, create_env_kwargs={"seed": 7}, postproc=process
-    )
-    batch = next(iter(collector))
-    assert made == [7]
-    plain = Collector(cartpole(), lean, frames_per_batch=3 * 5)
-    plain.set_seed(7)
-    expected = next(iter(plain))
-    assert (batch["observation"] == expected["observation"]).all()
-    assert (batch["next", "squared"] == 1 + expected["observation"][..., :1].sign()).all()

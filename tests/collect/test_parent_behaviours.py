@@ -19,7 +19,7 @@ from torch import nn
 from torchrl.collectors import Collector as ParentCollector
 from torchrl.data import LazyTensorStorage, ReplayBuffer
 from torchrl.data.postprocs import MultiStep
-from torchrl.envs import EnvCreator, ExplorationType, RewardScaling, SerialEnv, TransformedEnv
+from torchrl.envs import EnvCreator, ExplorationType, RewardScaling, TransformedEnv
 
 from tdcollect import Collector, make_env
 
@@ -119,12 +119,14 @@ AROUND = [
 ]
 
 
+@pytest.mark.behaviour(11)
 @one_by_one(OPTIONS, *PAIRS, parent=AROUND)
 def test_option(case: tuple[str, str]) -> None:
     pair, option = case
     check_same(*PAIRS[pair], make_options=lambda: OPTIONS[option])
 
 
+@pytest.mark.behaviour(10)
 @on_arrays(
     "case",
     [("toy", {}, 1), ("torchrl", {}, 4), ("toy-unbatched", {"split_trajs": True}, 3)],
@@ -305,6 +307,7 @@ def test_breaking_out_and_iterating_again_goes_on(collector: Any) -> Iterator[An
 
 
 @array_loop
+@pytest.mark.behaviour(11)
 @pytest.mark.parametrize(
     ("make", "kwargs"),
     [
@@ -711,11 +714,3 @@ def test_opaque_policies_and_unknown_transforms_are_given_the_same_at_each_step(
         yield [logs[-1], collector.policy.log]
 
     check_same(make, Recorder, script, lambda: options)
-
-
-@array_loop
-def test_serial_env_of_ours_takes_its_arguments() -> None:
-    def make() -> Any:
-        return SerialEnv(2, partial(make_env, make_toy), create_env_kwargs=[{}, {"is_init": False}])
-
-    check_same(make, policies.actor)

@@ -24,7 +24,7 @@ from tensordict.nn import (
 from torch import distributions as D
 from torch import nn
 from torchrl import envs as E
-from torchrl.data import Bounded, Categorical, Composite, MultiCategorical, OneHot, Unbounded
+from torchrl.data import Bounded, Categorical, Composite, OneHot, Unbounded
 from torchrl.envs import (
     EnvBase,
     ExplorationType,
@@ -38,7 +38,6 @@ from torchrl.modules import (
     AdditiveGaussianModule,
     ConsistentDropoutModule,
     Delta,
-    DistributionalDQNnet,
     DistributionalQValueModule,
     EGreedyModule,
     IndependentNormal,
@@ -47,7 +46,6 @@ from torchrl.modules import (
     OneHotCategorical,
     OneHotOrdinal,
     Ordinal,
-    OrnsteinUhlenbeckProcessModule,
     ProbabilisticActor,
     QValueModule,
     SafeModule,
@@ -805,7 +803,6 @@ BOX = Bounded(-2, 2, (N, 4))
 WIDE = Bounded(-0.5, 0.5, (N, 4))
 CHOICE = {"action": torch.eye(4, dtype=torch.long)[:N]}
 AGENTS = {"agents": TensorDict({"action": torch.eye(4).long()[:2].expand(N, 2, 4)}, [N, 2])}
-AGENTS_BOX = {"agents": TensorDict({"action": torch.linspace(-3, 3, 8 * N).view(N, 2, 4)}, [N, 2])}
 KEY = ("agents", "action")
 ATOMS = {"action_value": torch.linspace(-1, 1, 20 * N).view(N, 5, 4).log_softmax(-2)}
 
@@ -823,22 +820,10 @@ def softened(module: Any, **buffers: float) -> Any:
 OTHERS: dict[str, tuple[Callable[[], Any], Mapping[str, Any]]] = {
     "tanh": (lambda: TanhModule(in_keys=["action"]), ACTION),
     "tanh in a spec": (lambda: TanhModule(in_keys=["action"], spec=BOX, clamp=True), ACTION),
-    "OU without is_init": (
-        lambda: OrnsteinUhlenbeckProcessModule(WIDE.clone(), sigma_min=0.1),
-        ACTION,
-    ),
     "Gaussian noise, safe": (lambda: AdditiveGaussianModule(WIDE, std=3.0, safe=True), ACTION),
-    "Gaussian noise for agents": (
-        lambda: AdditiveGaussianModule(agents_spec(Bounded(-1, 1, (N, 2, 4))), action_key=KEY),
-        AGENTS_BOX,
-    ),
     "epsilon-greedy with a mask": (
         lambda: EGreedyModule(OneHot(4, (N, 4)), 0.9, action_mask_key="mask"),
         {**CHOICE, "mask": MASKED["mask"]},
-    ),
-    "epsilon-greedy of several choices": (
-        lambda: EGreedyModule(MultiCategorical([2, 3], (N, 2)), 0.5),
-        {"action": torch.tensor([[0, 1], [1, 2], [1, 0]])},
     ),
     "epsilon-greedy of integers": (
         lambda: EGreedyModule(Categorical(4, (N,)), 0.5),
@@ -868,13 +853,8 @@ OTHERS: dict[str, tuple[Callable[[], Any], Mapping[str, Any]]] = {
         ),
         ATOMS,
     ),
-    "distributional net": (DistributionalDQNnet, ATOMS),
     "dropout that is kept": (
         lambda: ConsistentDropoutModule(0.5, ["action", "mask"], input_shape=(N, 4)),
-        {**ACTION, "mask": MASKED["mask"].float()},
-    ),
-    "dropout in eval mode": (
-        lambda: ConsistentDropoutModule(0.5, ["action", "mask"]).eval(),
         {**ACTION, "mask": MASKED["mask"].float()},
     ),
 }

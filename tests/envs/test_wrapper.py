@@ -125,6 +125,7 @@ def test_bookkeeping_specs_are_torchrls_and_nothing_is_there_unasked() -> None:
     assert set(make_env("CartPole-v1", 2).observation_spec.keys()) == {"observation"}
 
 
+@pytest.mark.behaviour(10)
 def test_a_time_limit_truncates_and_leaves_the_limit_of_the_env() -> None:
     batch = make_env("Pendulum-v1", 2, max_episode_steps=4).rollout(12, break_when_any_done=False)
     expected = (torch.arange(12) % 4 == 3).expand(2, -1)
@@ -193,9 +194,6 @@ def test_infos_that_cannot_be_stored_are_refused() -> None:
     for value in ("text", None, {"a": 1}, 1j):
         with pytest.raises(TypeError, match="expected info 'x' to be a number or an array of numb"):
             make_env(lambda value=value: Informed(x=value), info_keys=["x"])
-    for name in ("observation", "action", "reward", "done", "next", "step_count"):
-        with pytest.raises(ValueError, match=f"the entry '{name}' .* rename it in the env"):
-            make_env(Informed, info_keys={name: 0}, step_count=True)
 
 
 # --- what is given out -------------------------------------------------------------------------

@@ -339,16 +339,14 @@ def test_normalizing_wrappers_are_warned_of_unless_they_are_frozen() -> None:
     EvaluationCollector(partial(normalizing, frozen=True), None, 2)
 
 
-def test_a_gymnasium_env_that_is_made_is_refused() -> None:
-    for env in (Walk(), SyncVectorEnv([Walk])):
-        with pytest.raises(TypeError, match=r"made already goes through tdcollect.make_env"):
-            EvaluationCollector(env, None)
-
-
-def test_what_is_no_env_is_refused_before_workers_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gymnasium_env_that_is_made_is_refused_before_workers_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("tdcollect.evaluation.workers.local.LocalWorkers", None)
-    with pytest.raises(TypeError, match=r"made already goes through tdcollect.make_env"):
-        tdcollect.evaluate(Walk(), None, 2, workers=1)  # type: ignore[arg-type]
+    calls: list[Any] = [EvaluationCollector, partial(tdcollect.evaluate, workers=1)]
+    for env, call in zip((SyncVectorEnv([Walk]), Walk()), calls, strict=True):
+        with pytest.raises(TypeError, match=r"made already goes through tdcollect.make_env"):
+            call(env, None, 2)
 
 
 def unmakeable() -> gym.Env[Any, Any]:

@@ -151,7 +151,6 @@ REFUSED = [
     ("policies.1.name", "Random", "policies with names of their own, got random and Random"),
     ("defaults.wrappers", [], "expected in .defaults. only"),
     ("report.metrics", ["best"], "expected metrics in .report. of iqm, mean, median"),
-    ("report.metrics", [["iqm"]], "expected metrics in .report. of iqm, mean, median"),
     ("report.metrics", ["iqm", "iqm"], "expected metrics in .report. of iqm, mean, median"),
     ("report.groups", 1, "groups in .report. to be a bool, got 1"),
     ("report.differences", "yes", "differences in .report. to be a bool, got 'yes'"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -96,15 +95,6 @@ print(*sorted(new - sys.stdlib_module_names))
     )
     assert done.stdout == "tdcollect\n"
     assert "Warning" not in done.stderr
-
-
-def test_missing_envpool_is_named_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "envpool", None)
-    expected = (
-        r"backend='envpool' needs the envpool package: pip install '\.\[envpool\]' in a clone"
-    )
-    with pytest.raises(ModuleNotFoundError, match=expected):
-        tdcollect.make_env("CartPole-v1", 2, backend="envpool")
 
 
 def test_version_is_the_same_everywhere() -> None:

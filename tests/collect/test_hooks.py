@@ -405,6 +405,3 @@ def test_what_is_no_hook_is_refused_before_the_env_is_made(hooks: Any) -> None:
 
     with pytest.raises(TypeError, match=r"an instance of a subclass of tdcollect.Hooks.*got"):
         Collector(make, frames_per_batch=30, hooks=hooks)
-
-
-# --------------------------------------------------------------------- what subclasses once changed

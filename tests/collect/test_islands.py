@@ -202,11 +202,6 @@ def composed(*parts: Any) -> Callable[[], E.Transform]:
 ISLANDS: dict[str, tuple[str, Callable[[], Any]]] = {
     "in-place": ("toy", InPlace),
     "in-place-over-norm": ("toy", composed(transforms.norm, InPlace, E.RewardSum)),
-    "in-place-under-frames": (
-        "toy",
-        composed(InPlace, lambda: E.CatFrames(3, -1, [OBS]), E.StepCounter),
-    ),
-    "in-place-over-frames": ("toy", composed(lambda: E.CatFrames(3, -1, [OBS]), InPlace)),
     "new-tensordict": ("toy", NewTensorDict),
     "replaces": ("toy", Replaces),
     "nests": ("toy", Nests),

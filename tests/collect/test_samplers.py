@@ -811,12 +811,6 @@ def agents_spec(leaf: Any) -> Composite:
     return Composite(agents=Composite(action=leaf, shape=(N, 2)), shape=(N,))
 
 
-def softened(module: Any, **buffers: float) -> Any:
-    for name, value in buffers.items():
-        getattr(module, name).fill_(value)
-    return module
-
-
 OTHERS: dict[str, tuple[Callable[[], Any], Mapping[str, Any]]] = {
     "tanh": (lambda: TanhModule(in_keys=["action"]), ACTION),
     "tanh in a spec": (lambda: TanhModule(in_keys=["action"], spec=BOX, clamp=True), ACTION),

@@ -253,7 +253,6 @@ ISLANDS: dict[str, Case] = {
     "running-sum": ("toy", RunningSum),
     "running-sum-over-books": ("toy", composed(books, RunningSum)),
     "running-sum-under-frames": ("toy", composed(RunningSum, frames(2, ["sum"], ["stack"]))),
-    "early-end-under-books": ("cartpole", composed(EarlyEnd, books)),
     "early-end-over-books": ("cartpole", composed(books, EarlyEnd)),
 }
 """Some of their transforms run on TensorDicts."""
@@ -370,7 +369,6 @@ STATEFUL: dict[str, Case] = {
     ),
     "vec-norm-2-integers": ("toy-pixels", normed(E.VecNormV2, ["pixels"])),
     "vec-norm-2-doubles": ("half-cheetah", normed(E.VecNormV2, reduce_batch_dims=True)),
-    "vec-norm-2-unbatched": ("cartpole-unbatched", normed(E.VecNormV2, [OBS, R])),
     "vec-norm-2-frozen": ("cartpole", lambda: begun(E.VecNormV2).frozen_copy()),
     "vec-norm-2-shared": ("cartpole", shared(E.VecNormV2, reduce_batch_dims=True)),
     "vec-norm-2-twice": (

@@ -249,28 +249,21 @@ def encrypted(path: Path) -> None:
     [
         (linked, "it is a link, a folder, a pipe or a device"),
         (pipe, "it is a link, a folder, a pipe or a device"),
-        (lambda path: path.unlink() or path.mkdir(), "it is a link, a folder, a pipe or a device"),
         (lambda path: path.write_text("no archive"), "File is not a zip file"),
-        (lambda path: path.write_bytes(SOUND), "File is not a zip file"),
         (stored("a.npy", SOUND, zipfile.ZIP_DEFLATED), "'a.npy' is compressed"),
         (stored("a.npy", bytes(1 << 24), zipfile.ZIP_DEFLATED), "longer than the file"),
         (encrypted, "'action.npy' is compressed or encrypted"),
-        (stored("run.py", b"print()"), "'run.py' does not begin as a plain array"),
         (stored("run.py", SOUND), "'run.py' is no plain array"),
         (stored("a.npy", b"print()"), "'a.npy' does not begin as a plain array"),
-        (stored("a.npy", b""), "'a.npy' does not begin as a plain array"),
         (stored("a.npy", pickle.dumps([1])), "'a.npy' does not begin as a plain array"),
         (stored("action.npy", SOUND), "two of its members have one name"),
         (stored("a.npy", header((9,))), "has 76 bytes, and by its shape 77"),
-        (stored("a.npy", header((7,))), "has 76 bytes, and by its shape 75"),
         (stored("a.npy", header((1 << 62, 1 << 62))), "and by its shape"),
         (stored("a.npy", header((0, 1 << 62, 1 << 62), data=b"")), "array is too big"),
         (stored("a.npy", header((1,) * 65, data=b"\0")), "maximum supported dimension"),
         *(
             (stored("a.npy", content), "'a.npy' does not begin as a plain array")
             for content in [
-                header("8"),
-                header("(4 * 2,)"),
                 header("open('mark', 'w')"),
                 header((8,), more="'more': 1"),
                 header("(" * 4000),

@@ -95,12 +95,6 @@ def test_episodes_do_not_depend_on_slots_nor_draws_on_those_of_the_other_group(r
     assert other.digest != first.digest
 
 
-@pytest.mark.slow
-def test_workers_take_them() -> None:
-    both = {"red": from_agent(Remembers), "blue": None}
-    assert digest(both, teams, workers=2) == digest(both, teams)
-
-
 @pytest.mark.parametrize("kind", [OneHot, Categorical])
 def test_random_actions_are_legal_and_numbers_are_encoded(kind: Any) -> None:
     envs: list[Masked] = []

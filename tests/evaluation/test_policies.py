@@ -642,14 +642,6 @@ def test_agents_that_act_together_do_so_for_a_fixed_number_whatever_runs() -> No
         assert record.episode_return == pytest.approx(expected, rel=1e-4, abs=1e-4)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("quick_children")
-def test_agents_that_act_together_do_the_same_on_workers() -> None:
-    agents = from_agent(partial(Batched, Exact(), set()), together="select_actions")
-    run = partial(tdcollect.evaluate, partial(Walk, BOX), agents, 9, progress=False)
-    assert run(workers=2).digest == run().digest
-
-
 @pytest.mark.parametrize(
     ("acts", "said"),
     [

@@ -175,28 +175,16 @@ def test_actions_are_those_of_predict(
     if algorithm == "RecurrentPPO":
         policy = policy.replace("Policy", "LstmPolicy")
     of = model(algorithm, env, policy)
-    of.save(tmp_path / "model.zip")
+    of.save(tmp_path / "model")
     expected = by_predict(of, env, 2, deterministic)
-    # One row at a time, as the plain loop has it: the same to the bit.
-    found, _ = by_evaluate(tmp_path / "model.zip", env, 2, deterministic, inference_batch_size=1)
+    # One row at a time, as the plain loop has it: the same to the bit. The suffix may be left out.
+    found, _ = by_evaluate(tmp_path / "model", env, 2, deterministic, inference_batch_size=1)
     for one, other in zip(expected, found, strict=True):
         np.testing.assert_array_equal(one, other)
     # In a batch, the evaluation's probe refuses a policy that couples rows.
     _, batched = by_evaluate(of, env, 2, deterministic, inference_batch_size=4)
     assert batched.lengths.tolist() == [len(actions) for actions in expected]
     assert policy_name(batched.manifest) == algorithm
-
-
-@pytest.mark.parametrize("algorithm", [*TABLE, "MaskablePPO"])
-def test_the_name_in_titles_is_that_of_the_algorithm(algorithm: str, tmp_path: Path) -> None:
-    names = TABLE.get(algorithm, ["CartPole"])
-    policy = "MlpLstmPolicy" if algorithm == "RecurrentPPO" else "MlpPolicy"
-    env = ENVS["CartPole" if "CartPole" in names else "Pendulum"][0]
-    env = Doors if algorithm == "MaskablePPO" else env
-    of = model(algorithm, env, policy)
-    of.save(tmp_path / "model")
-    for one in (of, tmp_path / "model"):  # whose suffix may be left out, as by `PPO.load`
-        assert load_policy(one, tdcollect.make_env(env)).algorithm == algorithm
 
 
 class Seeded(gym.Wrapper[Any, Any, Any, Any]):
@@ -208,19 +196,6 @@ class Seeded(gym.Wrapper[Any, Any, Any, Any]):
         self.started += 1
         torch.manual_seed(tdcollect.policy_seed(0, self.started - 1))
         return super().reset(seed=tdcollect.env_seed(0, self.started - 1))
-
-
-def test_mean_returns_are_those_of_evaluate_policy() -> None:
-    from stable_baselines3.common.evaluation import evaluate_policy
-    from stable_baselines3.common.monitor import Monitor
-
-    of = model("PPO", cartpole)
-    returns, lengths = evaluate_policy(
-        of, Monitor(Seeded(cartpole())), 5, return_episode_rewards=True
-    )
-    _, result = by_evaluate(of, cartpole, 5, True)
-    assert result.returns.tolist() == returns
-    assert result.lengths.tolist() == lengths
 
 
 class Normalized:
@@ -467,6 +442,7 @@ def test_masks_are_passed_as_by_the_evaluation_of_sb3_contrib(
         _, result = by_evaluate(given, DOORS[name], 4, deterministic, **options)
         assert result.returns.tolist() == returns == result.lengths.tolist() == lengths
     assert result.manifest["env"]["transforms"] == ["ActionMasks"]
+    assert policy_name(result.manifest) == "MaskablePPO"
 
 
 def test_masks_of_an_unbatched_env_and_of_a_replay() -> None:

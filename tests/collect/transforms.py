@@ -295,10 +295,6 @@ STATELESS: dict[str, Case] = {
             E.StepCounter,
         ),
     ),
-    "exclude-under-sum": (
-        "toy-nested",
-        composed(E.RewardSum, lambda: E.ExcludeTransform(("inner", "grid"))),
-    ),
     "select": ("toy-nested", lambda: E.SelectTransform("position", ("inner", "flag"))),
     "primer": ("cartpole", partial(primer, False)),
     "action-clip": ("pendulum", lambda: E.ClipTransform(in_keys_inv=["action"], low=-0.5)),
@@ -317,10 +313,6 @@ STATELESS: dict[str, Case] = {
         lambda: E.Compose(books(), E.FrameSkipTransform(3), E.FrameSkipTransform(2)),
     ),
     "frame-skip-gym": ("torchrl-gym-pendulum", lambda: E.FrameSkipTransform(2)),
-    "frame-skip-over-norm": (
-        "pendulum",
-        lambda: E.Compose(E.VecNormV2([OBS], reduce_batch_dims=True), E.FrameSkipTransform(2)),
-    ),
     "max-pool": ("toy-nested", lambda: E.TimeMaxPool(["position"], [("inner", "m")], T=2)),
     "random-truncation-seldom": ("pendulum", partial(truncation, prob=0.5, first_episode_prob=0.2)),
     "target-return": ("pendulum", lambda: E.TargetReturn(10.0)),
@@ -358,10 +350,6 @@ STATEFUL: dict[str, Case] = {
     "vec-norm-2-reduced": (
         "pendulum",
         composed(normed(E.VecNormV2, [OBS, R], reduce_batch_dims=True, decay=0.99), norm),
-    ),
-    "vec-norm-2-reduced-mean": (
-        "pendulum",
-        normed(E.VecNormV2, reduce_batch_dims=True, decay=1.0),
     ),
     "vec-norm-2-nested": (
         "toy-nested",

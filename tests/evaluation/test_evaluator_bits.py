@@ -18,7 +18,6 @@ from torchrl.weight_update import WeightStrategy
 
 import tdcollect
 from tdcollect import Collector, Evaluator, LocalWorkers, make_env
-from tdcollect.randomness import GlobalRandomness
 
 from .envs import Leaking, Walk
 from .evaluators import normalized, statistics
@@ -80,19 +79,6 @@ def test_training_is_the_same_to_the_bit_with_and_without_evaluations() -> None:
     assert len(digests) == len(kept) == 5
     assert len(told) == 10
     evaluators[0].shutdown()
-
-
-def test_global_random_states_stay_as_they_are() -> None:
-    policy = categorical()
-    before = GlobalRandomness()
-    with Evaluator(Walk, policy, num_trajectories=2) as evaluator:
-        evaluator.trigger_eval(policy)
-        evaluator.evaluate()
-        evaluator.wait()
-        Evaluator.extract_weights(policy)
-        assert before.moved() == []
-        evaluator.submit().result(60).replay(1)
-    assert before.moved() == []
 
 
 CASES: dict[str, Any] = {

@@ -21,7 +21,7 @@ from tdcollect import EvaluationCollector, make_env
 from tdcollect.evaluation.episodes.inference import Inference
 from tdcollect.evaluation.ledger import Episode, ledger_digest
 
-from ..collect.envs import make_dict_action_toy, make_many_actions_toy, make_nested_toy
+from ..collect.envs import make_dict_action_toy, make_many_actions_toy
 from .envs import Walk, pictures
 from .ledger import RANDOM, digest, records
 from .policies import (
@@ -68,10 +68,8 @@ POLICIES: dict[str, tuple[Make, Any]] = {
     "on-tensordicts": (on_tensordicts, Walk),
     "dropout": (train_mode_dropout, Walk),
     "random-box": (lambda: None, push),
-    "random-discrete": (lambda: None, Walk),
     "random-multi-discrete": (lambda: None, make_many_actions_toy),
     "random-dict": (lambda: None, make_dict_action_toy),
-    "random-nested-observations": (lambda: None, make_nested_toy),
     "draws": (lambda: drawing(DRAWS["gamma"]), Walk),
 }
 

@@ -313,8 +313,6 @@ def test_default_thresholds_reach_from_zero_to_one_and_over_most_scores() -> Non
         ({"a": [[1.0]]}, {"drawn_runs": "all"}, "drawn_runs to be 'n' or 'n-1', got 'all'"),
         ({"a": [[1.0]]}, {"gamma": np.nan}, "expected a finite gamma, got nan"),
         ({"a": [[1.0]]}, {"confidence": 95}, "confidence to be between 0 and 1"),
-        ({"a": [[1.0]]}, {"resamples": 0}, "resamples to be a positive int"),
-        ({"a": [[1.0]]}, {"seed": -1}, "seed to be an int and not negative"),
     ],
 )
 def test_arguments_that_cannot_be_honoured_are_refused(

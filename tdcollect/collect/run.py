@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import composite_lp_aggregate, skip_existing
@@ -52,6 +53,7 @@ from tdcollect.collect.turns import Acting, Arrivals, Frames, Lower
 from tdcollect.display import html_table, one_line
 from tdcollect.envs.adopted import early_seeds, lost_ends, reset_arguments
 from tdcollect.envs.beside import HonouredStarts
+from tdcollect.envs.process.values import Array
 from tdcollect.envs.spaces import nested
 from tdcollect.envs.traits import (
     all_transforms_of,
@@ -141,7 +143,7 @@ class Runner:
         self.first_states: FirstStates | None = None  # set before the first reset
         self.env_state: Any = None
         self.explained: Explanation | None = None
-        self._places: list[Any] = []  # of the slots, where the collector has left them
+        self._places: Array = np.empty((5, 0))  # of the slots, where the collector has left them
         self._plan = ArrayPlan(None)
         self._planned_for: Facts | None = None
         self._lowered: LoweredPolicy | None = None
@@ -179,19 +181,23 @@ class Runner:
 
     def _moved(self) -> list[int]:
         """The slots that somebody else has stepped or reset, if the env is one of make_env's."""
-        places = zip(self._places, self._places_now, strict=False)
-        return [slot for slot, (known, now) in enumerate(places) if known != now]
+        known, now = self._places, self._places_now
+        both = min(known.shape[1], now.shape[1])  # none, where the env has no places
+        moved: list[int] = np.flatnonzero((known[:, :both] != now[:, :both]).any(0)).tolist()
+        return moved
 
     @property
-    def _places_now(self) -> list[Any]:
+    def _places_now(self) -> Array:
         base = innermost(self._collector.env)
-        return base.stepper.places() if isinstance(base, GymnasiumEnv) else []
+        return base.stepper.places() if isinstance(base, GymnasiumEnv) else np.empty((5, 0))
 
     def note_places(self, slots: Iterable[int] | None = None) -> None:
         """Take the places of ``slots`` (None for all) for those that the collector knows."""
         now = self._places_now
-        for slot in range(len(now)) if slots is None else slots:
-            self._places[slot : slot + 1] = now[slot : slot + 1]
+        if slots is None or not now.size:
+            self._places = now
+        else:
+            self._places[:, list(slots)] = now[:, list(slots)]
 
     def _find_envs(self) -> None:
         """Reset the slots that are not where the carried step says."""
@@ -221,7 +227,7 @@ class Runner:
         """What becomes of slots that somebody else moves between two batches."""
         if moved := self._moved():
             how = f"slots {moved} begin new trajectories"
-        elif self._places_now:
+        elif self._places_now.size:
             return []
         else:
             how = "not noticed between batches, as in TorchRL"

@@ -11,7 +11,7 @@ import abc
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from enum import IntEnum
-from itertools import repeat
+from itertools import count
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
@@ -321,6 +321,9 @@ class Backend(abc.ABC):
 # --- counters ----------------------------------------------------------------------------------
 
 
+_numbers = count()
+
+
 class EpisodeCounters:
     """Counts the episodes and steps of N slots.
 
@@ -329,6 +332,7 @@ class EpisodeCounters:
     """
 
     def __init__(self, num_envs: int):
+        self.number = next(_numbers)  # that no others have
         self.seeded: dict[int, tuple[int, int]] = {}  # each slot's latest seed, and its episode
         self._clock = 0
         self._begun = np.zeros(num_envs, np.int64)
@@ -520,11 +524,13 @@ class Stepper:
         for entry, mask in self.shown.items():
             mask.show(out.entries[entry])
 
-    def places(self) -> list[Any]:
-        """Of each slot, what stays the same while nobody steps it, resets it or waits for it."""
-        counters, in_flight = self._counters, map(self.away.__contains__, self._every_slot)
-        parts = counters.episodes.tolist(), counters.lengths().tolist(), self._phases.tolist()
-        return list(zip(repeat(counters), *parts, in_flight, strict=False))
+    def places(self) -> Array:
+        """``[5, N]``: what stays the same of a slot while nobody moves it or waits for it."""
+        in_flight = np.zeros(self.num_envs, bool)
+        in_flight[list(self.away)] = True
+        counters = self._counters
+        which = np.full(self.num_envs, counters.number)
+        return np.stack((which, counters.episodes, counters.lengths(), self._phases, in_flight))
 
     def follow(self) -> None:
         """Go on from slots that somebody else has reset or stepped."""

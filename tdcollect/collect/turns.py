@@ -312,19 +312,13 @@ class MaskedEnds(Ends):
         entries[keys.TRAJ_IDS] = numbered(entries[keys.TRAJ_IDS].to(self._ids_on), self._ids)
 
 
-_FEW = 8
-
-
 def set_ids(step: StepDict, slots: Sequence[int], ids: Sequence[int] | Array) -> None:
     """Write the trajectory ids of some slots, in a copy of the entry."""
     if keys.TRAJ_IDS in step:
         entry = step[keys.TRAJ_IDS].numpy().copy()
         rows = entry.reshape(-1)
-        if len(slots) > _FEW:
-            rows[slots] = ids
-        else:  # an index takes longer
-            for slot, new_id in zip(slots, ids, strict=True):
-                rows[slot] = new_id
+        for slot, new_id in zip(slots, ids, strict=True):  # few, mostly: an index takes longer
+            rows[slot] = new_id
         step[keys.TRAJ_IDS] = torch.from_numpy(entry)
 
 

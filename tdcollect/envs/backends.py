@@ -44,7 +44,7 @@ from tdcollect.envs.process.values import (
     write_info,
 )
 from tdcollect.envs.process.worker import EnvFactory, EnvSlots, check_spaces
-from tdcollect.envs.slots import Backend, Came, Can, SlotError, Starts, failures
+from tdcollect.envs.slots import Backend, Came, Can, SlotError, Starts
 from tdcollect.envs.spaces import SlotBuffers
 from tdcollect.packages import extra_module
 
@@ -483,6 +483,17 @@ def for_each_slot(verb: str, slots: Iterable[int], call: Callable[[int], None]) 
     """Call for each slot in turn; raises SlotError for the slots that fail."""
     if failed := failures(slots, call):
         raise SlotError(verb, failed)
+
+
+def failures(slots: Iterable[int], call: Callable[[int], None]) -> dict[int, Exception]:
+    """Call a function for each of ``slots``; returns what it raised, by slot."""
+    failed: dict[int, Exception] = {}
+    for slot in slots:
+        try:
+            call(slot)
+        except Exception as error:
+            failed[slot] = error
+    return failed
 
 
 def _autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 import operator
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from enum import IntEnum
 from itertools import count
 from types import MappingProxyType
@@ -152,17 +152,6 @@ def not_finite(
                     f"{row[where]} at {list(where)} of {name!r}"
                 )
     return joined(failed, SlotError(verb, dict(sorted(causes.items()))) if causes else None)
-
-
-def failures(slots: Iterable[int], call: Callable[[int], None]) -> dict[int, Exception]:
-    """Call a function for each of ``slots``; returns what it raised, by slot."""
-    failed: dict[int, Exception] = {}
-    for slot in slots:
-        try:
-            call(slot)
-        except Exception as error:
-            failed[slot] = error
-    return failed
 
 
 def _rows_of(slots: Collection[int]) -> Any:
@@ -526,10 +515,9 @@ class Stepper:
 
     def places(self) -> Array:
         """``[5, N]``: what stays the same of a slot while nobody moves it or waits for it."""
-        in_flight = np.zeros(self.num_envs, bool)
-        in_flight[list(self.away)] = True
-        counters = self._counters
-        which = np.full(self.num_envs, counters.number)
+        counters, away = self._counters, np.fromiter(self.away, np.intp)
+        in_flight = np.bincount(away, minlength=self.num_envs)
+        which = np.full_like(in_flight, counters.number)
         return np.stack((which, counters.episodes, counters.lengths(), self._phases, in_flight))
 
     def follow(self) -> None:

@@ -20,11 +20,12 @@ from gymnasium.vector.utils import create_empty_array
 
 from tdcollect.cleanup import ended_on_error
 from tdcollect.display import one_line
+from tdcollect.envs.backends import failures
 from tdcollect.envs.process import values
 from tdcollect.envs.process.pool import Commands, Outcome, WorkerPool, WorkerProcess, usable_cores
 from tdcollect.envs.process.values import Array, flatten, slot_of, write_info
 from tdcollect.envs.process.worker import RESET, STEP, EnvFactory, check_spaces
-from tdcollect.envs.slots import Backend, Came, Can, SlotError, Starts, failures
+from tdcollect.envs.slots import Backend, Came, Can, SlotError, Starts
 from tdcollect.envs.spaces import SlotBuffers
 from tdcollect.processes.channel import packed
 from tdcollect.processes.child import GRACE, check_can_start

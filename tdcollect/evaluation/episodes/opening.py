@@ -21,11 +21,11 @@ from tdcollect.cleanup import close_env, close_may_fail
 from tdcollect.collect.arrays import SteppedEnv
 from tdcollect.collect.step_dict import StepDict, flat
 from tdcollect.display import one_line
-from tdcollect.envs.backends import for_each_slot
+from tdcollect.envs.backends import failures, for_each_slot
 from tdcollect.envs.beside import HonouredStarts
 from tdcollect.envs.make import alike, make_env
 from tdcollect.envs.process.values import options_of
-from tdcollect.envs.slots import Can, SlotError, failures
+from tdcollect.envs.slots import Can, SlotError
 from tdcollect.envs.spaces import nested
 from tdcollect.envs.traits import (
     all_transforms_of,

@@ -182,6 +182,8 @@ class Runner:
     def _moved(self) -> list[int]:
         """The slots that somebody else has stepped or reset, if the env is one of make_env's."""
         known, now = self._places, self._places_now
+        if known.tobytes() == now.tobytes():  # the quickest way
+            return []
         both = min(known.shape[1], now.shape[1])  # none, where the env has no places
         moved: list[int] = np.flatnonzero((known[:, :both] != now[:, :both]).any(0)).tolist()
         return moved

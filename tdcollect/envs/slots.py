@@ -515,10 +515,11 @@ class Stepper:
 
     def places(self) -> Array:
         """``[5, N]``: what stays the same of a slot while nobody moves it or waits for it."""
-        counters, away = self._counters, np.fromiter(self.away, np.intp)
-        in_flight = np.bincount(away, minlength=self.num_envs)
-        which = np.full_like(in_flight, counters.number)
-        return np.stack((which, counters.episodes, counters.lengths(), self._phases, in_flight))
+        counters, places = self._counters, np.zeros((5, self.num_envs), np.int64)
+        places[0], places[1] = counters.number, counters.episodes
+        places[2], places[3] = counters.lengths(), self._phases
+        places[4, [*self.away]] = 1
+        return places
 
     def follow(self) -> None:
         """Go on from slots that somebody else has reset or stepped."""

@@ -24,8 +24,10 @@ import tdcollect
 from tdcollect import make_env
 from tdcollect.collect.episodes import Start
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
+from tdcollect.evaluation.episodes.data import Finished
 from tdcollect.evaluation.episodes.steps import first_difference, sketch
 from tdcollect.evaluation.episodes.trial import Again, Feed, Trial
+from tdcollect.evaluation.ledger import Episode
 from tdcollect.evaluation.step_files import Journal, read_block, read_steps, read_witness
 from tdcollect.policies import from_function
 from tdcollect.randomness import NotReproducibleError
@@ -314,7 +316,8 @@ def test_an_episode_that_comes_too_late_for_the_most_used_slot_waits_for_it(refu
     assert len(ended) == 13
 
 
-def test_episodes_that_were_to_run_again_do_so_in_new_envs_too() -> None:
+@pytest.mark.parametrize("ended", [False, True])
+def test_episodes_that_were_to_run_again_do_so_in_new_envs_too(ended: bool) -> None:
     """An env that is found to draw from global generators starts over: nothing is forgotten."""
     trial = Trial(3, True, None)
     trial.begin(Feed([5, Again(0), Again(1)]), lambda index: Start(index, None, index), None)
@@ -322,6 +325,8 @@ def test_episodes_that_were_to_run_again_do_so_in_new_envs_too() -> None:
         start = trial.start(slot, 0)
         assert start is not None
         assert start.index == index
+    if ended:  # in the very step that shows the draws: it does not count
+        trial.take(Finished(Episode(0, 0, None, "completed"), None), start.traj_id)
     trial.start_over()
     again = [trial.start(slot, 0) for slot in range(3)]
     assert [start and start.index for start in again] == [5, 0, 1]

@@ -114,13 +114,13 @@ class Trial(RunStarts):
         self._rebuild, self._wanted = rebuild, fresh_envs
         self._given_back = deque[int | Again]()
         self._others: dict[int, Start] = {}  # runs that were asked for as "again"
+        self._again: dict[int, None] = {}  # their episodes, until they count: the driver waits
         self._runs = count(1)
         self._tries = 0
         self.start_over()
 
     def start_over(self) -> None:
-        again = [Again(start.index) for start in self._others.values()]  # the driver waits for them
-        unfinished = [*self.due, *again, *self._given_back]
+        unfinished = [*self.due, *map(Again, self._again), *self._given_back]
         self.abandon()
         self._given_back.extend(unfinished)
         self.resets[:] = 0
@@ -137,6 +137,7 @@ class Trial(RunStarts):
         self._nth: dict[int, int] = {}  # by run
         self._own: dict[int, Start] = {}  # runs of the subject that have not been judged
         self._others.clear()
+        self._again.clear()
 
     @property
     def runs_again(self) -> Mapping[int, Start]:  # type: ignore[override]
@@ -156,6 +157,7 @@ class Trial(RunStarts):
                 self._given_back.append(item)  # the most used env shows most
                 return None
             rebuild = self._rebuild and self.fresh_envs is not False and bool(self.resets[slot])
+            self._again[item.index] = None
             return self._once_more(item.index, rebuild, self._others)
         self.due[item] = None
         pending = self.fresh_envs is None and self._rebuild
@@ -213,8 +215,7 @@ class Trial(RunStarts):
             self._subject, self._anew = ended, not self._rebuild
 
     def settle(self, ended: Finished) -> None:
-        if not ended.again:
-            del self.due[ended.record.index]
+        (self._again if ended.again else self.due).pop(ended.record.index, None)
 
     def _judge(self, ended: Finished) -> None:
         assert self._subject is not None

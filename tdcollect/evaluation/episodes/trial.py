@@ -215,7 +215,10 @@ class Trial(RunStarts):
             self._subject, self._anew = ended, not self._rebuild
 
     def settle(self, ended: Finished) -> None:
-        (self._again if ended.again else self.due).pop(ended.record.index, None)
+        if ended.again:
+            self._again.pop(ended.record.index, None)  # two runs of it may end
+        else:
+            del self.due[ended.record.index]
 
     def _judge(self, ended: Finished) -> None:
         assert self._subject is not None

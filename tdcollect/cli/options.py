@@ -28,7 +28,8 @@ def read_by(read: Callable[[str], Any], expected: str) -> Callable[[str], Any]:
         try:
             return read(text)
         except (ValueError, TypeError, RecursionError) as error:
-            raise click.BadParameter(f"expected {expected}, got {text!r}") from error
+            place = f" ({error})" if isinstance(error, json.JSONDecodeError) else ""
+            raise click.BadParameter(f"expected {expected}, got {text!r}{place}") from error
 
     return value
 

@@ -69,6 +69,9 @@ from tdcollect.progress import warn
 _BLOCK_STEPS = 64
 """The most steps of a block of a collection by episodes."""
 
+_NO_PLACES: Array = np.empty((5, 0), np.int64)
+"""Those of an env that is not one of tdcollect's: see :meth:`Stepper.places`."""
+
 
 class Part(NamedTuple):
     """One part of the loop.
@@ -143,7 +146,7 @@ class Runner:
         self.first_states: FirstStates | None = None  # set before the first reset
         self.env_state: Any = None
         self.explained: Explanation | None = None
-        self._places: Array = np.empty((5, 0))  # of the slots, where the collector has left them
+        self._places = _NO_PLACES  # of the slots, where the collector has left them
         self._plan = ArrayPlan(None)
         self._planned_for: Facts | None = None
         self._lowered: LoweredPolicy | None = None
@@ -191,7 +194,7 @@ class Runner:
     @property
     def _places_now(self) -> Array:
         base = innermost(self._collector.env)
-        return base.stepper.places() if isinstance(base, GymnasiumEnv) else np.empty((5, 0))
+        return base.stepper.places() if isinstance(base, GymnasiumEnv) else _NO_PLACES
 
     def note_places(self, slots: Iterable[int] | None = None) -> None:
         """Take the places of ``slots`` (None for all) for those that the collector knows."""

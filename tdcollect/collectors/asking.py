@@ -25,7 +25,7 @@ from tdcollect._upstream.collectors import CollectorState
 from tdcollect.collect import Collector
 from tdcollect.collect.run import Explanation, Part
 from tdcollect.collect.statistics import Moments, Statistics
-from tdcollect.display import count_text, one_line
+from tdcollect.display import count_text
 from tdcollect.envs.adopted import chain
 from tdcollect.envs.process.values import ResetOptions
 from tdcollect.envs.traits import base_of
@@ -36,10 +36,7 @@ ID_BITS = 40
 
 
 def worker_of(traj_ids: torch.Tensor) -> torch.Tensor:
-    """The workers that collected trajectories, ``[...]`` int64, by their ids ``[...]``.
-
-    Workers that took the place of lost ones have numbers of their own, after those of the first.
-    """
+    """The workers that collected trajectories, ``[...]`` int64, by their ids ``[...]``."""
     return traj_ids >> ID_BITS
 
 
@@ -110,32 +107,24 @@ def report_of(collector: Any, parts: Any = ()) -> WorkerReport:
     return WorkerReport(saved, parts or tuple(collector.explain()))
 
 
-def seeds_of(seed: int, worker: int, replacement: int = 0) -> list[int]:
-    """Return the seeds of a worker's torch, NumPy and Python, and of a replacement's env."""
-    key = (worker, replacement, 7) if replacement else (worker,)
-    *generators, env = np.random.SeedSequence(seed, spawn_key=key).generate_state(4)
-    return [*map(int, generators), int(env >> 1)]
-
-
 def seeded(
     collector: Any,
-    env_seed: int | None,
+    seed: int,
     root: int,
     worker: int,
-    replacement: int = 0,
     static_seed: bool = False,
     first_slot: int = 0,
 ) -> int:
     """Seed the global generators of a worker's process and its env, and restart.
 
-    ``root`` is the seed of the whole collection, ``env_seed`` that of the env, whose slots are
-    numbered from ``first_slot``; None is for a replacement. Returns the seed for the next env.
+    ``root`` is the seed of the whole collection, ``seed`` that of the env, whose slots are
+    numbered from ``first_slot``. Returns the seed for the next env.
     """
-    torchs, numpys, pythons, envs = seeds_of(root, worker, replacement)
+    states = np.random.SeedSequence(root, spawn_key=(worker,)).generate_state(4)
+    torchs, numpys, pythons, _ = map(int, states)
     torch.manual_seed(torchs)
     np.random.seed(numpys)  # noqa: NPY002  envs may draw from it
     random.seed(pythons)
-    seed = envs if env_seed is None else env_seed
     base = base_of(collector.env)
     if isinstance(base, GymnasiumEnv):
         base.first_slot = first_slot
@@ -144,27 +133,11 @@ def seeded(
     return collector.set_seed(seed, static_seed=static_seed)
 
 
-def set_version(collector: Any, version: int) -> None:
-    """Count the versions of weights on from this one, where they are tracked by numbers."""
-    if isinstance(getattr(collector, "policy_version", None), int):
-        collector.policy_version_tracker.version = version
-
-
 def take_weights(collector: Any, weights: Any, version: int) -> None:
     """Load weights of the policy; ``version`` is that of their sender, where it is tracked."""
     collector.update_policy_weights_(weights)
-    set_version(collector, version)
-
-
-def take_place(
-    collector: Any, worker: int, weights: Any, version: int, seeding: tuple[Any, ...] | None
-) -> None:
-    """Make a new collector that of a lost worker, with weights and seeds if there are any."""
-    collector.worker_idx = worker
-    if weights is not None:
-        take_weights(collector, weights, version)
-    if seeding is not None:
-        seeded(collector, *seeding)
+    if isinstance(getattr(collector, "policy_version", None), int):
+        collector.policy_version_tracker.version = version
 
 
 def load_state(collector: Any, state: Mapping[str, Any]) -> None:
@@ -227,7 +200,6 @@ class InnerCollector:
     """Makes the collector of a worker: given to TorchRL in the place of a class, and pickled."""
 
     cls: type[Collector]
-    numbers: Sequence[int]
     files: Sequence[Path]
     options: Sequence[Mapping[str, Any]]
 
@@ -238,7 +210,7 @@ class InnerCollector:
         attributes = {k: v for k, v in vars(self).items() if k not in self.__dataclass_fields__}
         cls = meta(f"{self.cls.__name__}InWorker", (WorkerMethods, self.cls), attributes)
         worker = kwargs.get("worker_idx") or 0
-        kwargs["traj_pool"] = TrajectoryIds(self.numbers[worker])
+        kwargs["traj_pool"] = TrajectoryIds(worker)
         collector = cls(*args, backend="direct", **kwargs, **self.options[worker])
         _share_tensors_alone(collector, kwargs.get("use_buffers"))
         collector.report_file = self.files[worker]
@@ -280,9 +252,7 @@ def _no_tensors(entry: Any, key: tuple[str, ...] = ()) -> Iterator[tuple[str, ..
 
 # ------------------------------------------------------------------------------- lost workers
 
-_ADVICE = (
-    "make a new collector, or pass on_worker_lost='restart' to have another worker take its place"
-)
+_ADVICE = "make a new collector"
 
 
 @dataclass(frozen=True)
@@ -294,38 +264,17 @@ class LostWorker:
         pid: of its process, or a name of it on another machine.
         how: the way in which it ended: ``"was killed by SIGKILL"``, ``"ended with exit code 3"``.
         slots: those that it held, counted over all workers; empty if it had not started.
-        frames: how many frames were lost with it at most: those of the batch at hand.
-        replaced: another worker took its place.
     """
 
     worker: int
     pid: int | str | None
     how: str
     slots: range
-    frames: int
-    replaced: bool
 
     def __str__(self) -> str:
         first, last = self.slots.start, self.slots.stop - 1
         slots = f", slots {first} to {last}" if first < last else f", slot {first}"
         return f"worker {self.worker} (pid {self.pid}{slots if self.slots else ''}) {self.how}"
-
-
-class LostWorkers(tuple[LostWorker, ...]):
-    """The workers that a collector has lost, in order."""
-
-    @property
-    def frames(self) -> int:
-        """The number of frames that were lost with them, at most."""
-        return sum(lost.frames for lost in self)
-
-    def __repr__(self) -> str:
-        if not self:
-            return one_line(self, "none")
-        return one_line(self, *map(str, self), f"at most {count_text(self.frames, 'frame')} lost")
-
-    def __str__(self) -> str:
-        return "\n".join(f"{lost}; at most {lost.frames} frames lost" for lost in self) or "none"
 
 
 class WorkerLostError(RuntimeError):
@@ -354,7 +303,6 @@ Calls = Mapping[int, Sequence[Any]]
 class Asking(BaseCollector):
     """A mixin of collectors with workers, over one way to ask them."""
 
-    lost = LostWorkers()
     _facts: Sequence[WorkerFacts] | None = None
     """None until the workers are known, and where they run another's collector."""
 
@@ -385,12 +333,12 @@ class Asking(BaseCollector):
         """Seed all workers, their slots numbered on where envs can; return TorchRL's next seed."""
         if all(one.seeds_in_a_row for one in self._facts or ()):
             firsts = accumulate(self._slots[:-1], initial=0)
-            calls = {w: (seed, seed, w, 0, static_seed, first) for w, first in enumerate(firsts)}
+            calls = {w: (seed, seed, w, static_seed, first) for w, first in enumerate(firsts)}
             self._ask(seeded, calls)
             return seed if static_seed else chain(seed, len(calls) + 1)[-1]
         following = seed
         for worker in range(self.num_workers):
-            call = following, seed, worker, 0, static_seed
+            call = following, seed, worker, static_seed
             (following,) = self._ask(seeded, {worker: call})
         return following
 
@@ -421,15 +369,11 @@ class Asking(BaseCollector):
         """The latest report of each worker."""
         return self._ask_all(report_of)
 
-    def _lost_worker(
-        self, worker: int, pid: Any, how: str, frames: int, replaced: bool = False
-    ) -> LostWorker:
-        """Put a lost worker on record."""
+    def _lost_worker(self, worker: int, pid: Any, how: str) -> LostWorker:
+        """The record of a lost worker."""
         first = sum(self._slots[:worker])
         slots = range(first, first + self._slots[worker]) if self._facts else range(0)
-        lost = LostWorker(worker, pid, how, slots, frames, replaced)
-        self.lost = LostWorkers((*self.lost, lost))
-        return lost
+        return LostWorker(worker, pid, how, slots)
 
 
 _PAYS = 10e-3

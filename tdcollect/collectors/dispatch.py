@@ -61,25 +61,6 @@ def _batch_size(env: Any, env_kwargs: Any) -> torch.Size:
     return one.batch_size
 
 
-def check_on_worker_lost(on_worker_lost: Any, options: Mapping[str, Any]) -> None:
-    """Raise ValueError for an unknown answer to a lost worker, and for options that forbid it."""
-    check.one_of(("raise", "restart"), on_worker_lost=on_worker_lost)
-    if on_worker_lost == "raise":
-        return
-    for name in ("weight_sync_schemes", "weight_recv_schemes", "weight_updater"):
-        if options.get(name):
-            raise ValueError(
-                f"expected no {name} with on_worker_lost='restart', got one: it is bound to the "
-                "workers that it was started with; leave it out, or choose on_worker_lost='raise'"
-            )
-    threshold = options.get("preemptive_threshold")
-    if threshold is not None and threshold < 1:
-        raise ValueError(
-            "expected no preemptive_threshold with on_worker_lost='restart', got "
-            f"{threshold}; leave it out, or choose on_worker_lost='raise'"
-        )
-
-
 def class_of_collectors(chosen: Any) -> Any:
     """Return the class of the collectors in the workers: tdcollect's for None and ``"single"``."""
     if chosen in (None, "single"):

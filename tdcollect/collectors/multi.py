@@ -7,7 +7,6 @@ import inspect
 import signal
 import sys
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from copy import deepcopy
@@ -15,7 +14,6 @@ from multiprocessing import util
 from operator import methodcaller
 from typing import Any
 
-import torch
 import torchrl.collectors as upstream
 
 from tdcollect import check
@@ -27,7 +25,6 @@ from tdcollect.collectors import asking, dispatch
 from tdcollect.collectors.pipes import Guard, Reports, WorkerPipe, WorkerQueue
 from tdcollect.display import count_text, one_line
 from tdcollect.processes.child import children_hash_by, ending, hash_seed
-from tdcollect.threads import with_threads
 
 
 class _BySync(MultiCollectorMeta):
@@ -76,11 +73,6 @@ class MultiCollector(asking.Asking, upstream.MultiCollector, metaclass=_BySync):
     Args:
         create_env_fn: makes the env of each worker; a list of one function per worker.
         policy: as TorchRL has it.
-        on_worker_lost: what to do when a worker dies. ``"raise"`` ends the others and raises
-            :class:`WorkerLostError`; ``"restart"`` has another take its place, with the newest
-            weights, new trajectory ids, and seeds that follow from :meth:`set_seed`; a worker
-            that is lost four times in a row, each within a minute and without a batch, raises, and
-            so does one that is killed as it writes to the replay buffer, with the lock of all.
         collector_class: of the collectors in the workers; None or ``"single"`` for
             :class:`tdcollect.Collector`.
         reset_options: as :class:`tdcollect.Collector` has it; slot i of worker w is ``w N + i``.
@@ -89,7 +81,9 @@ class MultiCollector(asking.Asking, upstream.MultiCollector, metaclass=_BySync):
     Attributes:
         stats: :class:`tdcollect.collect.Statistics`, merged over the workers; a call gives
             TorchRL's dict of counters.
-        lost: the workers that were lost, and how many frames at most with them.
+
+    Raises:
+        WorkerLostError: wherever the collector waits, if a worker has died; the others are ended.
     """
 
     @extends(upstream.MultiCollector.__init__)
@@ -98,7 +92,6 @@ class MultiCollector(asking.Asking, upstream.MultiCollector, metaclass=_BySync):
         create_env_fn: Any,
         policy: Any = None,
         *,
-        on_worker_lost: str = "raise",
         collector_class: Any = None,
         reset_options: Any = None,
         **kwargs: Any,
@@ -117,23 +110,20 @@ class MultiCollector(asking.Asking, upstream.MultiCollector, metaclass=_BySync):
                 f"one function and no number; pass [{name}] * 2"
             )
         check.positive_int(**{"the number of workers": workers})
-        dispatch.check_on_worker_lost(on_worker_lost, kwargs)
         inner = dispatch.class_of_collectors(collector_class)
         self._ours = isinstance(inner, type) and issubclass(inner, Collector)
         options = asking.options_of_workers(reset_options, inner, workers)
         dispatch.check_shared_buffer(create_env_fn[0] if several else create_env_fn, policy, kwargs)
         self.reports = Reports(workers if self._ours else 0)
         if self._ours:
-            inner = asking.InnerCollector(inner, range(workers), self.reports.files, options)
-        self._crews = Crews(self, inner, kwargs)
+            inner = asking.InnerCollector(inner, self.reports.files, options)
         try:
             with children_hash_by(hash_seed()):
                 super().__init__(create_env_fn, policy, collector_class=inner, **kwargs)
         except Exception as error:
             self._name_lost_at_start(error)
             raise
-        replace = self._crews.start if on_worker_lost == "restart" else None
-        guard = Guard(self, self._procs, replace)
+        guard = Guard(self, self._procs)
         pipes, queue = vars(self)["pipes"], vars(self)["queue_out"]  # as TorchRL has made them
         self.pipes = [WorkerPipe(pipe, guard) for pipe in pipes]
         self.queue_out = WorkerQueue(queue, self.pipes, guard)
@@ -149,7 +139,7 @@ class MultiCollector(asking.Asking, upstream.MultiCollector, metaclass=_BySync):
         for worker, proc in enumerate(vars(self).get("_procs", ())):
             if proc.exitcode not in (None, 0, -signal.SIGTERM):
                 how = f"{ending(proc.exitcode)} as it started"
-                lost = self._lost_worker(worker, proc.pid, how, 0)
+                lost = self._lost_worker(worker, proc.pid, how)
                 raise asking.WorkerLostError(lost, _advice_at_start(proc)) from error
 
     # ----------------------------------------------------------------------------- lost workers
@@ -188,7 +178,6 @@ class MultiCollector(asking.Asking, upstream.MultiCollector, metaclass=_BySync):
         try:
             super().shutdown(*args, **kwargs)
         finally:
-            self._crews.shutdown()
             WorkersState(self).end_weight_sync()
             self.reports.close()
 
@@ -200,19 +189,7 @@ class MultiCollector(asking.Asking, upstream.MultiCollector, metaclass=_BySync):
     def update_policy_weights_(self, policy_or_weights: Any = None, **kwargs: Any) -> None:
         """Send weights to the workers; see the parent's method."""
         self._look()
-        if policy_or_weights is not None:
-            self._crews.weights = policy_or_weights
-        crews, chosen = dict(self._crews.crews), kwargs.pop("worker_ids", None)
-        everyone = range(self.num_workers) if chosen is None else chosen
-        everyone = [everyone] if isinstance(everyone, int) else everyone
-        for worker in everyone:
-            self._crews.versions[worker] += 1
-            if worker in crews:
-                crews[worker].update_policy_weights_(policy_or_weights, **kwargs)
-        first = [worker for worker in everyone if worker not in crews]
-        if first:
-            ids = first if crews else chosen
-            super().update_policy_weights_(policy_or_weights, worker_ids=ids, **kwargs)
+        super().update_policy_weights_(policy_or_weights, **kwargs)
         self._look()
 
     # ------------------------------------------------------------------------- seeds and states
@@ -236,7 +213,6 @@ class MultiCollector(asking.Asking, upstream.MultiCollector, metaclass=_BySync):
         if self._facts is None:
             return super().set_seed(seed, static_seed)
         self._look()
-        self._crews.seed = seed
         WorkersState(self).flush_trajectories()
         # The workers wait, and drop what they have collected.
         for pipe in self.pipes:
@@ -278,7 +254,6 @@ class MultiCollector(asking.Asking, upstream.MultiCollector, metaclass=_BySync):
         state |= {"frames": counters.frames, "iter": counters.iteration}
         pools = [one["traj_pool"] for one in workers]
         state["traj_pool"] = max(pools, key=lambda pool: int(pool["traj_id"])).copy()
-        state["replacements"] = self._crews.begun
         if self.policy_version_tracker is not None:
             state["policy_version"] = self.policy_version
         return state
@@ -303,11 +278,8 @@ class MultiCollector(asking.Asking, upstream.MultiCollector, metaclass=_BySync):
             return
         states = deepcopy([state_dict[f"worker{w}"] for w in range(self.num_workers)])
         self._ask(asking.load_state, {worker: (state,) for worker, state in enumerate(states)})
-        for worker, state in enumerate(states):
-            self._crews.versions[worker] = int(state.get("policy_version", 0))
         counters = WorkersState(self)
         counters.frames, counters.iteration = int(state_dict["frames"]), int(state_dict["iter"])
-        self._crews.begun = int(state_dict.get("replacements", 0))
         version = state_dict.get("policy_version")
         if version is not None and self.policy_version_tracker is not None:
             self.policy_version_tracker.version = version
@@ -326,8 +298,7 @@ class MultiCollector(asking.Asking, upstream.MultiCollector, metaclass=_BySync):
         frames = f"frames_per_batch={self.requested_frames_per_batch}"
         slots = f"slots={self._slots}" if self._facts is not None else ""
         parts = [count_text(self.num_workers, "worker"), slots, frames]
-        parts += [f"total_frames={self.total_frames}", f"lost={len(self.lost)}" * bool(self.lost)]
-        return one_line(self, *filter(None, parts))
+        return one_line(self, *filter(None, parts), f"total_frames={self.total_frames}")
 
 
 class MultiSyncCollector(MultiCollector, upstream.MultiSyncCollector):
@@ -353,90 +324,6 @@ class AsyncCollector(MultiAsyncCollector, upstream.AsyncCollector):
 
     See :class:`MultiAsyncCollector`, and :class:`torchrl.collectors.AsyncCollector`.
     """
-
-
-_OF_ALL = (
-    "cat_results",
-    "device",
-    "num_workers",
-    "preemptive_threshold",
-    "split_trajs",
-    "traj_format",
-    "trajs_per_batch",
-    "update_at_each_batch",
-)
-"""Options of a collector that its workers are not given, or not so."""
-
-
-class Crews:
-    """Starts workers in the place of lost ones, each a TorchRL collector with one worker."""
-
-    def __init__(self, collector: Any, inner: Any, options: Mapping[str, Any]):
-        self.crews: dict[int, Any] = {}
-        """Those in place now, by the index of the worker."""
-        self.seed: int | None = None
-        """Of the whole collection; None if it is not seeded."""
-        self.weights: Any = None
-        """The latest weights that were given; None for those of the policy."""
-        self.versions: Counter[int] = Counter()
-        """The number of times that each worker was given weights, by its index."""
-        self.begun = 0
-        """The number that have begun, before the state that the collector went on from too."""
-        self._collector = weakref.ref(collector)
-        self._inner = inner
-        self._options = options
-
-    def start(self, worker: int, count: int) -> Any:
-        """Start a worker in the place of a lost one, the first for ``count=1``; its process."""
-        collector: Any = self._collector()
-        inner, number = self._inner, collector.num_workers + self.begun
-        if isinstance(inner, asking.InnerCollector):
-            file = collector.reports.file(number)
-            inner = asking.InnerCollector(inner.cls, [number], [file], [inner.options[worker]])
-        self.begun += 1
-        with with_threads(torch.get_num_threads()):  # TorchRL's collectors change it
-            crew = self._make(collector, worker, inner)
-        if self.weights is not None:
-            crew.update_policy_weights_(self.weights)
-        if isinstance(inner, asking.InnerCollector):
-            collector.reports.files[worker] = file
-            crew.map_fn("run_function", [(asking.set_version, self.versions[worker])])
-            if self.seed is not None:
-                crew.map_fn("run_function", [(asking.seeded, None, self.seed, worker, count)])
-        before, self.crews[worker] = self.crews.get(worker), crew
-        collector.queue_out.add(crew.queue_out, worker)
-        collector.pipes[worker].replaced(crew.pipes[0])
-        if before is not None:
-            _end(before)
-        return crew.procs[0]
-
-    def _make(self, collector: Any, worker: int, inner: Any) -> Any:
-        options = {name: v for name, v in self._options.items() if name not in _OF_ALL}
-        options |= {
-            "collector_class": inner,
-            "create_env_kwargs": [collector.create_env_kwargs[worker]],
-            "env_device": collector.env_device[worker],
-            "frames_per_batch": collector.frames_per_batch_worker(worker_idx=worker),
-            "num_threads": collector.num_threads,
-            "policy_device": collector.policy_device[worker],
-            "policy_factory": collector.policy_factory[worker],
-            "storing_device": collector.storing_device[worker],
-            "total_frames": -1,
-            "trajs_per_batch": WorkersState(collector).worker_trajectories,
-        }
-        envs = [collector.create_env_fn[worker]]
-        with children_hash_by(hash_seed()):
-            return upstream.MultiAsyncCollector(envs, collector.policy, **options)
-
-    def shutdown(self) -> None:
-        """End all that are in place."""
-        for crew in self.crews.values():
-            _end(crew)
-
-
-def _end(crew: Any) -> None:
-    crew.shutdown(timeout=1.0, raise_on_error=False)
-    WorkersState(crew).end_weight_sync()
 
 
 def _shut_down(collector_of: Callable[[], MultiCollector | None]) -> None:

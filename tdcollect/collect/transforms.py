@@ -213,6 +213,13 @@ class Island(OwnCode):
                 entries.update((under(name, key), v) for key, v in value.items(True, True))
 
 
+class StepsAgain(Island):
+    """A transform that steps its env again, by its own code."""
+
+    how = "on a TensorDict of its own: it steps its env again"
+    steps_singly = False
+
+
 class InResets(Island):
     """A transform that works in resets alone, by its own code."""
 

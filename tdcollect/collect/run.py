@@ -34,6 +34,7 @@ from tdcollect.collect.policy import (
     RandomActions,
     draws_from_spec,
     is_masked,
+    label,
     warning_of_draws,
 )
 from tdcollect.collect.resume import FirstStates
@@ -316,23 +317,24 @@ class Runner:
         if self.explained is not None:
             return self.explained
         collector, plan = self._collector, self.plan(iterating=True)
+        parts = [*self._own_loops(), *_parts_of(collector.env, plan), *self._moved_by_others()]
+        if plan.env is None:
+            parts.append(Part("policy", label(collector.policy), _AS_TORCHRL))
+            parts.append(Part("batch", "stacked from TensorDicts, then copied", _AS_TORCHRL))
+            return Explanation(parts)
         with set_exploration_type(collector.exploration_type):
             step = StepDict() if self.stacked_lazily else flat(self._parent.carrier)
-            policy = self._lower_again(step, checked=plan.env is None)
+            policy = self._lower_again(step, checked=False)
             if self._ignores_masks:
                 ((what, how),) = policy.described
                 policy.described = [(what, f"{how}; action masks are ignored, as in TorchRL")]
-            if plan.env is not None and self._parent.acts_randomly():
+            if self._parent.acts_randomly():
                 ((what, how),) = self.lower(step, policy=self._random).described
                 policy.described.insert(0, (f"{what}, until init_random_frames", how))
-        parts = [*self._own_loops(), *_parts_of(collector.env, plan), *self._moved_by_others()]
         parts += [
             Part("policy", what, called, "30 to 250 us a call" * called.startswith(ON_TENSORDICT))
             for what, called in policy.described
         ]
-        if plan.env is None:
-            parts.append(Part("batch", "stacked from TensorDicts, then copied", _AS_TORCHRL))
-            return Explanation(parts)
         place = self._place(plan.env)
         if place.moves:
             parts.append(Part("devices", repr(place), "each tensor crosses once"))
@@ -561,14 +563,10 @@ class Runner:
         collector = self._collector
         self._allot_buffer(shrunk=False)
         has_acted, self._has_acted = self._has_acted, False
-        lower = None
-        if not (collector.compiled_policy or collector.cudagraphed_policy or self.stacked_lazily):
-            lower = partial(self.lower, checked=True, policy=self._parent.wrapped_policy)
+        self._warn_of_policy(collector.policy)
         try:
             with HonouredStarts(collector.env):
-                return torchrl_rollout(
-                    collector, log, lower, has_acted, pre_collect_hook=None, **settings
-                )
+                return torchrl_rollout(collector, log, has_acted, pre_collect_hook=None, **settings)
         finally:
             self.note_places()
 
@@ -627,6 +625,13 @@ class Runner:
             return False
         return is_masked(env.full_action_spec)
 
+    def _warn_of_policy(self, policy: Any) -> None:
+        told = [warning_of_draws(policy)]
+        if policy is self._collector.policy and self._ignores_masks:
+            told.append(_IGNORES_MASKS)
+        for text in filter(None, told):
+            self._warn_once(text)
+
     def _lowering(self, random: bool, late: ArrayEnv | None = None) -> Lower:
         # Gradients are those of the distributions' own classes.
         policy = self._random if random else None
@@ -668,11 +673,7 @@ class Runner:
         late: ArrayEnv | None = None,
     ) -> LoweredPolicy:
         collector, parent = self._collector, self._parent
-        told = [warning_of_draws(policy or collector.policy)]
-        if policy is None and self._ignores_masks:
-            told.append(_IGNORES_MASKS)
-        for text in filter(None, told):
-            self._warn_once(text)
+        self._warn_of_policy(policy or collector.policy)
         compiled = collector.compiled_policy or collector.cudagraphed_policy
         cast = parent.casts_to_policy_device and collector.policy_device is not None
         lazy = self.stacked_lazily

@@ -1,4 +1,4 @@
-"""TorchRL's own rollout: watched, timed, and with the policy on StepDicts where that is known."""
+"""TorchRL's own rollout, watched and timed."""
 
 from __future__ import annotations
 
@@ -10,28 +10,21 @@ from typing import Any
 
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModuleBase
 from torchrl.collectors import Collector as TorchRLCollector
-from torchrl.modules import RandomPolicy
 
 from tdcollect._upstream.collectors import CollectorState, rollout_with_gradients
-from tdcollect.collect.arguments import missing_entries
 from tdcollect.collect.monitor import CollectionLog
-from tdcollect.collect.policy import LoweredPolicy
-from tdcollect.collect.step_dict import flat, is_plain
-from tdcollect.collect.turns import Lower
 from tdcollect.keys import Key
 
 
 def torchrl_rollout(
-    collector: Any, log: CollectionLog, lower: Lower | None, has_acted: bool, **settings: Any
+    collector: Any, log: CollectionLog, has_acted: bool, **settings: Any
 ) -> TensorDictBase | None:
     """Run the rollout of a collector's parent; None where each step goes to the replay buffer.
 
     Args:
         collector: whose parent it is.
         log: notes the steps.
-        lower: gives the policy on StepDicts; None where it must be called as it is.
         has_acted: the carried step has the policy's outputs already.
         **settings: attributes of the collector, set for this batch.
     """
@@ -40,8 +33,6 @@ def torchrl_rollout(
     if has_acted:
         calls = chain([lambda tensordict: tensordict], repeat(policy))
         call = lambda tensordict: next(calls)(tensordict)  # noqa: E731
-    elif lower is not None and isinstance(policy, (TensorDictModuleBase, RandomPolicy)):
-        call = _PolicyOnSteps(policy, lower, parent)
     call = log.timed("policy_seconds", call)
     wrapped = {} if call is policy else {"policy_call": call}
     with changed(collector, **settings), changed(parent, **wrapped), _watched_env(collector, log):
@@ -90,42 +81,6 @@ def warn_of_lost(parent: CollectorState, entries: Iterable[Key]) -> None:
             "TorchRL's buffers do not hold them; pass use_buffers=False to keep them",
             stacklevel=2,
         )
-
-
-class _PolicyOnSteps:
-    """A policy of TensorDict modules without the bookkeeping between them.
-
-    It is called as it is where its modules are not known.
-    """
-
-    def __init__(self, policy: TensorDictModuleBase, lower: Lower, parent: CollectorState):
-        self._policy = policy
-        self._lower = lower
-        self._parent = parent
-        self._lowered: LoweredPolicy | None = None
-        self._as_it_is = False
-
-    def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
-        if self._as_it_is:
-            return self._policy(tensordict)
-        step = flat(tensordict)
-        if self._lowered is None:
-            self._lowered = self._lower(step)
-            if not self._lowered.straight:
-                self._as_it_is = True
-                try:
-                    return self._policy(tensordict)
-                except KeyError as error:
-                    raise missing_entries(self._policy, step) or error from error
-        before = dict(step)
-        self._lowered(step)
-        for key, value in step.items():
-            if before.get(key) is not value:
-                tensordict.set(key, value)
-                if not is_plain(value):  # the next steps could not have it
-                    self._as_it_is = True
-                    warn_of_lost(self._parent, [key])
-        return tensordict
 
 
 @contextmanager

@@ -39,7 +39,6 @@ from tdcollect.collect.arguments import (
     explain_first_call,
     explain_weights_error,
     explain_wrapping_error,
-    give_options,
     round_up,
 )
 from tdcollect.collect.monitor import Monitor, StatsAttribute, slots_of, with_progress
@@ -49,7 +48,6 @@ from tdcollect.collect.run import Explanation, Runner, short
 from tdcollect.collect.torchrl_loop import changed
 from tdcollect.display import one_line
 from tdcollect.envs.adopted import lost_ends, take_over
-from tdcollect.envs.process.values import GiveOptions, ResetOptions
 from tdcollect.envs.traits import base_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.keys import IS_INIT, as_path
@@ -177,9 +175,6 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
             A ``replay_buffer`` that is a ``ReplayBufferEnsemble`` of N, with ``routing_key=
             ("collector", "slot")``, keeps the slots apart.
         progress: show a progress bar while iterating (needs tqdm), or a line every 30 seconds.
-        reset_options: a function ``(slot, episode)``, which returns gymnasium's options for the
-            reset that begins this episode, or None. A slot's episodes count from 0, each reset
-            being one; ``set_seed`` counts from 0 again, and ``load_state_dict`` goes on.
         **kwargs: as the parent has them.
 
     Attributes:
@@ -204,12 +199,8 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
         hooks: AnyHooks = None,
         by_arrival: bool = False,
         progress: bool = False,
-        reset_options: GiveOptions | ResetOptions | None = None,
         **kwargs: Any,
     ):
-        if reset_options is not None and not isinstance(reset_options, ResetOptions):
-            reset_options = ResetOptions(reset_options)
-        self.reset_options = reset_options
         self.by_arrival = by_arrival
         if by_arrival:
             check_by_arrival(kwargs)
@@ -250,7 +241,6 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
         OwnLibraryStates().give_to(held_env(base_of(env)))
         if lost := lost_ends(base_of(env)):
             warnings.warn(f"{short(base_of(env))}: {lost}", stacklevel=2)
-        give_options(base_of(env), self.reset_options)
         return env
 
     def _maybe_setup_policy_env_transforms(self, env: EnvBase, policy: Any) -> EnvBase:
@@ -647,9 +637,7 @@ def refuse_elsewhere(options: dict[str, Any], backend: str) -> None:
     """Take options of this process alone out; raise ValueError for any but their defaults."""
     for name, default in (Collector.__init__.__kwdefaults__ or {}).items():
         value = options.pop(name, default)
-        if name == "reset_options" and value is not None and backend in ("process", "ray"):
-            options[name] = value  # which it hands on to its workers
-        elif value is not default and value != default:
+        if value is not default and value != default:
             raise ValueError(
                 f"expected no {name} with backend={backend!r}, whose collectors run in other "
                 f"processes, got {name}={value!r}; leave it out, or choose backend='direct'"

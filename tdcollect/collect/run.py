@@ -287,8 +287,6 @@ class Runner:
         collector = self._collector
         if self.first_states is not None:
             self.first_states.restore()
-        if (options := collector.reset_options) is not None:
-            options.start(len(options.begun))
         following = TorchRLCollector.set_seed(collector, seed, static_seed=static_seed)
         return following, early_seeds(base_of(collector.env), seed, static_seed)
 

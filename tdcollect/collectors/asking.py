@@ -17,17 +17,14 @@ import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase, is_non_tensor
 from torchrl.collectors import BaseCollector
-from torchrl.data.utils import CloudpickleWrapper
 from torchrl.envs import GymWrapper
 
-from tdcollect import check
 from tdcollect._upstream.collectors import CollectorState
 from tdcollect.collect import Collector
 from tdcollect.collect.run import Explanation, Part
 from tdcollect.collect.statistics import Moments, Statistics
 from tdcollect.display import count_text
 from tdcollect.envs.adopted import chain
-from tdcollect.envs.process.values import ResetOptions
 from tdcollect.envs.traits import base_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 
@@ -75,8 +72,6 @@ class WorkerFacts(NamedTuple):
     """N of its env."""
     seeds_in_a_row: bool
     """The slots of its env can go on from those of other workers, under one root seed."""
-    has_options: bool = False
-    """Its resets have options by slot, counted over all workers."""
 
 
 class WorkerReport(NamedTuple):
@@ -97,7 +92,7 @@ def facts_of(collector: Any) -> WorkerFacts:
     in_a_row = isinstance(base, GymnasiumEnv) or (
         isinstance(base, GymWrapper) and bool(base.batch_size)
     )
-    return WorkerFacts(collector.n_env, in_a_row, collector.reset_options is not None)
+    return WorkerFacts(collector.n_env, in_a_row)
 
 
 def report_of(collector: Any, parts: Any = ()) -> WorkerReport:
@@ -184,24 +179,12 @@ class WorkerMethods:
             unread.replace(self.report_file)
 
 
-def options_of_workers(reset_options: Any, kind: Any, workers: int) -> list[dict[str, Any]]:
-    """The arguments of the collectors in workers for reset options; ``kind`` is their class."""
-    if reset_options is None:
-        return [{} for _ in range(workers)]
-    if not (isinstance(kind, type) and issubclass(kind, Collector)):
-        raise TypeError(f"expected tdcollect.Collector in workers for reset_options, got {kind}")
-    check.callables(reset_options=reset_options)
-    give = CloudpickleWrapper(reset_options)
-    return [{"reset_options": ResetOptions(give, worker)} for worker in range(workers)]
-
-
 @dataclass(eq=False)
 class InnerCollector:
     """Makes the collector of a worker: given to TorchRL in the place of a class, and pickled."""
 
     cls: type[Collector]
     files: Sequence[Path]
-    options: Sequence[Mapping[str, Any]]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """A collector, in a worker."""
@@ -211,7 +194,7 @@ class InnerCollector:
         cls = meta(f"{self.cls.__name__}InWorker", (WorkerMethods, self.cls), attributes)
         worker = kwargs.get("worker_idx") or 0
         kwargs["traj_pool"] = TrajectoryIds(worker)
-        collector = cls(*args, backend="direct", **kwargs, **self.options[worker])
+        collector = cls(*args, backend="direct", **kwargs)
         _share_tensors_alone(collector, kwargs.get("use_buffers"))
         collector.report_file = self.files[worker]
         collector.note_report()
@@ -324,10 +307,6 @@ class Asking(BaseCollector):
     def _learn_facts(self) -> None:
         """Ask for what is the same as long as the workers live."""
         self._facts = self._ask_all(facts_of)
-        if any(one.has_options for one in self._facts) and len({*self._slots}) > 1:
-            text = f"expected workers of as many slots each for reset_options, got {self._slots}"
-            self.shutdown()
-            raise ValueError(f"{text}; give their envs the same num_envs")
 
     def _seed_workers(self, seed: int, static_seed: bool) -> Any:
         """Seed all workers, their slots numbered on where envs can; return TorchRL's next seed."""

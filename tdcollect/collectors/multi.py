@@ -75,7 +75,6 @@ class MultiCollector(asking.Asking, upstream.MultiCollector, metaclass=_BySync):
         policy: as TorchRL has it.
         collector_class: of the collectors in the workers; None or ``"single"`` for
             :class:`tdcollect.Collector`.
-        reset_options: as :class:`tdcollect.Collector` has it; slot i of worker w is ``w N + i``.
         **kwargs: as TorchRL has them.
 
     Attributes:
@@ -93,7 +92,6 @@ class MultiCollector(asking.Asking, upstream.MultiCollector, metaclass=_BySync):
         policy: Any = None,
         *,
         collector_class: Any = None,
-        reset_options: Any = None,
         **kwargs: Any,
     ):
         self.closed = True
@@ -112,11 +110,10 @@ class MultiCollector(asking.Asking, upstream.MultiCollector, metaclass=_BySync):
         check.positive_int(**{"the number of workers": workers})
         inner = dispatch.class_of_collectors(collector_class)
         self._ours = isinstance(inner, type) and issubclass(inner, Collector)
-        options = asking.options_of_workers(reset_options, inner, workers)
         dispatch.check_shared_buffer(create_env_fn[0] if several else create_env_fn, policy, kwargs)
         self.reports = Reports(workers if self._ours else 0)
         if self._ours:
-            inner = asking.InnerCollector(inner, self.reports.files, options)
+            inner = asking.InnerCollector(inner, self.reports.files)
         try:
             with children_hash_by(hash_seed()):
                 super().__init__(create_env_fn, policy, collector_class=inner, **kwargs)

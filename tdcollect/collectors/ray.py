@@ -38,7 +38,6 @@ class RayCollector(asking.Asking, TorchRLRayCollector):
         create_env_fn: a function that makes an env, one per worker; or one, with
             ``num_collectors``.
         policy: the policy; each worker has a copy.
-        reset_options: as :class:`tdcollect.Collector` has it; slot i of worker w is ``w N + i``.
         **kwargs: as the parent has them. ``collector_class="single"``, the default, is
             :class:`tdcollect.Collector`. Without ``ray_init_config`` and a Ray that runs, a quiet
             one without a dashboard starts, and stops with the last collector that uses it.
@@ -67,8 +66,6 @@ class RayCollector(asking.Asking, TorchRLRayCollector):
         self,
         create_env_fn: Callable[[], Any] | Sequence[Callable[[], Any]],
         policy: Any = None,
-        *,
-        reset_options: Any = None,
         **kwargs: Any,
     ):
         check_known(type(self), kwargs)
@@ -88,8 +85,7 @@ class RayCollector(asking.Asking, TorchRLRayCollector):
         # The parent writes into these, and would share one dict between workers.
         options = kwargs.get("collector_kwargs") or {}
         options = [options] * count if isinstance(options, Mapping) else options
-        own = asking.options_of_workers(reset_options, kind, count)
-        kwargs["collector_kwargs"] = [{**a, **b} for a, b in zip(options, own, strict=True)]
+        kwargs["collector_kwargs"] = [{**own} for own in options]
         self._one_env = isinstance(kind, type) and issubclass(kind, TorchRLCollector)
         self._connection = "" if kwargs.get("ray_init_config") else ray_cluster.connect(None)
         with ended_on_error(self.shutdown):

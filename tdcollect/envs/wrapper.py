@@ -369,7 +369,7 @@ class GymnasiumEnv(EnvBase):
             stepper.read_info(self._infos)
             _check_alike(self.stepper, stepper)
         stepper.restarts = self.stepper.restarts  # one count for the env's life
-        stepper.reset_options, stepper.shown = self.stepper.reset_options, self.stepper.shown
+        stepper.shown = self.stepper.shown
         old, self.stepper = self.stepper, stepper
         self._env_kwargs = settings
         old.close()

@@ -35,7 +35,7 @@ from tdcollect.seeding import slot_seeds
 
 from ..collect.mocks import ENVS
 from ..collect.oracle import UPSTREAM
-from .made import assert_same, batches, cartpole, drawing, ending, noisy, two_slots
+from .made import assert_same, batches, drawing, ending, noisy, two_slots
 
 pytestmark = pytest.mark.filterwarnings(UPSTREAM)
 
@@ -197,14 +197,6 @@ SYNC, ASYNC = MultiSyncCollector, MultiAsyncCollector
         (ASYNC, [], {}, ValueError, "expected"),
         (ASYNC, ["CartPole-v1"], {}, TypeError, "expected"),
         (MultiCollector, [two_slots], {}, TypeError, "sync to be True or False, got None"),
-        (SYNC, [two_slots], {"reset_options": 3}, TypeError, "to be callable or None"),
-        (
-            SYNC,
-            [two_slots],
-            {"reset_options": print, "collector_class": upstream.Collector},
-            TypeError,
-            "tdcollect.Collector in workers for reset_options, got <class",
-        ),
     ],
 )
 def test_refused_before_a_worker_starts(
@@ -289,31 +281,6 @@ def low(slot: int, episode: int) -> dict[str, float]:
     """CartPole starts between these bounds, which tell slot and episode."""
     place = 0.01 * slot + 0.001 * episode
     return {"low": place, "high": place}
-
-
-def test_reset_options_count_slots_on_over_the_workers() -> None:
-    whole = Collector(cartpole(4), noisy(), frames_per_batch=4 * 30, reset_options=low)
-    made = Collector(
-        [two_slots] * 2,
-        noisy(),
-        backend="process",
-        sync=True,
-        frames_per_batch=4 * 30,
-        reset_options=lambda slot, episode: low(slot, episode),
-        backend_options={"cat_results": "stack"},
-    )
-    with ending(made) as collector:
-        for each in (whole, collector):
-            each.set_seed(3)
-        found, expected = (torch.stack(batches(each, 2)) for each in (collector, whole))
-    assert torch.equal(found[OBSERVATION].flatten(1, 2), expected[OBSERVATION])
-
-
-def test_reset_options_are_for_workers_with_as_many_slots() -> None:
-    with pytest.raises(ValueError, match=r"for reset_options, got \[2, 1\]; give their envs"):
-        MultiSyncCollector(
-            [two_slots, partial(cartpole, 1)], noisy(), frames_per_batch=8, reset_options=low
-        )
 
 
 def test_signatures_show_the_arguments_by_name() -> None:

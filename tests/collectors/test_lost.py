@@ -120,9 +120,7 @@ def test_a_death_with_the_lock_of_the_replay_buffer_leaves_nobody_waiting(
             one.start()
             time.sleep(60)
 
-        with pytest.raises(
-            WorkerLostError, match=r"worker 1 .* SIGKILL; .* ended, make a new"
-        ):
+        with pytest.raises(WorkerLostError, match=r"worker 1 .* SIGKILL; .* ended, make a new"):
             run()
     assert "rows of the replay buffer may be incomplete" in caplog.text
     assert buffer.sample(4).shape == (4,)  # it would wait for ever

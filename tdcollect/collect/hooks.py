@@ -13,9 +13,8 @@ from torchrl.envs import EnvBase
 
 from tdcollect import check, keys
 from tdcollect._upstream.torchrl import wrapped_env
-from tdcollect.collect.statistics import Spread, Statistics
+from tdcollect.collect.statistics import Bools, Floats, Ints, Spread, Statistics, Tally
 from tdcollect.collect.step_dict import StepDict
-from tdcollect.collect.tally import Bools, Floats, Ints, Tally
 from tdcollect.display import one_line
 from tdcollect.envs.spaces import nested
 from tdcollect.keys import under_next

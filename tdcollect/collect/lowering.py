@@ -27,6 +27,7 @@ from tdcollect.collect.transforms import (
     Mapped,
     OwnCode,
     StepTransform,
+    gray,
 )
 from tdcollect.envs.traits import EnvAction, NotKnown, of_kind, runs_once, traits_of, transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv
@@ -87,8 +88,6 @@ def joined(parts: Sequence[StepTransform]) -> list[StepTransform]:
     for part in parts:
         before = parts_joined[-1] if parts_joined else part
         if _runs(before, T.ToTensorImage) and _runs(part, T.GrayScale):
-            from tdcollect.collect.images import gray  # others need no images
-
             parts_joined[-1:] = gray(before, part)
         else:
             parts_joined.append(part)

@@ -27,7 +27,7 @@ from tdcollect.collect.arguments import by_arrival_needs, check_arrival_buffer
 from tdcollect.collect.arrays import ArrayEnv, ArrayPlan, by_episodes, plan_for
 from tdcollect.collect.episodes import Block, Episodes, FirstToStart, Start, join_episodes
 from tdcollect.collect.facts import Facts, facts_of_env
-from tdcollect.collect.monitor import CollectionLog
+from tdcollect.collect.monitor import CollectionLog, changed, torchrl_rollout, warn_of_lost
 from tdcollect.collect.policy import (
     ON_TENSORDICT,
     LoweredPolicy,
@@ -48,7 +48,6 @@ from tdcollect.collect.step_dict import (
     stacked_lazily,
 )
 from tdcollect.collect.store import Placement, placement
-from tdcollect.collect.torchrl_loop import changed, torchrl_rollout, warn_of_lost
 from tdcollect.collect.transforms import Norm
 from tdcollect.collect.turns import Acting, Arrivals, Frames, Lower
 from tdcollect.display import html_table, one_line

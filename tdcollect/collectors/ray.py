@@ -22,7 +22,7 @@ from tdcollect.collect import Collector
 from tdcollect.collect.arguments import check_known
 from tdcollect.collect.collector import extends
 from tdcollect.collectors import asking
-from tdcollect.collectors.dispatch import class_of_collectors
+from tdcollect.collectors.asking import class_of_collectors
 from tdcollect.display import one_line
 
 _LOSSES = (

@@ -21,7 +21,7 @@ from tdcollect import keys
 from tdcollect._upstream.torchrl import as_plain_tensors
 from tdcollect.cleanup import ended_on_error
 from tdcollect.envs.process.agents import ACTION_MASK
-from tdcollect.envs.process.pool import WorkerLost
+from tdcollect.envs.process.backend import WorkerLost
 from tdcollect.envs.process.values import Array, is_number
 from tdcollect.envs.slots import Can, Stepper
 from tdcollect.envs.spaces import StepBuffers, compose, drawable, key_of, nested

@@ -22,8 +22,7 @@ from torchrl.testing import mocking_classes as mocks
 
 import tdcollect
 from tdcollect import Collector, make_env, slot_seed
-from tdcollect.collect.statistics import Collection
-from tdcollect.collect.tally import Tally, row_ends
+from tdcollect.collect.statistics import Collection, Tally, row_ends
 from tdcollect.keys import entry_path
 
 from .envs import ENVS, cartpole, make_toy

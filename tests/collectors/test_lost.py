@@ -21,7 +21,7 @@ from tdcollect.collectors import (
     MultiAsyncCollector,
     MultiSyncCollector,
     WorkerLostError,
-    pipes,
+    multi,
     worker_of,
 )
 from tdcollect.collectors.asking import LostWorker
@@ -111,7 +111,7 @@ def test_a_death_is_noticed_under_start() -> None:
 def test_a_death_with_the_lock_of_the_replay_buffer_leaves_nobody_waiting(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(pipes, "_PATIENCE", 0.5)
+    monkeypatch.setattr(multi, "_PATIENCE", 0.5)
     storage = LazyTensorStorage(2_000, ndim=2)
     buffer = ReplayBuffer(storage=storage, writer=Deadly(), shared=True)
     with made(MultiAsyncCollector, replay_buffer=buffer) as one:

@@ -114,7 +114,7 @@ TEXTS: list[tuple[Any, list[str]]] = [
     (BatchedEnvBase, ["view._owns_workers = False"]),
     (gym_library.GymLikeEnv._step, ["range(self.wrapper_frame_skip)"]),
     (batched_envs._run_worker_pipe_shared_mem, ["\n            torch.manual_seed"]),
-    # The messages that collectors/pipes.py knows about.
+    # The messages that collectors/multi.py knows about.
     (
         RUNNER,
         [

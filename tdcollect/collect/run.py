@@ -320,7 +320,7 @@ class Runner:
             parts.append(Part("batch", "stacked from TensorDicts, then copied", _AS_TORCHRL))
             return Explanation(parts)
         with set_exploration_type(collector.exploration_type):
-            step = StepDict() if self.stacked_lazily else flat(self._parent.carrier)
+            step = flat(self._parent.carrier)
             policy = self._lower_again(step, checked=False)
             if self._ignores_masks:
                 ((what, how),) = policy.described
@@ -673,9 +673,7 @@ class Runner:
         self._warn_of_policy(policy or collector.policy)
         compiled = collector.compiled_policy or collector.cudagraphed_policy
         cast = parent.casts_to_policy_device and collector.policy_device is not None
-        lazy = self.stacked_lazily
-        if not lazy:
-            step.shapes = nested_shapes(parent.carrier)
+        step.shapes = nested_shapes(parent.carrier)
         lowered = LoweredPolicy(
             policy or parent.wrapped_policy,
             step,
@@ -684,7 +682,6 @@ class Runner:
             select=parent.policy_output_keys if compiled and policy is None else None,
             checked=checked,
             late=None if late is None else late.hands_through,
-            as_it_is="the env's entries are stacked lazily" if lazy else None,
         )
         if policy is not None and policy is not parent.wrapped_policy:
             # The policy that acts after random actions may read them: they are zeroed as TorchRL's.

@@ -211,7 +211,6 @@ class LogStatistics(Hooks):
         latest, lifetime, over_window = stats.latest, stats.lifetime, stats.window.return_stats
         if latest is None:
             raise RuntimeError("expected a collector that has collected something, got a new one")
-        took = latest.episode_seconds_stats
         values = {
             "episodes": lifetime.episodes,
             "steps": lifetime.steps,
@@ -223,7 +222,6 @@ class LogStatistics(Hooks):
             **_named("return", latest.return_stats),
             **_named("length", latest.length_stats),
             **_named("shaped_return", latest.shaped_return_stats),
-            "episode_seconds_mean": None if took is None else took.mean,
             "window_return_mean": None if over_window is None else over_window.mean,
             **{name: numbers.mean for name, numbers in latest.logged_stats.items()},
         }

@@ -32,7 +32,6 @@ from tdcollect.collect.policy import LoweredPolicy
 from tdcollect.collect.statistics import (
     Bools,
     Collection,
-    Floats,
     Ints,
     RowEnds,
     Statistics,
@@ -56,7 +55,6 @@ class CollectionLog:
         batch: the batch collected; to be set.
         env_seconds: time in the env's steps and resets; None without timers.
         policy_seconds: time in calls of the policy; None without timers.
-        stamps: the times at which slots have ended episodes, where they step on arrays.
     """
 
     def __init__(
@@ -65,7 +63,6 @@ class CollectionLog:
         self.env_seconds = 0.0 if timers else None
         self.policy_seconds = 0.0 if timers else None
         self.batch: TensorDictBase | None = None
-        self.stamps: list[tuple[float, list[int]]] = []
         self.wanted = wanted
         self.watch = watch
         self._dims = len(batch_size)
@@ -167,12 +164,8 @@ class CollectionLog:
 
     # ---------------------------------------------------------------------------- what was noted
 
-    def rewards_and_ends(
-        self, start: float, before: float
-    ) -> tuple[dict[str, NDArray[Any]], RowEnds]:
+    def rewards_and_ends(self) -> tuple[dict[str, NDArray[Any]], RowEnds]:
         """The reward entries ``[N, T]`` by path, or ``[1, F]`` of rows, and the ends of episodes.
-
-        The collection began at ``start``, after so many seconds in those ``before``.
 
         The reward of an entry is the mean over its features (the agents of a group, say). An
         episode ends where any flag says so, which is where TorchRL's collector starts a trajectory.
@@ -181,28 +174,14 @@ class CollectionLog:
         means = {name: averaged(_joined([step[name] for step in rewards])) for name in rewards[0]}
         done = _any(_joined(flags))
         failed = None if marks[0] is None else _any(_joined(marks)).reshape(-1)
-        seconds = time.perf_counter() - start
-
-        def time_of(step: Ints, slot: Ints) -> Floats:
-            if self.stamps:
-                now, ends = zip(*self.stamps, strict=True)
-                stamped = np.concatenate(ends)
-                by_slot = np.argsort(stamped, kind="stable")
-                if np.array_equal(stamped[by_slot], slot):
-                    return before + np.repeat(now, [*map(len, ends)])[by_slot] - start
-            return before + (step + 1) * seconds / done.shape[1]
-
         whole = bool(self._ended)
-        return means, row_ends(
-            done, self._row_slots, time_of, failed=failed, whole=whole, dims=self._dims
-        )
+        return means, row_ends(done, self._row_slots, failed=failed, whole=whole, dims=self._dims)
 
     @property
-    def slots_and_seconds(self) -> tuple[Ints, Floats]:
-        """Of whole episodes in the order in which they started, ``[E]`` each."""
+    def slots_of_episodes(self) -> Ints:
+        """Of whole episodes in the order in which they started, ``[E]``."""
         order = sorted(self._ended, key=lambda piece: piece.start.index)
-        slots = np.array([piece.slot for piece in order], np.int64)
-        return slots, np.array([piece.seconds for piece in order], np.float64)
+        return np.array([piece.slot for piece in order], np.int64)
 
 
 def grid_of(entry: torch.Tensor, dims: int) -> torch.Tensor:
@@ -289,7 +268,7 @@ class Monitor:
         if slots is None:
             self.collected = False
         for tally in self._tallies:
-            tally.drop(slots, self.stats.seconds)
+            tally.drop(slots)
         if self._watch is not None:
             self._watch.drop(slots)
 
@@ -305,7 +284,7 @@ class Monitor:
         """Load the result of :meth:`save_state`."""
         self.stats.load_state(state["stats"])
         for tally, values in zip(self._tallies, state["tallies"], strict=True):
-            tally.drop(None, self.stats.seconds)
+            tally.drop(None)
             vars(tally).update(values)
         if self._watch is not None and state["watch"] is not None:
             self._watch.load_state(state["watch"])
@@ -345,7 +324,7 @@ class Monitor:
             self._watch.call("collection_ended", log.batch, self.stats)
 
     def _count(self, log: CollectionLog, start: float) -> None:
-        rewards, ends = log.rewards_and_ends(start, self.stats.seconds)
+        rewards, ends = log.rewards_and_ends()
         groups = {
             name: ends.feed(tally, rewards[name]).returns
             for name, tally in zip(self._groups, self._tallies[2:], strict=True)
@@ -356,8 +335,7 @@ class Monitor:
         if not rewards:
             episodes = episodes._replace(returns=np.empty(0))
         if ends.whole:
-            slots, seconds = log.slots_and_seconds
-            episodes = episodes._replace(slots=slots, seconds=seconds)
+            episodes = episodes._replace(slots=log.slots_of_episodes)
         if self._unshaped is not None:
             self._shaped.miss()  # its batch was not shaped
         self._unshaped = ends
@@ -365,8 +343,7 @@ class Monitor:
         now = self._ended = time.perf_counter()
         times = (now - start, between, log.env_seconds, log.policy_seconds)
         restarts = self._newly_restarted(ends.failed)
-        took, steps = episodes.seconds, ends.steps
-        self.stats.add(Collection(steps, *times, *episodes[:3], None, restarts, groups, took))
+        self.stats.add(Collection(ends.steps, *times, *episodes, None, restarts, groups))
 
     def _newly_restarted(self, failed: Bools | None) -> int:
         base = base_of(self._collector().env)

@@ -507,7 +507,6 @@ class Runner:
             torch.is_grad_enabled(),
             log.watch,
             (lambda: collector.policy_version) if collector.by_arrival and tracked else None,
-            log.stamps,
         )
 
     # ---------------------------------------------------------------------------- rows by arrival

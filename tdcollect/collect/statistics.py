@@ -27,13 +27,11 @@ class EndedEpisodes(NamedTuple):
         returns: ``[E]`` float64, sums from first step to last of the env's rewards as batches hold
             them (float32); of several rewards, the mean over agents, then over groups.
         lengths: ``[E]`` int64, in steps.
-        seconds: ``[E]`` float64, the time that they took, in collections.
     """
 
     slots: Ints
     returns: Floats
     lengths: Ints
-    seconds: Floats
 
 
 class RowEnds(NamedTuple):
@@ -49,7 +47,6 @@ class RowEnds(NamedTuple):
         rows: ``[E]``, the row with which each episode ended, ascending.
         of: ``[E]``, the index of its slot in ``slots``.
         by_arrival: ``[E]``, the ends in the order of arrival: by the step, then by the slot.
-        at: ``[E]``, the time of each, in seconds of collections.
         failed: ``[F]``, whether an env's failure broke the episode off; None where none did.
         whole: whether they are whole episodes.
         dims: the dims of slots that entries have in front of that of steps; 0 if they are in rows.
@@ -61,7 +58,6 @@ class RowEnds(NamedTuple):
     rows: Ints
     of: Ints
     by_arrival: Ints
-    at: Floats
     failed: Bools | None = None
     whole: bool = False
     dims: int = 0
@@ -82,13 +78,10 @@ class RowEnds(NamedTuple):
         return (Tally(1) if self.whole else tally).feed(self, values)
 
 
-def row_ends(
-    done: Bools, slots: Ints | None, time_of: Callable[[Ints, Ints], Floats], **others: Any
-) -> RowEnds:
+def row_ends(done: Bools, slots: Ints | None, **others: Any) -> RowEnds:
     """The ends of episodes, given the flags ``[N, T]``, or ``[1, F]`` of rows.
 
-    ``slots`` has the slot of each row by arrival. ``time_of`` gives the times of ends ``[E]``, of
-    which it gets the steps and the slots.
+    ``slots`` has the slot of each row by arrival.
     """
     count, steps = done.shape
     flat, order = done.reshape(-1), None
@@ -103,8 +96,7 @@ def row_ends(
         of, step = np.divmod(rows, steps)
     else:
         of, step = np.searchsorted(np.cumsum(counts), rows, "right"), order[rows]
-    at = time_of(step, present[of])
-    return RowEnds(present, counts, order, rows, of, np.argsort(step, kind="stable"), at, **others)
+    return RowEnds(present, counts, order, rows, of, np.argsort(step, kind="stable"), **others)
 
 
 class Tally:
@@ -121,12 +113,11 @@ class Tally:
         self._returns: Floats = np.zeros(slots)
         self._lengths: Ints = np.zeros(slots, np.int64)
         self._broken: Bools = np.zeros(slots, bool)
-        self._began: Floats = np.zeros(slots)  # in seconds of collections
 
-    def drop(self, slots: Any = None, now: float = 0.0) -> None:
+    def drop(self, slots: Any = None) -> None:
         """Drop the episodes in flight, cut short by a reset: of all slots (None), or of these."""
-        for values in (self._returns, self._lengths, self._broken, self._began):
-            values[slice(None) if slots is None else slots] = now if values is self._began else 0
+        for values in (self._returns, self._lengths, self._broken):
+            values[slice(None) if slots is None else slots] = 0
 
     def miss(self) -> None:
         """Do not count the episodes in flight: steps of theirs were lost."""
@@ -182,20 +173,17 @@ class Tally:
         lengths[first] += self._lengths[slots]
         broken = np.zeros(len(cuts), bool)
         broken[first] = self._broken[slots]
-        began = np.empty(len(cuts))
-        began[first], began[ended + 1] = self._began[slots], ends.at
         self._returns[slots], self._lengths[slots] = returns[last], lengths[last]
-        self._broken[slots], self._began[slots] = broken[last], began[last]
+        self._broken[slots] = broken[last]
         whole = ~broken[ended]
         if ends.failed is not None:
             whole &= ~ends.failed[rows]
         counted = ends.by_arrival[whole[ends.by_arrival]]
         ended = ended[counted]
-        seconds = ends.at[counted] - began[ended]
-        return EndedEpisodes(slots[ends.of[counted]], returns[ended], lengths[ended], seconds)
+        return EndedEpisodes(slots[ends.of[counted]], returns[ended], lengths[ended])
 
 
-_NONE = EndedEpisodes(np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.int64), np.zeros(0))
+_NONE = EndedEpisodes(np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.int64))
 
 
 class Spread(NamedTuple):
@@ -277,9 +265,6 @@ class Collection(Timed, Spreads):
             off so are not among those that ended; their steps count, the marked one included.
         group_returns: of several rewards, ``[E]`` float64 of each reward entry, by its path
             (``"agents/reward"``): the mean over its agents; empty for a single reward.
-        episode_seconds: ``[E]`` float64, the time that each episode took, from its reset to its
-            last step, without the time between collections. Where slots do not all step together on
-            arrays, the time of a collection is shared evenly by its steps.
         logged: the numbers that hooks have returned, float64, by name.
     """
 
@@ -294,7 +279,6 @@ class Collection(Timed, Spreads):
     shaped_returns: Floats | None = None
     restarts: int = 0
     group_returns: dict[str, Floats] = field(default_factory=dict)
-    episode_seconds: Floats = field(default_factory=lambda: np.zeros(0))
     logged: dict[str, Floats] = field(default_factory=dict)
 
     @property
@@ -306,11 +290,6 @@ class Collection(Timed, Spreads):
     def shaped_return_stats(self) -> Spread | None:
         """Of the shaped returns; None where no episode ended, or none are shaped."""
         return None if self.shaped_returns is None else spread(self.shaped_returns)
-
-    @property
-    def episode_seconds_stats(self) -> Spread | None:
-        """Of the time that episodes took; None where none ended."""
-        return spread(self.episode_seconds)
 
     def __repr__(self) -> str:
         logged = [f"mean {name} {numbers.mean:.4g}" for name, numbers in self.logged_stats.items()]
@@ -384,7 +363,6 @@ class Lifetime(Timed):
     _returns: Moments = field(default_factory=Moments, repr=False)
     _lengths: Moments = field(default_factory=Moments, repr=False)
     _shaped: Moments = field(default_factory=Moments, repr=False)
-    _seconds: Moments = field(default_factory=Moments, repr=False)
 
     @property
     def return_stats(self) -> Spread | None:
@@ -401,11 +379,6 @@ class Lifetime(Timed):
         """Of the shaped returns of all episodes; None where none ended, or none are shaped."""
         return self._shaped.spread()
 
-    @property
-    def episode_seconds_stats(self) -> Spread | None:
-        """Of the time that all episodes took; None where none ended."""
-        return self._seconds.spread()
-
     def add(self, collection: Collection) -> None:
         """Count a collection."""
         self.collections += 1
@@ -419,7 +392,6 @@ class Lifetime(Timed):
         self.episodes += collection.episodes
         self._returns.add(collection.returns)
         self._lengths.add(collection.lengths)
-        self._seconds.add(collection.episode_seconds)
 
     def __repr__(self) -> str:
         return _line(self, f"{self.collections} collections", f"{self.episodes} episodes")
@@ -507,11 +479,6 @@ class Statistics:
         """All collections, counted up to now."""
         self._check()
         return self._lifetime
-
-    @property
-    def seconds(self) -> float:
-        """The time in collections so far; 0 without statistics."""
-        return self._lifetime.seconds
 
     @property
     def window(self) -> Window:
@@ -607,7 +574,7 @@ class Statistics:
 
 
 def _is_free(name: str) -> bool:
-    groups = ("return_", "length_", "shaped_return_", "window_return_", "episode_seconds_")
+    groups = ("return_", "length_", "shaped_return_", "window_return_")
     known = name in Collection.__dataclass_fields__ or hasattr(Collection, name)
     return not known and not name.startswith(groups)
 
@@ -630,7 +597,6 @@ def _lines(part: Any) -> list[str]:
         f"returns   {part.return_stats}",
         *(f"  {name}  {spread(values)}" for name, values in groups.items()),
         f"lengths   {part.length_stats}",
-        f"seconds   {part.episode_seconds_stats}",
     ]
     if part.shaped_return_stats is not None:
         lines.insert(4 + len(groups), f"shaped    {part.shaped_return_stats}")

@@ -35,7 +35,7 @@ SOURCES = sorted(Path(tdcollect._upstream.__path__[0]).glob("*.py"))
 
 MORE: dict[Any, str] = {
     C.MultiCollector: "_flush_trajectory_assembly _frames _iter _recv_and_check "
-    "_weight_sync_schemes _worker_trajs_per_batch",
+    "_weight_sync_schemes",
     SharedMemWeightSyncScheme: "_ack_queues",
     _TrajectoryPool: "_traj_id lock",
     RayCollector: "_collection_thread _external_weight_sender _frames_per_batch_corrected "

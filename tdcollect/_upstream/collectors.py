@@ -78,7 +78,6 @@ class CollectorState(View):
 class WorkersState(View):
     frames = Alias[int]("_frames")
     iteration = Alias[int]("_iter")
-    worker_trajectories = Alias[int | None]("_worker_trajs_per_batch")
     flush_trajectories = Alias[Callable[[], None]]("_flush_trajectory_assembly")
 
     def answer(self, worker: int) -> tuple[Any, str]:

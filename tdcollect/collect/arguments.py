@@ -25,7 +25,6 @@ from torchrl.envs import EnvBase
 from tdcollect import check
 from tdcollect._upstream.collectors import CollectorState
 from tdcollect.envs.make import vec_env_advice
-from tdcollect.envs.process.values import ResetOptions
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.keys import SLOT, TIME
 from tdcollect.policies import ACTING, SpacePolicy
@@ -156,16 +155,6 @@ def check_options(options: Any) -> None:
             f"expected options to be a dict, as gymnasium's reset() takes it, got {options!r}; "
             "leave it out for none"
         )
-
-
-def give_options(base: EnvBase, options: ResetOptions | None) -> None:
-    """Have an env, without its transforms, ask for the options of its resets, from here on."""
-    if options is not None:
-        if not isinstance(base, GymnasiumEnv) or not base.can.each_options:
-            raise no_options("reset_options", base)
-        options.start(base.num_envs)
-    if isinstance(base, GymnasiumEnv):  # another collector may have had the env
-        base.stepper.reset_options = options
 
 
 def no_options(option: str, base: Any) -> ValueError:

@@ -34,13 +34,7 @@ from tdcollect.collect.inner import (
     TorchRLEnv,
     WholeEnv,
 )
-from tdcollect.collect.lowering import (
-    FrameSkip,
-    Shown,
-    joined,
-    lower_members,
-    lower_transforms,
-)
+from tdcollect.collect.lowering import Shown, joined, lower_members, lower_transforms
 from tdcollect.collect.step_dict import StepDict, flat, like_rows, sent, with_index
 from tdcollect.collect.transforms import StepTransform, inverted
 from tdcollect.envs.adopted import ParallelEnv as OurParallelEnv
@@ -500,9 +494,6 @@ def plan_for(env: EnvBase, exact: Exact | None = None, reasons: Sequence[str] = 
         return ArrayPlan(None, refused)
     if env.device is not None and not all(part.anywhere for part in (*further, *transforms)):
         inner.home = with_index(env.device)  # the CPU would not give the same
-    for transform in transforms:
-        if isinstance(transform, FrameSkip):
-            transform.attach(inner, further)
     last = [RewardShape(env)] if isinstance(inner, TorchRLEnv) else []
     return ArrayPlan(ArrayEnv(inner, [*joined([*further, *transforms]), *last], env, exact))
 

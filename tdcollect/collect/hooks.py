@@ -13,9 +13,8 @@ from torchrl.envs import EnvBase
 
 from tdcollect import check, keys
 from tdcollect._upstream.torchrl import wrapped_env
-from tdcollect.collect.statistics import Spread, Statistics
+from tdcollect.collect.statistics import Bools, Floats, Ints, Spread, Statistics, Tally
 from tdcollect.collect.step_dict import StepDict
-from tdcollect.collect.tally import Bools, Floats, Ints, Tally
 from tdcollect.display import one_line
 from tdcollect.envs.spaces import nested
 from tdcollect.keys import under_next
@@ -212,7 +211,6 @@ class LogStatistics(Hooks):
         latest, lifetime, over_window = stats.latest, stats.lifetime, stats.window.return_stats
         if latest is None:
             raise RuntimeError("expected a collector that has collected something, got a new one")
-        took = latest.episode_seconds_stats
         values = {
             "episodes": lifetime.episodes,
             "steps": lifetime.steps,
@@ -224,7 +222,6 @@ class LogStatistics(Hooks):
             **_named("return", latest.return_stats),
             **_named("length", latest.length_stats),
             **_named("shaped_return", latest.shaped_return_stats),
-            "episode_seconds_mean": None if took is None else took.mean,
             "window_return_mean": None if over_window is None else over_window.mean,
             **{name: numbers.mean for name, numbers in latest.logged_stats.items()},
         }

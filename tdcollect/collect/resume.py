@@ -54,10 +54,7 @@ def add_state(state: dict[str, Any], collector: Any, components: Sequence[str] |
     if RANDOM in chosen:
         state[RANDOM] = pack(global_states())
     if ENVS in chosen:
-        slots = _save_slots(collector)
-        if collector.reset_options is not None:
-            slots["begun"] = collector.reset_options.begun
-        state[ENVS] = pack(slots)
+        state[ENVS] = pack(_save_slots(collector))
 
 
 def keep_state(collector: Any) -> Any:
@@ -194,9 +191,7 @@ def _load_slots(collector: Any, state: dict[str, Any], known_ids: bool) -> None:
     base = base_of(collector.env)
     slots = range(collector.env.batch_size.numel())
     failed = dict.fromkeys(slots, state.get("why", ""))
-    tried, options = False, collector.reset_options
-    if options is not None and len(state.get("begun", ())) == len(slots):
-        options.begun[:] = state["begun"]
+    tried = False
     if "slots" in state:
         if type(base) is not GymnasiumEnv:
             failed = dict.fromkeys(slots, f"the env here is a {type(base).__name__}")
@@ -229,7 +224,7 @@ def _start_afresh(collector: Any, slots: list[int], disturbed: bool) -> None:
     runner = collector._runner
     if len(slots) < collector.env.batch_size.numel():
         collector.reset(slots)
-    elif disturbed or runner.stale or collector._monitor.collected or collector.reset_options:
+    elif disturbed or runner.stale or collector._monitor.collected:
         collector.reset()
     else:
         collector._monitor.lose()

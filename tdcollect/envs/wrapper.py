@@ -21,7 +21,7 @@ from tdcollect import keys
 from tdcollect._upstream.torchrl import as_plain_tensors
 from tdcollect.cleanup import ended_on_error
 from tdcollect.envs.process.agents import ACTION_MASK
-from tdcollect.envs.process.pool import WorkerLost
+from tdcollect.envs.process.backend import WorkerLost
 from tdcollect.envs.process.values import Array, is_number
 from tdcollect.envs.slots import Can, Stepper
 from tdcollect.envs.spaces import StepBuffers, compose, drawable, key_of, nested
@@ -369,7 +369,7 @@ class GymnasiumEnv(EnvBase):
             stepper.read_info(self._infos)
             _check_alike(self.stepper, stepper)
         stepper.restarts = self.stepper.restarts  # one count for the env's life
-        stepper.reset_options, stepper.shown = self.stepper.reset_options, self.stepper.shown
+        stepper.shown = self.stepper.shown
         old, self.stepper = self.stepper, stepper
         self._env_kwargs = settings
         old.close()

@@ -35,7 +35,7 @@ tdcollect.collect:
 
 tdcollect.collectors:
     AsyncBatchedCollector AsyncCollector Collector DistributedCollector DistributedSyncCollector
-    LostWorker LostWorkers MultiAsyncCollector MultiCollector MultiSyncCollector RayCollector
+    LostWorker MultiAsyncCollector MultiCollector MultiSyncCollector RayCollector
     SyncDataCollector WorkerLostError
 
 tdcollect.envs:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import mmap
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
-
-from tdcollect import check
 
 Array = np.ndarray[Any, Any]
 Tree = Any
@@ -224,41 +221,6 @@ def options_of(options: Mapping[Any, Any] | None, slot: int) -> dict[str, Any] |
     """The reset options of a slot, out of those of each slot, or of all."""
     own: Any = options.get(slot) if isinstance(options, EachOptions) else options
     return own
-
-
-GiveOptions = Callable[[int, int], Mapping[str, Any] | None]
-
-
-class ResetOptions:
-    """Reset options of a collector: a function of slot and episode, and the episodes so far.
-
-    Args:
-        give: the function.
-        worker: of the collector, whose slots follow those of the workers before it.
-
-    Attributes:
-        begun: the episodes that each slot has begun, ``[N]`` int64.
-    """
-
-    def __init__(self, give: GiveOptions, worker: int = 0):
-        check.callables(reset_options=give)
-        self.give, self.worker = give, worker
-
-    def start(self, slots: int) -> None:
-        self.begun = np.zeros(slots, np.int64)
-
-    def of(self, slots: Iterable[int]) -> EachOptions:
-        """The options of the next episode of each of ``slots``."""
-        each = EachOptions()
-        for slot in slots:
-            at = self.worker * len(self.begun) + slot, int(self.begun[slot])
-            each[slot] = copy.deepcopy(self.give(*at))  # envs may change theirs
-            if not isinstance(each[slot], Mapping | None):
-                raise TypeError(
-                    f"expected reset_options to return a dict or None, got {each[slot]!r} for "
-                    f"slot {at[0]}, episode {at[1]}"
-                )
-        return each
 
 
 # --- shared memory -----------------------------------------------------------------------------

@@ -378,14 +378,8 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             raise ValueError(
                 f"expected fresh_envs=None or False: {what} cannot build single slots again; {how}"
             )
-        if isinstance(self.base, GymnasiumEnv):
-            if self.base.stepper.reset_options is not None:
-                raise ValueError(
-                    "expected an env of no collector with reset_options, which would begin the "
-                    f"episodes; make another {self.base.name}, with episode_options"
-                )
-            if self.slots > 1:
-                refuse_slot(*self.base.stepper.makes)
+        if isinstance(self.base, GymnasiumEnv) and self.slots > 1:
+            refuse_slot(*self.base.stepper.makes)
         if self.settings.options_by_index and not self.base.can.each_options:
             own = isinstance(self.base, GymnasiumEnv)
             raise no_options("episode_options", self.base if own else base_of(self.env))

@@ -9,7 +9,7 @@ import numpy as np
 
 from tdcollect.display import count_text, number_text, number_texts
 from tdcollect.pages import build, plots
-from tdcollect.pages.build import Cell, Column, DataTable, Figure, Figures, Page, Part
+from tdcollect.pages.build import Cell, Column, DataTable, Figure, Figures, Page
 
 if TYPE_CHECKING:
     from tdcollect.evaluation.curve import Best, Point
@@ -23,14 +23,13 @@ def curve_page(
     best: Best | None,
     name: str,
     by: str,
-    path_of: Callable[..., str | None],
-    report: Point | None = None,
+    path_of: Callable[[int], str | None],
     links: Sequence[tuple[str, str]] = (),
 ) -> Page:
     """Return the page of an env's curve; its first figure is that of the returns, if finite.
 
     The best point is best by its ``"mean"`` or ``"iqm"``. ``path_of`` returns the page of the
-    evaluation at a step, relative to this one, or None; with ``"report"``, that of its report.
+    evaluation at a step, relative to this one, or None.
     """
     drawn = _curve_figures([point for point in curve if point.mean is not None], best, by)
     lead = f"{count_text(len(curve), 'evaluation')} beside training"
@@ -42,25 +41,18 @@ def curve_page(
         "Learning curve",
         [
             ("Figures", [Figures(drawn)] if drawn else ["No return is finite."]),
-            ("Report of the best", [*_report(curve, report, by, path_of)] if report else []),
             ("Evaluations", [_points(curve, best, path_of)]),
         ],
-        _curve_headline(curve, best, by, report),
+        _curve_headline(curve, best, by),
         links=links,
     )
 
 
-def _curve_headline(
-    curve: Sequence[Point], best: Best | None, by: str, report: Point | None
-) -> list[build.Card]:
+def _curve_headline(curve: Sequence[Point], best: Best | None, by: str) -> list[build.Card]:
     entries = []
     if best is not None:
         name = f"Best {_BEST_BY[by]}"
         entries.append((name, number_text(best.value), f"at step {best.step:,}"))
-    if report is not None:
-        value = number_text(report.mean if by == "mean" else report.iqm)
-        others = f"on {count_text(report.episodes, 'other episode')}"
-        entries.append((f"Reported {_BEST_BY[by]}", value, others))
     if curve:
         last = curve[-1]
         mean, low, high = number_texts([last.mean, last.low, last.high])
@@ -68,24 +60,6 @@ def _curve_headline(
         entries.append(("Last mean return", mean, f"at step {last.step:,}{words}"))
     failed = f"{sum(point.failed for point in curve)} failed"
     return [*entries, ("Test episodes", str(sum(point.episodes for point in curve)), failed)]
-
-
-def _report(
-    curve: Sequence[Point], report: Point, by: str, path_of: Callable[..., str | None]
-) -> Iterator[Part]:
-    """Yield the reason for two numbers of one checkpoint, and both."""
-    both = [next(point for point in curve if point.step == report.step), report]
-    yield (
-        f"The highest {_BEST_BY[by]} of {count_text(len(curve), 'evaluation')} is too high on "
-        "average, as luck on their episodes helped to choose it; the reported one is of the same "
-        f"checkpoint, of step {report.step:,}, on episodes of another root seed, which chose "
-        "nothing."
-    )
-    labels = [
-        Cell("as chosen", path_of(report.step)),
-        Cell("reported", path_of(report.step, "report")),
-    ]
-    yield DataTable([Column("", labels), *_columns(both)], sort=False, name="Report of the best")
 
 
 def _curve_figures(curve: Sequence[Point], best: Best | None, by: str) -> list[Figure]:
@@ -138,7 +112,7 @@ def from_to(what: str, x: plots.Values, y: plots.Values) -> str:
 
 
 def _points(
-    curve: Sequence[Point], best: Best | None, path_of: Callable[..., str | None]
+    curve: Sequence[Point], best: Best | None, path_of: Callable[[int], str | None]
 ) -> DataTable:
     steps = [point.step for point in curve]
     *statistics, ledger = _columns(curve)

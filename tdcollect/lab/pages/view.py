@@ -193,7 +193,7 @@ class _Pages:
                 folders.clear()
                 yield self.race(here)
             elif (here / learning.CURVE).is_file():  # a pipe has no end
-                parts = {part.name for part in learning.evaluations_of(here)}.intersection(folders)
+                parts = {*map(learning.step_name, learning.steps_of(here))}.intersection(folders)
                 folders[:] = [name for name in folders if name not in parts]
                 yield self.curve(here, sorted(parts))
         yield from map(self.comparison, comparisons)
@@ -266,15 +266,14 @@ class _Pages:
         path = self._path(here)
         try:
             curve, best, by = learning.read_folder(here)
-            report = learning.report_point(here, best)
         except (ValueError, OSError) as error:
             return Viewed(path, "curve", f"unreadable: {self._within(error)}")
         page_path = f"{PAGES}/{path}/{learning.PAGE}"
         viewed = {n: self.evaluation(here / n, page_path, "The learning curve") for n in parts}
         known = next(((o.env, o.policy) for o in viewed.values() if o.env != "-"), ("-", "-"))
         pages = {name: f"{name}/{REPORT}" for name, one in viewed.items() if one.page is not None}
-        page_of, back = lambda *part: pages.get(learning.step_name(*part)), _back(page_path)
-        page = curve_page(curve, best, known[0], by, page_of, report, back)
+        page_of, back = lambda step: pages.get(learning.step_name(step)), _back(page_path)
+        page = curve_page(curve, best, known[0], by, page_of, back)
         self._write(page_path, page)
         return Viewed(path, "curve", FINISHED, page_path, *known, curve=curve, best=best)
 

@@ -1,4 +1,4 @@
-"""The commands of the lab: comparisons, plans, curves over runs, races, suites, and pages."""
+"""The commands of the lab: comparisons, curves over runs, races, suites, and pages."""
 
 from __future__ import annotations
 
@@ -27,8 +27,6 @@ from tdcollect.display import count_text, number_text
 if TYPE_CHECKING:
     from tdcollect.evaluation.comparison import Difference
     from tdcollect.evaluation.result import EvaluationResult
-
-QUANTITIES = ("return", "success")
 
 
 @program.command(cls=options.MarginCommand)
@@ -141,53 +139,6 @@ def _reason(d: Difference, name: str, margin: float, *on: Any) -> str | None:
     told = {"return": "mean returns", "success": "success rates"}.get(on[0], f"mean {on[0]}")
     measured = f"difference of {told} {number_text(value)} {interval or 'without an interval'}"
     return None if passed else f"{d.name} is {verdict}: {measured}"
-
-
-@program.command()
-@click.argument("pilot", nargs=-1, required=True, type=options.FOLDER, metavar="PILOT [PILOT]")
-@click.option("--difference", type=float, required=True, help="The difference that matters.")
-@options.shown("--power", type=float, default=0.8, help="Chance to find it.")
-@options.shown("--confidence", type=float, default=0.95, help="Of the comparison.")
-@options.shown(
-    "--on", type=click.Choice(QUANTITIES), default="return", help="Mean return or success rate."
-)
-@click.option(
-    "--correlation",
-    type=float,
-    help="Of the two policies over episodes, for one evaluation as a pilot.  [default: 0]",
-)
-@click.option("--policy", "policies", multiple=True, help="One of two policies of a suite.")
-@options.as_json
-def plan(
-    pilot: tuple[Path, ...],
-    difference: float,
-    on: str,
-    correlation: float | None,
-    policies: tuple[str, ...],
-    as_json: bool,
-    **settings: Any,
-) -> None:
-    """Tell how many episodes a comparison needs, from a small one.
-
-    PILOT is two evaluations of the same episodes, or one, or a suite: then the difference is that
-    of mean scores, and training runs are planned, too. Nothing is run.
-    """
-    from tdcollect.lab.planning import plan as of_evaluations
-    from tdcollect.lab.planning import plan_suite
-    from tdcollect.lab.results import is_suite, results_of
-
-    if is_suite(pilot[0]):
-        if len(pilot) > 1 or on != "return" or correlation is not None:
-            raise click.UsageError("a suite is a pilot by itself: without --on and --correlation")
-        planned = plan_suite(results_of(pilot[0]), difference, policies or None, **settings)
-    elif policies or len(pilot) > 2:
-        raise click.UsageError("expected one or two evaluations, or a suite with two --policy")
-    else:
-        results = [finished(directory) for directory in pilot]
-        names = distinct_names(pilot) if len(pilot) == 2 else None
-        settings |= {"on": on, "correlation": correlation, "names": names}
-        planned = of_evaluations(results, difference, **settings)
-    tell(as_json, planned, **planned.to_dict())
 
 
 @program.command()

@@ -296,43 +296,24 @@ def race(
     default="worst:5",
     help="Of those whose data are there, the ones with a page: worst:3, failed, or 1,5.",
 )
-@click.option(
-    "--serve",
-    type=click.IntRange(0, 65535),
-    is_flag=False,
-    flag_value=0,
-    metavar="[PORT]",
-    help="Serve the pages on 127.0.0.1, at a free port unless one is named, until interrupted.",
-)
 @options.as_json
-def view(directory: Path, output_dir: Path, serve: int | None, as_json: bool, **how: Any) -> None:
+def view(directory: Path, output_dir: Path, as_json: bool, **how: Any) -> None:
     """Write the pages of all evaluations, learning curves and suites below DIR, with an index.
 
     The pages are static files that need no network. They are made anew from the ledgers, which are
     read as data: nothing that DIR names is run.
     """
-    from tdcollect.lab.pages.view import HOST, server_of
     from tdcollect.lab.pages.view import view as write
 
     index, viewed = write(directory, output_dir, **how)
-    server = None if serve is None else server_of(output_dir, serve)
-    address = None if server is None else f"http://{HOST}:{server.server_port}/"
     if as_json:
-        print_json(index=index, address=address, found=[one.to_dict() for one in viewed])
+        print_json(index=index, found=[one.to_dict() for one in viewed])
     else:
         pages = sum(one.page is not None for one in viewed)
         say(f"{count_text(pages, 'page')} of {len(viewed)} found below {directory}\nindex {index}")
         for one in viewed:
             if one.page is None:
                 say(f"tdcollect: {one.path}: {one.status}", err=True)
-        if address is not None:
-            say(f"serving {address} until interrupted (Ctrl-C)")
-    if server is not None:
-        with server:
-            try:
-                server.serve_forever()
-            except KeyboardInterrupt:
-                say("stopped", err=True)
 
 
 suite_file = click.argument("file", type=options.FOLDER)

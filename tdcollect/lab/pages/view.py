@@ -7,14 +7,11 @@ that are found there are neither copied nor linked.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import unquote
 
 from tdcollect.display import count_text
 from tdcollect.evaluation import curve as learning
@@ -49,7 +46,6 @@ from tdcollect.pages.evaluation import (
 )
 from tdcollect.pages.plots import Mark, intervals
 
-HOST = "127.0.0.1"
 INDEX = "index.html"
 PAGES = "pages"
 COMPARISON = "comparison"
@@ -441,38 +437,3 @@ def _listing(
     kind_of = "" if all(one.status == FINISHED for one in viewed) else "t"
     columns = [Column(kind, links), *columns, Column("status", statuses, kind_of)]
     return DataTable(columns, hint=hint, name=f"{kind.capitalize()}s")
-
-
-def server_of(folder: Path, port: int) -> ThreadingHTTPServer:
-    """Return a server of the pages that a folder holds now, for this machine alone."""
-    files = {f"/{file.relative_to(folder).as_posix()}": file for file in folder.rglob("*.html")}
-    films = build.content_policy(films=True).encode()
-    pages = {path: films in file.read_bytes()[:2000] for path, file in files.items()}
-    handler = type("Handler", (_Handler,), {"pages": {"/": False, **pages}})
-    return ThreadingHTTPServer((HOST, port), partial(handler, directory=str(folder)))
-
-
-class _Handler(SimpleHTTPRequestHandler):
-    """Answers requests to this machine by its own names, quietly, with pages that it knows."""
-
-    pages: Mapping[str, bool]  # True for one with films
-
-    def send_head(self) -> Any:
-        """Refuse other names: a page of somebody else may have resolved its own name to here."""
-        host = (self.headers.get("Host") or "").rpartition(":")[0] or self.headers.get("Host")
-        if host not in (HOST, "localhost"):
-            self.send_error(403, "only for this machine")
-        elif unquote(self.path.partition("?")[0]) not in self.pages:
-            self.send_error(404)
-        else:
-            return super().send_head()
-        return None
-
-    def end_headers(self) -> None:
-        """Have the policy of pages hold for every answer."""
-        films = self.pages.get(unquote(getattr(self, "path", "")), False)
-        self.send_header("Content-Security-Policy", build.content_policy(films))
-        super().end_headers()
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Print nothing."""

@@ -30,6 +30,7 @@ from tdcollect.evaluation.curve import (
     Best,
     Folder,
     Point,
+    curve_page,
     point_of,
     read_folder,
     step_name,
@@ -51,7 +52,6 @@ from tdcollect.evaluation.workers.worker import (
 )
 from tdcollect.files import write_atomically
 from tdcollect.pages.build import REPORT
-from tdcollect.pages.curve import curve_page
 from tdcollect.processes.channel import Described, described, packed, raised_there
 from tdcollect.processes.child import Spawned, leave
 from tdcollect.surroundings import Surroundings

@@ -159,8 +159,7 @@ def curves(runs: tuple[Path, ...], output_dir: Path | None, as_json: bool, **set
         raise click.UsageError("--lower-is-better goes with --threshold")
     if len({run.resolve() for run in runs}) < len(runs):
         raise click.UsageError("expected directories that differ, got one of them twice")
-    from tdcollect.lab.curves import over_runs
-    from tdcollect.lab.pages.curves import write_curves_page
+    from tdcollect.lab.curves import over_runs, write_curves_page
 
     names = distinct_names(runs) if len(runs) > 1 else [runs[0].resolve().name]
     together = over_runs(dict(zip(names, runs, strict=True)), **settings)

@@ -17,7 +17,7 @@ from tdcollect.display import count_text
 from tdcollect.evaluation import curve as learning
 from tdcollect.evaluation import ledger
 from tdcollect.evaluation.comparison import compare
-from tdcollect.evaluation.curve import Best, Point
+from tdcollect.evaluation.curve import Best, Point, curve_page
 from tdcollect.evaluation.statistics import MOST_RESAMPLES, Summary, ends, summarize
 from tdcollect.files import replaced, write_atomically
 from tdcollect.lab.pages.episode import (
@@ -28,13 +28,11 @@ from tdcollect.lab.pages.episode import (
     read_played,
     with_data,
 )
-from tdcollect.lab.pages.race import race_page
 from tdcollect.lab.pages.suite import suite_page
-from tdcollect.lab.race import RaceResult, path_of
+from tdcollect.lab.race import RaceResult, path_of, race_page
 from tdcollect.lab.results import FINISHED, SuiteResults, is_suite, results_of
 from tdcollect.pages import build, evaluation
 from tdcollect.pages.build import REPORT, Cell, Column, DataTable, Figure, Figures, Page, Part
-from tdcollect.pages.curve import curve_page
 from tdcollect.pages.evaluation import (
     COMPARED,
     COMPARISON_REPORT,

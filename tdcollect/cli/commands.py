@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +19,10 @@ if TYPE_CHECKING:
     from tdcollect.evaluation.request import Request
 
 
-of_groups = partial(click.option, multiple=True, callback=options.of_groups)
-
-
 @program.command()
 @click.argument("env")
-@of_groups("--policy", required=True, type=options.PolicyName(), help=options.POLICY)
-@of_groups("--checkpoint", metavar="FILE", help=options.CHECKPOINT)
+@click.option("--policy", required=True, type=options.PolicyName(), help=options.POLICY)
+@click.option("--checkpoint", metavar="FILE", help=options.CHECKPOINT)
 @click.option("--vecnormalize", metavar="FILE", help=options.VECNORMALIZE)
 @click.option(
     "--episodes", type=int, help="Number of episodes.  [default: 100, or one per --env-seeds]"
@@ -166,8 +162,8 @@ def merge(
 )
 @options.film(help=f"{options.FILM}DIRECTORY. Instead of INDEX.")
 @click.option("--env", help="ENV of evaluate; the options below are likewise those of evaluate.")
-@of_groups("--policy", help=options.POLICY)
-@of_groups("--checkpoint", metavar="FILE", help=options.CHECKPOINT)
+@click.option("--policy", help=options.POLICY)
+@click.option("--checkpoint", metavar="FILE", help=options.CHECKPOINT)
 @click.option("--vecnormalize", metavar="FILE", help=options.VECNORMALIZE)
 @options.env_kwargs
 @click.option("--backend", help=options.BACKEND)

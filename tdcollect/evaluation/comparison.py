@@ -286,7 +286,7 @@ class Difference:
 
         See :func:`episodes_needed`; None for fewer than three episodes.
         """
-        factor, correction = sample_size_terms(power, self.confidence)
+        factor, correction = _sample_size_terms(power, self.confidence)
         if self.difference.std is None or len(self.values) <= correction:
             return None
         return self.difference.std * math.sqrt(factor / (len(self.values) - correction))
@@ -539,33 +539,23 @@ def episodes_needed(
     Raises:
         ValueError: a difference of zero, a negative deviation, or a chance not between 0 and 1.
     """
-    check_difference(difference)
-    if not (math.isfinite(std) and std >= 0):
-        raise ValueError(f"expected a finite standard deviation, not negative, got {std}")
-    return sample_size(std, difference, sample_size_terms(power, confidence))
-
-
-def check_difference(difference: float) -> None:
-    """Refuse a difference that no number of episodes shows."""
     if not (math.isfinite(difference) and difference):
         raise ValueError(f"expected a finite difference other than zero, got {difference}")
+    if not (math.isfinite(std) and std >= 0):
+        raise ValueError(f"expected a finite standard deviation, not negative, got {std}")
+    factor, correction = _sample_size_terms(power, confidence)
+    if (ratio := std / abs(difference)) > 1e150:  # its square is no float
+        least = f"expected a difference above {std / 1e150:g}, as the standard deviation is {std:g}"
+        raise ValueError(f"{least}, got {difference:g}: no number of samples shows it")
+    return math.ceil(factor * ratio**2 + correction)
 
 
-def sample_size_terms(power: float, confidence: float) -> tuple[float, float]:
+def _sample_size_terms(power: float, confidence: float) -> tuple[float, float]:
     """Return factor and correction of :func:`episodes_needed`."""
     check.share(power=power, confidence=confidence)
     stats = extra_module("scipy.stats", "the number of episodes needed")
     z_test, z_power = stats.norm.ppf([0.5 + confidence / 2, power]).tolist()
     return (z_test + z_power) ** 2, z_test**2 / 2
-
-
-def sample_size(std: float, difference: float, terms: tuple[float, float]) -> int:
-    """Return the number that shows a difference of values with a deviation, from these terms."""
-    factor, correction = terms
-    if (ratio := std / abs(difference)) > 1e150:  # its square is no float
-        least = f"expected a difference above {std / 1e150:g}, as the standard deviation is {std:g}"
-        raise ValueError(f"{least}, got {difference:g}: no number of samples shows it")
-    return math.ceil(factor * ratio**2 + correction)
 
 
 class _Sample(NamedTuple):

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from tdcollect import registry
 from tdcollect.display import count_text, listed_text, one_line, visible
 from tdcollect.evaluation import ledger, statistics, step_files
-from tdcollect.evaluation.curve import check_curve, evaluations_of, steps_of
+from tdcollect.evaluation.curve import check_curve, steps_of
 from tdcollect.evaluation.directory import check_data
 from tdcollect.evaluation.ledger import Files, Problem
 
@@ -84,7 +84,7 @@ class Kind(NamedTuple):
 
 _CURVE = Kind(
     lambda root: bool(steps_of(root)) and not (root / ledger.MANIFEST).exists(),
-    evaluations_of,
+    lambda root: [*steps_of(root).values()],
     check_curve,
 )
 

@@ -36,7 +36,7 @@ from tdcollect.evaluation.workers.local import Workers, as_workers
 from tdcollect.evaluation.workers.worker import Job
 from tdcollect.files import write_json
 from tdcollect.lab import race as files
-from tdcollect.lab.pages.race import write_race_page
+from tdcollect.lab.race import write_race_page
 from tdcollect.progress import line_above, progress_bar, warn
 from tdcollect.randomness import NotReproducibleError
 

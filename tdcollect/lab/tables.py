@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from tdcollect import check
 from tdcollect.display import count_text, number_text, one_line
-from tdcollect.evaluation.imports import by_group, called, is_named
+from tdcollect.evaluation.imports import called, is_named
 from tdcollect.evaluation.request import RANDOM, SB3, check_parts
 from tdcollect.files import distinct_names, folder_name
 
@@ -275,9 +275,7 @@ def _pattern(value: Any, what: str) -> str:
 
 def _factory(value: Any, what: str) -> str:
     factory = _pattern(value, what)
-    names = [*(by_group(factory) or {"": factory}).values()]
-    known = [one in (RANDOM, SB3) for one in names]
-    if not all(k or is_named(_FIELDS.sub("x", one)) for k, one in zip(known, names, strict=True)):
+    if factory not in (RANDOM, SB3) and not is_named(_FIELDS.sub("x", factory)):
         raise ValueError(
             f"expected the {what} to be module:callable, path/to/file.py:callable, {RANDOM!r} "
             f"or {SB3!r}, got {factory!r}"

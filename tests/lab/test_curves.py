@@ -17,8 +17,7 @@ from scipy import integrate, stats
 import tdcollect
 from tdcollect.cli import main
 from tdcollect.lab import curves
-from tdcollect.lab.curves import Curves, over_runs
-from tdcollect.lab.pages.curves import curves_page
+from tdcollect.lab.curves import Curves, curves_page, over_runs
 
 from ..evaluation.envs import Walk
 from ..evaluation.policies import categorical

@@ -26,9 +26,8 @@ from tdcollect.collect.episodes import Block
 from tdcollect.collect.policy import RandomActions, draws_from_spec, is_masked
 from tdcollect.collect.step_dict import StepDict, flat
 from tdcollect.evaluation.episodes.data import by_slot, rows_of
-from tdcollect.evaluation.episodes.inference import DrawByRow, Inference
+from tdcollect.evaluation.episodes.inference import DrawByRow, Inference, Layout
 from tdcollect.evaluation.episodes.opening import SlotEnvs
-from tdcollect.evaluation.episodes.policy import Layout
 from tdcollect.keys import Key
 
 

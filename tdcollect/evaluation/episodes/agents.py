@@ -19,8 +19,14 @@ from tdcollect.envs.process.values import Array
 from tdcollect.envs.spaces import aligned_zeros, key_of
 from tdcollect.envs.traits import base_of
 from tdcollect.envs.wrapper import GymnasiumEnv
-from tdcollect.evaluation.episodes.inference import DrawByRow, check_same, stream, unlike
-from tdcollect.evaluation.episodes.policy import Actor, Layout
+from tdcollect.evaluation.episodes.inference import (
+    Actor,
+    DrawByRow,
+    Layout,
+    check_same,
+    stream,
+    unlike,
+)
 from tdcollect.keys import Key
 from tdcollect.policies import AgentPolicy, SpacePolicy, parts_of
 from tdcollect.randomness import GlobalStream, NotReproducibleError, Outside

@@ -38,16 +38,9 @@ from tdcollect.evaluation.episodes.batched import BatchEnv, BatchStarts, open_ba
 from tdcollect.evaluation.episodes.data import Assembly, Finished, Metrics, Returns
 from tdcollect.evaluation.episodes.group_actors import GroupActors
 from tdcollect.evaluation.episodes.groups import GroupPolicies, checked_groups, with_measures
-from tdcollect.evaluation.episodes.inference import Inference
-from tdcollect.evaluation.episodes.opening import (
-    OpenEnv,
-    SlotEnvs,
-    made_alike,
-    open_env,
-    warn_of_statistics,
-)
-from tdcollect.evaluation.episodes.policy import (
+from tdcollect.evaluation.episodes.inference import (
     Actor,
+    Inference,
     Layout,
     as_policy,
     at_batch_size,
@@ -56,6 +49,13 @@ from tdcollect.evaluation.episodes.policy import (
     modules_of,
     reads_masks,
     two_readings,
+)
+from tdcollect.evaluation.episodes.opening import (
+    OpenEnv,
+    SlotEnvs,
+    made_alike,
+    open_env,
+    warn_of_statistics,
 )
 from tdcollect.evaluation.episodes.steps import MOST
 from tdcollect.evaluation.episodes.trial import Feed, RunStarts, Trial

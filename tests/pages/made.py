@@ -12,9 +12,9 @@ from tdcollect import compare
 from tdcollect.evaluation import summarize
 from tdcollect.evaluation.curve import Best, Point, curve_page
 from tdcollect.lab.curves import together, write_curves_page
+from tdcollect.lab.definition import Policy, Score, Task
 from tdcollect.lab.pages.episode import Played, episode_page
 from tdcollect.lab.pages.suite import suite_page
-from tdcollect.lab.tables import Policy, Score, Task
 from tdcollect.pages.build import Commands
 from tdcollect.pages.evaluation import write_comparison_report, write_report
 

@@ -21,7 +21,7 @@ from tdcollect.evaluation.npz import dump
 from tdcollect.evaluation.statistics import ends
 from tdcollect.files import locked, remove, write_atomically, write_json
 from tdcollect.lab.aggregates import LABELS, LOWER_IS_BETTER, Aggregates, Estimate
-from tdcollect.lab.definition import Definition
+from tdcollect.lab.definition import Definition, Task
 from tdcollect.lab.results import (
     FINISHED,
     WAIT,
@@ -30,7 +30,6 @@ from tdcollect.lab.results import (
     note_report,
     read_results,
 )
-from tdcollect.lab.tables import Task
 from tdcollect.pages import build, plots
 from tdcollect.pages.build import REPORT, Cell, Column, DataTable, Figure, Figures, Page, Part
 from tdcollect.pages.evaluation import intervals_sentence, number_and_interval

@@ -17,4 +17,4 @@ if TYPE_CHECKING:
     from tdcollect.lab.tables import Score as Score
     from tdcollect.lab.tables import Task as Task
 
-__getattr__, __dir__, __all__ = lazy(__name__, modules="curves")
+__getattr__, __dir__, __all__ = lazy(__name__, inner="Suite", modules="curves")

@@ -112,6 +112,16 @@ class StepDifference(NamedTuple):
         """True if the policy saw the same at the step, and did another thing."""
         return self.field.startswith((OUTPUT, ACTION))
 
+    @property
+    def size(self) -> float:
+        """Its size, as a share of the larger value; infinite of lengths, and of unlike shapes."""
+        one, other = np.asarray(self.first, float), np.asarray(self.second, float)
+        if self.field == "length" or one.shape != other.shape:
+            return np.inf
+        with np.errstate(all="ignore"):
+            size = np.abs(one - other).max() / max(np.abs(one).max(), np.abs(other).max())
+        return float(np.nan_to_num(size, nan=np.inf))
+
     def __str__(self) -> str:
         name = self.field.removeprefix(f"{OUTPUT}/")
         a, b = (_shown(value) for value in (self.first, self.second))

@@ -184,7 +184,7 @@ class ArrayEnv(SteppedEnv):
     Args:
         inner: the env itself.
         exact: carries float64 rewards through the transforms; they are added to each step under
-            ``"_exact_reward"``, and the actions that transforms changed, as the env got them, under
+            ``"_exact_reward"``, and under transforms the actions, as the env got them, under
             ``"_sent"``. None to leave them out.
 
     Attributes:

@@ -73,6 +73,7 @@ def subject(collector: EvaluationCollector) -> dict[str, Any]:
     It does not depend on the number of slots, the backend, the time or the directory.
     """
     settings = collector.settings
+    _ = collector.env.full_action_spec_unbatched  # by which transforms learn the env's actions
     indices = list(settings.episode_indices)
     seeds: dict[str, Any] = {"root": settings.seed}
     if settings.env_seeds is not None:

@@ -220,7 +220,8 @@ def audited(root: Path, env: Any, sample: int | None, seed: int) -> Audit:
         f"(audit seed {seed}), {equal} equal to the bit; at most {bound:.1%} of all are not what "
         "the ledger says (exact, 95 %)"
     )
-    return Audit(root, (head, *texts, ended[0].changed(manifest, _TOLD)), verdicts, bound)
+    texts += [ended[0].changed(manifest, _TOLD), *terms.left_out]
+    return Audit(root, (head, *texts), verdicts, bound)
 
 
 def _own_env(name: str, lacking: bool) -> str:
@@ -254,6 +255,7 @@ class _Terms:
 
     def __init__(self, manifest: Mapping[str, Any], policy: KeptActions, is_own: bool):
         self._manifest, self._policy, self._is_own = manifest, policy, is_own
+        self.left_out: list[str] = []
 
     def set_up(self, again: EvaluationCollector) -> None:
         """Refuse another env, and choose the actions that it gets."""
@@ -276,6 +278,9 @@ class _Terms:
             self._untold.add("digest")
         if not whole and named & {one.__name__ for one in of_kind("scalar")}:
             self._kinds, self._untold = (), {"digest", "return", "group_returns"}
+        if not whole:
+            rewards = "" if self._kinds else " and rewards"
+            self.left_out.append(f"Without the transforms, no observations{rewards} are compared.")
 
     def verdict(
         self, recorded: Episode, steps: kept.Steps, again: Replayed
@@ -287,8 +292,7 @@ class _Terms:
         first = None
         if again.steps is not None and (self._untold or recorded.digest != again.record.digest):
             common = {*(again.steps.dtype.names or ())}.intersection(steps.dtype.names or ())
-            names = [n for n in steps.dtype.names or () if n in common and n.startswith(self._kinds)]
-            if names:
+            if names := sorted(name for name in common if name.startswith(self._kinds)):
                 first = kept.first_difference(steps[names], again.steps[names], bool(cut))
         told = [one[1:] for one in unlike if one[0] != "digest"]
         if first is None:

@@ -621,3 +621,11 @@ def test_a_relative_directory_of_a_suite_holds_wherever_the_process_goes(
     assert len(results.records()) == 2
     quiet(suite, folder / "out", tasks=["short"])
     assert len(suite.results(folder / "out").records()) == 4
+
+
+def test_a_suite_is_audited_by_cell(once: Path) -> None:
+    """What is not gymnasium's own is said not to be audited, cell by cell."""
+    audits = tdcollect.audit(once, sample=2, seed=0)
+    assert len(audits) == len([*once.glob("evaluations/*/*/*/manifest.json")])
+    assert any(audit.verdicts for audit in audits)
+    assert not any(audit.wrong for audit in audits)

@@ -6,8 +6,8 @@ fields are named for what they hold, in the order in which one thing of a step l
 - ``observation/NAME`` and ``output/NAME``: float64, the *sketch* of what the policy saw, and of
   what else it gave (logits, a value, a hidden state). A sketch is the product of the entry with a
   fixed vector, so that entries that differ have sketches that differ;
-- ``action/NAME``: the action as the policy gave it; ``env_action/NAME``: as the env got it, where a
-  transform changed it;
+- ``action/NAME``: the action as the policy gave it; ``env_action/NAME``: as the env got it, where
+  it is under transforms that are known;
 - ``reward/NAME``: float64, after transforms; ``[agents]`` where there are several.
 """
 

@@ -4,11 +4,11 @@
     python benchmarks/audits.py --ledgers 100
     python benchmarks/audits.py --switches
 
-Two policies play the same episodes, which are cut into ledgers of 200 rows. In each of them 15 % of
-the rows are made up, in three ways: returns raised, in the steps as well; actions of another
-episode; rows of the other policy. Each ledger is audited by 20 episodes, as it is and made up. With
-`--switches`, gymnasium's own envs are evaluated, and audited under switches of torch, NumPy and
-BLAS that have other instructions run.
+Two policies play the same 2,000 episodes, of which each ledger has 200, drawn at random. In each of
+them 15 % of the rows are made up, in one of three ways: returns raised, in the steps as well;
+actions of another episode; rows of the other policy. Each is audited by 20 episodes, as it is
+and made up. With `--switches`, gymnasium's own envs are evaluated, and audited under switches of
+torch, NumPy and BLAS that have other instructions run.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -31,7 +32,7 @@ import gymnasium as gym
 import numpy as np
 from scipy.stats import hypergeom
 
-ROWS, SHARE, SAMPLE = 200, 0.15, 20
+PLAYED, ROWS, SHARE, SAMPLE = 2000, 200, 0.15, 20
 FRAUDS = ("returns raised", "actions of another episode", "rows of another policy")
 SWITCHES = (
     "ATEN_CPU_CAPABILITY=default",
@@ -127,16 +128,14 @@ def ledgers(count: int) -> Counter[str]:
         runs = []
         for place, policy in enumerate(policies):
             out = Path(folder) / f"policy{place}"
-            runs.append(
-                tdcollect.evaluate(Drift, policy, count * ROWS, output_dir=out, progress=False)
-            )
+            runs.append(tdcollect.evaluate(Drift, policy, PLAYED, output_dir=out, progress=False))
         manifest = runs[0].manifest
         records, others = ({record.index: record for record in run.episodes} for run in runs)
         steps = {}
         for file in sorted((Path(folder) / "policy0" / "steps").iterdir()):
             steps.update(read_block(file))
         for place in range(count):
-            own = range(place * ROWS, (place + 1) * ROWS)
+            own = sorted(draw.choice(PLAYED, ROWS, replace=False).tolist())
             honest = (
                 {index: records[index] for index in own},
                 {index: steps[index] for index in own},
@@ -146,9 +145,10 @@ def ledgers(count: int) -> Counter[str]:
                 ("honest", honest),
                 (fraud, forge(fraud, *honest, others, draw)),
             ):
-                root = Path(folder) / f"{place}-{name}"
+                root = Path(folder) / "ledger"
                 write(root, manifest, *rows)
                 (audit,) = tdcollect.audit(root, Drift, sample=SAMPLE, seed=place)
+                shutil.rmtree(root)
                 blamed[name] += bool(audit.wrong)
                 blamed[f"all {name}"] += 1
     return blamed

@@ -1,4 +1,4 @@
-"""Running episodes again: by their policy, and filmed; or by their actions alone, in an audit."""
+"""Running episodes again: by their policy, and filmed; or by their actions, for an audit."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def audited(root: Path, env: Any, sample: int | None, seed: int) -> Audit:
     records = {record.index: record for record in files.episodes if record.completed}
     units = sorted({index // size for index in records})
     count = len(units) if sample is None else min(len(units), -(-sample // size))
-    drawn = np.random.default_rng(seed).choice(units, count, replace=False).tolist()
+    drawn = {*np.random.default_rng(seed).choice(units, count, replace=False).tolist()}
     indices = [index for index in records if index // size in drawn]
     steps = step_files.read_steps(root, indices)
     if files.last is None or len(steps) < len(indices) or not indices:
@@ -286,7 +286,8 @@ class _Terms:
         self, recorded: Episode, steps: kept.Steps, again: Replayed
     ) -> tuple[str, kept.StepDifference | None]:
         """Return what there is to say of an episode, and the first difference of its steps."""
-        cut = not self._whole and recorded.truncated and again.record.completed  # by a transform?
+        goes_on = (again.record.length or 0) > (recorded.length or 0)
+        cut = not self._whole and recorded.truncated and goes_on  # a transform may have ended it
         unlike = [] if cut else again.unlike(recorded)
         unlike = [one for one in unlike if one[0].partition(".")[0] not in self._untold]
         first = None

@@ -1,4 +1,4 @@
-"""All checks of an evaluation that need no run of it.
+"""Checks of evaluations: of their files, and of episodes that run again by their actions.
 
 Readers stop at the first problem; here all are listed, and the statistics are computed again.
 """

@@ -170,8 +170,7 @@ def test_other_instructions_blame_nobody(tmp_path: Path, switch: str) -> None:
 
 
 def scaled(*more: Any) -> Any:
-    env = TransformedEnv(tdcollect.make_env("Pendulum-v1"), T.ActionScaling())
-    return TransformedEnv(env, T.Compose(*more)) if more else env
+    return TransformedEnv(tdcollect.make_env("Pendulum-v1"), T.Compose(T.ActionScaling(), *more))
 
 
 def test_transforms_are_left_out_or_are_the_same(tmp_path: Path) -> None:

@@ -148,7 +148,13 @@ def audit(
     check.count(seed=seed)
     root, audits = Path(path), []
     kind = kind_of(root)
-    for one in [root] if kind is None else kind.evaluations(root):
+    roots = [root] if kind is None else kind.evaluations(root)
+    named = [] if env is None else [ledger.read_manifest(one)["env"]["id"] for one in roots]
+    if len({*named}) > 1:
+        raise ValueError(
+            f"expected evaluations of one env, got {', '.join(named)}; name one of them"
+        )
+    for one in roots:
         try:
             audits.append(audited(one, env, sample, seed))
         except (ValueError, OSError) as error:

@@ -184,7 +184,7 @@ class ArrayEnv(SteppedEnv):
     Args:
         inner: the env itself.
         exact: carries float64 rewards through the transforms; they are added to each step under
-            ``"_exact_reward"``, and the actions that transforms changed, as the env got them, under
+            ``"_exact_reward"``, and under transforms the actions, as the env got them, under
             ``"_sent"``. None to leave them out.
 
     Attributes:
@@ -221,7 +221,6 @@ class ArrayEnv(SteppedEnv):
             transform.merged = self._merges
         self._exact = exact
         self._taken = self._sent = StepDict()
-        self._changed: list[Key] | None = None  # actions that transforms change; None at first
         self._attended: Sequence[int] = range(self.batch_size.numel())
         known = inner.follows_specs and all(transform.follows_specs for transform in transforms)
         self._unspecified: list[Key] | None = None
@@ -292,12 +291,9 @@ class ArrayEnv(SteppedEnv):
 
     def _inverted(self, step: StepDict) -> StepDict:
         inner_step = inverted(self.transforms, step)
-        if self._exact is not None:
-            if self._changed is None:
-                names = self.transformed.action_keys
-                self._changed = [key for key in names if inner_step.get(key) is not step.get(key)]
-            sent = ((keys.under(keys.SENT, key), inner_step[key]) for key in self._changed)
-            self._sent = StepDict(sent)
+        if self._exact is not None and self.transforms:
+            names = self.transformed.action_keys
+            self._sent = StepDict((keys.under(keys.SENT, key), inner_step[key]) for key in names)
         return inner_step
 
     def _add_exact(self, following: StepDict, buffers: Any) -> None:

@@ -9,7 +9,7 @@ import pickle
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
@@ -544,16 +544,16 @@ def _best_of(points: list[Point], by: str) -> Best | None:
 def _replay_of(setup: Setup, request: Order) -> Replay:
     """Return a function that runs an episode again, with a new env and policy."""
 
-    def replay(index: int, video: str | os.PathLike[str] | None) -> Replayed:
+    def replay(indices: Sequence[int], video: str | os.PathLike[str] | None) -> list[Replayed]:
         parts = unpickled(setup.job)
         if request.policy is not None:
             parts = replace(parts, policy=pickle.loads(request.policy))
         again = replayer(
             parts.env,
             parts.made_policy(),
-            lambda i: replace(parts.settings, episodes=[i]),
+            lambda several: replace(parts.settings, episodes=several),
             partial(set_weights, weights=request.weights),
         )
-        return again(index, video)
+        return again(indices, video)
 
     return replay

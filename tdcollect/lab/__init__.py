@@ -17,4 +17,4 @@ if TYPE_CHECKING:
     from tdcollect.lab.results import SuiteResults as SuiteResults
     from tdcollect.lab.suite import Suite as Suite
 
-__getattr__, __dir__, __all__ = lazy(__name__, modules="curves")
+__getattr__, __dir__, __all__ = lazy(__name__, inner="Suite", modules="curves")

@@ -169,7 +169,7 @@ def _claimed(output_dir: str | os.PathLike[str] | None, plan: files.RacePlan) ->
 def _evaluation(job: Job, **how: Any) -> Evaluation:
     """Return the evaluation of a policy of a race."""
     env, policy, most = job.env, job.policy, job.settings
-    replay = replayer(env, policy, lambda index: replace(most, episodes=[index]))
+    replay = replayer(env, policy, lambda indices: replace(most, episodes=indices))
     record = partial(_Racer, indices=most.episode_indices, replay=replay, **how)
     return Evaluation(lambda: job, record, how["keep_trajectories"])
 

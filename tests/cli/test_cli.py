@@ -60,7 +60,7 @@ def test_each_option_reaches_the_evaluation(typed) -> None:
     assert result.manifest["inference_batch_size"] == 4
     assert result.manifest["inference_threads"] == 2
     assert result.manifest["policy"]["exploration"] == "random"
-    assert result.manifest["env"]["kwargs"] == {"length": "12"}
+    assert result.manifest["env"]["kwargs"] == {"length": 12}
     assert len(result.trajectory(0)) == 8
     names = "--env @:short --policy random --env-kwargs"
     assert typed(f'replay run 1 {names} {{"length":12}}')[0] == 0

@@ -93,6 +93,8 @@ def test_the_example_gives_our_episodes_and_passes(
 ) -> None:
     check_files(produced)
     assert main(["verify", str(produced)]) == 0
+    assert main(["audit", str(produced), "--all"]) == 0
+    assert "6 episodes of 6 ran again by their actions" in capsys.readouterr().out
     weights = torch.tensor([0.0, 0.0, 1.0, 0.0])
     policy = TensorDictModule(
         lambda seen: torch.nn.functional.one_hot((seen @ weights > 0).long(), 2),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from tdcollect.evaluation.episodes.inference import (
     stream,
     unlike,
 )
+from tdcollect.evaluation.episodes.steps import Steps
 from tdcollect.keys import Key
 from tdcollect.policies import AgentPolicy, SpacePolicy, parts_of
 from tdcollect.randomness import GlobalStream, NotReproducibleError, Outside
@@ -228,6 +230,41 @@ class Actors(Actor):
             if any(state == begun.get(name) != after.get(name) for name, state in before.items()):
                 raise NotReproducibleError(f"the policy {_UNSEEDED}")
         return first, []
+
+
+class KeptActions(SpacePolicy):
+    """The actions that were kept of episodes, with their steps by policy seed, as a policy.
+
+    Attributes:
+        fields: the name of each of the env's actions in the steps.
+    """
+
+    kind = "kept actions"
+
+    def __init__(self, steps: Mapping[int, Steps]):
+        self.source, self.batched, self._key = steps, False, False
+        self.fields: dict[Key, str] = {}
+
+    def begin(self, seed: int) -> Any:
+        """Return a function that gives the actions, and the last one again after the end."""
+        steps = self.source[seed]
+        following = chain(steps, repeat(steps[-1]))
+        return lambda observation: next(following)
+
+    def encoded_singly(self, steps: Sequence[Any]) -> StepDict:
+        return StepDict(
+            (key, torch.from_numpy(np.stack([step[name] for step in steps])))
+            for key, name in self.fields.items()
+        )
+
+
+class KeptActor(Actors):
+    """Acts as was kept of the episodes, whatever there is to see."""
+
+    probe = Actor.probe
+
+    def _observations(self, rows: StepDict) -> Sequence[Any]:
+        return range(self._layout.slots)
 
 
 def _generators(of: Any) -> dict[str, str]:

@@ -577,6 +577,8 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
 
     def _actor(self, slots: SteppedEnv, layout: Layout, assembly: Assembly) -> Actor:
         policy = self._policy
+        if isinstance(policy, agents.KeptActions):
+            return agents.KeptActor(policy, policy, layout)
         if isinstance(policy, SpacePolicy):
             return agents.actors_of(policy, agents.OnSpaces(self.env), layout)
         if isinstance(policy, GroupPolicies):

@@ -6,8 +6,8 @@ fields are named for what they hold, in the order in which one thing of a step l
 - ``observation/NAME`` and ``output/NAME``: float64, the *sketch* of what the policy saw, and of
   what else it gave (logits, a value, a hidden state). A sketch is the product of the entry with a
   fixed vector, so that entries that differ have sketches that differ;
-- ``action/NAME``: the action as the policy gave it; ``env_action/NAME``: as the env got it, where a
-  transform changed it;
+- ``action/NAME``: the action as the policy gave it; ``env_action/NAME``: as the env got it, where
+  it is under transforms that are known;
 - ``reward/NAME``: float64, after transforms; ``[agents]`` where there are several.
 """
 
@@ -111,6 +111,16 @@ class StepDifference(NamedTuple):
     def of_policy(self) -> bool:
         """True if the policy saw the same at the step, and did another thing."""
         return self.field.startswith((OUTPUT, ACTION))
+
+    @property
+    def size(self) -> float:
+        """Its size, as a share of the larger value; infinite of lengths, and of unlike shapes."""
+        one, other = np.asarray(self.first, float), np.asarray(self.second, float)
+        if self.field == "length" or one.shape != other.shape:
+            return np.inf
+        with np.errstate(all="ignore"):
+            size = np.abs(one - other).max() / max(np.abs(one).max(), np.abs(other).max())
+        return float(np.nan_to_num(size, nan=np.inf))
 
     def __str__(self) -> str:
         name = self.field.removeprefix(f"{OUTPUT}/")

@@ -474,7 +474,7 @@ def test_statistics_print_readably(monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(collector.stats.latest) == (
         "episodes  3\n"
         "steps     21\n"
-        "time      3 s, 7 steps/s\n"
+        "time      1 s, 21 steps/s\n"
         "returns   mean 5, std 0, min 5, max 5\n"
         "lengths   mean 5, std 0, min 5, max 5"
     )

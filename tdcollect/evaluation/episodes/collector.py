@@ -553,6 +553,8 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             with self._apart():
                 exact = exact_reward_of(self.env)
                 slots = by_episodes(plan_for(self.env, exact), self.env, exact)
+            if slots.texts:
+                raise ValueError("expected observations without text; collect by frames")
         settings, dims = self.settings, len(slots.batch_size)
         assembly = Assembly(
             self.env,

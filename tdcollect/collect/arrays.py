@@ -48,7 +48,7 @@ from tdcollect.envs.adopted import adopt, reset_arguments
 from tdcollect.envs.slots import Can, SlotError, Stepper
 from tdcollect.envs.spaces import nested
 from tdcollect.envs.traits import NotKnown, all_transforms_of, base_of, transforms_of
-from tdcollect.envs.wrapper import GymnasiumEnv, is_of_agents
+from tdcollect.envs.wrapper import GymnasiumEnv, is_of_agents, texts_of
 from tdcollect.keys import Key, from_next
 
 _CPU = torch.device("cpu")
@@ -112,7 +112,7 @@ class SteppedEnv:
     def reset_all(self, seeds: Seeds, options: Options) -> StepDict:
         """Start an episode in every slot; the entries of its first step."""
         arguments = reset_arguments(base_of(self.transformed), seeds, options)
-        return flat(self.transformed.reset(**arguments))
+        return flat(self.transformed.reset(**arguments), texts_of(self.transformed))
 
     def allocate(self, count: int, pinned: bool = False) -> list[Any]:
         """Buffers for ``count`` steps; Nones for an env that allocates its own output."""
@@ -488,7 +488,7 @@ def plan_for(env: EnvBase, exact: Exact | None = None, reasons: Sequence[str] = 
     further: list[StepTransform] = []
     try:
         transforms = lower_transforms(transforms_of(env), env)
-        if type(env) is GymnasiumEnv or _has_plain_entries(env):
+        if _has_plain_entries(env):
             mixes = not all(transform.by_row for transform in transforms)
             inner, further = _inner(base, env is not base, mixes)
         else:
@@ -575,12 +575,14 @@ def _inner(
 
 
 def _has_plain_entries(env: EnvBase) -> bool:
+    texts = texts_of(env)
     for spec in (env.output_spec, env.input_spec):
         nodes = [spec, *spec.values(True, False)]
         if contains_lazy_spec(spec) or any(
             getattr(node, "data_cls", None) not in (None, TensorDict) for node in nodes
         ):
             return False
-        if any(leaf.dtype is None or -1 in leaf.shape for leaf in spec.values(True, True)):
-            return False
+        for key, leaf in spec.items(True, True):
+            if -1 in leaf.shape or (leaf.dtype is None and from_next(key) not in texts):
+                return False
     return True

@@ -31,7 +31,7 @@ from tdcollect.collect.transforms import (
     inverted,
 )
 from tdcollect.envs.traits import EnvAction, NotKnown, of_kind, runs_once, traits_of, transforms_of
-from tdcollect.envs.wrapper import GymnasiumEnv
+from tdcollect.envs.wrapper import GymnasiumEnv, texts_of
 from tdcollect.keys import Key, from_next, is_next
 from tdcollect.states import equal
 
@@ -126,6 +126,9 @@ def lower_transforms(transforms: Sequence[T.Transform], env: EnvBase) -> list[St
         if isinstance(part, OwnCode | Changed) and carried.intersection(transform.in_keys):
             part.by_row = False  # the rows of slots that go on hold its result already
             carried.update(transform.out_keys)
+        touched = {*transform.in_keys, *transform.out_keys}
+        if (texts := texts_of(env)) and (isinstance(part, Island) or touched & texts.keys()):
+            reasons.append(f"the transform {type(transform).__name__} may read text")
         carried.update(part.keys)
         part.label = type(transform).__name__
         lowered.append(part)

@@ -54,7 +54,7 @@ from tdcollect.display import html_table, one_line
 from tdcollect.envs.adopted import early_seeds, lost_ends, reset_arguments
 from tdcollect.envs.beside import HonouredStarts
 from tdcollect.envs.process.values import Array
-from tdcollect.envs.spaces import nested
+from tdcollect.envs.spaces import nested, told
 from tdcollect.envs.traits import (
     all_transforms_of,
     base_of,
@@ -62,8 +62,8 @@ from tdcollect.envs.traits import (
     keeps_statistics,
     transforms_of,
 )
-from tdcollect.envs.wrapper import GymnasiumEnv, shares_masks
-from tdcollect.keys import Key
+from tdcollect.envs.wrapper import GymnasiumEnv, shares_masks, texts_of
+from tdcollect.keys import Key, as_path
 from tdcollect.progress import warn
 
 _BLOCK_STEPS = 64
@@ -699,10 +699,18 @@ class Runner:
         buffered = parent.preallocates
         # Has the devices and empty entries of the parent's batch, and the dtypes of its buffers.
         template = parent.preallocated if buffered else parent.carrier
-        batch = nested(entries.items(), shape, collector.storing_device or template.device)
+        device, texts = collector.storing_device or template.device, texts_of(collector.env)
+        numbers = {key: entries.pop(key) for key in texts if key in entries}
+        batch = nested(entries.items(), shape, device)
         shaped_like(template, batch, cast=buffered, fill=buffered)
         if buffered or collector.replay_buffer is None or parent.ignores_replay_buffer:
             batch.refine_names(..., keys.TIME)
+        for key, text in told(texts, numbers, device).items():
+            upstream.set_unchecked(batch, as_path(key), text)
+        if texts:
+            held = self.arrivals
+            present = {} if held.turns is None else held.turns.present
+            base_of(collector.env).keep_texts(*present.values(), *held.surplus.values())
         parent.count_stepped(batch.numel())
         return batch
 

@@ -165,6 +165,7 @@ class Placement:
 
     moves = False
     pinned = False  # whether buffers should lie in pinned memory
+    policy: torch.device | None = None
     # The device of the batch; None to leave entries where TorchRL has them.
     storing: torch.device | None = None
 

@@ -34,7 +34,8 @@ from tdcollect.collect.step_dict import (
 )
 from tdcollect.collect.store import Placement, Store
 from tdcollect.envs.process.values import Array
-from tdcollect.envs.spaces import nested
+from tdcollect.envs.spaces import nested, told
+from tdcollect.envs.wrapper import texts_of
 from tdcollect.keys import Key, is_next
 
 Lower = Callable[[StepDict], LoweredPolicy]
@@ -68,10 +69,16 @@ class Acting:
         if self.version is not None and keys.POLICY_VERSION in step:
             present = step[keys.POLICY_VERSION]
             step[keys.POLICY_VERSION] = torch.full_like(present, self.version())
-        policy = self._policy
+        policy, texts = self._policy, texts_of(self.env.transformed)
         if policy is None:
-            self._policy = policy = self.lower(step)
-        self.place.run(policy, step)
+            without = StepDict((key, step[key]) for key in step if key not in texts)
+            self._policy = policy = self.lower(without)
+        if policy.straight or not texts:
+            self.place.run(policy, step)
+        else:
+            shown = StepDict(told(texts, step, self.place.policy))
+            self.place.run(policy, shown)
+            step.update((key, value) for key, value in shown.items() if key not in texts)
         if self._remembered is None:
             self._remembered = policy.forgets(step, self.env.carried)
         return self._remembered
@@ -379,7 +386,7 @@ class Frames:
     stamps: Stamps
 
     def __post_init__(self) -> None:
-        step = flat(self.carrier)
+        step = flat(self.carrier, texts_of(self.env.transformed))
         self.place.enter(step, (*self.env.carried, *keys.FLAGS))
         self._acting = Acting(self.env, self.lower, self.place, self.version)
         self._turns = turns_of(self.env, self._acting, self.place, step)
@@ -572,13 +579,14 @@ class Frames:
             self._acting.score({}, turns.present)
             raise
         except NotReset:  # no batch may begin with what a step has left
-            turns.present, self._moved = flat(self.carrier), True
+            turns.present = flat(self.carrier, texts_of(self.env.transformed))
+            self._moved = True
             raise
         finally:
             if number is not None:
                 number(turns.present)
             step = StepDict((k, v) for k, v in turns.present.items() if k not in turns.next_keys)
-            step = self.place.leave(step)
+            step = told(texts_of(self.env.transformed), self.place.leave(step), self.carrier.device)
             left = nested(step.items(), self.env.batch_size, self.carrier.device)
             if held is not None:
                 held.left = left

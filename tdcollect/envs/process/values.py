@@ -20,6 +20,7 @@ Tree = Any
 FLOATS = (np.dtype(np.float64), np.dtype(np.float32))
 BOOL = np.dtype(bool)
 _ZERO = np.zeros((), bool)
+_TEXT = "<U256"  # texts in shared memory; longer ones are sent
 
 
 # --- nested values -----------------------------------------------------------------------------
@@ -47,9 +48,9 @@ def slot_of(value: Any, slot: int | Array) -> Any:
     """The part of one slot, or of several, of a nested value with arrays ``[N, ...]``."""
     if isinstance(value, dict):
         return {name: slot_of(part, slot) for name, part in value.items()}
-    if isinstance(value, tuple):
+    if isinstance(value, tuple) and not (value and isinstance(value[0], str)):
         return tuple(slot_of(part, slot) for part in value)
-    return value[slot]
+    return np.asarray(value, object)[slot] if isinstance(value, tuple) else value[slot]
 
 
 def unstack(value: Any, count: int) -> Sequence[Any]:
@@ -274,7 +275,8 @@ class Field(NamedTuple):
 def fields_of(value: Any) -> tuple[Tree, list[Field]]:
     arrays: list[Array] = []
     tree = flatten(value, arrays)
-    return tree, [Field(array.shape[1:], array.dtype.str) for array in arrays]
+    dtypes = [_TEXT if array.dtype.kind in "OU" else array.dtype.str for array in arrays]
+    return tree, [Field(array.shape[1:], dtype) for array, dtype in zip(arrays, dtypes)]  # noqa: B905
 
 
 class Shared(NamedTuple):

@@ -303,6 +303,8 @@ class EnvWorker(EnvSlots):
         if isinstance(tree, int):
             array, target = np.asarray(value), self.observation[tree]
             fits = array.dtype is target.dtype or values.keeps(array, target.dtype)
+            if isinstance(value, str):  # NumPy drops zeros at its end
+                fits = array.itemsize <= target.itemsize and "\0" not in value
             if array.shape != target.shape[1:] or not fits:
                 return False
             target[slot] = array

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -46,7 +47,7 @@ from tdcollect.collect.transforms import StepTransform, inverted
 from tdcollect.envs.adopted import ParallelEnv as OurParallelEnv
 from tdcollect.envs.adopted import adopt, reset_arguments
 from tdcollect.envs.slots import Can, SlotError, Stepper
-from tdcollect.envs.spaces import nested
+from tdcollect.envs.spaces import TextLeaf, nested
 from tdcollect.envs.traits import NotKnown, all_transforms_of, base_of, transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv, is_of_agents, texts_of
 from tdcollect.keys import Key, from_next
@@ -68,6 +69,7 @@ class SteppedEnv:
         base: the env itself; None where it is not tdcollect's.
         can: what the slots can do, transforms included.
         home: the device of the entries that it takes and gives.
+        texts: the entries of text, whose numbers are on StepDicts.
     """
 
     transformed: EnvBase
@@ -77,6 +79,7 @@ class SteppedEnv:
     base: GymnasiumEnv | None
     can: Can
     home = _CPU
+    texts: Mapping[Key, TextLeaf] = MappingProxyType({})
 
     @property
     def marks_truncation(self) -> bool:
@@ -112,7 +115,7 @@ class SteppedEnv:
     def reset_all(self, seeds: Seeds, options: Options) -> StepDict:
         """Start an episode in every slot; the entries of its first step."""
         arguments = reset_arguments(base_of(self.transformed), seeds, options)
-        return flat(self.transformed.reset(**arguments), texts_of(self.transformed))
+        return flat(self.transformed.reset(**arguments), self.texts)
 
     def allocate(self, count: int, pinned: bool = False) -> list[Any]:
         """Buffers for ``count`` steps; Nones for an env that allocates its own output."""
@@ -215,7 +218,7 @@ class ArrayEnv(SteppedEnv):
         self.carried = carried_entries(transformed)
         self.batch_size = transformed.batch_size
         self.step_bytes = inner.step_bytes
-        self.base = inner.slots
+        self.base, self.texts = inner.slots, getattr(inner.slots, "texts", {})
         self.transforms = transforms
         self.inner = inner
         self.home = inner.home
@@ -488,7 +491,7 @@ def plan_for(env: EnvBase, exact: Exact | None = None, reasons: Sequence[str] = 
     further: list[StepTransform] = []
     try:
         transforms = lower_transforms(transforms_of(env), env)
-        if _has_plain_entries(env):
+        if (type(env) is GymnasiumEnv and not env.texts) or _has_plain_entries(env):
             mixes = not all(transform.by_row for transform in transforms)
             inner, further = _inner(base, env is not base, mixes)
         else:

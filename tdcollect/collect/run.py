@@ -62,7 +62,7 @@ from tdcollect.envs.traits import (
     keeps_statistics,
     transforms_of,
 )
-from tdcollect.envs.wrapper import GymnasiumEnv, shares_masks, texts_of
+from tdcollect.envs.wrapper import GymnasiumEnv, shares_masks
 from tdcollect.keys import Key, as_path
 from tdcollect.progress import warn
 
@@ -699,18 +699,18 @@ class Runner:
         buffered = parent.preallocates
         # Has the devices and empty entries of the parent's batch, and the dtypes of its buffers.
         template = parent.preallocated if buffered else parent.carrier
-        device, texts = collector.storing_device or template.device, texts_of(collector.env)
-        numbers = {key: entries.pop(key) for key in texts if key in entries}
+        device, stacks = collector.storing_device or template.device, {}
+        if texts := getattr(self._plan.env, "texts", None):
+            numbers = {key: entries.pop(key) for key in texts if key in entries}
+            stacks, held = told(texts, numbers, device), self.arrivals
+            present = {} if held.turns is None else held.turns.present
+            base_of(collector.env).keep_texts(*present.values(), *held.surplus.values())
         batch = nested(entries.items(), shape, device)
         shaped_like(template, batch, cast=buffered, fill=buffered)
         if buffered or collector.replay_buffer is None or parent.ignores_replay_buffer:
             batch.refine_names(..., keys.TIME)
-        for key, text in told(texts, numbers, device).items():
+        for key, text in stacks.items():
             upstream.set_unchecked(batch, as_path(key), text)
-        if texts:
-            held = self.arrivals
-            present = {} if held.turns is None else held.turns.present
-            base_of(collector.env).keep_texts(*present.values(), *held.surplus.values())
         parent.count_stepped(batch.numel())
         return batch
 

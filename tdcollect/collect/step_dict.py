@@ -120,8 +120,9 @@ def is_plain(value: Any) -> bool:
 def flat(tensordict: TensorDictBase, texts: Mapping[Key, TextLeaf] = _NONE) -> StepDict:
     """The leaves of a TensorDict, sharing their memory; of texts, the numbers."""
     step = StepDict(tensordict.items(True, True))
-    held = ((key, leaf, tensordict.get(key, None)) for key, leaf in texts.items())
-    step.update((key, leaf.numbers(value)) for key, leaf, value in held if value is not None)
+    for key, leaf in texts.items():
+        if (value := tensordict.get(key, None)) is not None:
+            step[key] = leaf.numbers(value)
     return step
 
 

@@ -35,7 +35,6 @@ from tdcollect.collect.step_dict import (
 from tdcollect.collect.store import Placement, Store
 from tdcollect.envs.process.values import Array
 from tdcollect.envs.spaces import nested, told
-from tdcollect.envs.wrapper import texts_of
 from tdcollect.keys import Key, is_next
 
 Lower = Callable[[StepDict], LoweredPolicy]
@@ -69,10 +68,9 @@ class Acting:
         if self.version is not None and keys.POLICY_VERSION in step:
             present = step[keys.POLICY_VERSION]
             step[keys.POLICY_VERSION] = torch.full_like(present, self.version())
-        policy, texts = self._policy, texts_of(self.env.transformed)
+        policy, texts = self._policy, self.env.texts
         if policy is None:
-            without = StepDict((key, step[key]) for key in step if key not in texts)
-            self._policy = policy = self.lower(without)
+            self._policy = policy = self.lower(step.exclude(*texts) if texts else step)
         if policy.straight or not texts:
             self.place.run(policy, step)
         else:
@@ -386,7 +384,7 @@ class Frames:
     stamps: Stamps
 
     def __post_init__(self) -> None:
-        step = flat(self.carrier, texts_of(self.env.transformed))
+        step = flat(self.carrier, self.env.texts)
         self.place.enter(step, (*self.env.carried, *keys.FLAGS))
         self._acting = Acting(self.env, self.lower, self.place, self.version)
         self._turns = turns_of(self.env, self._acting, self.place, step)
@@ -579,14 +577,15 @@ class Frames:
             self._acting.score({}, turns.present)
             raise
         except NotReset:  # no batch may begin with what a step has left
-            turns.present = flat(self.carrier, texts_of(self.env.transformed))
-            self._moved = True
+            turns.present, self._moved = flat(self.carrier, self.env.texts), True
             raise
         finally:
             if number is not None:
                 number(turns.present)
             step = StepDict((k, v) for k, v in turns.present.items() if k not in turns.next_keys)
-            step = told(texts_of(self.env.transformed), self.place.leave(step), self.carrier.device)
+            step = self.place.leave(step)
+            if texts := self.env.texts:
+                step = told(texts, step, self.carrier.device)
             left = nested(step.items(), self.env.batch_size, self.carrier.device)
             if held is not None:
                 held.left = left

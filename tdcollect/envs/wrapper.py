@@ -262,9 +262,11 @@ class GymnasiumEnv(EnvBase):
             self._exact = False
 
     def _pack(self, buffers: StepBuffers) -> TensorDict:
-        entries = told(self.texts, dict(zip(self.writes, buffers.tensors, strict=True)))
+        entries = dict(zip(self.writes, buffers.tensors, strict=True))
+        if self.texts:
+            entries = told(self.texts, entries)
+            self.keep_texts(*self._kept_texts)
         packed = nested(entries.items(), self.batch_size)
-        self.keep_texts(*self._kept_texts)
         if self.stepper.group_map:
             del packed[keys.REWARD]
             _shape_groups(packed, self.batch_size, self.stepper.group_map)

@@ -31,7 +31,7 @@ from tdcollect.display import one_line
 from tdcollect.envs.make import refuse_slot
 from tdcollect.envs.slots import Stepper
 from tdcollect.envs.traits import base_of, transforms_of
-from tdcollect.envs.wrapper import GymnasiumEnv, texts_of
+from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes import agents
 from tdcollect.evaluation.episodes.actions import ActionCheck, RandomActor
 from tdcollect.evaluation.episodes.batched import BatchEnv, BatchStarts, open_batched
@@ -558,8 +558,9 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         if slots is None:
             with self._apart():
                 exact = exact_reward_of(self.env)
-                text = ["it has text"] * bool(texts_of(self.env))
-                slots = by_episodes(plan_for(self.env, exact, text), self.env, exact)
+                slots = by_episodes(plan_for(self.env, exact), self.env, exact)
+            if slots.texts:
+                raise ValueError("expected observations without text; collect by frames")
         settings, dims = self.settings, len(slots.batch_size)
         assembly = Assembly(
             self.env,

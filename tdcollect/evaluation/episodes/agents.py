@@ -20,6 +20,7 @@ from tdcollect.envs.spaces import aligned_zeros, key_of
 from tdcollect.envs.traits import base_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.inference import DrawByRow, check_same, stream, unlike
+from tdcollect.evaluation.episodes.opening import SlotEnvs, Words
 from tdcollect.evaluation.episodes.policy import Actor, Layout
 from tdcollect.keys import Key
 from tdcollect.policies import AgentPolicy, SpacePolicy, parts_of
@@ -44,8 +45,8 @@ _STATES: dict[type, Callable[[Any], Any]] = {
 class OnSpaces:
     """Observations and actions of an env of ``make_env``, as its gymnasium spaces have them."""
 
-    def __init__(self, env: EnvBase):
-        base = base_of(env)
+    def __init__(self, env: EnvBase, words: Words | None = None):
+        base, self._words = base_of(env), words
         if not isinstance(base, GymnasiumEnv):
             raise TypeError(
                 f"expected an env of tdcollect.make_env, got {env}; pass tdcollect.make_env(env), "
@@ -60,7 +61,11 @@ class OnSpaces:
 
     def observed(self, rows: Mapping[Key, torch.Tensor]) -> list[Any]:
         """The arrays ``[N, ...]`` of observations."""
-        return [rows[key].detach().cpu().numpy() for key in self.in_keys]
+        words = self._words.keys if self._words else ()
+        return [
+            self._words.texts(rows[key]) if key in words else rows[key].detach().cpu().numpy()
+            for key in self.in_keys
+        ]
 
     def encoded(self, actions: Any, count: int) -> StepDict:
         """The entries ``[N, ...]`` of the actions ``[N, ...]`` of a batch."""
@@ -232,6 +237,43 @@ def _generators(of: Any) -> dict[str, str]:
         for kind, state in _STATES.items()
         if isinstance(part, kind)
     }
+
+
+class SlotActor(Actor):
+    """Runs a policy on the TensorDict of one slot after the other, where entries are words.
+
+    Texts have unlike lengths: in a batch, what else runs would round the numbers made of them.
+    """
+
+    def __init__(self, policy: Callable[..., Any], env: SlotEnvs, layout: Layout):
+        self._policy, self._env, self._layout = policy, env, layout
+        self._streams = dict[int, GlobalStream]()
+
+    def start(self, slot: int, seed: int) -> None:
+        self._streams[slot] = GlobalStream(seed, self._layout.device)
+
+    def _acted(self, now: TensorDictBase, stream: GlobalStream) -> tuple[TensorDictBase, StepDict]:
+        with Outside(self._layout.device), stream:
+            acted = self._policy(now)
+        return acted, self._env.entries(acted)
+
+    def act(self, rows: StepDict, active: Sequence[int]) -> None:
+        written = StepDict()
+        for slot in active:
+            self._env.now[slot], row = self._acted(self._env.now[slot], self._streams[slot])
+            for key, value in row.items():
+                if key not in written:
+                    written[key] = value.new_zeros((self._layout.slots, *value.shape))
+                written[key][slot] = value
+        rows.update(written)
+
+    def probe(self, rows: StepDict, carried: list[Key]) -> tuple[StepDict, list[Key]]:
+        device, now = self._layout.device, self._env.now
+        first, again = (
+            self._acted(now[0].clone(), GlobalStream(0, device))[1] for _ in range(2)
+        )
+        check_same(first, again, f"gives other outputs {{}} for the same entries: it {_UNSEEDED}")
+        return StepDict((key, value.unsqueeze(0)) for key, value in first.items()), []
 
 
 class EpisodeActor:

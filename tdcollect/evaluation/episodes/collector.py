@@ -42,6 +42,7 @@ from tdcollect.evaluation.episodes.inference import Inference
 from tdcollect.evaluation.episodes.opening import (
     OpenEnv,
     SlotEnvs,
+    Words,
     made_alike,
     open_env,
     warn_of_statistics,
@@ -395,6 +396,11 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             raise RuntimeError(f"the env {self.base.name} is closed; make a new one to evaluate")
 
     @property
+    def _words(self) -> Words | None:
+        slots = self._opened.slots
+        return None if slots is None or not slots.words.keys else slots.words
+
+    @property
     def error(self) -> Exception | None:
         """The last exception that the env raised in the latest run, if any."""
         return None if self._latest_run is None else self._latest_run.error
@@ -571,6 +577,7 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             Metrics(self.metrics),
             settings.step_bound,
             keep_steps,
+            self._words,
         )
         count = slots.batch_size.numel()
         layout = Layout(settings.inference_batch_size, count, bool(dims), self.device)
@@ -586,11 +593,14 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
     def _actor(self, slots: SteppedEnv, layout: Layout, assembly: Assembly) -> Actor:
         policy = self._policy
         if isinstance(policy, SpacePolicy):
-            return agents.actors_of(policy, agents.OnSpaces(self.env), layout)
+            return agents.actors_of(policy, agents.OnSpaces(self.env, self._words), layout)
         if isinstance(policy, GroupPolicies):
             return GroupActors(policy, slots, layout)
         if isinstance(policy, RandomActions):
             return RandomActor(policy, slots, layout)
+
+        if self._words:
+            return agents.SlotActor(policy, self._opened.slots, layout)
 
         def is_unread(key: Key) -> bool:
             return not assembly.reads(key) and slots.hands_through(key)

@@ -30,6 +30,7 @@ from tdcollect.collect.store import placement
 from tdcollect.display import one_line
 from tdcollect.envs.make import refuse_slot
 from tdcollect.envs.slots import Stepper
+from tdcollect.envs.spaces import TextLeaf
 from tdcollect.envs.traits import base_of, transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes import agents
@@ -42,7 +43,6 @@ from tdcollect.evaluation.episodes.inference import Inference
 from tdcollect.evaluation.episodes.opening import (
     OpenEnv,
     SlotEnvs,
-    Words,
     made_alike,
     open_env,
     warn_of_statistics,
@@ -129,6 +129,8 @@ class EpisodeRun:
                     self._explain(block.entries, error)
                     raise
                 yield self._counted(assembly.feed(block))
+                for key in assembly.texts.keys() & loop.present.keys():
+                    assembly.texts[key].keep([loop.present[key]])
             failed = bool(self._failed)
             yield self._counted(())
             if not (failed or starts.goes_on() or feed.goes_on()):
@@ -396,9 +398,12 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             raise RuntimeError(f"the env {self.base.name} is closed; make a new one to evaluate")
 
     @property
-    def _words(self) -> Words | None:
-        slots = self._opened.slots
-        return None if slots is None or not slots.words.keys else slots.words
+    def _texts(self) -> Mapping[Key, TextLeaf]:
+        """The entries of text, of env and policy."""
+        if isinstance(self.base, GymnasiumEnv):
+            backend = self.base.stepper.backend
+            return {**backend.observation.texts, **backend.action.texts}
+        return {} if self._opened.slots is None else self._opened.slots.texts
 
     @property
     def error(self) -> Exception | None:
@@ -577,7 +582,7 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             Metrics(self.metrics),
             settings.step_bound,
             keep_steps,
-            self._words,
+            self._texts,
         )
         count = slots.batch_size.numel()
         layout = Layout(settings.inference_batch_size, count, bool(dims), self.device)
@@ -593,14 +598,14 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
     def _actor(self, slots: SteppedEnv, layout: Layout, assembly: Assembly) -> Actor:
         policy = self._policy
         if isinstance(policy, SpacePolicy):
-            return agents.actors_of(policy, agents.OnSpaces(self.env, self._words), layout)
+            return agents.actors_of(policy, agents.OnSpaces(self.env, assembly.texts), layout)
         if isinstance(policy, GroupPolicies):
             return GroupActors(policy, slots, layout)
         if isinstance(policy, RandomActions):
             return RandomActor(policy, slots, layout)
 
-        if self._words:
-            return agents.SlotActor(policy, self._opened.slots, layout)
+        if assembly.texts:
+            return agents.SlotActor(policy, slots, assembly.texts, layout)
 
         def is_unread(key: Key) -> bool:
             return not assembly.reads(key) and slots.hands_through(key)

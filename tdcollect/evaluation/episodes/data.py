@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from numbers import Real
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ from tdcollect.display import listed_text
 from tdcollect.evaluation.episodes import steps as kept_steps
 from tdcollect.evaluation.episodes.steps import MOST, StepDifference, Steps, first_difference
 from tdcollect.evaluation.ledger import CUT, FAILED, Episode, record_differences
-from tdcollect.keys import Key, as_path, entry_path, from_next, name_of, under_next
+from tdcollect.keys import Key, as_path, entry_path, name_of, under_next
 
 if TYPE_CHECKING:  # what is kept is read and checked without them
     import torch
@@ -27,7 +28,7 @@ if TYPE_CHECKING:  # what is kept is read and checked without them
     from torchrl.envs import EnvBase
 
     from tdcollect.collect.episodes import Block, Piece, Start
-    from tdcollect.evaluation.episodes.opening import Words
+    from tdcollect.envs.spaces import TextLeaf
 
 COMBINED = "mean over the agents of a group, then over groups"
 """The rule by which several rewards of a step make one return, as the manifest says it."""
@@ -241,9 +242,9 @@ class Assembly:
         metrics: Metrics,
         bound: float = math.inf,
         keep_steps: bool = False,
-        words: Words | None = None,
+        texts: Mapping[Key, TextLeaf] = MappingProxyType({}),
     ):
-        self._dims, self._words = dims, words
+        self._dims, self.texts = dims, texts
         self._most = math.inf if keep_steps else MOST
         self._returns = returns
         self.seeds = seeds
@@ -278,9 +279,8 @@ class Assembly:
         # If the env raised at once, the block has no entries, only pieces without steps.
         digested = self._digested if block.entries else []
         entries = {key: by_slot(entry, self._dims) for key, entry in block.entries.items()}
-        for key in entries if self._words else ():
-            if (from_next(key) if keys.is_next(key) else key) in self._words.keys:
-                entries[key] = self._words.texts(entries[key])
+        for key in self.texts.keys() & entries.keys():
+            entries[key] = self.texts[key].read(entries[key])
         exact = entries.pop(_EXACT, None)
         arrays = {key: _array(entries[key]) for key, _ in digested}
         last = {key: _array(entries[under_next(key)]) for key, on in digested if on}
@@ -326,8 +326,6 @@ class Assembly:
                     if on:
                         digest.update(_bytes(rows_of(piece, last[key])[-1:]))
                 yield self._finish(piece, arrays), piece.start.traj_id
-        if self._words:
-            self._words.forget()
 
     def _columns(
         self,

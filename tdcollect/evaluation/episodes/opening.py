@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import count
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -28,18 +27,18 @@ from tdcollect.envs.beside import HonouredStarts
 from tdcollect.envs.make import alike, make_env
 from tdcollect.envs.process.values import options_of
 from tdcollect.envs.slots import Can, SlotError
-from tdcollect.envs.spaces import nested
+from tdcollect.envs.spaces import TextLeaf, nested
 from tdcollect.envs.traits import (
     all_transforms_of,
     innermost,
     leaves_random_numbers_alone,
     transforms_of,
 )
-from tdcollect.envs.wrapper import GymnasiumEnv, lacks_action
+from tdcollect.envs.wrapper import GymnasiumEnv, lacks_action, texts_of
 from tdcollect.evaluation.episodes.data import SUCCESS, entries_of
 from tdcollect.evaluation.requested import RequestedEnv, closed_on_error, freeze, is_unstarted
 from tdcollect.evaluation.settings import EvaluationSettings
-from tdcollect.keys import Key, entry_path, from_next
+from tdcollect.keys import Key, entry_path, from_next, under_next
 from tdcollect.randomness import GlobalStream, NotReproducibleError, Outside, WithStreams
 
 SLOTS = 16
@@ -113,24 +112,20 @@ def open_env(
         if hasattr(opened, "close"):  # made only to see its type
             with close_may_fail():
                 close_env(opened)
+    if singly or (requested is not None and not requested.treats_rows_alone()):
+        if settings.backend not in (None, "serial"):
+            raise ValueError(
+                f"expected no backend {settings.backend!r}: each slot is an env of its own under "
+                f"the transforms of {requested or 'the policy'}, which may treat a batch otherwise "
+                "than each row"
+            )
+        make = partial(made_alike, make_env, {"env": env, "env_kwargs": env_kwargs})
+        with closed_on_error(make()) as first:
+            return _slots(first, make, slots, finish)
     how = {"num_envs": slots, "backend": settings.backend, "env_kwargs": env_kwargs}
-    why = f"the transforms of {requested or 'the policy'}, which may treat a batch otherwise"
-    if not singly and (requested is None or requested.treats_rows_alone()):
-        with closed_on_error(make_env(env, **how)) as bare:  # type: ignore[arg-type]
-            if not has_words(bare):
-                again = partial(_with_streams, env, how, finish)
-                envpool = settings.backend == "envpool"
-                return OpenEnv(finish(bare), with_streams=None if envpool else again)
-            close_env(bare)
-        why = "a policy that treats words, which have no batch other"
-    if settings.backend not in (None, "serial"):
-        raise ValueError(
-            f"expected no backend {settings.backend!r}: each slot is an env of its own under {why} "
-            "than each row"
-        )
-    make = partial(made_alike, make_env, {"env": env, "env_kwargs": env_kwargs})
-    with closed_on_error(make()) as first:
-        return _slots(first, make, slots, finish)
+    again = None if settings.backend == "envpool" else partial(_with_streams, env, how, finish)
+    with closed_on_error(make_env(env, **how)) as bare:  # type: ignore[arg-type]
+        return OpenEnv(finish(bare), with_streams=again)
 
 
 def _open_made(env: EnvBase, episodes: int, finish: Finish, ours: bool) -> OpenEnv:
@@ -232,20 +227,16 @@ def _with_streams(env: Any, how: dict[str, Any], finish: Finish) -> EnvBase:
 def _runs_alone(env: EnvBase) -> bool:
     """Return whether an env is one slot, to be stepped through its own methods.
 
-    One of ``make_env`` is stepped below them, unless it is under a transform that may draw.
+    One of ``make_env`` is stepped below them, unless it is under a transform that may draw, or that
+    may read its texts.
     """
     base = innermost(env)
     if isinstance(base, (SerialEnv, ParallelEnv)) or env.batch_size.numel() != 1:
         return False
     plain = type(env) is TransformedEnv or env is base
     known = plain and all(map(leaves_random_numbers_alone, transforms_of(env)))
-    on_arrays = isinstance(base, GymnasiumEnv) and bool(env.batch_size or known)
-    return has_words(env) or not on_arrays
-
-
-def has_words(env: EnvBase) -> bool:
-    """Return whether an env has entries that are no tensors: texts, and what is made of them."""
-    return bool(Words(env).keys)
+    known &= env is base or not texts_of(env)
+    return not (isinstance(base, GymnasiumEnv) and (env.batch_size or known))
 
 
 def _maker(env: EnvBase, base: Any) -> Callable[[], EnvBase]:
@@ -300,8 +291,10 @@ class SlotEnvs(SteppedEnv):
     are done.
 
     ``envs`` are alike, each of batch size ``[]`` or of one element, whose entries must be tensors
-    of fixed shapes, or ``words``; ``make`` makes another one. With words, ``now`` has the
-    TensorDict of each slot as TorchRL's loop has it, and rows have their numbers.
+    of fixed shapes, or words; ``make`` makes another one.
+
+    Attributes:
+        now: with words, the TensorDict of each slot, as TorchRL's own loop would have it.
     """
 
     apart = True  # each slot is an env of its own
@@ -321,17 +314,20 @@ class SlotEnvs(SteppedEnv):
             for spec in (env.full_observation_spec, env.full_reward_spec, env.full_done_spec)
             for key, leaf in spec.items(True, True)
         }
-        self.words = Words(env)
-        self.now: list[TensorDictBase] = [nested([], env.batch_size) for _ in self.envs]
         leaves = {key: leaf for key, leaf in leaves.items() if leaf.dtype is not None}
         odd = [key for key, leaf in leaves.items() if -1 in leaf.shape]
         if odd:
             raise ValueError(
                 "expected an env whose entries are texts, or tensors of fixed shapes, got other "
-                f"ones in {odd}; pad what varies, and put agents that differ into "
-                "groups of their own (group_map=MarlGroupMapType.ONE_GROUP_PER_AGENT)"
+                f"ones in {odd}; pad what varies, and put agents that differ into groups of their "
+                "own (group_map=MarlGroupMapType.ONE_GROUP_PER_AGENT)"
             )
-        self.acted = [*entries_of(env.full_action_spec)]
+        self.acted = entries_of(env.full_action_spec)
+        self.texts: dict[Key, TextLeaf] = {}
+        for key, is_text in {**entries_of(env.full_observation_spec), **self.acted}.items():
+            if is_text:
+                self.texts[key] = self.texts[under_next(key)] = TextLeaf(gym.spaces.Text(1))
+        self.now: dict[int, TensorDictBase] = {}
         self.name = env_name(env)
         self.transformed = env
         self.carried = carried_entries(env)
@@ -407,7 +403,7 @@ class SlotEnvs(SteppedEnv):
                 infos[slot] = base.stepper.backend.latest_infos([0], names)[0]
                 continue
             row = (self._following[slot] or StepDict()).items()
-            infos[slot] = {entry_path(k): value for k, value in row if k not in self.words.keys}
+            infos[slot] = {entry_path(k): value for k, value in row if k not in self.texts}
         return infos
 
     def reset_slot(self, slot: int, seed: int, options: Any = None) -> StepDict:
@@ -429,7 +425,7 @@ class SlotEnvs(SteppedEnv):
         with self._streams[slot], self._starts[slot]:
             stepped = self.envs[slot].step(tensordict)
         row = self._following[slot] = self._row(stepped.get(keys.NEXT))
-        if self.words.keys:
+        if self.texts:
             self.now[slot] = self.envs[slot].step_mdp(stepped)
         self._latest[slot] = StepDict({**self._latest[slot], **row})
         return row
@@ -442,16 +438,16 @@ class SlotEnvs(SteppedEnv):
         return nested(entries, env.batch_size, self.device)
 
     def _acted(self, slot: int, row: StepDict) -> TensorDictBase:
-        """The TensorDict of one slot with the action of its row, unless the policy wrote it."""
+        """The TensorDict of one slot with the action of its row."""
         given, now = self.given(row), self.now[slot]
-        if not self.words.keys:
+        if not self.texts:
             return given
         there = self.entries(now)
-        for key in self.acted:
-            if key not in self.words.keys:
+        for key, is_text in self.acted.items():
+            if not is_text:
                 now.set(key, given[key])
-            elif key not in there or there[key] != row[key]:
-                now.set(key, self.words.texts(row[key]).item())
+            elif key not in there or there[key] != row[key]:  # else it may be more than a text
+                now.set(key, self.texts[key].read(row[key]).item())
         return now
 
     def reset_all(self, seeds: list[int] | None, options: dict[str, Any] | None) -> StepDict:
@@ -469,7 +465,6 @@ class SlotEnvs(SteppedEnv):
             row = StepDict((key, value[slot]) for key, value in step.items())
             self.step_slot(slot, self._acted(slot, row))
 
-        self.words.recent.clear()  # those of all rows but the coming ones
         with self.outside():
             causes = failures(range(len(self.envs)) if slots is None else slots, step_one)
         some = next((row for row in self._following if row is not None), None)
@@ -526,9 +521,9 @@ class SlotEnvs(SteppedEnv):
         dims, row = self._dims, flat(tensordict)
         if dims:
             row = StepDict((key, value.reshape(value.shape[dims:])) for key, value in row.items())
-        for key in self.words.keys:
+        for key, leaf in self.texts.items():
             if (value := tensordict.get(key, None)) is not None:
-                row[key] = self.words.number(text_of(value, dims))
+                row[key] = leaf.numbers(np.array(text_of(value, dims), object))
         return row
 
     def _row(self, tensordict: TensorDictBase) -> StepDict:
@@ -540,41 +535,6 @@ class SlotEnvs(SteppedEnv):
 
     def __repr__(self) -> str:
         return one_line(self, self.name, f"{len(self.envs)} slots")
-
-
-class Words:
-    """The words of running episodes, for each of which a number stands in rows of tensors.
-
-    Attributes:
-        keys: the entries that are words.
-        recent: the numbers that were given since it was cleared.
-    """
-
-    def __init__(self, env: EnvBase):
-        specs = (env.full_observation_spec, env.full_action_spec)
-        self.keys = [key for spec in specs for key, is_words in entries_of(spec).items() if is_words]
-        self.recent = set[int]()
-        self._texts, self._numbers, self._count = dict[int, str](), dict[str, int](), count()
-
-    def number(self, text: str) -> torch.Tensor:
-        """The number of a text, the same for the same text."""
-        number = self._numbers.get(text)
-        if number is None:
-            number = self._numbers[text] = next(self._count)
-            self._texts[number] = text
-        self.recent.add(number)
-        return torch.tensor(number)
-
-    def texts(self, numbers: torch.Tensor) -> Any:
-        """The texts of numbers, an array of the same shape; empty for what is none."""
-        texts = np.empty(numbers.shape, object)
-        texts.reshape(-1)[:] = [self._texts.get(n, "") for n in numbers.reshape(-1).tolist()]
-        return texts
-
-    def forget(self) -> None:
-        """Keep the recent ones alone."""
-        self._texts = {n: text for n, text in self._texts.items() if n in self.recent}
-        self._numbers = {text: n for n, text in self._texts.items()}
 
 
 def text_of(value: Any, dims: int) -> str:

@@ -140,7 +140,7 @@ def _fitted(space: Any, action: Any, lead: tuple[int, ...] = ()) -> Any:
     """Actions ``[*lead, ...]`` as the space has them; axes of size 1 before these are dropped."""
     if isinstance(space, spaces.Dict):
         return {name: _fitted(part, action[name], lead) for name, part in space.spaces.items()}
-    if space.dtype is not None and space.dtype.kind == "U":  # a text
+    if space.dtype == np.str_:
         return action
     if isinstance(space, spaces.Tuple):
         parts = zip(space.spaces, action, strict=True)

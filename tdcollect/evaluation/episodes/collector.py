@@ -569,9 +569,8 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         if slots is None:
             with self._apart():
                 exact = exact_reward_of(self.env)
-                slots = by_episodes(plan_for(self.env, exact), self.env, exact)
-            if slots.texts:
-                raise ValueError("expected observations without text; collect by frames")
+                plan = plan_for(self.env, exact, acted=self._texts.keys())
+                slots = by_episodes(plan, self.env, exact)
         settings, dims = self.settings, len(slots.batch_size)
         assembly = Assembly(
             self.env,

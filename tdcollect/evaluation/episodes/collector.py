@@ -335,9 +335,16 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         if isinstance(policy, SpacePolicy):
             if not policy.batched:
                 return policy
+            if self._texts:
+                raise ValueError(
+                    "expected a function of one observation where entries are texts, got one with "
+                    "batched=True; pass from_function(f), or from_agent(make, together=...)"
+                )
             policy = agents.BatchedFunction(policy.source, agents.OnSpaces(self.env))
         if isinstance(policy, GroupPolicies):
             checked_groups(policy, self.env)
+            if self._texts:
+                raise ValueError("expected one policy where entries are texts, got one by group")
             return policy
         with two_readings(policy, self.env):
             return as_policy(policy, self.env, self.settings.inference_batch_size)
@@ -524,6 +531,8 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             assert isinstance(self.base, BatchEnv)
             return BatchStarts(self.base, self.batches, fresh_envs)
         own = self._opened.made and self.base.can.rebuild
+        if fresh_envs is None and isinstance(self.base, SlotEnvs) and self.base.loads_data:
+            fresh_envs = False  # new ones would all begin with the first row of their data
         trial = Trial(self.slots, own, fresh_envs)
         if fresh_envs and not own:
             trial.fresh_envs = True

@@ -46,8 +46,8 @@ class Returns:
         of = {entry_path(key): key for key in env.reward_keys}
         if not of:
             raise ValueError(
-                f"expected an env with a reward, of which returns are made, got {env} without; put "
-                "it under a transform that writes one: evaluate(lambda: make().append_transform(t))"
+                f"expected an env with a reward, of which returns are made, got a "
+                f"{type(env).__name__} without; append a transform that writes one"
             )
         unknown = [path for path in chosen or () if path not in of]
         if unknown:

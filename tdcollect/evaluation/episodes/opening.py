@@ -355,6 +355,11 @@ class SlotEnvs(SteppedEnv):
     def transforms(self) -> list[T.Transform]:
         return [transform for env in self.envs for transform in all_transforms_of(env)]
 
+    @property
+    def loads_data(self) -> bool:
+        """True if episodes begin with rows of a data loader, as those of ``DatasetChatEnv`` do."""
+        return any(type(one).__name__ == "DataLoadingPrimer" for one in self.transforms)
+
     def outside(self) -> Outside:
         """Keep the global generators as they are outside, while slots are reset and stepped."""
         return Outside(self.device)

@@ -237,5 +237,5 @@ def test_chats_that_take_row_after_row_are_refused() -> None:
                 lambda: TransformedEnv(chat(ROWS), Length()), answers, episodes,
                 num_envs=2, max_episode_steps=2, progress=False,
             )  # fmt: skip
-    with pytest.raises(ValueError, match="expected an env with a reward, .*DatasetChatEnv without"):
+    with pytest.raises(ValueError, match=r"expected an env with a reward, .*ChatEnv without"):
         tdcollect.evaluate(lambda: chat(Drawn()), answers, 2, max_episode_steps=2, progress=False)

@@ -320,7 +320,9 @@ class Assembly:
             if self._joins:
                 wanted = self._joined or entries
                 rows = {key: rows_of(piece, entries[key]) for key in wanted}
-                held.parts.append({k: v.clone() if hasattr(v, "clone") else v for k, v in rows.items()})
+                held.parts.append(
+                    {k: v.clone() if hasattr(v, "clone") else v for k, v in rows.items()}
+                )
             if piece.ended:
                 for digest, (key, on) in zip(held.hashes, self._digested, strict=True):
                     if on:

@@ -547,7 +547,9 @@ def text_of(value: Any, dims: int) -> str:
     plain = value.tolist()
     for _ in range(dims):
         plain = plain[0]
-    return plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False, sort_keys=True)
+    return (
+        plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False, sort_keys=True)
+    )
 
 
 _NAMES = ("scenario_name", "env_name", "task_name")

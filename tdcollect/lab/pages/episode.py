@@ -279,7 +279,7 @@ def _transcript(played: Sequence[Played], entries: Sequence[_Entry]) -> Iterator
             if any(said):
                 lines.append([f"{step} {one.name}", *said])
     heads = ["", *(one.name for one in played)]
-    columns = [Column(head, cells, "t") for head, cells in zip(heads, zip(*lines), strict=True)]
+    columns = [Column(head, [row[at] for row in lines], "t") for at, head in enumerate(heads)]
     yield DataTable(columns, sort=False, name="Transcript")
     if steps > _SAID:
         yield f"Of {steps} steps, the first {_SAID} are shown."

@@ -211,25 +211,6 @@ def answers(tensordict: Any) -> Any:
     return tensordict
 
 
-def test_chats_whose_seeds_decide_them_are_numbered_episodes() -> None:
-    def run(slots: int) -> Any:
-        return tdcollect.evaluate(
-            lambda: TransformedEnv(chat(Drawn()), Length()),
-            answers,
-            12,
-            num_envs=slots,
-            max_episode_steps=3,
-            progress=False,
-        )
-
-    one, several = run(1), run(8)
-    assert one.digest == several.digest
-    data = several.replay(3)
-    prompts, full = data["history", "prompt"], data["history", "full"]
-    assert prompts[1:] == full[:-1]
-    assert len({run["query"][0] for run in map(several.replay, range(6))}) > 1
-
-
 def test_chats_that_take_row_after_row_are_refused() -> None:
     for episodes in (1, 4):
         with pytest.raises(NotReproducibleError, match="DataLoadingPrimer takes the next row"):

@@ -272,8 +272,7 @@ class Trial(RunStarts):
         elif getattr(env, "loads_data", False):
             advice = (
                 "A DataLoadingPrimer takes the next row of its data at each reset, whatever the "
-                "seed: give it an iterable that draws each row from torch's generator, as the page "
-                "on words shows"
+                "seed: write the prompt in a transform that draws it from torch's generator"
             )
         elif env.can.rebuild:
             advice = "Seed all its generators in _set_seed, and reset all that it keeps in _reset"

@@ -36,12 +36,21 @@ def seeds(root: int, index: int) -> tuple[int, int]:
     return env_seed, int(of_policy.generate_state(1, np.uint64)[0])
 
 
-def digest(entries: list[tuple[str, np.ndarray, np.ndarray | None]]) -> str:
-    """SHA-256 over the digests of entries: name, rows [L, ...], and the row after the last step."""
+def digest(entries: list[tuple[str, np.ndarray | list[str], np.ndarray | str | None]]) -> str:
+    """SHA-256 over the digests of entries: name, rows [L, ...], and the row after the last step.
+
+    Rows of this env are numbers; a list of strings is an entry of texts.
+    """
     whole = hashlib.sha256()
     for name, rows, last in entries:
-        entry = hashlib.sha256(f"{name} {rows.dtype.str} {rows.shape[1:]}\n".encode())
-        entry.update(rows.tobytes() + (b"" if last is None else last.tobytes()))
+        if isinstance(rows, list):
+            entry = hashlib.sha256(f"{name} str ()\n".encode())
+            for text in [*rows, *([] if last is None else [last])]:
+                utf8 = text.encode("utf-8", "surrogatepass")
+                entry.update(len(utf8).to_bytes(8, "little") + utf8)
+        else:
+            entry = hashlib.sha256(f"{name} {rows.dtype.str} {rows.shape[1:]}\n".encode())
+            entry.update(rows.tobytes() + (b"" if last is None else last.tobytes()))
         whole.update(entry.digest())
     return whole.hexdigest()
 

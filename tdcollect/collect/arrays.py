@@ -7,7 +7,7 @@ own code on TensorDicts.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -468,8 +468,16 @@ class ArrayPlan(NamedTuple):
     reasons: Sequence[str] = ()
 
 
-def plan_for(env: EnvBase, exact: Exact | None = None, reasons: Sequence[str] = ()) -> ArrayPlan:
-    """Decide how an env, with its transforms, is stepped; ``reasons`` are those against arrays."""
+def plan_for(
+    env: EnvBase,
+    exact: Exact | None = None,
+    reasons: Sequence[str] = (),
+    acted: Collection[Key] = (),
+) -> ArrayPlan:
+    """Decide how an env, with its transforms, is stepped; ``reasons`` are those against arrays.
+
+    ``acted`` are actions of text that a policy gives by their numbers.
+    """
     base = env.base_env if type(env) is TransformedEnv else env
     refused = [*reasons, *([] if RUN_ON_ARRAYS else ["TDCOLLECT_ARRAYS=0"]), *missing()]
     replaced = {*replaced_methods(env), *replaced_methods(base)}
@@ -481,7 +489,8 @@ def plan_for(env: EnvBase, exact: Exact | None = None, reasons: Sequence[str] = 
     further: list[StepTransform] = []
     try:
         transforms = lower_transforms(transforms_of(env), env)
-        if (type(env) is GymnasiumEnv and not env.texts) or _has_plain_entries(env):
+        plain = type(env) is GymnasiumEnv and not env.texts
+        if plain or _has_plain_entries(env, acted):
             mixes = not all(transform.by_row for transform in transforms)
             inner, further = _inner(base, env is not base, mixes)
         else:
@@ -564,8 +573,8 @@ def _inner(
         return TorchRLEnv(base, reason), []
 
 
-def _has_plain_entries(env: EnvBase) -> bool:
-    texts = texts_of(env)
+def _has_plain_entries(env: EnvBase, acted: Collection[Key]) -> bool:
+    texts = {*texts_of(env), *acted}
     for spec in (env.output_spec, env.input_spec):
         nodes = [spec, *spec.values(True, False)]
         if contains_lazy_spec(spec) or any(

@@ -158,6 +158,11 @@ class Episodes:
                     self._cut(slot, start)
             yield Block(store.grid(), pieces)
 
+    @property
+    def present(self) -> StepDict:
+        """The step that each slot is at."""
+        return self._turns.present
+
     def _goes_on(self) -> bool:
         """Let go of episodes that are left out, and return whether there are others to run."""
         if isinstance(self.starts, SlotStarts):

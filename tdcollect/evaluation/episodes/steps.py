@@ -13,6 +13,7 @@ fields are named for what they hold, in the order in which one thing of a step l
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -49,12 +50,21 @@ def _weights(size: int) -> Array:
     return words * 2.0**-31 - 1
 
 
+def utf8(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
 def sketch(rows: Array) -> Array:
     """Return the sketch of each row of an entry ``[n, t, ...]``, float64 ``[n, t]``.
 
-    The sum over a row does not depend on the other rows, as a matrix product's would.
+    The sum over a row does not depend on the other rows, as a matrix product's would. That of a
+    text is the first 53 bits of its SHA-256, as a number.
     """
     lead = rows.shape[:2]
+    if rows.dtype == object:
+        digests = (hashlib.sha256(utf8(text)).digest() for text in rows.reshape(-1))
+        numbers = [int.from_bytes(digest[:7]) >> 3 for digest in digests]
+        return np.array(numbers, np.float64).reshape(lead)
     if rows.dtype.kind == "c":
         rows = rows.view(rows.real.dtype)
     flat = rows.reshape(lead[0] * lead[1], -1)

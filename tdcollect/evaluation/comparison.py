@@ -32,6 +32,7 @@ REMARKED = (
 )
 SAME_ACROSS = ("protocol", *_SLOTS, "returns", "policy.class", "policy.digest", *OF_POLICY)
 OF_ENV = ("env", "max_episode_steps")  # what may differ across envs
+_ACROSS = ("env.", "max_episode_steps", ledger.OPTIONS)
 TRANSFORMS = "env.transforms"  # those of one policy may normalise its observations, say
 RETURN, SUCCESS = "return", "success"  # what a policy may be better in
 
@@ -78,9 +79,12 @@ def check_same_episodes(
         missing = min(a.keys() ^ b.keys())
         reasons.append(f"episode {missing} is in only one of {' and '.join(names)}")
     if reasons:
+        of_env = not across_envs and all(text.startswith(_ACROSS) for text in reasons)
+        advice = "; to compare one policy in several envs, pass across_envs=True (--across-envs)"
         raise ValueError(
             f"expected evaluations on the same episodes, but {' and '.join(names)} differ: "
             + "; ".join(reasons)
+            + advice * of_env
         )
 
 

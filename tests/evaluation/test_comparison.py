@@ -399,6 +399,14 @@ def test_other_episodes_are_refused_with_what_differs() -> None:
         compare(first, second, names="ab")
 
 
+def test_a_refusal_of_other_envs_names_across_envs() -> None:
+    windy = {"env": ENV | {"kwargs": {"wind": 5}}}
+    for changed, advised in [(windy, True), (windy | {"protocol": 1}, False)]:
+        with pytest.raises(ValueError, match="env.kwargs.wind is None in a and 5 in b") as caught:
+            compare(run([1.0]), run([1.0], changed=changed), names="ab")
+        assert ("pass across_envs=True (--across-envs)" in str(caught.value)) is advised
+
+
 def test_other_versions_and_platforms_are_allowed_and_said() -> None:
     other = run(
         [1.0, 3.0],

@@ -143,7 +143,7 @@ bench-quick: .venv/installed
 # nothing else here needs.
 simulate-races:
 	$(PYTHON) -m venv .venv-races
-	.venv-races/bin/python $(INSTALL) numpy scipy adastop==0.1.3 sequentialized-barnard-tests==0.0.9
+	.venv-races/bin/python $(INSTALL) numpy scipy adastop==0.1.3 sequentialized-barnard-tests==0.0.9 nscore==0.1.2
 	PYTHONPATH=$(CURDIR) .venv-races/bin/python benchmarks/races.py
 
 # Tests and benchmarks that need a GPU, in under 8 minutes; results in runs/gpu. Another interpreter,

@@ -513,6 +513,10 @@ def beta(first: float, second: float) -> tuple[Array, Array]:
 
 BETS_TRIED = {
     "as used": (BETS, WEIGHTS),
+    "0.04 to 0.9, in equal ratios, for 70%; 0.95": (
+        np.append(np.geomspace(0.04, 0.9, 30), 0.95),
+        np.append(np.full(30, 0.7 / 30), 0.3),
+    ),
     "0.04 to 0.95, in equal ratios": even(0.04, 0.95),
     "0.1 to 0.95, in equal ratios": even(0.1, 0.95),
     "evenly from 0 to 1": beta(1, 1),
@@ -667,7 +671,8 @@ def scores(
     _, better, worse, alike = case
     first, drawn = (rng.choice(len(better), shape, p=better) for _ in range(2))
     second = drawn if equal else rng.choice(len(worse), shape, p=worse)
-    return first, np.where(rng.random(shape) < alike, first, second)
+    second = np.where(rng.random(shape) < alike, first, second)
+    return first.astype(np.int8), second.astype(np.int8)
 
 
 def nscore_looks(first: Array, second: Array, top: int, alpha: float) -> Array:
@@ -710,7 +715,7 @@ def check_nscore() -> None:
 
     for case in (SCORED[0], SCORED[5], SCORED[7]):
         top = len(case[1]) - 1
-        first, second = scores(case, False, np.random.default_rng(0), (4, 80))
+        first, second = scores(case, False, np.random.default_rng(0), (2, 80))
         looks = []
         for one, other in zip(first / top, second / top, strict=True):
             test = MirroredContinuousNsmTest(
@@ -724,12 +729,12 @@ def check_nscore() -> None:
 
 def nscore_row(races: int, number: int) -> list[str]:
     """Errors at every stop up to LOOKS where policies are equal, and episodes to a decision."""
-    case, races = SCORED[number], races // 5
+    case, races = SCORED[number], min(races, 2000)
     top = len(case[1]) - 1
     errors, episodes = [], []
     for equal in (True, False):
         rng = np.random.default_rng([9, number, equal])
-        longest = LOOKS if equal else 12 * LOOKS if number == 2 else LOOKS
+        longest = LOOKS * (5 if number == 2 and not equal else 1)
         first, second = scores(case, equal, rng, (races, longest))
         for look in (
             excluded((first - second) / top, 0.0, 1.0)[0],

@@ -635,6 +635,7 @@ def others_row(races: int, name: str) -> list[str] | None:
         *(saving(looks[times], planned) for times in TIMES),
     ]
 
+
 # N-SCORE
 
 FRACTIONS = (np.arange(100) + 0.5) / 100

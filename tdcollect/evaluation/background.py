@@ -84,13 +84,15 @@ class Order(NamedTuple):
     """One evaluation, at a training step, with pickled weights by model id.
 
     ``policy`` is pickled if it is no module; None for the job's own. A ``"report"`` is of the
-    weights of a step, with settings of its own.
+    weights of a step, with settings of its own; ``"episodes"`` are of the root seed ``seed``, if
+    that is not None, and leave the curve alone.
     """
 
     step: int
     weights: Mapping[str, bytes]
     policy: bytes | None = None
     kind: Kind = "step"
+    seed: int | None = None
 
 
 class Answer(NamedTuple):
@@ -204,11 +206,14 @@ class Answering:
         job, with_data = self._job, self._metrics_fn is not None
         if request.kind == "report" and self._report is not None:
             job, with_data = replace(job, settings=self._report), False
+        if request.kind == "episodes":
+            seed = job.settings.seed if request.seed is None else request.seed
+            job, with_data = replace(job, settings=replace(job.settings, seed=seed)), False
 
         def record(manifest: Mapping[str, Any]) -> Recording:
             nonlocal path
             self._applied = True
-            if self._folder is not None:
+            if self._folder is not None and request.kind != "episodes":
                 if request.kind == "report":
                     check_report(self._folder.step_path(request.step), manifest)
                 else:
@@ -260,7 +265,7 @@ class Answering:
         point = point_of(request.step, result.summary(), result.digest)
         dispatcher = evaluation.dispatcher
         lost = [] if dispatcher is None else dispatcher.lost
-        folder = self._folder
+        folder = None if request.kind == "episodes" else self._folder
         if folder is not None and request.kind == "step":
             transforms = {} if self._report is None else _of_transforms(request.weights)
             folder.note(point, lambda: self._policy_state(request.weights), transforms)
@@ -332,7 +337,7 @@ def main(end: int) -> None:
 # --- on the side of the training --------------------------------------------------------------
 
 
-Method = Literal["evaluate", "trigger", "submit", "report"]
+Method = Literal["evaluate", "trigger", "submit", "report", "episodes"]
 """The method of the evaluator that a request came by."""
 
 MOST_RESTARTS = 3
@@ -479,6 +484,8 @@ class Courier:
         request = errand.request
         errand.request = request._replace(weights={**self._latest, **request.weights})
         answer = self._answer(errand.request)
+        if errand.kind == "episodes":
+            return pickle.loads(answer.records)[1]
         self.curve = with_point(self.curve, answer.point)
         self.best = answer.best or _best_of(self.curve, self._setup.best_by)
         if self.reports and self.best is not None and self.best.step == request.step:
@@ -493,7 +500,7 @@ class Courier:
     def _answer(self, request: Order) -> Answer:
         """Send a request; return its answer, or raise the error of its failure."""
         answer: Answer | Failure = pickle.loads(self._answered(request))
-        if request.kind == "step" and (isinstance(answer, Answer) or answer.applied):
+        if request.kind != "report" and (isinstance(answer, Answer) or answer.applied):
             self._latest.update(request.weights)
         if isinstance(answer, Failure):
             raise raised_there(answer.error, "the process that evaluates")

@@ -133,8 +133,8 @@ def to_csv(curve: Iterable[Point]) -> bytes:
 
 CURVE, PAGE, FIGURE = "curve.csv", "curve.html", "curve.svg"
 BEST, WEIGHTS, TRANSFORMS = "best.json", "best.pt", "best-transforms.pt"
-Kind = Literal["step", "report"]
-"""The evaluations of a curve: its points, and reports of the best of them."""
+Kind = Literal["step", "report", "episodes"]
+"""The evaluations beside a training: points of its curve, reports of the best, and others."""
 _PART = re.compile(r"(step|report)-(\d{9,})")
 _AGAIN = "remove the file: the next evaluation writes it again"
 _SECONDS = 2.0  # for a process that was killed to let go of its directory

@@ -41,6 +41,7 @@ from tdcollect.collect.arguments import (
     explain_wrapping_error,
     give_options,
     round_up,
+    whole_trajectories,
 )
 from tdcollect.collect.monitor import Monitor, StatsAttribute, slots_of, with_progress
 from tdcollect.collect.policy import unknown_class
@@ -295,7 +296,7 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
                 self.env.batch_size,
                 self.frames_per_batch,
                 extends=self.extend_buffer,
-                trajectories=self.trajs_per_batch is not None,
+                trajectories=whole_trajectories(vars(self)),
             )
 
     def _make_carrier(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -183,6 +183,7 @@ class Difference:
         metrics: the difference of each metric that both evaluations have, by name.
         adjusted: the mean difference, adjusted by the baseline's mean over more episodes; None if
             it has no more, or if an episode did not complete: those that did may be easier.
+        groups: the number of groups by which errors are clustered; None without.
     """
 
     name: str
@@ -209,6 +210,7 @@ class Difference:
     success: SuccessDifference | None
     metrics: Mapping[str, MetricDifference] = field(default_factory=dict)
     adjusted: statistics.Adjusted | None = None
+    groups: int | None = None
 
     def __repr__(self) -> str:
         names = f"{self.name} minus {self.baseline}"
@@ -276,14 +278,21 @@ class Difference:
             )
         return self.success.difference, self.success.interval
 
+    @property
+    def _deviation(self) -> float | None:
+        """The standard deviation of as many independent episodes with the same error."""
+        if self.groups is None or self.difference.standard_error is None:
+            return self.difference.std if self.groups is None else None
+        return self.difference.standard_error * math.sqrt(len(self.values))
+
     def episodes_needed(self, difference: float, power: float = 0.8) -> int:
         """Return :func:`episodes_needed`, for the standard deviation of these differences."""
-        if self.difference.std is None:
+        if self._deviation is None:
             raise ValueError(
                 "expected at least two episodes that both policies completed, to know how the "
                 f"differences vary, got {len(self.values)}"
             )
-        return episodes_needed(difference, self.difference.std, power, self.confidence)
+        return episodes_needed(difference, self._deviation, power, self.confidence)
 
     def detectable(self, power: float = 0.8) -> float | None:
         """Return the mean difference that this many episodes would show with this power.
@@ -291,9 +300,9 @@ class Difference:
         See :func:`episodes_needed`; None for fewer than three episodes.
         """
         factor, correction = sample_size_terms(power, self.confidence)
-        if self.difference.std is None or len(self.values) <= correction:
+        if self._deviation is None or len(self.values) <= correction:
             return None
-        return self.difference.std * math.sqrt(factor / (len(self.values) - correction))
+        return self._deviation * math.sqrt(factor / (len(self.values) - correction))
 
 
 @dataclass(frozen=True)
@@ -335,7 +344,8 @@ class Comparison(display.ShownAsTable):
         for d in self.differences:
             known = asdict(replace(d, **single))
             known |= {"detectable": d.detectable(), "improvement": d.improvement}
-            left_out = {*single, *(name for name in ("adjusted", "metrics") if not known[name])}
+            optional = ("adjusted", "metrics", "groups")
+            left_out = {*single, *(name for name in optional if not known[name])}
             differences.append({name: known[name] for name in known if name not in left_out})
         lists = {name: [*getattr(self, name)] for name in ("names", "remarks", "ledgers")}
         return {**vars(self), **lists, "differences": differences}
@@ -424,6 +434,11 @@ class Comparison(display.ShownAsTable):
                 "Success: score interval; p-value of McNemar's exact test, two-sided. An episode "
                 "that did not complete counts as no success."
             )
+        if groups := {d.groups for d in self.differences if d.groups}:
+            notes.append(
+                f"Episodes share {max(groups)} groups: standard errors are clustered by them, and "
+                "intervals of success too; p-values flip the signs of whole groups."
+            )
         for d in self.differences:
             if d.adjusted:
                 notes.append(
@@ -469,6 +484,7 @@ def compare(
     resamples: int | None = None,
     seed: int = 0,
     across_envs: bool = False,
+    groups: Mapping[int, Any] | Callable[[int], Any] | str | None = None,
 ) -> Comparison:
     """Compare policies with the first of them, on the same episodes.
 
@@ -490,6 +506,9 @@ def compare(
         seed: the seed of the generators.
         across_envs: compare one policy in several envs, such as perturbed ones, on episodes of the
             same numbers; the envs may differ, and the policies may not.
+        groups: what episodes share, such as a start or a task, so that they are not independent: a
+            mapping from an episode's index, a function of it, or the name of an episode option.
+            Errors are then clustered by it; there is no adjusted difference.
 
     Raises:
         ValueError: if protocol, env, step limit, or an episode's env seed differ, with each
@@ -501,11 +520,12 @@ def compare(
     called = _names(evaluations, names)
     shared, every = _shared(first, evaluations[1:]), first.episodes
     resamples = statistics.check_settings(confidence, resamples, seed, len(shared.episodes))
+    labels = None if groups is None else _labels(groups, shared)
     others = [((called[0], name), e) for name, e in zip(called[1:], evaluations[1:], strict=True)]
     for pair, evaluation in others:
         check_same_episodes(shared, evaluation, pair, across_envs)
     differences = [
-        _difference(shared, evaluation, every, pair, confidence, resamples, (seed, place))
+        _difference(shared, evaluation, every, pair, confidence, resamples, (seed, place), labels)
         for place, (pair, evaluation) in enumerate(others)
     ]
     ids = [str(manifest_entry(e.manifest, "env.id") or "env") for e in evaluations]
@@ -598,6 +618,7 @@ def _difference(
     confidence: float,
     resamples: int,
     seed: tuple[int, int],
+    labels: Mapping[int, str] | None = None,
 ) -> Difference:
     records = (statistics.in_order(one.episodes) for one in (first, second))
     pairs: list[tuple[Episode, Episode]] = [*zip(*records, strict=True)]
@@ -608,8 +629,11 @@ def _difference(
     returns_a, returns_b = np.array(returns, np.float64).reshape(-1, 2).T
     values = statistics.minus(returns_b, returns_a)
     how = statistics.Resampling(confidence, resamples, seed)
-    of_returns = statistics.metric_difference(returns, how, 0)
-    whole = len(both) == len(pairs) and all(episode.completed for episode in every)
+    grouped = None if labels is None else [labels[a.index] for a, _ in both]
+    of_returns = statistics.metric_difference(returns, how, 0, grouped)
+    whole = (
+        grouped is None and len(both) == len(pairs) and all(episode.completed for episode in every)
+    )
     all_a = np.array([e.episode_return for e in every] if whole else [], np.float64)
     return Difference(
         name=names[1],
@@ -633,15 +657,39 @@ def _difference(
         confidence=confidence,
         differing=None if unknown else sum(one != other for one, other in digests),
         differing_outcomes=sum(not _end_alike(a, b) for a, b in pairs),
-        success=statistics.success_difference(pairs, confidence),
+        success=statistics.success_difference(
+            pairs, how, None if labels is None else [labels[a.index] for a, _ in pairs]
+        ),
         metrics={
             name: statistics.metric_difference(
-                [(a.numbers.get(name), b.numbers.get(name)) for a, b in both], how, 3 * place
+                [(a.numbers.get(name), b.numbers.get(name)) for a, b in both],
+                how,
+                3 * place,
+                grouped,
             )
             for place, name in enumerate(_metrics_of_both(first, second), 1)
         },
         adjusted=statistics.adjusted_mean(values, returns_a, all_a, confidence),
+        groups=None if grouped is None else len({*grouped}),
     )
+
+
+def _labels(groups: Any, evaluation: Evaluated) -> dict[int, str]:
+    """Return the group of each episode, as text."""
+    look: Any = groups
+    if isinstance(groups, str):
+        options = ledger.options_by_index(evaluation.manifest)
+        look = {index: (one or {}).get(groups) for index, one in options.items()}
+    indices = [episode.index for episode in evaluation.episodes]
+    of = {index: look.get(index) if isinstance(look, Mapping) else look(index) for index in indices}
+    labels = {index: repr(label) for index, label in of.items() if label is not None}
+    if len(labels) < len(indices) or len({*labels.values()}) < 2:
+        raise ValueError(
+            "expected groups to give each episode a group, and two groups or more: a mapping from "
+            "indices, a function of one, or the name of an episode option; got "
+            f"{len({*labels.values()})} for {len(labels)} of {len(indices)} episodes"
+        )
+    return labels
 
 
 def _metrics_of_both(first: Evaluated, second: Evaluated) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -377,8 +377,9 @@ class SuccessDifference:
         gained: the number of episodes with a success of the policy alone.
         lost: the number of episodes with a success of the baseline alone.
         difference: ``(gained - lost) / count``.
-        interval: Tango's score interval of it.
-        p_value: of McNemar's exact test that neither is better, two-sided.
+        interval: Tango's score interval of it; with groups, by the clustered standard error.
+        p_value: of McNemar's exact test that neither is better, two-sided; with groups, by flipping
+            the signs of their sums.
         adjusted_p_value: the same by Holm's correction over all policies compared.
     """
 
@@ -389,7 +390,7 @@ class SuccessDifference:
     gained: int
     lost: int
     difference: float
-    interval: Interval
+    interval: Interval | None
     p_value: float
     adjusted_p_value: float | None = None
 
@@ -633,17 +634,52 @@ def metrics_of(completed: Sequence[Episode]) -> dict[str, list[float | None]]:
 
 
 def metric_difference(
-    pairs: Sequence[tuple[float | None, float | None]], how: Resampling, stream: int
+    pairs: Sequence[tuple[float | None, float | None]],
+    how: Resampling,
+    stream: int,
+    labels: Sequence[str] | None = None,
 ) -> MetricDifference:
-    """Return the difference of a metric, of pairs of a baseline's value and another's."""
-    both = [pair for pair in pairs if None not in pair]
-    baseline, own = np.array(both, np.float64).reshape(-1, 2).T
+    """Return the difference of a metric, of pairs of a baseline's value and another's.
+
+    With ``labels``, the group of each pair, only groups are taken for independent.
+    """
+    there = [at for at, pair in enumerate(pairs) if None not in pair]
+    baseline, own = np.array([pairs[at] for at in there], np.float64).reshape(-1, 2).T
     values = minus(own, baseline)
     difference = describe(values, how, stream)
     if difference.mean is None:
         return MetricDifference(None, None, difference, None)
+    if labels is not None:
+        _, places = np.unique([labels[at] for at in there], return_inverse=True)
+        difference = clustered(difference, values, places, how.confidence)
+        values = np.bincount(places, in_units(values)[0])
     p_value = sign_flip_p_value(values, *how.drawing(stream + 2))
     return MetricDifference(exact_mean(own), exact_mean(baseline), difference, p_value)
+
+
+def clustered(
+    quantity: Quantity, values: Values, places: npt.NDArray[np.intp], confidence: float
+) -> Quantity:
+    """Return the statistics of values ``[E]`` with the error of a mean of groups, or clusters.
+
+    The clustered standard error (Liang and Zeger, Longitudinal Data Analysis Using Generalized
+    Linear Models, Biometrika 73, 1986): the root of ``G / (G - 1)`` times the sum of the squares
+    of the G groups' sums of ``value - mean``, over E. The interval is Student's t with G - 1
+    degrees of freedom. ``places`` is the number of each value's group. None for one group.
+    """
+    scaled, unit = in_units(values)
+    sums = np.bincount(places, scaled - exact_mean(scaled))
+    count = len(sums)
+    if count < 2 or quantity.mean is None:
+        none = {"mean_interval": None, "interquartile_mean_interval": None}
+        return replace(quantity, standard_error=None, **none)
+    stats = extra_module("scipy.stats", "the interval of a mean of groups")
+    error = unit * math.sqrt(count / (count - 1) * (sums**2).sum()) / len(values)
+    reach = float(stats.t.ppf(0.5 + confidence / 2, count - 1)) * error
+    interval = Interval(quantity.mean - reach, quantity.mean + reach)
+    return replace(
+        quantity, standard_error=error, mean_interval=interval, interquartile_mean_interval=None
+    )
 
 
 def minus(values: Values, baseline: Values) -> Values:
@@ -769,7 +805,7 @@ def _succeeded(episode: Episode) -> bool | None:
 
 
 def success_difference(
-    pairs: Sequence[tuple[Episode, Episode]], confidence: float
+    pairs: Sequence[tuple[Episode, Episode]], how: Resampling, labels: Sequence[str] | None = None
 ) -> SuccessDifference | None:
     """Return the difference of two success rates, of pairs of a baseline's record and another."""
     if all(e.success is None for pair in pairs for e in pair):
@@ -780,6 +816,14 @@ def success_difference(
         return None
     count, gained, lost = len(known), known.count((False, True)), known.count((True, False))
     stats = extra_module("scipy.stats", "the exact test of success rates")
+    interval: Interval | None = paired_rates_interval(gained, lost, count, how.confidence)
+    # McNemar, Psychometrika 12, 1947: of the pairs that differ, each way is as likely.
+    p_value = float(stats.binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0
+    if labels is not None:
+        of_groups = metric_difference(
+            [p if None not in p else (None, None) for p in said], how, 1, labels
+        )
+        interval, p_value = of_groups.difference.mean_interval, of_groups.p_value or 1.0
     return SuccessDifference(
         count=count,
         unknown=len(pairs) - count,
@@ -788,9 +832,8 @@ def success_difference(
         gained=gained,
         lost=lost,
         difference=(gained - lost) / count,
-        interval=paired_rates_interval(gained, lost, count, confidence),
-        # McNemar, Psychometrika 12, 1947: of the pairs that differ, each way is as likely.
-        p_value=float(stats.binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0,
+        interval=interval,
+        p_value=p_value,
     )
 
 

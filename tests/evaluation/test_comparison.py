@@ -16,7 +16,14 @@ from scipy.special import xlogy
 
 from tdcollect import env_seed
 from tdcollect.evaluation.comparison import Comparison, Difference, compare, episodes_needed
-from tdcollect.evaluation.statistics import Interval, adjusted_mean, paired_rates_interval
+from tdcollect.evaluation.statistics import (
+    Interval,
+    Quantity,
+    adjusted_mean,
+    clustered,
+    exact_mean,
+    paired_rates_interval,
+)
 
 from .ledgers import ENV, ledger, run
 
@@ -268,6 +275,71 @@ def test_adjusted_intervals_hold_the_truth_as_often_as_they_say(slope: float) ->
     assert held / 2000 == pytest.approx(0.9, abs=0.02)
 
 
+def test_groups_of_episodes_cluster_the_errors_of_a_comparison() -> None:
+    rng = np.random.default_rng(4)
+    starts, better = np.repeat(rng.normal(0, 5, 12), 5), rng.normal(1, 1, 60)
+    old, new = run(EASE[:60]), run(EASE[:60] + starts + better)
+    how = {"names": "ab", "groups": lambda index: index // 5}
+    d = compare(old, new, **how).differences[0]
+    offsets = np.array(d.values) - d.difference.mean
+    error = np.sqrt(12 / 11 * sum(one.sum() ** 2 for one in offsets.reshape(12, 5))) / 60
+    assert d.difference.standard_error == pytest.approx(error)
+    low, high = stats.t.interval(0.95, 11, d.difference.mean, error)
+    interval = d.difference.mean_interval
+    assert (interval.low, interval.high) == pytest.approx((low, high))
+    sums = np.array(d.values).reshape(12, 5).sum(1)
+    flipped = stats.permutation_test((sums,), np.sum, permutation_type="samples")
+    assert d.p_value == pytest.approx(flipped.pvalue)
+    assert (d.groups, d.adjusted) == (12, None)
+    alone = compare(old, new, names="ab")
+    assert d.detectable() > 1.5 * alone.differences[0].detectable()
+    assert "Episodes share 12 groups" in str(compare(old, new, **how))
+    assert "groups" not in alone.to_dict()["differences"][0]
+    options = {"episode_options": {"options": [{"task": at % 3} for at in range(60)]}}
+    named = compare(
+        run(EASE[:60], changed=options),
+        run(EASE[:60] + 1, changed=options),
+        names="ab",
+        groups="task",
+    )
+    assert named.differences[0].groups == 3
+    for wrong in ({0: "a"}, "task", lambda index: 7):
+        with pytest.raises(ValueError, match="expected groups to give each episode a group"):
+            compare(old, new, groups=wrong)
+
+
+def test_success_by_groups() -> None:
+    said = "ynyn" * 6
+    runs = [
+        run([1.0] * 24, success={i: c == "y" for i, c in enumerate(one)})
+        for one in (said, "y" * 12 + said[12:])
+    ]
+    alone, grouped = (
+        compare(*runs, names="ab", groups=groups).differences[0].success
+        for groups in (None, lambda index: index // 4)
+    )
+    assert grouped.difference == alone.difference == 6 / 24
+    # Three groups gain two each, three none.
+    assert grouped.p_value == 0.25 > alone.p_value
+    error = np.sqrt(6 / 5 * 6) / 24
+    low, high = stats.t.interval(0.95, 5, 0.25, error)
+    assert (grouped.interval.low, grouped.interval.high) == pytest.approx((low, high))
+
+
+def test_clustered_intervals_hold_the_truth_as_often_as_they_say() -> None:
+    rng, held = np.random.default_rng(5), np.zeros(2)
+    places = np.repeat(np.arange(15), rng.integers(2, 8, 15))
+    for _ in range(2000):
+        values = rng.normal(0, 1, 15)[places] + rng.normal(0, 1, len(places))
+        quantity = Quantity(len(values), mean=exact_mean(values))
+        interval = clustered(quantity, values, places, 0.9).mean_interval
+        held[0] += interval.low <= 0 <= interval.high
+        reach = stats.t.ppf(0.95, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values))
+        held[1] += abs(values.mean()) <= reach  # as if episodes were independent
+    assert held[0] / 2000 == pytest.approx(0.9, abs=0.025)
+    assert held[1] / 2000 < 0.75
+
+
 def test_one_policy_is_compared_across_envs() -> None:
     windy = {"env": ENV | {"kwargs": {"wind": 5}}, "max_episode_steps": 200}
     calm, other = run([1.0, 2.0, 3.0]), run([1.0, 1.5, 3.0], changed=windy)
@@ -402,7 +474,9 @@ def test_other_episodes_are_refused_with_what_differs() -> None:
 def test_a_refusal_of_other_envs_names_across_envs() -> None:
     windy = {"env": ENV | {"kwargs": {"wind": 5}}}
     for changed, advised in [(windy, True), (windy | {"protocol": 1}, False)]:
-        with pytest.raises(ValueError, match="env.kwargs.wind is None in a and 5 in b") as caught:
+        with pytest.raises(
+            ValueError, match=r"env\.kwargs\.wind is None in a and 5 in b"
+        ) as caught:
             compare(run([1.0]), run([1.0], changed=changed), names="ab")
         assert ("pass across_envs=True (--across-envs)" in str(caught.value)) is advised
 

@@ -181,8 +181,6 @@ class Difference:
             or not at all.
         success: the difference of the success rates; None if the env does not report success.
         metrics: the difference of each metric that both evaluations have, by name.
-        adjusted: the mean difference, adjusted by the baseline's mean over more episodes; None if
-            it has no more, or if an episode did not complete: those that did may be easier.
         groups: the number of groups by which errors are clustered; None without.
     """
 
@@ -209,7 +207,6 @@ class Difference:
     differing_outcomes: int
     success: SuccessDifference | None
     metrics: Mapping[str, MetricDifference] = field(default_factory=dict)
-    adjusted: statistics.Adjusted | None = None
     groups: int | None = None
 
     def __repr__(self) -> str:
@@ -232,8 +229,8 @@ class Difference:
     ) -> bool:
         """Return whether the policy is shown to be worse than the baseline by over ``margin``.
 
-        It is if the whole interval of the difference lies below ``-margin``: of the adjusted one
-        if there is one. Without an interval nothing is shown.
+        It is if the whole interval of the difference lies below ``-margin``. Without an interval
+        nothing is shown.
 
         Args:
             margin: in units of ``on``, finite and not negative.
@@ -267,8 +264,6 @@ class Difference:
         check.one_of([RETURN, SUCCESS, *self.metrics], on=on)
         if on in self.metrics:
             return self.metrics[on].difference.mean, self.metrics[on].difference.mean_interval
-        if on == RETURN and self.adjusted is not None:
-            return self.adjusted.mean, self.adjusted.interval
         if on == RETURN:
             return self.difference.mean, self.difference.mean_interval
         if self.success is None:
@@ -278,21 +273,14 @@ class Difference:
             )
         return self.success.difference, self.success.interval
 
-    @property
-    def _deviation(self) -> float | None:
-        """The standard deviation of as many independent episodes with the same error."""
-        if self.groups is None or self.difference.standard_error is None:
-            return self.difference.std if self.groups is None else None
-        return self.difference.standard_error * math.sqrt(len(self.values))
-
     def episodes_needed(self, difference: float, power: float = 0.8) -> int:
         """Return :func:`episodes_needed`, for the standard deviation of these differences."""
-        if self._deviation is None:
+        if self.difference.std is None:
             raise ValueError(
                 "expected at least two episodes that both policies completed, to know how the "
                 f"differences vary, got {len(self.values)}"
             )
-        return episodes_needed(difference, self._deviation, power, self.confidence)
+        return episodes_needed(difference, self.difference.std, power, self.confidence)
 
     def detectable(self, power: float = 0.8) -> float | None:
         """Return the mean difference that this many episodes would show with this power.
@@ -300,9 +288,9 @@ class Difference:
         See :func:`episodes_needed`; None for fewer than three episodes.
         """
         factor, correction = sample_size_terms(power, self.confidence)
-        if self._deviation is None or len(self.values) <= correction:
+        if self.difference.std is None or len(self.values) <= correction:
             return None
-        return self._deviation * math.sqrt(factor / (len(self.values) - correction))
+        return self.difference.std * math.sqrt(factor / (len(self.values) - correction))
 
 
 @dataclass(frozen=True)
@@ -344,8 +332,7 @@ class Comparison(display.ShownAsTable):
         for d in self.differences:
             known = asdict(replace(d, **single))
             known |= {"detectable": d.detectable(), "improvement": d.improvement}
-            optional = ("adjusted", "metrics", "groups")
-            left_out = {*single, *(name for name in optional if not known[name])}
+            left_out = {*single, *(name for name in ("groups", "metrics") if not known[name])}
             differences.append({name: known[name] for name in known if name not in left_out})
         lists = {name: [*getattr(self, name)] for name in ("names", "remarks", "ledgers")}
         return {**vars(self), **lists, "differences": differences}
@@ -382,17 +369,12 @@ class Comparison(display.ShownAsTable):
             return [label, *(cell(difference) for difference in self.differences)]
 
         interval = f"  {percent} interval"
-        adjusted = [
-            row("adjusted mean difference", lambda d: d.adjusted and d.adjusted.mean),
-            row(interval, lambda d: d.adjusted and statistics.ends(d.adjusted.interval)),
-        ]
         rows = [
             row("episodes compared", lambda d: str(len(d.values))),
             row("mean return", lambda d: d.mean),
             row(f"mean return of {self.names[0]}", lambda d: d.baseline_mean),
             row("mean difference", lambda d: d.difference.mean),
             row(interval, lambda d: statistics.ends(d.difference.mean_interval)),
-            *(adjusted if any(d.adjusted for d in self.differences) else []),
             row("standard deviation", lambda d: d.difference.std),
             row("won, tied, lost", lambda d: f"{d.won}, {d.tied}, {d.lost}"),
             row("differ in data, in outcome", _differing_text),
@@ -440,12 +422,6 @@ class Comparison(display.ShownAsTable):
                 "intervals of success too; p-values flip the signs of whole groups."
             )
         for d in self.differences:
-            if d.adjusted:
-                notes.append(
-                    f"{d.name}: adjusted by the mean return of {d.baseline} over all of its "
-                    f"{d.adjusted.episodes} episodes; the correlation with the difference is "
-                    f"{display.number_text(round(d.adjusted.correlation, 3))}."
-                )
             if d.success and d.success.unknown:
                 notes.append(
                     f"{d.name}: of {display.count_text(d.success.unknown, 'episode')} the env did "
@@ -484,7 +460,7 @@ def compare(
     resamples: int | None = None,
     seed: int = 0,
     across_envs: bool = False,
-    groups: Mapping[int, Any] | Callable[[int], Any] | str | None = None,
+    groups: Mapping[int, Any] | Callable[[int], Any] | None = None,
 ) -> Comparison:
     """Compare policies with the first of them, on the same episodes.
 
@@ -492,8 +468,7 @@ def compare(
     of one episode cancels that, and separates policies that two means do not.
     ``docs/statistics.md`` has the formulas.
 
-    The baseline may have more episodes than the others: those are left out, and its mean return
-    over all of them adjusts the mean differences.
+    The baseline may have more episodes than the others: those are left out.
 
     Args:
         first: the baseline.
@@ -507,8 +482,7 @@ def compare(
         across_envs: compare one policy in several envs, such as perturbed ones, on episodes of the
             same numbers; the envs may differ, and the policies may not.
         groups: what episodes share, such as a start or a task, so that they are not independent: a
-            mapping from an episode's index, a function of it, or the name of an episode option.
-            Errors are then clustered by it; there is no adjusted difference.
+            mapping from an episode's index, or a function of it. Errors are clustered by it.
 
     Raises:
         ValueError: if protocol, env, step limit, or an episode's env seed differ, with each
@@ -518,14 +492,14 @@ def compare(
     check.bools(across_envs=across_envs)
     evaluations = [first, second, *more]
     called = _names(evaluations, names)
-    shared, every = _shared(first, evaluations[1:]), first.episodes
+    shared = _shared(first, evaluations[1:])
     resamples = statistics.check_settings(confidence, resamples, seed, len(shared.episodes))
-    labels = None if groups is None else _labels(groups, shared)
+    labels = None if groups is None else _labels(groups, [e.index for e in shared.episodes])
     others = [((called[0], name), e) for name, e in zip(called[1:], evaluations[1:], strict=True)]
     for pair, evaluation in others:
         check_same_episodes(shared, evaluation, pair, across_envs)
     differences = [
-        _difference(shared, evaluation, every, pair, confidence, resamples, (seed, place), labels)
+        _difference(shared, evaluation, pair, confidence, resamples, (seed, place), labels)
         for place, (pair, evaluation) in enumerate(others)
     ]
     ids = [str(manifest_entry(e.manifest, "env.id") or "env") for e in evaluations]
@@ -613,7 +587,6 @@ def _shared(first: Evaluated, others: Sequence[Evaluated]) -> Evaluated:
 def _difference(
     first: Evaluated,
     second: Evaluated,
-    every: Sequence[Episode],
     names: tuple[str, str],
     confidence: float,
     resamples: int,
@@ -631,10 +604,6 @@ def _difference(
     how = statistics.Resampling(confidence, resamples, seed)
     grouped = None if labels is None else [labels[a.index] for a, _ in both]
     of_returns = statistics.metric_difference(returns, how, 0, grouped)
-    whole = (
-        grouped is None and len(both) == len(pairs) and all(episode.completed for episode in every)
-    )
-    all_a = np.array([e.episode_return for e in every] if whole else [], np.float64)
     return Difference(
         name=names[1],
         baseline=names[0],
@@ -669,25 +638,19 @@ def _difference(
             )
             for place, name in enumerate(_metrics_of_both(first, second), 1)
         },
-        adjusted=statistics.adjusted_mean(values, returns_a, all_a, confidence),
         groups=None if grouped is None else len({*grouped}),
     )
 
 
-def _labels(groups: Any, evaluation: Evaluated) -> dict[int, str]:
+def _labels(groups: Any, indices: Sequence[int]) -> dict[int, str]:
     """Return the group of each episode, as text."""
-    look: Any = groups
-    if isinstance(groups, str):
-        options = ledger.options_by_index(evaluation.manifest)
-        look = {index: (one or {}).get(groups) for index, one in options.items()}
-    indices = [episode.index for episode in evaluation.episodes]
-    of = {index: look.get(index) if isinstance(look, Mapping) else look(index) for index in indices}
-    labels = {index: repr(label) for index, label in of.items() if label is not None}
+    look = groups.get if isinstance(groups, Mapping) else groups
+    labels = {index: repr(one) for index in indices if (one := look(index)) is not None}
     if len(labels) < len(indices) or len({*labels.values()}) < 2:
         raise ValueError(
             "expected groups to give each episode a group, and two groups or more: a mapping from "
-            "indices, a function of one, or the name of an episode option; got "
-            f"{len({*labels.values()})} for {len(labels)} of {len(indices)} episodes"
+            f"indices, or a function of one; got {len({*labels.values()})} groups for "
+            f"{len(labels)} of {len(indices)} episodes"
         )
     return labels
 

@@ -223,21 +223,16 @@ class Evaluator:
     ) -> TensorDictBase:
         """Evaluate, and return one entry per episode; evaluations that are pending run first.
 
-        It changes no curve, no file and no count of calls; ``metrics_fn`` and ``on_result`` are not
-        called. TorchRL's has it from 0.15 on, where sampled actions depend on the number of slots.
+        It changes no curve, file or count of calls, and calls no function of metrics or results.
 
         Args:
-            weights, step, weights_dict: as for :meth:`evaluate`; errors name the step.
+            weights, step, weights_dict: as for :meth:`evaluate`.
             seed: the root seed of these episodes; None for that of the evaluator.
 
         Returns:
-            A TensorDict ``[num_trajectories]``, by index: ``"episode_reward"`` (float64),
-            ``"episode_length"`` (int64, in steps), ``"truncated"`` (bool), and ``"env_index"``
-            (int64), the index of the episode, which belongs to no slot. One that failed has the
-            reward NaN and the length 0.
-
-        Raises:
-            TypeError, ValueError, RuntimeError, Exception: as :meth:`evaluate`.
+            A TensorDict ``[num_trajectories]``, by index: ``"episode_reward"`` (float64; NaN of one
+            that failed), ``"episode_length"`` (int64, in steps), ``"truncated"`` (bool), and
+            ``"env_index"`` (int64), the index of the episode, which belongs to no slot.
         """
         check.count(seed=seed or 0, step=step or 0)
         if self._courier.in_thread():

@@ -423,27 +423,6 @@ class MetricDifference:
 
 
 @dataclass(frozen=True)
-class Adjusted:
-    """A mean that is adjusted by a control variate, whose mean is known from more episodes.
-
-    Attributes:
-        mean: the adjusted mean.
-        interval: of it, which counts the error of the control variate's mean.
-        episodes: the number of episodes that the control variate's mean is over.
-        correlation: of the values with the control variate.
-    """
-
-    mean: float
-    interval: Interval
-    episodes: int
-    correlation: float
-
-    def __repr__(self) -> str:
-        told = f"mean {number_text(self.mean)} {self.interval}"
-        return one_line(self, told, f"by {count_text(self.episodes, 'episode')}")
-
-
-@dataclass(frozen=True)
 class Summary(display.ShownAsTable):
     """The statistics of an evaluation; print it to see a table.
 
@@ -665,20 +644,23 @@ def clustered(
     The clustered standard error (Liang and Zeger, Longitudinal Data Analysis Using Generalized
     Linear Models, Biometrika 73, 1986): the root of ``G / (G - 1)`` times the sum of the squares
     of the G groups' sums of ``value - mean``, over E. The interval is Student's t with G - 1
-    degrees of freedom. ``places`` is the number of each value's group. None for one group.
+    degrees of freedom. The deviation is that of E independent values with this error. None for one
+    group. ``places`` is the number of each value's group.
     """
     scaled, unit = in_units(values)
     sums = np.bincount(places, scaled - exact_mean(scaled))
-    count = len(sums)
-    if count < 2 or quantity.mean is None:
-        none = {"mean_interval": None, "interquartile_mean_interval": None}
-        return replace(quantity, standard_error=None, **none)
-    stats = extra_module("scipy.stats", "the interval of a mean of groups")
-    error = unit * math.sqrt(count / (count - 1) * (sums**2).sum()) / len(values)
-    reach = float(stats.t.ppf(0.5 + confidence / 2, count - 1)) * error
-    interval = Interval(quantity.mean - reach, quantity.mean + reach)
+    error, interval, count, mean = None, None, len(sums), quantity.mean
+    if count > 1 and mean is not None:
+        stats = extra_module("scipy.stats", "the interval of a mean of groups")
+        error = unit * math.sqrt(count / (count - 1) * (sums**2).sum()) / len(values)
+        reach = float(stats.t.ppf(0.5 + confidence / 2, count - 1)) * error
+        interval = Interval(mean - reach, mean + reach)
     return replace(
-        quantity, standard_error=error, mean_interval=interval, interquartile_mean_interval=None
+        quantity,
+        std=None if error is None else error * math.sqrt(len(values)),
+        standard_error=error,
+        mean_interval=interval,
+        interquartile_mean_interval=None,
     )
 
 
@@ -756,48 +738,6 @@ def _success(records: Sequence[Episode], confidence: float) -> Success | None:
         rate=successes / count,
         interval=Interval(float(interval.low), float(interval.high)),
     )
-
-
-def adjusted_mean(
-    values: Values, control: Values, all_control: Values, confidence: float
-) -> Adjusted | None:
-    """Return the mean of ``values [E]``, adjusted by a control variate of the same episodes.
-
-    The regression estimator of double sampling: ``mean - slope * (mean of control - mean of
-    all_control)``, with the least squares slope (Cochran, *Sampling Techniques*, 1977, section
-    12.6). Its variance is that of a prediction at the control's mean over all, from residuals that
-    need not vary alike (HC3 of MacKinnon and White, Journal of Econometrics 29, 1985), and that of
-    this mean, times the slope squared. The interval is Student's t, with degrees of freedom by
-    Satterthwaite's formula.
-
-    ``control [E]`` is of the same episodes, ``all_control`` of more, these among them. None for
-    fewer than 20 values, for ones that are not finite, and if all are equal.
-    """
-    (values, unit), (all_control, control_unit) = in_units(values), in_units(all_control)
-    control, count, total = control / control_unit, len(values), len(all_control)
-    finite = np.isfinite(values).all() and np.isfinite(all_control).all()
-    if count < FEW or total <= count or not finite:
-        return None
-    if (control == control[0]).all() or (values == values[0]).all():
-        return None
-    stats = extra_module("scipy.stats", "the interval of an adjusted mean")
-    line = stats.linregress(control, values)
-    ahead = exact_mean(all_control) - exact_mean(control)
-    offsets = control - control.mean()
-    spread = (offsets**2).sum()
-    residuals = values - line.intercept - line.slope * control
-    # The mean is a sum of values with these weights; a residual is too small by its leverage.
-    weights = 1 / count + ahead * offsets / spread
-    leverage = 1 / count + offsets**2 / spread
-    of_residuals = float(((weights * residuals / np.maximum(1 - leverage, 0.01)) ** 2).sum())
-    of_control = float(line.slope**2 * all_control.var(ddof=1)) / total
-    variance = of_residuals + of_control
-    parts, freedoms = np.array([of_residuals, of_control]), np.array([count - 2, total - 1])
-    quantile = stats.t.ppf(0.5 + confidence / 2, degrees_of_freedom(parts, freedoms))
-    reach = float(quantile) * math.sqrt(variance)
-    mean = exact_mean(values) + float(line.slope) * ahead
-    interval = Interval(unit * (mean - reach), unit * (mean + reach))
-    return Adjusted(unit * mean, interval, total, float(line.rvalue))
 
 
 def _succeeded(episode: Episode) -> bool | None:

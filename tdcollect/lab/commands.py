@@ -56,16 +56,12 @@ QUANTITIES = ("return", "success")
 @options.flag(
     "--across-envs", help="Compare one policy in envs that differ, on episodes of the same numbers."
 )
-@click.option(
-    "--groups", metavar="NAME", help="Cluster errors by this episode option, such as a task."
-)
 @options.as_json
 def compare(
     directories: tuple[Path, ...],
     output_dir: Path | None,
     confidence: float,
     across_envs: bool,
-    groups: str | None,
     on: str | None,
     lower_is_better: bool,
     as_json: bool,
@@ -92,7 +88,7 @@ def compare(
     results = [finished(directory) for directory in directories]
     names = distinct_names(directories)
     comparison = tdcollect.compare(
-        *results, names=names, confidence=confidence, across_envs=across_envs, groups=groups
+        *results, names=names, confidence=confidence, across_envs=across_envs
     )
     verdicts = [
         _reason(difference, name, margin, on or "return", lower_is_better)

@@ -251,8 +251,7 @@ class TimeToSuccess:
         low: the lower end of its pointwise band.
         high: the upper end.
         horizon: the steps up to which :attr:`mean` counts.
-        mean: the restricted mean time to success in steps: an episode without success counts as
-            ``horizon``.
+        mean: the restricted mean time in steps: without a success, ``horizon`` counts.
         interval: of that mean.
         episodes: the number of episodes with an outcome.
         confidence: of band and interval.
@@ -268,22 +267,15 @@ class TimeToSuccess:
     episodes: int
     confidence: float
 
-    def __repr__(self) -> str:
-        count = display.count_text(self.episodes, "episode")
-        mean = f"mean {display.number_text(self.mean)} {self.interval} of {self.horizon:g} steps"
-        return display.one_line(self, count, mean)
-
 
 def time_to_success(
     result: Evaluated, horizon: float | None = None, confidence: float = 0.95
 ) -> TimeToSuccess:
     """Return the curve of the time to success of an evaluation, and its restricted mean.
 
-    Kaplan and Meier, Nonparametric Estimation from Incomplete Observations, JASA 53, 1958, by
-    ``scipy.stats.ecdf``, with a pointwise log-log band; the error of the restricted mean is
-    Greenwood's. An episode with a success has its length as the time, so envs should end there. One
-    that was truncated before is censored at its length. One that ended otherwise, or failed, never
-    succeeds, however long one waits.
+    Kaplan and Meier, JASA 53, 1958, by ``scipy.stats.ecdf``, with a log-log band; the error of the
+    mean is Greenwood's. A success counts at the end of its episode, one that was truncated is
+    censored there, and one that ended otherwise, or failed, never succeeds.
 
     Args:
         result: an evaluation of an env that reports success.
@@ -304,39 +296,32 @@ def time_to_success(
             f"of the longest one, got {len(told)} such episodes, the longest of {longest} steps, "
             f"and {horizon!r}"
         )
-    times = [float(e.length) for e in told if e.success and e.length]
-    waited = [
-        float(e.length) if e.truncated and e.length else longest + 1.0
-        for e in told
-        if not e.success
-    ]
+    times = [float(e.length or 0) for e in told if e.success]
+    others = [e for e in told if not e.success]
+    waited = [float(e.length or 0) if e.truncated else longest + 1.0 for e in others]
     curve = stats.ecdf(stats.CensoredData(uncensored=times, right=waited)).sf
     with np.errstate(divide="ignore", invalid="ignore"):
         band = curve.confidence_interval(confidence, method="log-log")
     at, survival = curve.quantiles, curve.probabilities
     # What is left of the area after each time; steps of the curve up to the horizon.
-    edges = np.clip([0.0, *at, end], 0, end)
-    areas = np.diff(edges) * np.concatenate([[1.0], survival])
+    areas = np.diff(np.clip([0.0, *at, end], 0, end)) * np.append(1.0, survival)
     left = np.cumsum(areas[::-1])[::-1][1:]
-    ordered, there = np.sort(times), np.sort(times + waited)
+    ordered = np.sort(times)
     events = np.searchsorted(ordered, at, "right") - np.searchsorted(ordered, at)
-    risk = len(told) - np.searchsorted(there, at)
-    rest = risk - events
-    terms = np.divide(events, risk * rest, out=np.zeros(len(at)), where=rest > 0)
+    rest = len(told) - np.searchsorted(np.sort(times + waited), at) - events
+    terms = np.divide(events, (rest + events) * rest, out=np.zeros(len(at)), where=rest > 0)
     mean, error = float(areas.sum()), math.sqrt((left**2 * terms).sum())
     reach = float(stats.norm.ppf(0.5 + confidence / 2)) * error
     shown = (events > 0) & (at <= end)
-    # Where all have succeeded, or none yet, a band has no width that the data tell.
-    columns = (
-        1 - np.where(np.isnan(side), survival, side)
-        for side in (band.high.probabilities, band.low.probabilities)
-    )
-    low, high = (tuple(column[shown].tolist()) for column in columns)
+    # Where all have succeeded, a band has no width that the data tell.
+    sides = [band.high.probabilities, band.low.probabilities]
+    ends = [np.where(np.isnan(side), survival, side) for side in sides]
+    success, low, high = ((1 - one[shown]).tolist() for one in (survival, *ends))
     return TimeToSuccess(
         steps=tuple(at[shown].tolist()),
-        success=tuple((1 - survival[shown]).tolist()),
-        low=low,
-        high=high,
+        success=tuple(success),
+        low=tuple(low),
+        high=tuple(high),
         horizon=end,
         mean=mean,
         interval=Interval(max(0.0, mean - reach), min(end, mean + reach)),

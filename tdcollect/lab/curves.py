@@ -267,6 +267,10 @@ class TimeToSuccess:
     episodes: int
     confidence: float
 
+    def __repr__(self) -> str:
+        count, mean = display.count_text(self.episodes, "episode"), display.number_text(self.mean)
+        return display.one_line(self, count, f"mean {mean} {self.interval} steps")
+
 
 def time_to_success(
     result: Evaluated, horizon: float | None = None, confidence: float = 0.95

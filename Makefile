@@ -139,7 +139,7 @@ bench-quick: .venv/installed
 	$(BIN)/python benchmarks/interpreters.py runs/base .; \
 		status=$$?; git worktree remove --force runs/base; exit $$status
 
-# The simulations of races in docs/statistics.md. Two other rules are compared, by packages that
+# The simulations of races in docs/statistics.md. Three other rules are compared, by packages that
 # nothing else here needs.
 simulate-races:
 	$(PYTHON) -m venv .venv-races

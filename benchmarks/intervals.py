@@ -20,7 +20,6 @@ from tdcollect.evaluation.comparison import Difference, episodes_needed
 from tdcollect.evaluation.ledger import Episode
 from tdcollect.evaluation.statistics import (
     Interval,
-    adjusted_mean,
     interquartile_mean,
     interquartile_mean_interval,
     mean_interval,
@@ -178,43 +177,6 @@ def pairing(evaluations: int) -> str:
     return markdown(header, rows)
 
 
-CHANGES: dict[str, Callable[[np.random.Generator, Any], Any]] = {
-    "nothing in common": lambda rng, x: rng.normal(0, 20, x.shape),
-    "half of a shortfall is made up": lambda rng, x: 250 - x / 2 + rng.normal(0, 20, x.shape),
-    "up to 100 more, to a ceiling of 500": lambda rng, x: np.minimum(
-        500 - x, rng.uniform(0, 100, x.shape)
-    ),
-}
-
-
-def adjusted(evaluations: int) -> str:
-    """Coverage of the adjusted mean difference, and its width beside the interval without it."""
-    rows = []
-    draws = {"normal": lambda rng, shape: rng.normal(300, 80, shape)}
-    draws |= {name: draw for name, draw in RETURNS.items() if name.startswith("500 in 4")}
-    cases = [(name, how, *sizes) for name in draws for how in CHANGES
-             for sizes in ((20, 200), (50, 100), (50, 1000), (200, 1000))]  # fmt: skip
-    for number, (name, how, count, total) in enumerate(cases):
-        rng = np.random.default_rng(number)
-        many = draws[name](rng, (2_000_000,))
-        truth = float(CHANGES[how](rng, many).mean())
-        hits, widths = [], []
-        for baseline in draws[name](rng, (evaluations, total)):
-            values = CHANGES[how](rng, baseline[:count])
-            found = adjusted_mean(values, baseline[:count], baseline, CONFIDENCE)
-            plain = mean_interval(values, CONFIDENCE, 500, rng)
-            if found is None or plain is None:  # all are equal: there is no adjustment
-                continue
-            both = found.interval, plain
-            hits.append([holds(interval, truth) for interval in both])
-            widths.append([interval.high - interval.low for interval in both])
-        width = percent(np.divide(*np.sum(widths, 0)))
-        shares = map(percent, np.mean(hits, 0))
-        rows.append([f"{name}; {how}", str(count), str(total), *shares, width])
-    header = ["returns of the baseline; what the policy changes", "shared", "of the baseline"]
-    return markdown([*header, "adjusted", "unadjusted", "width, adjusted to unadjusted"], rows)
-
-
 def planned(comparisons: int) -> str:
     """Power that is reached with a planned number: from the truth, and from pilots of 30 episodes.
 
@@ -270,7 +232,6 @@ def main() -> None:
     print(rates(arguments.sizes), end="\n\n")
     print(paired_rates(arguments.sizes), end="\n\n")
     print(pairing(arguments.evaluations), end="\n\n")
-    print(adjusted(arguments.evaluations), end="\n\n")
     print(planned(arguments.evaluations))
 
 

@@ -66,6 +66,12 @@ def check_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         raise ValueError("expected total_frames to be positive, or -1 for no end, got 0")
 
 
+def whole_trajectories(options: Mapping[str, Any]) -> bool:
+    """Return whether a collector puts trajectories together; TorchRL 0.15 has the second option."""
+    mode = options.get("replay_write_mode")
+    return options.get("trajs_per_batch") is not None or mode == "trajectory"
+
+
 def check_known(kind: Any, kwargs: Mapping[str, Any]) -> None:
     """Raise TypeError for arguments of unknown names; a subclass may take others."""
     if kind.__module__.startswith("tdcollect."):

@@ -40,6 +40,7 @@ from tdcollect.collect.arguments import (
     explain_weights_error,
     explain_wrapping_error,
     round_up,
+    whole_trajectories,
 )
 from tdcollect.collect.monitor import Monitor, StatsAttribute, changed, slots_of, with_progress
 from tdcollect.collect.policy import unknown_class
@@ -290,7 +291,7 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
                 self.env.batch_size,
                 self.frames_per_batch,
                 extends=self.extend_buffer,
-                trajectories=self.trajs_per_batch is not None,
+                trajectories=whole_trajectories(vars(self)),
             )
 
     def _make_carrier(self) -> None:

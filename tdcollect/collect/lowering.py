@@ -56,6 +56,8 @@ LOWERED: dict[type, Callable[[Any, EnvBase], StepTransform]] = {
     T.VecNormV2: on_steps.vec_norm,
 }
 """The transforms that are written out here; others of :data:`TRAITS` run by their own code."""
+if hasattr(T, "LastAction"):  # since TorchRL 0.15
+    LOWERED[T.LastAction] = on_steps.last_action
 
 
 def lower_transforms(transforms: Sequence[T.Transform], env: EnvBase) -> list[StepTransform]:

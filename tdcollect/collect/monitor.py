@@ -256,11 +256,11 @@ class Monitor:
         if self._watch is not None:
             self._watch.attach(collector.env, self.stats)
 
-    def _counters(self) -> dict[str, Any]:
+    def _counters(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         collector = self._collector()
         if collector is None:
             raise RuntimeError("the collector is gone, and its counters with it")
-        return TorchRLCollector.stats(collector)
+        return TorchRLCollector.stats(collector, *args, **kwargs)
 
     def drop(self, index: Any = None) -> None:
         """Drop the episodes in flight, cut short by a reset: of all slots, or of an index."""

@@ -17,6 +17,7 @@ from torchrl.envs.batched_envs import BatchedEnvBase
 from tdcollect import keys
 from tdcollect._upstream.collectors import CollectorState
 from tdcollect._upstream.torchrl import serial_envs
+from tdcollect.collect.arguments import whole_trajectories
 from tdcollect.collect.step_dict import flat
 from tdcollect.collect.turns import Arrivals
 from tdcollect.envs.spaces import nested
@@ -170,8 +171,8 @@ def _save_slots(collector: Any) -> dict[str, Any]:
     base, carrier = base_of(collector.env), CollectorState(collector).carrier
     if type(base) is not GymnasiumEnv:
         return {"why": f"the env is a {type(base).__name__}, not one of tdcollect.make_env"}
-    if collector.trajs_per_batch is not None:
-        return {"why": "with trajs_per_batch, the rows of unfinished episodes are not saved"}
+    if whole_trajectories(vars(collector)):
+        return {"why": "of whole trajectories, the rows of unfinished episodes are not saved"}
     if collector._runner.stacked_lazily:
         return {"why": "some entries are stacked lazily"}
     leaves = {key: carrier.get(key) for key in carrier.keys(True)}

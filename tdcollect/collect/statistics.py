@@ -547,9 +547,9 @@ class Statistics:
         self._window.logged = {name: deque(values, size) for name, values in logged.items()}
         self._latest = None if state["latest"] is None else Collection(**state["latest"])
 
-    def __call__(self) -> dict[str, Any]:
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """The parent's counters: frames, batches and so on, as its ``stats()`` gives them."""
-        return self._progress()
+        return self._progress(*args, **kwargs)
 
     def __repr__(self) -> str:
         if not self.on:

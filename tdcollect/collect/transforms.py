@@ -343,6 +343,15 @@ def env_action(transform: EnvAction, env: EnvBase) -> StepTransform:
     return HandedOn([(key, target, 0) for key, target in transform.pairs], env)
 
 
+def last_action(transform: Any, env: EnvBase) -> StepTransform:
+    """LastAction."""
+    first = {"zeros": 0, "nan": math.nan}.get(transform.default)
+    if first is None:
+        raise NotKnown("begins episodes with a value of its own")
+    pairs = zip(transform.in_keys, transform.out_keys, strict=True)
+    return HandedOn([(*pair, first) for pair in pairs], env)
+
+
 class Version(StepTransform):
     """PolicyVersion."""
 

@@ -29,6 +29,7 @@ from tdcollect._upstream.collectors import (
     service_backend,
 )
 from tdcollect.collect import Collector
+from tdcollect.collect.arguments import whole_trajectories
 from tdcollect.collect.run import Explanation, Part
 from tdcollect.collect.statistics import Moments, Statistics
 from tdcollect.display import count_text
@@ -566,7 +567,7 @@ def check_shared_buffer(env: Any, policy: Any, options: Mapping[str, Any]) -> No
     if getattr(buffer, "transform", None) or not options.get("extend_buffer", True):
         return
     made_inside = policy is None and options.get("policy_factory") is not None
-    if made_inside or options.get("trajs_per_batch") is not None:
+    if made_inside or whole_trajectories(options):
         return
     batch_size = _batch_size(env, options.get("create_env_kwargs"))
     if batch_size:

@@ -589,6 +589,7 @@ class MultiCollector(asking.Asking, upstream.MultiCollector, metaclass=_BySync):
         version = state_dict.get("policy_version")
         if version is not None and self.policy_version_tracker is not None:
             self.policy_version_tracker.version = version
+            counters.acknowledged_version = version
 
     # ---------------------------------------------------------------------------------- reports
 

@@ -76,12 +76,15 @@ class Setup(NamedTuple):
 class Order(NamedTuple):
     """One evaluation, at a training step, with pickled weights by model id.
 
-    ``policy`` is pickled if it is no module; None for the job's own.
+    ``policy`` is pickled if it is no module; None for the job's own. One that is ``apart`` leaves
+    the curve and its directory alone; it may have a root seed of its own.
     """
 
     step: int
     weights: Mapping[str, bytes]
     policy: bytes | None = None
+    apart: bool = False
+    seed: int | None = None
 
 
 class Answer(NamedTuple):
@@ -191,12 +194,14 @@ class Answering:
         if self._folder is None and self._setup.output_dir is not None:
             self._folder = Folder(self._setup.output_dir, self._setup.best_by)
         path: Path | None = None
-        job, with_data = self._job, self._metrics_fn is not None
+        job, with_data = self._job, self._metrics_fn is not None and not request.apart
+        if request.seed is not None:
+            job = replace(job, settings=replace(job.settings, seed=request.seed))
 
         def record(manifest: Mapping[str, Any]) -> Recording:
             nonlocal path
             self._applied = True
-            if self._folder is not None:
+            if self._folder is not None and not request.apart:
                 self._folder.check_same_episodes(manifest)
                 path = self._folder.step_path(request.step)
             return Recording(
@@ -245,7 +250,7 @@ class Answering:
         point = point_of(request.step, result.summary(), result.digest)
         dispatcher = evaluation.dispatcher
         lost = [] if dispatcher is None else dispatcher.lost
-        folder = self._folder
+        folder = None if request.apart else self._folder
         if folder is not None:
             folder.note(point, lambda: self._policy_state(request.weights))
             write_page(folder, evaluation.manifest["env"]["id"], self._setup.best_by)
@@ -308,7 +313,7 @@ def main(end: int) -> None:
 # --- on the side of the training --------------------------------------------------------------
 
 
-Method = Literal["evaluate", "trigger", "submit"]
+Method = Literal["evaluate", "trigger", "submit", "episodes"]
 """The method of the evaluator that a request came by."""
 
 MOST_RESTARTS = 3
@@ -450,6 +455,8 @@ class Courier:
         request = errand.request
         errand.request = request._replace(weights={**self._latest, **request.weights})
         answer = self._answer(errand.request)
+        if errand.kind == "episodes":
+            return pickle.loads(answer.records)[1]
         self.curve = with_point(self.curve, answer.point)
         self.best = answer.best or _best_of(self.curve, self._setup.best_by)
         if errand.kind == "evaluate":  # whose caller calls on_result itself

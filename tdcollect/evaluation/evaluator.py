@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 import weakref
@@ -26,6 +27,7 @@ from tdcollect.evaluation.episodes.groups import of_groups
 from tdcollect.evaluation.requested import check_env
 from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.evaluation.settings import EvaluationSettings
+from tdcollect.evaluation.statistics import in_order
 from tdcollect.evaluation.workers import worker
 from tdcollect.evaluation.workers.local import LocalWorkers, Workers, as_workers, pickled_part
 from tdcollect.packages import extra_module
@@ -63,6 +65,8 @@ class Evaluator:
         dump_video: True refuses an env that records videos.
         on_result: called after each evaluation with its metrics, a flat TensorDict: in the thread
             that waits for messages, and by :meth:`evaluate` in its own. Its exceptions are logged.
+        episode_sampling: ``"per_env"`` and ``"first_done"``, TorchRL's default, are the same here:
+            numbered episodes, whichever end first.
         busy_policy: if an evaluation is pending, :meth:`trigger_eval` puts the request into a
             ``"queue"`` (TorchRL's default is ``"skip"``), drops it (``"skip"``), or raises
             (``"error"``).
@@ -110,6 +114,7 @@ class Evaluator:
         metrics_fn: Callable[[TensorDict], Mapping[str, Any]] | None = None,
         dump_video: bool = True,
         on_result: Callable[[TensorDictBase], Any] | None = None,
+        episode_sampling: str = "per_env",
         busy_policy: str = "queue",
         backend: str = "thread",
         init_fn: Callable[[], Any] | None = None,
@@ -127,6 +132,7 @@ class Evaluator:
         _check_subject(env, policy, policy_factory)
         _check_names(settings)
         check.callables(metrics_fn=metrics_fn, on_result=on_result, init_fn=init_fn)
+        check.one_of(("per_env", "first_done"), episode_sampling=episode_sampling)
         check.one_of(("queue", "skip", "error"), busy_policy=busy_policy)
         check.one_of(("thread", "process", "ray"), backend=backend)
         check.one_of(BEST_BY, best=best)
@@ -194,6 +200,42 @@ class Evaluator:
         metrics: dict[str, Any] = self._courier.ask(request, "evaluate").result()
         self._courier.tell(metrics)
         return metrics
+
+    def evaluate_episodes(
+        self,
+        weights: Source | None = None,
+        step: int | None = None,
+        *,
+        weights_dict: Mapping[str, Source] | None = None,
+        seed: int | None = None,
+    ) -> TensorDictBase:
+        """Evaluate, and return one entry per episode; evaluations that are pending run first.
+
+        It changes no curve, file or count of calls, and calls no function of metrics or results.
+
+        Args:
+            weights, step, weights_dict: as for :meth:`evaluate`.
+            seed: the root seed of these episodes; None for that of the evaluator.
+
+        Returns:
+            A TensorDict ``[num_trajectories]``, by index: ``"episode_reward"`` (float64; NaN of one
+            that failed), ``"episode_length"`` (int64, in steps), ``"truncated"`` (bool), and
+            ``"env_index"`` (int64), the index of the episode, which belongs to no slot.
+        """
+        check.count(seed=seed or 0, step=step or 0)
+        if self._courier.in_thread():
+            raise RuntimeError("expected evaluate_episodes() in the training loop")
+        snapshots, policy = worker.snapshots_of(weights, weights_dict, self._policy)
+        order = Order(step or 0, snapshots, policy, True, seed)
+        episodes = in_order(self._courier.ask(order, "episodes").result())
+        rewards = [e.episode_return if e.completed else math.nan for e in episodes]
+        columns = {
+            "episode_reward": torch.tensor(rewards, dtype=torch.float64),
+            "episode_length": torch.tensor([e.length or 0 for e in episodes]),
+            "truncated": torch.tensor([bool(e.truncated) for e in episodes]),
+            "env_index": torch.tensor([e.index for e in episodes]),
+        }
+        return TensorDict(columns, [len(episodes)])
 
     def trigger_eval(
         self,

@@ -488,7 +488,6 @@ def comparison_page(
 
 def _comparison_headline(d: Difference) -> list[build.Card]:
     mean = number_and_interval(*d.measured("return"), d.confidence)
-    of_mean = "Adjusted mean difference" if d.adjusted else "Mean difference"
     won_and_tied = "share of episodes won, and half of those tied"
     cards: list[build.Card] = []
     if (s := d.success) is not None:
@@ -496,7 +495,7 @@ def _comparison_headline(d: Difference) -> list[build.Card]:
         cards.append(("Difference of success rates", *rates))
     return [
         *cards,
-        (of_mean, *mean),
+        ("Mean difference", *mean),
         ("Probability of improvement", number_text(d.improvement), won_and_tied),
         ("Won, tied, lost", f"{d.won}, {d.tied}, {d.lost}", f"of {len(d.values)} episodes"),
         ("p-value", display.p_text(d.p_value), "of no mean difference, by sign flips"),

@@ -389,6 +389,19 @@ STATEFUL: dict[str, Case] = {
     "frames-serial-env": ("torchrl-serial", frames(3)),
 }
 
+SINCE_0_15: dict[str, Case] = {
+    "last-action": ("pendulum", lambda: E.Compose(E.LastAction(), E.ActionScaling())),
+    "last-action-nan": ("pendulum", lambda: E.LastAction(default="nan")),
+    "last-one-hot-action": ("toy", lambda: E.LastAction(out_keys=[("inner", "before")])),
+    "expanded-done": (
+        "toy",
+        lambda: E.DoneTransform(out_keys=[("agents", "done"), ("agents", "terminated")]),
+    ),
+}
+if hasattr(E, "LastAction"):
+    STATELESS |= SINCE_0_15
+    ISLANDS["last-action-ones"] = ("pendulum", lambda: E.LastAction(default=1.0))
+
 TRANSFORMS = STATELESS | STATEFUL | ISLANDS
 
 

@@ -135,6 +135,21 @@ def test_ids_and_statistics_are_those_of_all_workers(pair: MultiSyncCollector) -
 # --------------------------------------------------------------------------------- async, versions
 
 
+def test_versions_that_all_workers_have_go_on_from_a_state_dict() -> None:
+    options: dict[str, Any] = {"frames_per_batch": 64, "track_policy_version": True}
+    with ending(MultiSyncCollector([two_slots] * 2, drawing(), **options)) as collector:
+        collector.update_policy_weights_()
+        state = collector.state_dict()
+        assert state["policy_version"] == collector.policy_version == 1
+    with ending(MultiSyncCollector([two_slots] * 2, drawing(), **options)) as collector:
+        collector.load_state_dict(state)
+        assert collector.policy_version == 1
+        collector.update_policy_weights_()
+        assert collector.policy_version == 2
+        batch = next(iter(collector))
+        assert (batch[VERSION] == 2).all()
+
+
 def test_async_rows_carry_their_version() -> None:
     made = AsyncCollector(two_slots, drawing(), frames_per_batch=64, track_policy_version=True)
     with ending(made) as collector:

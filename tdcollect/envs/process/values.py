@@ -164,6 +164,15 @@ def as_begun(result: Any) -> Begun:
     raise TypeError(f"expected reset() to return an observation and a dict of infos, got {got}")
 
 
+def info_at(info: Mapping[str, Any], name: str) -> Any:
+    """Return an info by its name, or by its path, as ``"episode/r"``; None where it is not."""
+    if name in info:
+        return info[name]
+    first, _, rest = name.partition("/")
+    within = info.get(first)
+    return info_at(within, rest) if rest and isinstance(within, Mapping) else None
+
+
 def is_number(value: Any) -> bool:
     """Return whether an info is a number or an array of numbers, of which torch has the dtype."""
     dtype = np.asarray(value).dtype

@@ -338,8 +338,9 @@ class EnvWorker(EnvSlots):
     ) -> dict[int, Mapping[str, Any]]:
         """The infos of these names, of the latest steps of those of ``slots`` that are here."""
         infos = {slot: as_info(info) for slot, info in self.latest.items() if slot in slots}
+        wanted = {*names, *(name.partition("/")[0] for name in names)}
         return {
-            slot: {name: info[name] for name in names if name in info}
+            slot: {name: info[name] for name in wanted if name in info}
             for slot, info in infos.items()
         }
 

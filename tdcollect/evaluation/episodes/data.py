@@ -17,6 +17,7 @@ import numpy as np
 
 from tdcollect import keys
 from tdcollect.display import listed_text
+from tdcollect.envs.process.values import info_at
 from tdcollect.evaluation.episodes import steps as kept_steps
 from tdcollect.evaluation.episodes.steps import MOST, StepDifference, Steps, first_difference
 from tdcollect.evaluation.ledger import CUT, FAILED, Episode, record_differences
@@ -138,7 +139,8 @@ class Metrics:
         """Take the infos of a step; one that the env leaves out has no value there."""
         self._names.update(info)
         for name, values in self._values[start.traj_id].items():
-            if (value := info.get(name)) is not None:
+            if (value := info_at(info, name)) is not None:
+                self._names.add(name)
                 values.append(_one_number(value, f"the info {name!r} of episode {start.index}"))
 
     def drop(self, run: int) -> None:

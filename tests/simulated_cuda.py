@@ -3,14 +3,16 @@
 Tensors of class Simulated say that they are on ``cuda:0``, and are computed with like any others.
 Their values cannot be read without being brought down. Work that a GPU does later than it is asked
 for is late here too: a copy down that nothing waits for holds no values yet, and a copy up whose
-source changes before it is made fails the test.
+source changes before it is made fails the test. The operations of a CUDA graph are recorded, and
+run again on replay in the memory that they had in the capture: nothing of Python runs then.
 """
 
 from __future__ import annotations
 
 import ctypes
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -205,6 +207,8 @@ class _Device(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.generator = torch.Generator()
+        self.sync_debug_mode = "default"
+        self.broken = False  # by a capture that has failed
         self._sources: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._results: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._hidden = False
@@ -242,6 +246,8 @@ class _Device(TorchDispatchMode):
         if crossing is None:
             self._check_devices(func, args, given)
         waits = crossing[2] if crossing is not None else waits_for_values(func, args)
+        if waits and self.sync_debug_mode == "warn":
+            warnings.warn("called a synchronizing CUDA operation", stacklevel=2)
         raw_args, raw_kwargs = tree_map(_raw, (args, kwargs))
         if target is not None:
             raw_kwargs["device"] = _CPU
@@ -259,6 +265,8 @@ class _Device(TorchDispatchMode):
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
+        if self.broken:
+            raise RuntimeError("Offset increment outside graph capture encountered unexpectedly")
         before = torch.random.default_generator.get_state()
         torch.random.default_generator.set_state(self.generator.get_state())
         try:
@@ -300,11 +308,66 @@ class _Device(TorchDispatchMode):
 
 
 class _Event:
-    def __init__(self, device: _Device, **_: Any):
+    """An event, or a stream: work is done in the order in which it is asked for."""
+
+    def __init__(self, device: _Device, *_: Any, **__: Any):
         self.synchronize = device.synchronize
 
     def record(self, *_: Any) -> None:
         pass
+
+    wait_stream = record
+
+
+class _Graph(TorchDispatchMode):
+    """A CUDA graph: records operations; what the host would wait for is refused meanwhile.
+
+    After a capture that has failed, random numbers can no longer be drawn, as on a GPU.
+    """
+
+    def __init__(self, device: _Device) -> None:
+        super().__init__()
+        self._device = device
+        self._operations: list[tuple[Any, Any, Any, Any]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is _PRIM_DEVICE:
+            return func(*args, **kwargs)
+        if func.overloadpacket is _aten.to:
+            with self:
+                return func.decompose(*args, **kwargs)
+        crossing = crossing_of(func, args, kwargs)
+        if waits_for_values(func, args) if crossing is None else crossing[2]:
+            raise RuntimeError(f"{func} is not permitted when a stream is capturing")
+        out = func(*args, **kwargs)
+        self._operations.append((func, args, kwargs, out))
+        return out
+
+    def replay(self) -> None:
+        for func, args, kwargs, out in self._operations:
+            again = func(*args, **kwargs)
+            for old, new in zip(tensors(out), tensors(again), strict=True):
+                if old.untyped_storage().data_ptr() != new.untyped_storage().data_ptr():
+                    old.copy_(new)
+
+
+def tensors(value: Any) -> list[torch.Tensor]:
+    """The tensors in a value."""
+    return [one for one in tree_iter(value) if isinstance(one, torch.Tensor)]
+
+
+@contextmanager
+def _capture(graph: _Graph, **_: Any) -> Iterator[None]:
+    device = _current[-1]
+    try:
+        with graph:
+            yield
+    except BaseException:
+        device.broken = True
+        raise
 
 
 def _raw(value: Any) -> Any:
@@ -363,12 +426,21 @@ def simulated_cuda() -> Iterator[None]:
             patch.setattr(module, "device_count", lambda: 1)
             patch.setattr(module, "is_initialized", lambda: True)
             patch.setattr(module, "_lazy_init", lambda: None)
-        patch.setattr(torch.cuda, "Event", partial(_Event, device))
-        patch.setattr(torch.cuda, "current_stream", lambda *_: _Event(device))
+        for name in ("Event", "Stream", "current_stream"):
+            patch.setattr(torch.cuda, name, partial(_Event, device))
+        for name in ("stream", "device"):
+            patch.setattr(torch.cuda, name, nullcontext)
+        patch.setattr(torch.cuda, "CUDAGraph", partial(_Graph, device))
+        patch.setattr(torch.cuda, "graph", _capture)
+        patch.setattr(torch.cuda, "get_sync_debug_mode", lambda: device.sync_debug_mode)
+        patch.setattr(
+            torch.cuda, "set_sync_debug_mode", partial(setattr, device, "sync_debug_mode")
+        )
         patch.setattr(torch.cuda, "default_generators", (device.generator,))
         patch.setattr(torch.cuda, "get_device_name", lambda *_: "simulated")
         patch.setattr(torch.cuda, "init", lambda: None)
-        patch.setattr(torch.cuda, "is_available", lambda: True)
+        for name in ("is_available", "is_bf16_supported"):
+            patch.setattr(torch.cuda, name, lambda: True)
         patch.setattr(torch.cuda, "synchronize", device.synchronize)
         overwrites = torch.__future__.get_overwrite_module_params_on_conversion()
         torch.__future__.set_overwrite_module_params_on_conversion(True)

@@ -193,6 +193,7 @@ class ArrayEnv(SteppedEnv):
     Attributes:
         parts: the user's transforms, innermost first, those inside of the env included.
         resets_by_mask: whether slots are reset at every step, by marks that the host does not know.
+        steps_as_graph: whether steps and these resets may be captured in a CUDA graph.
         why: the reasons for what the slots can do, and the whole cannot, by field of :attr:`can`.
         ends_by_done: whether a trajectory is known to end only where the flag ``"done"`` is true.
             A user's env or transform may truncate without it: TorchRL then resets nothing, but
@@ -234,6 +235,7 @@ class ArrayEnv(SteppedEnv):
         self.parts = [part for part in (*inner.transforms, *transforms) if part.label]
         needy = [part.label for part in self.parts if not part.own_pace]
         self.resets_by_mask = inner.resets_by_mask and not needy
+        self.steps_as_graph = inner.steps_as_graph and self.resets_by_mask
         self.can = Can(pause=False) if inner.slots is None else inner.slots.can
         self.why: dict[str, str] = {}
         if not all(transform.steps_singly for transform in transforms):

@@ -212,6 +212,9 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
         self.by_arrival = by_arrival
         if by_arrival:
             check_by_arrival(kwargs)
+        # None: where all modules are known. TorchRL's own graph is not made.
+        graphs = kwargs.pop("cudagraph_policy", None)
+        self.graphs = graphs if graphs in (None, False) else True
         self._reward_shaping = reward_shaping
         self._shaper: Shaper | None = None
         self._splits = bool(kwargs.get("split_trajs"))
@@ -332,14 +335,15 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
                 ) from error
             raise
 
-    def explain(self) -> Explanation:
+    def explain(self, measure: bool = False) -> Explanation:
         """The parts of a collection: whether each runs on arrays, and if not, why.
 
-        Prints as a table. Nothing is run.
+        Prints as a table. Nothing is run, unless it is to ``measure``: a policy on a GPU is then
+        copied, and timed there and on the CPU, with the copies that its calls need.
         """
         if self.closed:
             raise RuntimeError("the collector is shut down; explain() asks for a live one")
-        return self._runner.explain()
+        return self._runner.explain(measure)
 
     @torch.no_grad()
     def rollout(self) -> TensorDictBase | None:

@@ -46,7 +46,8 @@ class Facts:
 
     def _note(self, value: Any, tensors: dict[int, torch.Tensor]) -> None:
         """Note a list or dict, those in it, and their tensors."""
-        if isinstance(value, torch.Tensor) and value.numel() <= _MOST_NUMBERS:
+        known = isinstance(value, torch.Tensor) and value.device.type != "meta"
+        if known and value.numel() <= _MOST_NUMBERS:
             tensors[id(value)] = value
         if type(value) not in (dict, OrderedDict, list) or len(value) > _MOST:
             return

@@ -48,6 +48,7 @@ class InnerEnv:
         transforms: those that run inside of it, innermost first.
         home: the device of its entries.
         resets_by_mask: whether resets may be asked for at every step, by marks alone.
+        steps_as_graph: whether steps and such resets may be captured in a CUDA graph.
         how: the way in which it is stepped, in words.
         cost: about what that costs where it leaves the arrays; empty on them.
     """
@@ -59,6 +60,7 @@ class InnerEnv:
     transforms: Sequence[StepTransform] = ()
     home: torch.device = _CPU
     resets_by_mask: bool = False
+    steps_as_graph: bool = False
     how: str = "steps on arrays"
     cost: str = ""
     rewards: Sequence[Key] = (keys.REWARD,)  # the entries that no reset gives
@@ -199,9 +201,10 @@ class TorchRLEnv(InnerEnv):
         self.how = f"steps by its own code, on TensorDicts: {reason}"
         self.step_bytes = _bytes_of(env)
         self._env = env
-        # Statically at first: wrappers would ask the env inside.
-        has_it = inspect.getattr_static(env, "resets_by_mask", False)
-        self.resets_by_mask = bool(has_it and env.resets_by_mask)
+        for name in ("resets_by_mask", "steps_as_graph"):
+            # Statically at first: wrappers would ask the env inside.
+            has_it = inspect.getattr_static(env, name, False)
+            setattr(self, name, bool(has_it and getattr(env, name)))
         self.home = with_index(env.device) if env.device else _CPU
         self._flags = [(key, spec.shape) for key, spec in env.full_done_spec.items(True, True)]
         self._step, self._reset = env_step_of(env), env_reset_of(env)

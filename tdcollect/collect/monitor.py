@@ -222,6 +222,7 @@ class Monitor:
 
     Attributes:
         stats: ``collector.stats``.
+        timers: whether the env and the policy are timed.
         collected: whether anything was collected since all slots were reset.
     """
 
@@ -233,7 +234,7 @@ class Monitor:
                 "of collector.stats; leave one of the two out"
             )
         self.stats = Statistics(window, statistics, self._counters)
-        self._timers = timers
+        self.timers = timers
         self._watch = watch
         self._step_watch = watch if watch is not None and watch.steps else None
         self._collector: Callable[[], Any] = lambda: None
@@ -309,7 +310,7 @@ class Monitor:
     @contextmanager
     def collection(self) -> Iterator[CollectionLog]:
         """Keep the log of one collection, and count it at its end."""
-        log = CollectionLog(self._batch_size, self.stats.on, self._timers, self._step_watch)
+        log = CollectionLog(self._batch_size, self.stats.on, self.timers, self._step_watch)
         start = time.perf_counter()
         try:
             yield log

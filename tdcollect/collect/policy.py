@@ -96,7 +96,14 @@ class LoweredPolicy:
         reads_first: the entries that it may read before it has written them.
         score: adds the log-probability that calls left out to the entries ``[*N, T, ...]`` of a
             batch, and to its last step; None where they left out none.
+        module: the policy itself.
+        graphs: of its calls (``"policy"``), and of whole turns (``"turn"``): the CUDA graph, None
+            before there is one, or why there is none.
+        has_run: whether it has run once, so that a graph can be made.
+        own: the entries of a step that are there because it has written them.
     """
+
+    has_run = False
 
     def __init__(
         self,
@@ -111,6 +118,8 @@ class LoweredPolicy:
         unread: Callable[[Key], bool] | None = None,
         noise: Noise | None = None,
     ):
+        self.module: Any = policy
+        self.graphs: dict[str, Any] = {}
         self.calls: list[Call] = []
         self.described: list[tuple[str, str]] = []
         self.sampling: set[Call] = set()
@@ -137,6 +146,7 @@ class LoweredPolicy:
             if all(touched is not None and draw.entries.isdisjoint(touched) for touched in after):
                 self.calls[draw.at], self.score = draw.call, draw.score
                 self.sampling.add(draw.call)
+        self.own = self.writes - self.reads_first
 
     def __call__(self, step: StepDict) -> None:
         """Run the policy; its outputs join the step."""
@@ -161,6 +171,10 @@ class LoweredPolicy:
         """Raise where a draw had parameters that its distribution refuses."""
         for draw in self._samplers:
             draw.check()
+
+    def fold(self) -> list[Tensor]:
+        """Fold what :meth:`check` looks at into tensors that stay; those tensors."""
+        return [tensor for draw in self._samplers for tensor in draw.fold()]
 
     def _lower(self, module: Any) -> None:
         spec = _random_spec(module)
@@ -391,6 +405,18 @@ def _check_known(module: Any) -> None:
             raise NotKnown("draws several samples or brings a generator")
     elif module.inplace is not True or upstream.get_options(module):
         raise NotKnown("selects its output")
+
+
+def own_code_of(policy: nn.Module) -> str:
+    """The first part of a policy that is not torch's, tensordict's or TorchRL's; empty for none."""
+    for module in policy.modules():
+        kwargs = getattr(module, "distribution_kwargs", {})
+        parts = [type(module), getattr(module, "distribution_class", None), *kwargs.values()]
+        parts += [*kwargs.get("distribution_map", {}).values(), vars(module).get("module")]
+        for part in filter(callable, parts):
+            if part.__module__.partition(".")[0] not in ("torch", "tensordict", "torchrl"):
+                return label(part)
+    return ""
 
 
 def label(module: Any) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import timeit
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import deepcopy
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -35,6 +37,7 @@ from tdcollect.collect.policy import (
     draws_from_spec,
     is_masked,
     label,
+    own_code_of,
     warning_of_draws,
 )
 from tdcollect.collect.resume import FirstStates
@@ -47,7 +50,7 @@ from tdcollect.collect.step_dict import (
     shaped_like,
     stacked_lazily,
 )
-from tdcollect.collect.store import Placement, placement
+from tdcollect.collect.store import Captured, Placement, placement
 from tdcollect.collect.transforms import Norm
 from tdcollect.collect.turns import Acting, Arrivals, Frames, Lower
 from tdcollect.display import html_table, one_line
@@ -68,6 +71,9 @@ from tdcollect.progress import warn
 
 _BLOCK_STEPS = 64
 """The most steps of a block of a collection by episodes."""
+
+_LITTLE = 1_000_000  # products per step, with as few of which a CPU was quicker than an H100
+_CALLS = 30  # that a policy is timed with
 
 _NO_PLACES: Array = np.empty((5, 0), np.int64)
 """Those of an env that is not one of tdcollect's: see :meth:`Stepper.places`."""
@@ -151,6 +157,7 @@ class Runner:
         self._planned_for: Facts | None = None
         self._lowered: LoweredPolicy | None = None
         self._lowered_for: Facts | None = None
+        self._entries: dict[Key, Any] = {}  # of the step that it was lowered for
         self._warned: set[str] = set()
 
     @property
@@ -309,8 +316,8 @@ class Runner:
             self._planned_for = facts_of_env(collector.env, *values)
         return self._plan
 
-    def explain(self) -> Explanation:
-        """The parts of iteration, and how they run, or ran to the last batch; nothing is run."""
+    def explain(self, measure: bool = False) -> Explanation:
+        """The parts of iteration, and how they run, or ran to the last batch."""
         if self.explained is not None:
             return self.explained
         collector, plan = self._collector, self.plan(iterating=True)
@@ -335,6 +342,18 @@ class Runner:
         place = self._place(plan.env)
         if place.moves:
             parts.append(Part("devices", repr(place), "each tensor crosses once"))
+            module = self._parent.wrapped_policy
+            if place.policy.type == "cuda" and isinstance(module, nn.Module):
+                weights = [*module.parameters()]
+                work = collector.env.batch_size.numel() * sum(map(torch.numel, weights))
+                if work <= _LITTLE and all(weight.ndim <= 2 for weight in weights):
+                    small = f"{work:,} products a step: may take less time on the CPU"
+                    parts.append(Part("policy", "size", small))
+                if measure:
+                    parts.append(Part("policy", "time of a call", self._measured(plan.env, place)))
+        if place.moves or collector.graphs:
+            how = self._graph_explained(self._why_no_graph(plan.env, place))
+            parts.append(Part("policy", "all calls", how))
         if collector.by_arrival:
             stored = "rows in the order of their arrival", "no slot waits at its end"
         elif collector.return_same_td:
@@ -491,7 +510,9 @@ class Runner:
 
     def _frames(self, env: ArrayEnv, random: bool, log: CollectionLog) -> Frames:
         collector, parent, place = self._collector, self._parent, self._place(env)
-        at_each_step = log.watch is not None or env.can.asynchronous or place.moves
+        if place.moves and not torch.is_grad_enabled():
+            place.graphs = not self._why_no_graph(env, place)
+        at_each_step = log.watch is not None or env.can.asynchronous or place.graphs
         late = None if at_each_step else env
         tracked = isinstance(collector.policy_version, int)
         env.start(parent.preallocates)
@@ -583,6 +604,60 @@ class Runner:
 
     # ------------------------------------------------------------------------------- its parts
 
+    def _why_no_graph(self, env: ArrayEnv, place: Placement) -> str:
+        """Why the policy does not run as one CUDA graph; empty where it may."""
+        asked, policy = self._collector.graphs, self._parent.wrapped_policy
+        if place.policy.type != "cuda":
+            return "the policy is not on a GPU"
+        if asked is False:
+            return "cudagraph_policy=False"
+        if env.can.asynchronous:
+            return "slots step when they are ready"
+        if env.texts:
+            return "entries are texts"
+        if self._collector._monitor.timers:
+            return "timers=True"
+        if self._collector._monitor.unnoted_log().watch is not None:
+            return "hooks are told of steps"
+        if not isinstance(policy, nn.Module):
+            return "the policy is no module"
+        if any(upstream.has_hooks(m) and not upstream.only_projects(m) for m in policy.modules()):
+            return "the policy has hooks"
+        if asked is None and (own := own_code_of(policy)):
+            return f"{own} may keep a state in Python; if not, pass cudagraph_policy=True"
+        return ""
+
+    def _measured(self, env: ArrayEnv, place: Placement) -> str:
+        """The times of a call on the policy's device and on the CPU, with what crosses for it."""
+        times, present = [], flat(self._parent.carrier)
+        place.enter(present, present)
+        for device in (place.policy, torch.device("cpu")):
+            there = placement(env, device, None)
+            there.graphs, there.ring = not self._why_no_graph(env, place), _CALLS
+            policy = deepcopy(self._parent.wrapped_policy).to(device)
+            lowered = LoweredPolicy(policy, present, env.batch_size, device)
+
+            def call(there: Placement = there, lowered: LoweredPolicy = lowered) -> None:
+                step = StepDict(present)
+                there.run(lowered, step)
+                there.for_env(step)
+
+            with torch.no_grad(), torch.random.fork_rng([place.policy], device_type="cuda"):
+                fastest = min(timeit.repeat(call, number=1, repeat=_CALLS))
+            times.append(f"{fastest * 1e6:.0f} us on {device}")
+        return ", ".join(times)
+
+    def _graph_explained(self, reason: str) -> str:
+        kept, module = self._lowered, self._parent.wrapped_policy
+        graphs = kept.graphs if kept is not None and kept.module is module else {}
+        turn, calls = graphs.get("turn"), graphs.get("policy")
+        if isinstance(turn, Captured):
+            return f"with env and resets: {turn}"
+        if isinstance(calls, Captured):
+            return f"{calls}; not the env: {turn}" if turn else str(calls)
+        reason = reason or calls or ""
+        return f"no CUDA graph: {reason}" if reason else "one CUDA graph, after the first step"
+
     def _place(self, env: ArrayEnv) -> Placement:
         collector = self._collector
         return placement(env, collector.policy_device, collector.storing_device)
@@ -647,19 +722,24 @@ class Runner:
         """
         if policy is not None or not isinstance(self._parent.wrapped_policy, nn.Module):
             return self._lower_again(step, checked, policy, late)
-        collector, parent = self._collector, self._parent
+        collector, parent, kept = self._collector, self._parent, self._lowered
+        entries = {key: (value.shape, value.dtype, value.device) for key, value in step.items()}
         values = (
-            [(key, value.shape, value.dtype, value.device) for key, value in step.items()],
             (checked, late, collector.policy_device, parent.carrier.device),
             (interaction_type(), skip_existing(), composite_lp_aggregate()),
             (upstream.validates_arguments(), upstream.all_modules_have_hooks()),
         )
         module, facts = parent.wrapped_policy, self._lowered_for
-        if self._lowered is None or facts is None or not facts.hold(module, *values):
-            self._lowered = self._lower_again(step, checked, policy, late)
-            self._lowered_for = Facts(module.modules(), *values)
-        self._lowered.restart()
-        return self._lowered
+        # Its own outputs are there from the second batch on.
+        changed = dict(entries.items() ^ self._entries.items()).keys()
+        own = set() if kept is None else kept.own
+        if kept is None or not (changed <= own and facts and facts.hold(module, *values)):
+            kept = self._lowered = self._lower_again(step, checked, policy, late)
+            self._lowered_for, self._entries = Facts(module.modules(), *values), entries
+            if not (kept.straight or collector.graphs):
+                kept.graphs = dict.fromkeys(("policy", "turn"), "modules are called on TensorDicts")
+        kept.restart()
+        return kept
 
     def _lower_again(
         self,
@@ -670,7 +750,7 @@ class Runner:
     ) -> LoweredPolicy:
         collector, parent = self._collector, self._parent
         self._warn_of_policy(policy or collector.policy)
-        compiled = collector.compiled_policy or collector.cudagraphed_policy
+        compiled = collector.compiled_policy
         cast = parent.casts_to_policy_device and collector.policy_device is not None
         step.shapes = nested_shapes(parent.carrier)
         lowered = LoweredPolicy(

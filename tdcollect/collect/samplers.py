@@ -123,6 +123,10 @@ class Sampler:
     def check(self) -> None:
         """Raise if a draw since the last check had parameters that its class refuses."""
 
+    def fold(self) -> list[Tensor]:
+        """Fold what is to be checked into tensors that stay, as a CUDA graph can; those tensors."""
+        return []
+
     def unscored(self, *parameters: Any) -> Tensor:
         """A sample, of which :meth:`scores` gives the log-probability."""
         sample, parts = self._sample(*parameters)
@@ -228,6 +232,8 @@ _OPTIONS: dict[Any, frozenset[str]] = {
 class _Categorical(Sampler):
     """Random draws of integers or one-hot, with a mask or without."""
 
+    _folded: Tensor | None = None  # zero, or NaN where a normalizer was not finite
+
     def __init__(self, draw: Draw):
         super().__init__(draw)
         self._one_hot = draw.kind in _ONE_HOT
@@ -238,6 +244,8 @@ class _Categorical(Sampler):
         super().restart()
         self._normalizers: list[Tensor] = []
         self._logits: list[Tensor] = []  # whose normalizers were not needed
+        if self._folded is not None:
+            self._folded.zero_()
 
     def __call__(self, logits: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         if mask is not None:
@@ -309,7 +317,17 @@ class _Categorical(Sampler):
         log_prob = -cross_entropy(logits, index.squeeze(-1), reduction="none")
         return torch.where(log_prob.isfinite(), log_prob, -torch.inf)
 
+    def fold(self) -> list[Tensor]:
+        for normalizer in self._normalizers:
+            odd = normalizer - normalizer
+            self._folded = odd if self._folded is None else self._folded.add_(odd)
+        self._normalizers = []
+        return [] if self._folded is None else [self._folded]
+
     def check(self) -> None:
+        if self._folded is not None:
+            self.fold()
+            _check_finite(self._folded)
         if self._normalizers:
             _check_finite(torch.stack(self._normalizers))
         if self._logits:

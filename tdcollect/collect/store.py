@@ -2,14 +2,18 @@
 
 gymnasium's arrays live on the CPU. With a policy on another device, an observation is copied there
 once (from pinned memory, asynchronously), actions come back once, and nothing else waits. The batch
-is made of the copies that are on its device already.
+is made of the copies that are on its device already. Of a policy that runs as a CUDA graph, copies
+and stores are part.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,9 +21,17 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from tdcollect import keys
+from tdcollect._upstream.torchrl import TorchDispatchMode
 from tdcollect.collect.arrays import SteppedEnv
 from tdcollect.collect.policy import LoweredPolicy
-from tdcollect.collect.step_dict import NotReset, StepDict, chunk_steps, sent, with_index
+from tdcollect.collect.step_dict import (
+    NotReset,
+    StepDict,
+    chunk_steps,
+    is_plain,
+    sent,
+    with_index,
+)
 from tdcollect.keys import Key, is_next, under_next
 
 _CPU = torch.device("cpu")
@@ -50,13 +62,14 @@ class Store:
         self._entries: dict[Key, torch.Tensor] = {}
         self._parts: dict[Key, list[torch.Tensor]] = {}
         self.slots: list[int] = []
+        # The most steps that are held before they are stacked.
+        self.chunk = chunk_steps(self.env.step_bytes, on_cpu=self.env.home == _CPU)
 
     def allocate(self) -> Iterator[Any]:
         """The buffers of each step, without end for rows; steps are stacked chunk by chunk."""
-        chunk = chunk_steps(self.env.step_bytes, on_cpu=self.env.home == _CPU)
         left = math.inf if self.steps is None else self.steps
         while left > 0:
-            count = int(min(chunk, left))
+            count = int(min(self.chunk, left))
             yield from self.env.allocate(count, self.place.pinned)
             left -= count
             if not self.in_one_piece:
@@ -164,8 +177,10 @@ class Placement:
     """Leaves all tensors where they are: on the CPU."""
 
     moves = False
+    policy = _CPU  # the device of the policy
     pinned = False  # whether buffers should lie in pinned memory
-    policy: Any = None  # the device of the policy; None where all is on the CPU
+    ring = 0  # the steps that a policy's CUDA graph keeps the outputs of
+    graphs = False  # whether the policy may run as one
     # The device of the batch; None to leave entries where TorchRL has them.
     storing: torch.device | None = None
 
@@ -222,7 +237,7 @@ class Devices(Placement):
         self.storing = storing and with_index(storing)
         self.pinned = "cuda" in (self.policy.type, self.home.type)
         self._carried = (*env.carried, *keys.FLAGS)
-        self._actions = env.transformed.action_keys
+        self.actions = env.transformed.action_keys
         self._reuses_memory = env.base is None  # tdcollect's slots write each step into new memory
         # Copies by the identity of their source, which is held so that it stays its own, and by
         # their device.
@@ -230,6 +245,9 @@ class Devices(Placement):
         # The env's own tensors of the latest step, and of the latest reset.
         self._latest: dict[bool, StepDict] = {}
         self._late: set[torch.device] = set()  # from which copies to the CPU are under way
+        self._whole: PolicyGraph | None = None  # the policy's, once there is one
+        self._graph: PolicyGraph | None = None  # likewise, if the present step's outputs are of it
+        self._at = 0  # the place of the next step in its rings
 
     def __repr__(self) -> str:
         return f"policy on {self.policy}, env on {self.env}, batch on {self.storing}"
@@ -252,6 +270,14 @@ class Devices(Placement):
         return placed
 
     def run(self, policy: LoweredPolicy, step: StepDict) -> None:
+        self._graph = graph = self._graph_of(policy, step)
+        if graph is not None:
+            self.finish()  # what is under way reads the memory that the step goes to
+            graph.run(step, self._at)
+            self._at += 1
+            if self.home == _CPU:
+                self._late.add(self.policy)
+            return
         # Beside what it needs, what lies there already: its outputs of the step before, perhaps.
         inputs = StepDict(
             (key, self._sent(value, self.policy))
@@ -263,16 +289,34 @@ class Devices(Placement):
         for key, value in inputs.items():
             if before.get(key) is not value:
                 step[key] = value
+        for key in before.keys() - inputs.keys():  # scored once a batch
+            del step[key]
+
+    def _graph_of(self, policy: LoweredPolicy, step: StepDict) -> PolicyGraph | None:
+        """The policy's graph, made if need be; None where the policy runs without."""
+        if self._whole is None and self.graphs and self.ring:
+            make = partial(PolicyGraph, policy, step, self)
+            self._whole = kept_graph(policy, "policy", make, self.ring)
+        graph = self._whole
+        if graph is not None and self._at == 0:
+            graph.restart(step)
+        return graph if graph is not None and graph.takes(step) else None
 
     def for_env(self, step: StepDict) -> StepDict:
         if self.home != _CPU:  # such an env gets all entries there
-            return StepDict((key, self._sent(value, self.home)) for key, value in step.items())
-        away = [key for key in self._actions if key in step and step[key].device != _CPU]
+            placed = StepDict((key, self._sent(value, self.home)) for key, value in step.items())
+            for key in self.actions if self._graph is not None else ():
+                placed[key] = placed[key].clone()  # an env may keep it longer than a ring does
+            return placed
+        away = [key for key in self.actions if key in step and step[key].device != _CPU]
         if not away:
             return step
         placed = StepDict(step)
+        if (graph := self._graph) is not None:
+            self.finish()  # they have come down with the outputs
         for key in away:
-            placed[key] = self._keep(step[key], self._down(step[key], late=len(away) > 1))
+            down = self._down(step[key], late=len(away) > 1) if graph is None else graph.down[key]
+            placed[key] = self._keep(step[key], down if graph is None else down.clone())
         self.finish()  # one wait for all of them
         return placed
 
@@ -312,6 +356,7 @@ class Devices(Placement):
         self._late.clear()
 
     def forget(self, coming: Iterable[torch.Tensor]) -> None:
+        self._at = 0
         identities = {id(value) for value in coming}
         self._copies = {key: copy for key, copy in self._copies.items() if key[0] in identities}
 
@@ -342,6 +387,186 @@ class Devices(Placement):
         if target is None and len(devices) > 1:  # a hidden state begins in the env
             target = self.policy
         return target
+
+
+# ----------------------------------------------------------------------------------- CUDA graphs
+
+
+class Captured:
+    """Operations on a GPU as one CUDA graph: a replay does them again, and nothing of Python.
+
+    Random numbers are those that the device's generator would give. What the ``body`` returns goes
+    to rings of this ``length``, whose next place the GPU counts itself. Its tensors stay where they
+    are; those ``kept`` are put back after trial runs. RuntimeError where a replay would do
+    something else.
+    """
+
+    def __init__(
+        self,
+        policy: LoweredPolicy,
+        body: Callable[[], StepDict],
+        device: torch.device,
+        length: int,
+        *facts: Any,
+        kept: Sequence[torch.Tensor] = (),
+    ):
+        self._policy, self._body, self._device, self._length = policy, body, device, length
+        self._facts = self._facts_now(facts)
+        self._next = torch.zeros(1, dtype=torch.int64, device=device)
+        self.rings: dict[Key, torch.Tensor] = {}
+        kept = [*kept, self._next, *policy.module.buffers(), *policy.fold()]
+        side, current = torch.cuda.Stream(device), torch.cuda.current_stream(device)
+        side.wait_stream(current)
+        with _put_back(device, kept), torch.cuda.device(device):
+            with torch.cuda.stream(side):
+                for key, value in body().items():
+                    if not is_plain(value) or value.device != device:
+                        raise RuntimeError(f"the entry {key!r} is no tensor on {device}")
+                    self.rings[key] = value.new_empty((length, *value.shape))
+                with _trial() as trial:
+                    self._run()
+            current.wait_stream(side)
+            torch.cuda.synchronize(device)
+            graph = torch.cuda.CUDAGraph()
+            # Other threads may do meanwhile what a capture is not allowed.
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                self._run()
+        self._operations, self.replay = trial.operations, graph.replay
+        self._memory = {ring.untyped_storage().data_ptr() for ring in self.rings.values()}
+
+    def __str__(self) -> str:
+        return f"one CUDA graph of {self._operations} operations"
+
+    def _facts_now(self, facts: tuple[Any, ...]) -> Any:
+        """With what else decides which kernels run, and on which memory."""
+        module, kind = self._policy.module, self._device.type
+        weights = [tensor.data_ptr() for tensor in (*module.parameters(), *module.buffers())]
+        casts = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+        return *facts, weights, casts, torch.is_inference_mode_enabled()
+
+    def holds(self, length: int, facts: tuple[Any, ...]) -> bool:
+        """Return whether the graph is that of these facts, and its rings are long enough."""
+        return length <= self._length and self._facts == self._facts_now(facts)
+
+    def _run(self) -> None:
+        for key, value in self._body().items():
+            self.rings[key].index_copy_(0, self._next, value.unsqueeze(0))
+        self._next.add_(1)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Do what is left once the step is stored."""
+
+    def restart(self, step: StepDict) -> None:
+        """Go on at the first place of the rings; the step gets copies of what it has in them."""
+        self._next.zero_()
+        for key, value in step.items():
+            if value.untyped_storage().data_ptr() in self._memory:
+                step[key] = value.clone()
+
+
+def kept_graph(policy: LoweredPolicy, kind: str, make: Any, length: int, *facts: Any) -> Any:
+    """A policy's graph of a kind, made after a first run; None before, and where none can be."""
+    graph = policy.graphs.get(kind)
+    if isinstance(graph, Captured) and not graph.holds(length, facts):
+        graph, policy.has_run = None, False  # a batch's first inputs may lie elsewhere
+    if graph is None and policy.has_run:
+        try:
+            graph = make()
+        except RuntimeError as error:
+            graph = str(error).partition("\n")[0]
+    policy.graphs[kind], policy.has_run = graph, True
+    return graph if isinstance(graph, Captured) else None
+
+
+class PolicyGraph(Captured):
+    """The calls of a policy as a CUDA graph, with the copies up and ``down``, and the stores."""
+
+    def __init__(self, policy: LoweredPolicy, step: StepDict, place: Devices):
+        self._given, self._host, self.down = StepDict(), StepDict(), StepDict()
+        for key, value in step.items():
+            there = value.device == place.policy
+            if key in policy.reads_first or (there and not policy.straight):
+                self._given[key] = value.to(place.policy, copy=True)
+                if not there:
+                    self._host[key] = value.clone().pin_memory()
+        self._brought = place.actions if place.home == _CPU else ()
+        super().__init__(policy, self._call, place.policy, place.ring)
+
+    def _call(self) -> StepDict:
+        for key, host in self._host.items():
+            self._given[key].copy_(host, non_blocking=True)
+        step = StepDict(self._given)
+        self._policy(step)
+        self._policy.fold()
+        outputs = StepDict((k, v) for k, v in step.items() if self._given.get(k) is not v)
+        for key in outputs.keys() & self._brought:
+            if key not in self.down:
+                self.down[key] = torch.empty_like(outputs[key], device=_CPU).pin_memory()
+            self.down[key].copy_(outputs[key], non_blocking=True)
+        return outputs
+
+    def takes(self, step: StepDict) -> bool:
+        """Return whether the inputs of a step come from where they came from."""
+        return all((step[key].device == _CPU) == (key in self._host) for key in self._given)
+
+    def run(self, step: StepDict, at: int) -> None:
+        """Run the policy, ``at`` steps after the restart: its outputs join the step."""
+        for key, given in self._given.items():
+            self._host.get(key, given).copy_(step[key], non_blocking=True)
+        self.replay()
+        step.update((key, ring[at]) for key, ring in self.rings.items())
+
+
+class _Counted(TorchDispatchMode):
+    """Counts operations, and refuses copies from memory that a replay would read again."""
+
+    operations = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        if name in ("copy_", "_to_copy", "to"):
+            source = args[name == "copy_"]
+            if source.device == _CPU != out.device and not source.is_pinned():
+                raise RuntimeError("it copies values from the CPU, which may be others each time")
+        self.operations += func.namespace == "aten" and not func.is_view
+        return out
+
+
+@contextmanager
+def _trial() -> Iterator[_Counted]:
+    """Refuse what a CUDA graph cannot do: a capture that fails leaves the GPU's generator unfit."""
+    drawn, before = torch.get_rng_state(), torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings(record=True) as told, _Counted() as watched:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")  # an error would meet other threads, too
+        try:
+            yield watched
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+    if any("called a synchronizing" in str(warning.message) for warning in told):
+        raise RuntimeError("it waits for the GPU")
+    if not torch.equal(drawn, torch.get_rng_state()):
+        raise RuntimeError("it draws random numbers on the CPU")
+
+
+@contextmanager
+def _put_back(device: torch.device, kept: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Leave random numbers and these tensors as they were; casts of weights are not kept."""
+    generator = torch.cuda.default_generators[device.index]
+    state, host, values = generator.get_state(), torch.get_rng_state(), [t.clone() for t in kept]
+    caches = torch.is_autocast_cache_enabled()
+    torch.clear_autocast_cache()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(caches)
+        generator.set_state(state)
+        torch.set_rng_state(host)
+        for tensor, value in zip(kept, values, strict=True):
+            tensor.copy_(value)
 
 
 def placement(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,10 +32,10 @@ from tdcollect.collect.step_dict import (
     sent,
     zero_rows,
 )
-from tdcollect.collect.store import Placement, Store
+from tdcollect.collect.store import Captured, Placement, Store, kept_graph
 from tdcollect.envs.process.values import Array
 from tdcollect.envs.spaces import nested, told
-from tdcollect.keys import Key, is_next
+from tdcollect.keys import Key, is_next, under_next
 
 Lower = Callable[[StepDict], LoweredPolicy]
 """Gives a policy on StepDicts, for the entries that it first finds."""
@@ -57,20 +58,21 @@ class Acting:
     lower: Lower
     place: Placement
     version: Callable[[], Any] | None = None
-    _policy: LoweredPolicy | None = None
+    policy: LoweredPolicy | None = None
     _remembered: list[Key] | None = None
 
     def __call__(self, step: StepDict, slots: list[int]) -> Sequence[Key]:
         if self.version is not None and keys.POLICY_VERSION in step:
             present = step[keys.POLICY_VERSION]
             step[keys.POLICY_VERSION] = torch.full_like(present, self.version())
-        policy, texts = self._policy, self.env.texts
+        policy, texts = self.policy, self.env.texts
         if policy is None:
-            self._policy = policy = self.lower(step.exclude(*texts) if texts else step)
+            self.policy = policy = self.lower(step.exclude(*texts) if texts else step)
         if policy.straight or not texts:
             self.place.run(policy, step)
         else:
-            shown = StepDict(told(texts, step, self.place.policy))
+            device = self.place.policy if self.place.moves else None
+            shown = StepDict(told(texts, step, device))
             self.place.run(policy, shown)
             step.update((key, value) for key, value in shown.items() if key not in texts)
         if self._remembered is None:
@@ -79,13 +81,15 @@ class Acting:
 
     def check(self) -> None:
         """Raise if a draw had parameters that its distribution refuses."""
-        if self._policy is not None:
-            self._policy.check()
+        if self.policy is not None:
+            self.policy.check()
 
     def score(self, entries: dict[Key, torch.Tensor], last: StepDict) -> None:
         """Add what the policy has left out of the steps of a batch, and of its last one."""
-        if self._policy is not None and self._policy.score is not None:
-            self._policy.score(entries, last)
+        if self.policy is not None and self.policy.score is not None:
+            self.policy.score(entries, last)
+            if (storing := self.place.storing) is not None:
+                entries.update((key, value.to(storing)) for key, value in entries.items())
 
 
 class Turns:
@@ -276,7 +280,7 @@ class MaskedEnds(Ends):
         self._ids_on = ids_on or torch.device("cpu")
         self._asks = asks
         # The number of the latest trajectory: -1 of the first that begins in this batch.
-        self._latest = torch.zeros((), dtype=torch.int64, device=env.home)
+        self.latest = torch.zeros((), dtype=torch.int64, device=env.home)
         self._ids: torch.Tensor | None = None
 
     def begin(self, following: StepDict) -> StepDict:
@@ -290,8 +294,8 @@ class MaskedEnds(Ends):
         if self._new_ids is not None:
             over = self._over.reshape(-1)
             ids = upcoming[keys.TRAJ_IDS]
-            new = self._latest - over.cumsum(0)
-            self._latest = new[-1]
+            new = self.latest - over.cumsum(0)
+            self.latest = new[-1]
             upcoming[keys.TRAJ_IDS] = torch.where(over, new, ids.reshape(-1)).view_as(ids)
         if not forgotten:
             return
@@ -304,9 +308,61 @@ class MaskedEnds(Ends):
         if self._new_ids is None or keys.TRAJ_IDS not in entries:
             return
         if self._ids is None:  # the one wait for the env's device in a batch
-            count = -int(self._latest)
+            count = -int(self.latest)
             self._ids = torch.from_numpy(self._new_ids(count) if count else np.empty(0, np.int64))
         entries[keys.TRAJ_IDS] = numbered(entries[keys.TRAJ_IDS].to(self._ids_on), self._ids)
+
+
+class TurnGraph(Captured):
+    """A whole turn as a CUDA graph: the policy, the env's step, resets by mask, and the stores."""
+
+    def __init__(
+        self, policy: LoweredPolicy, env: ArrayEnv, present: StepDict, ends: MaskedEnds, *facts: Any
+    ):
+        self._env, self._ends = env, ends
+        self._present = StepDict((k, v.clone()) for k, v in present.items() if k not in policy.own)
+        self._latest = torch.zeros_like(ends.latest)
+        kept = [*self._present.values(), self._latest]
+        super().__init__(policy, self._turn, env.home, *facts, kept=kept)
+
+    def _turn(self) -> StepDict:
+        env, ends, step = self._env, self._ends, StepDict(self._present)
+        self._policy(step)
+        self._policy.fold()
+        self.next_keys = [key for key in step if is_next(key)]
+        following, error = env.advance(step, self.next_keys, None)
+        if error is not None:
+            raise error
+        ends.latest = self._latest
+        self._upcoming = next_step(step, ends.begin(following), env.carried, self.next_keys)
+        ends.renew(self._upcoming, self._policy.forgets(step, env.carried))
+        found = StepDict((key, value) for key, value in step.items() if not is_next(key))
+        found.update((under_next(key), value) for key, value in following.items())
+        return found
+
+    def _go_on(self) -> None:
+        own = {value.untyped_storage().data_ptr() for value in self._present.values()}
+        changed = [
+            # Apart from what is written over before it is read.
+            (there, value.clone() if value.untyped_storage().data_ptr() in own else value)
+            for key, there in self._present.items()
+            if (value := self._upcoming[key]) is not there
+        ]
+        for there, value in [*changed, (self._latest, self._ends.latest)]:
+            there.copy_(value)
+
+    def begin(self, present: StepDict) -> None:
+        """Begin a batch with a step."""
+        self.restart(StepDict())
+        self._latest.zero_()
+        for key, there in self._present.items():
+            there.copy_(present[key])
+
+    def reached(self) -> tuple[StepDict, list[Key], torch.Tensor]:
+        """The step that the latest turn has led to, the ``next_keys``, the latest trajectory."""
+        step = {**self._upcoming, **self._present}
+        copies = StepDict((key, value.clone()) for key, value in step.items())
+        return copies, self.next_keys, self._latest.clone()
 
 
 def set_ids(step: StepDict, slots: Sequence[int], ids: Sequence[int] | Array) -> None:
@@ -394,12 +450,21 @@ class Frames:
         """
         env, turns, place = self.env, self._turns, self.place
         store = self._store(steps)
+        place.ring = min(store.chunk, steps)
         slots = turns.ready
         ends = Ends(env, self.new_ids)
         if env.resets_by_mask:
             ends = MaskedEnds(env, self.new_ids, place.storing, asks=self.watch is not None)
             if keys.TRAJ_IDS in turns.present:
                 turns.present[keys.TRAJ_IDS] = sent(turns.present[keys.TRAJ_IDS], env.home)
+            if env.steps_as_graph and place.graphs and place.policy == env.home:
+                self._acting.policy = policy = self.lower(turns.present)
+                facts = steps, env.transformed, self.new_ids is None
+                make = partial(TurnGraph, policy, env, turns.present, ends, *facts)
+                if (turn := kept_graph(policy, "turn", make, *facts)) is not None:
+                    return self._replayed(turn, ends, steps)
+                if policy.graphs["turn"] is None:
+                    place.ring = 0  # the next batch has a graph of whole turns
         if self.watch is not None:
             self.watch.begin(self.carrier)
         with self._leaving(ends.number):
@@ -425,6 +490,25 @@ class Frames:
             self._acting.check()
             entries = store.grid()
             self._acting.score(entries, turns.present)
+            ends.number(entries)
+        return entries
+
+    def _replayed(self, turn: TurnGraph, ends: MaskedEnds, steps: int) -> Rows:
+        turns, dims = self._turns, len(self.env.batch_size)
+        with self._leaving(ends.number):
+            turn.begin(turns.present)
+            self._moved = True
+            for _ in range(steps):
+                turn.replay()
+            turns.present, turns.next_keys, ends.latest = turn.reached()
+            self._moved = False
+            self._acting.check()
+            storing, contiguous = self.place.storing or self.env.home, torch.contiguous_format
+            entries = {
+                key: ring[:steps].movedim(0, dims).to(storing, copy=True, memory_format=contiguous)
+                for key, ring in turn.rings.items()
+                if key not in self.left_out
+            }
             ends.number(entries)
         return entries
 

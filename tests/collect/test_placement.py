@@ -6,6 +6,7 @@ allows for it. Where there is no GPU, one is simulated.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
@@ -21,6 +22,7 @@ from torchrl.envs import (
     ClipTransform,
     Compose,
     EnvBase,
+    ExplorationType,
     GymEnv,
     InitTracker,
     ObservationNorm,
@@ -35,7 +37,7 @@ import tdcollect
 from benchmarks import torch_cartpole
 from benchmarks.torch_cartpole import TorchCartPole
 
-from ..simulated_cuda import Crossings, on_gpu
+from ..simulated_cuda import Crossings, Simulated, on_gpu
 from . import policies, transforms
 from .envs import ENVS
 from .oracle import UPSTREAM, assert_same_record, batches, check_same, run
@@ -476,6 +478,281 @@ def test_hooks_do_not_change_the_batch() -> None:
 def test_resets_are_explained(kind: Any, of: Any, told: str) -> None:
     made = collector(policies.actor, transformed(kind(SLOTS, GPU), *of()), device=GPU)
     assert told in next(part.how for part in made.explain() if part.name == "resets")
+
+
+# --------------------------------------------------------------------------------- CUDA graphs
+
+WAITS = "it waits for the GPU"
+REFUSED = {
+    "epsilon-greedy": WAITS,
+    "additive-gaussian": WAITS,
+    "ornstein-uhlenbeck": WAITS,
+    "several-steps": WAITS,
+    "overridden-forward": WAITS,
+    "gru": WAITS,
+    "hooks": "the policy has hooks",
+    "function": "the policy is no module",
+}
+Change = Callable[[Any], None]
+
+
+@pytest.fixture
+def captures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The CUDA graphs that are made."""
+    found: list[Any] = []
+    make = torch.cuda.CUDAGraph
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: found.append(make()) or found[-1])
+    return found
+
+
+def graph_case(name: str) -> tuple[Callable[[], EnvBase], Callable[[EnvBase], Any]]:
+    if name in ("gru", "lstm"):
+        return cartpole, partial(policies.recurrent, name, python_based=True)
+    return policies.case(name)
+
+
+def explained(made: Any) -> str:
+    return next(part.how for part in made.explain() if part.what == "all calls")
+
+
+def with_and_without(
+    make_env: Callable[[], EnvBase],
+    make_policy: Callable[[EnvBase], Any],
+    *changes: Change,
+    **more: Any,
+) -> str:
+    """Compare batches of a graph with those of its policy at each step; how it is explained.
+
+    Each change is made before a batch, the first before the second.
+    """
+    found = []
+    for asked in (False, True):
+        env = make_env()
+        options = {"policy_device": GPU, "total_frames": -1, "cudagraph_policy": asked, **more}
+        made = collector(make_policy, env, **options)
+        made.set_seed(0)
+        torch.cuda.default_generators[0].manual_seed(0)
+        stream, batches = iter(made), []
+        for change in (None, *changes, None):
+            if change is not None:
+                change(made)
+            batches.append(next(stream).clone())
+        found.append((batches, torch.cuda.default_generators[0].get_state()))
+        how = explained(made)
+        made.shutdown()
+    for ours, expected in zip(found[1][0], found[0][0], strict=True):
+        assert_same_values(ours, expected)
+    assert torch.equal(found[0][1], found[1][1])
+    return how
+
+
+QUICK = (
+    "one-hot-unbatched",
+    "tanh-normal",
+    "call-counter",
+    "batch-norm",
+    "lstm",
+    "function",
+    "gru",
+)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow)
+        for name in ("gru", "lstm", *policies.POLICIES)
+        if name in QUICK or policies.POLICIES.get(name, [""])[0] in ("cartpole", "pendulum")
+        if name not in ("plain-net", "fresh-tensordict", "context", "in-place")  # not moved
+        if name not in ("reads-everything", "drops-entries")
+    ],
+)
+def test_a_graph_has_the_bits_of_its_policy(name: str, captures: list[Any]) -> None:
+    how = with_and_without(*graph_case(name))
+    if name in REFUSED:
+        assert how == f"no CUDA graph: {REFUSED[name]}"
+        assert not captures
+    else:
+        assert how.startswith("one CUDA graph of ")
+
+
+def net_of(made: Any) -> nn.Linear:
+    return next(m for m in made.policy.modules() if isinstance(m, nn.Linear))
+
+
+def nothing(made: Any) -> None:
+    pass
+
+
+def in_place(made: Any) -> None:
+    with torch.no_grad():
+        net_of(made).weight.mul_(-1)
+
+
+def moved(made: Any) -> None:
+    weight = net_of(made).weight
+    weight.data = new = weight.detach().neg()
+    if isinstance(new, Simulated):
+        weight.raw = new.raw
+
+
+def replaced(made: Any) -> None:
+    net_of(made).weight = nn.Parameter(net_of(made).weight.detach().neg())
+
+
+def loaded(made: Any) -> None:
+    made.load_state_dict(made.state_dict())
+
+
+def shorter(made: Any) -> None:
+    made.collect(frames=made.n_env * 4)
+
+
+def longer(made: Any) -> None:
+    made.collect(frames=made.n_env * 15)
+
+
+def hooked(made: Any) -> None:
+    net_of(made).register_forward_hook(lambda module, args, out: out + 1)
+
+
+def most_likely(made: Any) -> None:
+    made.exploration_type = ExplorationType.DETERMINISTIC
+
+
+def evaluating(made: Any) -> None:
+    made.policy.eval()
+
+
+def drops(env: EnvBase) -> Any:
+    body = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 2))
+    module = TensorDictModule(body, in_keys=["observation"], out_keys=["logits"])
+    return policies.one_hot_actor(env, module)
+
+
+@pytest.mark.parametrize(
+    ("change", "made"),
+    [
+        (in_place, 1),
+        (moved, 2),
+        (replaced, 2),
+        (loaded, 1),
+        (shorter, 1),
+        (longer, 2),
+        (most_likely, 2),
+        (evaluating, 2),
+        (hooked, 1),
+    ],
+)
+def test_what_a_graph_is_made_for(change: Change, made: int, captures: list[Any]) -> None:
+    how = with_and_without(cartpole, drops, change)
+    assert len(captures) == made
+    assert ("hooks" in how) == (change is hooked)
+
+
+@pytest.mark.parametrize("storing", ["cpu", GPU])
+def test_graphs_over_several_chunks(
+    storing: str, captures: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hidden state goes from one chunk to the next, in rings that are written over."""
+    monkeypatch.setattr("tdcollect.collect.step_dict._CHUNK_BYTES", 300)
+    how = with_and_without(*graph_case("lstm"), nothing, storing_device=storing)
+    assert (how[:14], len(captures)) == ("one CUDA graph", 1)
+
+
+def test_graphs_are_made_under_autocast() -> None:
+    with torch.autocast("cuda", torch.bfloat16):
+        assert nn.Linear(4, 2).to(GPU)(torch.ones(1, 4).to(GPU)).dtype is torch.bfloat16
+        assert "of" in with_and_without(cartpole, drops, in_place)
+
+
+def test_a_policy_is_timed_on_both_devices() -> None:
+    made = collector(drops, policy_device=GPU)
+    state = torch.get_rng_state(), torch.cuda.default_generators[0].get_state()
+    told = {part.what: part.how for part in made.explain(measure=True)}
+    assert re.fullmatch(r"\d+ us on cuda:0, \d+ us on cpu", told["time of a call"])
+    assert told["size"].endswith("products a step: may take less time on the CPU")
+    assert torch.equal(torch.get_rng_state(), state[0])
+    assert torch.equal(torch.cuda.default_generators[0].get_state(), state[1])
+
+
+def test_known_policies_are_graphs_by_themselves() -> None:
+    def how(policy: Any, **options: Any) -> str:
+        made = collector(policy, policy_device=GPU, total_frames=-1, **options)
+        next(iter(made))
+        return explained(made)
+
+    assert how(drops).startswith("one CUDA graph of ")
+    assert how(drops, cudagraph_policy=False) == "no CUDA graph: cudagraph_policy=False"
+    assert how(drops, timers=True) == "no CUDA graph: timers=True"
+    assert how(policies.actor).startswith("no CUDA graph: Features may keep a state in Python")
+    assert "on TensorDicts" in how(lambda e: drops(e).select_out_keys("action"))
+    made = collector(drops, policy_device=GPU, hooks=Started())
+    assert explained(made) == "no CUDA graph: hooks are told of steps"
+
+
+class Started(tdcollect.Hooks):
+    def stepped(self, slots: Any, step: Any) -> None:
+        pass
+
+
+def test_logits_that_are_not_numbers_are_refused_with_graphs() -> None:
+    made = collector(drops, policy_device=GPU, total_frames=-1)
+    stream = iter(made)
+    next(stream)
+    weight = net_of(made).weight.detach()
+    held = weight.clone()
+    weight.fill_(torch.nan)
+    with pytest.raises(RuntimeError, match="logits that are not numbers"):
+        made.collect(frames=made.n_env * 5)
+    weight.copy_(held)
+    made.collect(frames=made.n_env * 5)
+
+
+def test_scores_of_a_batch_are_those_of_its_steps() -> None:
+    found = []
+    for hooks in (Started(), None):
+        made = collector(
+            policies.actor, ENVS["pendulum"](), policy_device=GPU, storing_device="cpu", hooks=hooks
+        )
+        made.set_seed(0)
+        torch.cuda.default_generators[0].manual_seed(0)
+        found.append(made.collect(frames=made.n_env * 20))
+        late = made._runner._lowered.score is not None
+        assert late == (hooks is None)
+    assert_same_values(*found)
+
+
+class Captured(TorchCartPole):
+    """May be captured in a CUDA graph, resets and all."""
+
+    steps_as_graph = True
+
+
+class Asks(Captured):
+    """Waits for the GPU in its steps."""
+
+    def _step(self, tensordict: Any) -> Any:
+        assert tensordict["observation"].isfinite().all()
+        return super()._step(tensordict)
+
+
+@pytest.mark.parametrize(
+    ("of", "storing", "changes"), [(list, None, [in_place]), (books, "cpu", [shorter, moved])]
+)
+def test_whole_turns_as_graphs(
+    of: Any, storing: Any, changes: list[Change], captures: list[Any]
+) -> None:
+    env = lambda: transformed(Captured(SLOTS, GPU), *of())  # noqa: E731
+    options = {"storing_device": storing, "frames_per_batch": SLOTS * 12}
+    how = with_and_without(env, policies.actor, nothing, *changes, **options)
+    assert how.startswith("with env and resets: one CUDA graph of ")
+    assert len(captures) == 1 + (moved in changes)
+
+
+def test_an_env_that_waits_is_no_part_of_a_graph() -> None:
+    how = with_and_without(lambda: Asks(SLOTS, GPU), policies.actor, nothing)
+    assert how.endswith(f"operations; not the env: {WAITS}")
 
 
 # --------------------------------------------------------------------------------- real kernels

@@ -73,6 +73,11 @@ def _why_unrepeatable(exam: Examination, difference: differences.Divergence) -> 
             return f"{said}: the runs agree once that global generator starts from the same state"
     if exam.repeats_with(GLOBAL):
         return "several of the global generators of numpy, random and torch"
+    if difference.is_small:
+        return (
+            "a difference of the size of rounding: sums in an order that changes, as that of a set "
+            "of objects does"
+        )
     return (
         f"random numbers in {where} from a generator of the env's own that reset(seed=) does not "
         "seed, state shared by envs, or the clock (seeding the global generators changes nothing)"

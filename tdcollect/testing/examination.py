@@ -22,7 +22,7 @@ from tdcollect.envs.process.resumable import make_resumable
 from tdcollect.envs.process.values import Begun, Options, slot_of
 from tdcollect.envs.process.worker import make_by_id, old_api
 from tdcollect.envs.spaces import SpaceCodec
-from tdcollect.randomness import global_states_kept
+from tdcollect.randomness import GlobalRandomness, global_states_kept
 from tdcollect.testing import differences
 from tdcollect.testing.checks import Env, Failed, GymnasiumPlayer, Skipped, gymnasium_row, seeded
 from tdcollect.testing.differences import Divergence, Episodes, Row, first_divergence, shown
@@ -259,13 +259,16 @@ class Examination(GymnasiumPlayer):
             return unlike_attributes(new, used)
 
     def repeats_with(self, generators: Iterable[str]) -> bool:
-        """Return whether new envs agree once these global generators start from one state."""
+        """Return whether new envs draw from these global generators, and agree if seeded by them."""
         runs = []
         with global_states_kept():
             for _ in range(2):
                 for name in generators:
                     _SEED[name](0)
+                watch = GlobalRandomness()
                 runs.append({s: self.run_new(s, len(self.fresh[s])) for s in self.seeds})
+            if not {*generators} & {*watch.moved()}:
+                return False  # runs that differ by chance may also agree by chance
         return all(first_divergence(s, runs[0][s], runs[1][s]) is None for s in self.seeds)
 
     @cached_property

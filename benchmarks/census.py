@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import csv
 import datetime
 import json
 import multiprocessing
@@ -37,6 +38,29 @@ ROOT = HERE.parent
 RESULTS = ROOT / "runs" / "census"
 PROBE = HERE / "census_probe.py"
 BESIDE = ("gymnasium", "mujoco", "numpy", "torch", "torchrl", "tensordict")
+PAGE = ROOT / "docs" / "census.md"
+BEGIN, END = "<!-- written by benchmarks/census.py -->\n", "<!-- end -->\n"
+COLUMNS = [
+    "package",
+    "version",
+    "date",
+    "installs",
+    "alone",
+    "env",
+    "makes",
+    "seeds",
+    "used_env",
+    "construction",
+    "first_observations",
+    "of_seeds",
+    "limit",
+    "make_env",
+    "gymenv",
+    "digest",
+    "doctor_failed",
+    "doctor_warned",
+    "evidence",
+]
 KEPT = census_probe.KEPT
 FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload(["census_probe", "torchrl.envs", "tdcollect.testing.doctor"])
@@ -56,6 +80,14 @@ def main() -> None:
     if not arguments.page:
         with ThreadPoolExecutor(arguments.jobs) as pool:
             [*pool.map(partial(one_package, config), wanted)]
+    results = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
+    rows = [row for result in results for row in rows_of(result)]
+    with PAGE.with_suffix(".csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    PAGE.write_text(before + BEGIN + page(results, rows) + END + rest.partition(END)[2])
 
 
 def one_package(config: dict[str, Any], name: str) -> None:
@@ -97,13 +129,22 @@ def examine(
     beside = folder / "constraints.txt"
     beside.write_text("".join(f"{one}=={version(one).partition('+')[0]}\n" for one in BESIDE))
     exact = f"{found['package']}=={found['version']}"
-    seen = run(
-        folder,
-        limits["install"],
-        [python, "-m", "pip", "install", "--no-cache-dir", "--progress-bar=off", "-c", str(beside)]
-        + [exact, *about.get("with", [])],
-    )
+    install = [
+        python,
+        "-m",
+        "pip",
+        "install",
+        "--no-cache-dir",
+        "--no-compile",
+        "--progress-bar=off",
+    ]
+    wanted = [exact, *about.get("with", [])]
+    seen = run(folder, limits["install"], [*install, "-c", str(beside), *wanted])
     found["install"] = reason(seen) if seen.returncode else "yes"
+    if found["install"].startswith("pins"):  # then the versions that it asks for, and no TorchRL
+        beside.write_text(f"torch=={version('torch').partition('+')[0]}\n")
+        seen = run(folder, limits["install"], [*install, "-c", str(beside), *wanted])
+        found["alone"] = reason(seen) if seen.returncode else own_versions(folder)
     if seen.returncode:
         return
     job: dict[str, Any] = {"package": found["package"], "env": limits["env"], **about}
@@ -117,9 +158,18 @@ def examine(
         envs[one["env"]]["same_in_new_process"] = one.get("digests") == envs[one["env"]].get(
             "digests"
         )
-    job |= {"envs": made, "workers": False}
+    if "alone" in found:
+        return
+    job["envs"] = made
     for one in beside_tdcollect(folder, limits["probe"], python, job):
         envs[one.pop("env")] |= one
+
+
+def own_versions(folder: Path) -> str:
+    """The versions that were installed in place of those here."""
+    paths = (folder / "venv").glob("lib/python*/site-packages/*.dist-info")
+    found = [path.name.removesuffix(".dist-info").split("-")[:2] for path in paths]
+    return ", ".join(f"{name} {value}" for name, value in sorted(found) if name in BESIDE)
 
 
 def environment(folder: Path) -> str:
@@ -153,7 +203,9 @@ def beside_tdcollect(
     own = {path.name.partition(".")[0] for path in packages.iterdir()}
     if own & census_probe.imported():
         return probed(folder, seconds, python, "probe", job, "0")
-    process = FORKED.Process(target=census_probe.forked, args=(packages, folder, around(folder), job))
+    process = FORKED.Process(
+        target=census_probe.forked, args=(packages, folder, around(folder), job)
+    )
     process.start()
     process.join(seconds)
     end_group(process.pid)
@@ -204,6 +256,7 @@ def around(folder: Path) -> dict[str, str]:
         "TMPDIR": str(folder),
         "PYTHONPATH": str(ROOT),
         "MUJOCO_GL": "egl",
+        "PYGLET_HEADLESS": "1",
         "SDL_VIDEODRIVER": "dummy",
         "SDL_AUDIODRIVER": "dummy",
         "OMP_NUM_THREADS": "1",
@@ -216,8 +269,196 @@ def reason(seen: subprocess.CompletedProcess[str]) -> str:
     if "The conflict is caused by:" in lines:
         at = lines.index("The conflict is caused by:")
         return "pins: " + "; ".join(lines[at + 1 : at + 3])[:300]
-    errors = [line for line in lines if "rror" in line and "subprocess-exited" not in line]
+    errors = [line for line in lines if "rror" in line and not line.startswith(("note:", "╰"))]
+    errors = [line for line in errors if "subprocess-exited" not in line]
     return (errors or lines or ["no word"])[-1][:300]
+
+
+# ---- the page
+
+
+def rows_of(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """A row of the CSV per env that was tried; one for a package without."""
+    about = {
+        "package": result["package"],
+        "version": result.get("version", ""),
+        "date": result["date"],
+        "installs": result.get("raised") or result["install"],
+        "alone": result.get("alone", ""),
+    }
+    rows = [about | row_of(name, env) for name, env in result.get("envs", {}).items()]
+    return rows or [about]
+
+
+def row_of(name: str, env: dict[str, Any]) -> dict[str, Any]:
+    doctor = env.get("doctor")
+    findings = doctor["findings"] if isinstance(doctor, dict) else []
+    told = {
+        status: [f for f in findings if f["status"] == status] for status in ("failed", "warned")
+    }
+    evidence = [f"{f['name']}: {f['evidence']}" for each in told.values() for f in each]
+    return {
+        "env": "" if name == "null" else name,
+        "makes": env.get("makes") or env.get("why") or env.get("raised", "no end in time"),
+        "seeds": seeds(env),
+        "used_env": {True: "same", False: "differs"}.get(env.get("same_when_used"), ""),
+        "construction": " ".join(env.get("construction_draws", [])),
+        "first_observations": env.get("first_observations", ""),
+        "of_seeds": env.get("of_seeds", ""),
+        "limit": limit(env),
+        "make_env": env.get("rows_make_env", ""),
+        "gymenv": env.get("rows_gymenv", ""),
+        "digest": env.get("digests", ""),
+        "doctor_failed": " ".join(f["name"] for f in told["failed"]),
+        "doctor_warned": " ".join(f["name"] for f in told["warned"]),
+        "evidence": " | ".join([env["raised"], *evidence] if "raised" in env else evidence),
+    }
+
+
+def seeds(env: dict[str, Any]) -> str:
+    """Whether seed and actions decide the episode."""
+    if "same_twice" not in env:
+        return ""
+    if not env["same_twice"]:
+        return "no"
+    doctor = env.get("doctor")
+    told = {f["name"]: f["status"] for f in doctor["findings"]} if isinstance(doctor, dict) else {}
+    if not env.get("same_after", told.get("seed") != "failed"):
+        return "first episode alone"
+    if "same_in_new_process" not in env:
+        return "in one process"
+    return "yes" if env["same_in_new_process"] else "not in a new process"
+
+
+def limit(env: dict[str, Any]) -> str:
+    """How the time limit ends an episode, as far as random actions reach it."""
+    ended = [(steps, how) for steps, how in env.get("ends", []) if how != "goes on"]
+    if found := [steps for steps, how in ended if how == "truncated"]:
+        return f"truncates at {max(found)}"
+    if found := [steps for steps, how in ended if how == "terminatedtruncated"]:
+        return f"both flags at {max(found)}"
+    if env.get("limit"):
+        return f"truncates at {env['limit']} (gymnasium's)"
+    if len(ended) > 2 and len(set(ended)) == 1 and ended[0][0] > 5:
+        return f"terminates at {ended[0][0]}"
+    return "none seen" if "ends" in env else ""
+
+
+def page(results: list[dict[str, Any]], rows: list[dict[str, Any]]) -> str:
+    """The sums, the table by package, and what was not as it should be."""
+    made = [row for row in rows if row.get("makes") == "yes"]
+    packages = {row["package"] for row in made}
+    installed = [one for one in results if one["install"] == "yes"]
+    dates = sorted({one["date"] for one in results})
+    beside = ", ".join(f"{name} {value}" for name, value in results[0]["beside"].items())
+
+    def share(column: str, *good: str) -> str:
+        known = [str(row[column]) for row in made if row[column] != ""]
+        return f"{sum(value.startswith(good) for value in known)} of {len(known)}"
+
+    one_first = [row for row in made if row["first_observations"] == 1]
+    all_first = [
+        row for row in made if row["of_seeds"] and row["first_observations"] == row["of_seeds"]
+    ]
+    lines = [
+        f"{' to '.join(dict.fromkeys((dates[0], dates[-1])))}; beside {beside}.",
+        "",
+        f"- {len(results)} packages: {len(installed)} install beside these versions, and "
+        f"{len(packages)} of them make an env, {len(made)} envs in all.",
+        f"- Seed and actions decide the episode, in one process and in a new one: "
+        f"{share('seeds', 'yes')} envs.",
+        f"- An env that has been used repeats the episodes of a new one: "
+        f"{share('used_env', 'same')} envs.",
+        f"- Construction leaves the global random numbers alone: "
+        f"{sum(not row['construction'] for row in made)} of {len(made)} envs.",
+        f"- All seeds that were tried have first observations of their own: {len(all_first)} of "
+        f"{len(made)} envs; one first observation for all: {len(one_first)}.",
+        f"- The time limit truncates: {share('limit', 'truncates')} envs; all episodes terminate "
+        f"at one length: {share('limit', 'terminates').split()[0]}.",
+        f"- Rows are those of a plain loop under `make_env`: {share('make_env', 'equal')} envs; "
+        f"under TorchRL's `GymEnv`: {share('gymenv', 'equal')}.",
+        f"- One digest over 1 slot, 8 slots and worker processes: {share('digest', 'one')} envs.",
+        "",
+        "| " + " | ".join(HEADS) + " |",
+        "|" + "---|" * len(HEADS),
+    ]
+    for name in sorted(packages):
+        lines.append("| " + " | ".join(cells([r for r in made if r["package"] == name])) + " |")
+    lines += ["", "## What differs", ""]
+    for row in made:
+        if said := differences(row):
+            lines.append(f"- {row['env']} ({row['package']} {row['version']}): {'; '.join(said)}")
+    lines += ["", "## Packages without an env here", ""]
+    for result in results:
+        if result["package"] not in packages:
+            why = rows_of(result)[0]
+            text = why.get("makes") if result["install"] == "yes" else why["installs"]
+            lines.append(f"- {result['package']} {result.get('version', '')}: {short(text)}")
+    return "\n".join(lines).replace("<", "&lt;") + "\n"
+
+
+HEADS = (
+    "package, version",
+    "envs",
+    "seeds decide",
+    "used env",
+    "construction draws",
+    "first observations",
+    "limit",
+    "make_env",
+    "GymEnv",
+    "one digest",
+    "doctor",
+)
+
+
+def cells(rows: list[dict[str, Any]]) -> list[str]:
+    """The cells of a package, each the worst of its envs."""
+
+    def worst(column: str, good: str) -> str:
+        values = [str(row[column]) for row in rows if row[column] != ""]
+        bad = [value for value in values if not value.startswith(good)]
+        return "**no**" if bad else "yes" if values else "-"
+
+    firsts = [r for r in rows if r["first_observations"] != ""]
+    least = min(firsts, key=lambda row: row["first_observations"] / row["of_seeds"], default=None)
+    failed = dict.fromkeys(name for row in rows for name in row["doctor_failed"].split())
+    warned = dict.fromkeys(name for row in rows for name in row["doctor_warned"].split())
+    told = [f"**{name}**" for name in failed] + [*warned]
+    was_seen = any(row["doctor_failed"] or row["doctor_warned"] or row["digest"] for row in rows)
+    return [
+        f"{rows[0]['package']} {rows[0]['version']}",
+        str(len(rows)),
+        worst("seeds", "yes"),
+        worst("used_env", "same"),
+        ", ".join(dict.fromkeys(row["construction"] for row in rows if row["construction"]))
+        or "no",
+        "-" if least is None else f"{least['first_observations']} of {least['of_seeds']}",
+        "; ".join(dict.fromkeys(row["limit"] or "-" for row in rows)),
+        worst("make_env", "equal"),
+        worst("gymenv", "equal"),
+        worst("digest", "one"),
+        ", ".join(told) or ("passed" if was_seen else "-"),
+    ]
+
+
+def differences(row: dict[str, Any]) -> list[str]:
+    said = []
+    if row["seeds"] in ("no", "first episode alone", "not in a new process"):
+        said.append(f"seed and actions decide the episode: {row['seeds']}")
+    if row["used_env"] == "differs" and row["seeds"] != "no":
+        said.append("a used env differs from a new one")
+    for column, name in (("make_env", "make_env"), ("gymenv", "GymEnv")):
+        if row[column] and not row[column].startswith("equal"):
+            said.append(f"{name}: {short(row[column])}")
+    if row["digest"] and not row["digest"].startswith("one"):
+        said.append(f"digests: {short(row['digest'])}")
+    return said + ([f"the doctor: {short(row['evidence'], 400)}"] if row["evidence"] else [])
+
+
+def short(text: Any, most: int = 200) -> str:
+    line = " ".join(str(text).split())
+    return line if len(line) <= most else line[: most - 3] + "..."
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """One package of the census in its own environment: `plain` with gymnasium alone, and `probe`.
 
-    python benchmarks/census_probe.py plain '{"modules": ["minigrid"], "package": "minigrid", "env": 75}'
+    python benchmarks/census_probe.py plain '{"package": "minigrid"}'
 
 Prints a JSON line whenever more of an env is known; census.py takes the last one of each.
 `plain` imports neither torch nor tdcollect, unless the package does.
@@ -32,8 +32,8 @@ import gymnasium as gym
 import numpy as np
 
 STEPS = 100  # of each episode that is compared
-LONG, LONG_SECONDS = 2000, 0.8  # of each episode that is played for its end
-FIRSTS, FIRST_SECONDS = 1000, 2.0  # seeds whose first observations are counted
+LONG, LONG_SECONDS = 2000, 0.6  # of each episode that is played for its end
+FIRSTS, FIRST_SECONDS = 1000, 1.5  # seeds whose first observations are counted
 KEPT = "kept "
 """What a line with a result begins with; packages print lines of their own."""
 
@@ -47,14 +47,15 @@ def main() -> None:
         for name in job.get("envs") or registered(job):
             tell({"env": name, **plain(name)})
     else:
-        for name in job["envs"]:
-            in_a_process(partial(beside_tdcollect, name, bool(job["workers"])), job["env"])
+        for number, name in enumerate(job["envs"]):
+            in_a_process(partial(beside_tdcollect, name, number == 0), job["env"])
 
 
 def imported() -> set[str]:
     """What census.py's forked processes have imported: the top modules."""
-    import tdcollect.testing.doctor
     import torchrl.envs  # noqa: F401
+
+    import tdcollect.testing.doctor  # noqa: F401
 
     return {name.partition(".")[0] for name in sys.modules}
 
@@ -112,14 +113,12 @@ def registered(job: dict[str, Any]) -> Iterator[str]:
         spec.id
         for spec in gym.registry.values()
         if spec.id not in before
-        or str(getattr(spec.entry_point, "__module__", spec.entry_point)).split(".")[0] in modules
+        or top_of(getattr(spec.entry_point, "__module__", spec.entry_point)) in modules
     ]
     old = sys.modules.get("gym")
     if not owned:
         why = "; ".join(errors) or "it registers no env"
-        if old and any(
-            str(spec.entry_point).split(".")[0] in modules for spec in old.envs.registry.values()
-        ):
+        if old and any(top_of(spec.entry_point) in modules for spec in old.envs.registry.values()):
             why = "it registers with gym, not gymnasium"
         tell({"env": None, "why": why})
         return
@@ -138,6 +137,10 @@ def registered(job: dict[str, Any]) -> Iterator[str]:
             break
 
 
+def top_of(entry_point: Any) -> str:
+    return str(entry_point).partition(":")[0].partition(".")[0]
+
+
 def top_modules(package: str) -> list[str]:
     files = importlib.metadata.files(package) or []
     tops = dict.fromkeys(file.parts[0] for file in files if file.suffix == ".py")
@@ -148,7 +151,7 @@ def top_modules(package: str) -> list[str]:
 def make(name: str) -> Any:
     path, _, function = name.partition(".py:")
     if function:
-        return runpy.run_path(path + ".py")[function]()
+        return runpy.run_path(str(Path(__file__).parent / f"{path}.py"))[function]()
     return gym.make(name)
 
 
@@ -193,26 +196,26 @@ def kind(space: Any) -> str:
 
 def global_states() -> dict[str, str]:
     torch = sys.modules.get("torch")
-    states = {"np.random": repr(np.random.get_state()[1:3]), "random": repr(random.getstate())}
-    with np.printoptions(threshold=sys.maxsize):
-        states["np.random"] = repr(np.random.get_state())
+    numpy: Any = np.random.get_state()  # noqa: NPY002  envs may draw from it
+    states = {"np.random": digest(numpy), "random": repr(random.getstate())}
     if torch is not None and hasattr(torch, "random"):
         states["torch"] = repr(torch.random.get_rng_state().tolist())
     return states
 
 
 def repeats(name: str, found: dict[str, Any]) -> None:
-    """Digests of the episodes of two seeds, each on new envs twice."""
+    """Digests of the episodes of two seeds, and of the reset after each, on new envs twice."""
     runs = []
     for _ in range(2):
         run = []
         for seed in (0, 1):
             env = make(name)
-            run.append(play(env, seed))
+            run.append((play(env, seed), digest(env.reset()[0])))
             env.close()
         runs.append(run)
-    found["digests"] = runs[0]
-    found["same_twice"] = runs[0] == runs[1]
+    found["digests"], found["after"] = ([one[i] for one in runs[0]] for i in (0, 1))
+    found["same_twice"] = found["digests"] == [one[0] for one in runs[1]]
+    found["same_after"] = found["after"] == [one[1] for one in runs[1]]
 
 
 def leaks(name: str, found: dict[str, Any]) -> None:
@@ -311,17 +314,16 @@ def _add(whole: Any, value: Any) -> None:
 # ---- with TorchRL and tdcollect
 
 
-def beside_tdcollect(name: str, workers: bool) -> None:
-    """What collectors, GymEnv, evaluations and the doctor make of an env."""
+def beside_tdcollect(name: str, first: bool) -> None:
+    """What collectors, GymEnv, evaluations and, of a package's first env, the doctor make of it."""
     found: dict[str, Any] = {"env": name}
     parts = {
         "rows_make_env": rows_under_make_env,
         "rows_gymenv": rows_under_gymenv,
         "digests": digests,
-        "doctor": doctor,
     }
-    if workers:
-        parts["workers"] = on_workers
+    if first:
+        parts["doctor"] = doctor
     for part, call in parts.items():
         began = time.perf_counter()
         try:
@@ -399,10 +401,10 @@ def _unlike(space: Any, row: Any, observation: Any, path: tuple[str, ...] = ()) 
     elif isinstance(space, gym.spaces.Tuple):
         parts = [(str(i), part, observation[i]) for i, part in enumerate(space.spaces)]
     else:
-        key: Any = path or ("observation",)
-        if key not in row.keys(True, True) and (key := ("observation", *path)) not in row.keys(
-            True, True
-        ):
+        entries = row.keys(True, True)
+        ways: list[Any] = [path or "observation", ("observation", *path), (*path, "pixels")]
+        key = next((one for one in [*ways, path[-1:], "pixels"] if one and one in entries), None)
+        if key is None:
             return f"no entry {path}"
         got = row[key].cpu().numpy()
         wanted = np.asarray(observation).astype(got.dtype if got.dtype != bool else None)
@@ -440,36 +442,33 @@ def _source(name: str) -> Any:
 
 
 def digests(name: str) -> str:
-    return _digests(name, [{"num_envs": 1}, {"num_envs": 8}, {"num_envs": 8, "backend": "process"}])
-
-
-def on_workers(name: str) -> str:
-    return _digests(name, [{"num_envs": 1}, {"workers": 2, "num_envs": 4}])
-
-
-def _digests(name: str, ways: list[dict[str, Any]]) -> str:
+    """The digest of eight episodes, in one slot, in eight and in worker processes."""
     import tdcollect
 
     seen: dict[str, list[str]] = {}
     source, fresh = _source(name), False
-    for way in ways:
+    for way in ({"num_envs": 1}, {"num_envs": 8}, {"num_envs": 8, "backend": "process"}):
         try:
             result = tdcollect.evaluate(
                 source, None, episodes=8, max_episode_steps=30, progress=False, **way
             )
         except Exception as error:
             return f"{way}: {said(error)}"
+        if failed := sum(one.status == "failed" for one in result.episodes):
+            return f"{way}: {failed} of 8 episodes failed"
         fresh |= bool(result.manifest.get("fresh_envs"))
         seen.setdefault(result.digest[:12], []).append(str(way))
     if len(seen) == 1:
-        return f"one: {[*seen][0]}" + (", new envs" if fresh else "")
+        return f"one: {next(iter(seen))}" + (", new envs" if fresh else "")
     return "; ".join(f"{', '.join(ways)}: {value}" for value, ways in seen.items())
 
 
 def doctor(name: str) -> dict[str, Any]:
     from tdcollect.testing import diagnose
 
-    return diagnose(name if '.py:' not in name else _source(name), max_episode_steps=STEPS).to_dict()
+    return diagnose(
+        name if ".py:" not in name else _source(name), max_episode_steps=STEPS
+    ).to_dict()
 
 
 if __name__ == "__main__":

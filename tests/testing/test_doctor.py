@@ -57,7 +57,7 @@ SEED, RANDOM = {"seed"}, {"seed", "global-random"}
 HISTORY = "resumable='history' brings it back"
 TOLD = [
     (envs.OwnGenerator, "failed", SEED, "of the env's own that reset(seed=) does not seed"),
-    (envs.SumsInAnyOrder, "failed", SEED, "sums in an order that changes, as that of a set"),
+    (envs.SumsInAnyOrder, "failed", SEED, "of rounding: sums in another order, as that of a set"),
     (envs.IgnoresSeed, "failed", SEED, "the env ignores its seed"),
     (envs.DrawsFromNumpy, "failed", RANDOM, "np.random: the runs agree once that"),
     (envs.DrawsFromPython, "failed", RANDOM, "Python's random: the runs agree once"),
@@ -82,7 +82,7 @@ TOLD = [
     (envs.BadSnapshot, "warned", {"resumes"}, "nor does resumable='history': its snapshot()"),
     (envs.DrawsWhenMade, "warned", {"global-random"}, "np.random at construction"),
     (envs.ReplacesSeed, "warned", {"runs"}, "action_space.seed is 2, no method any more"),
-    (envs.NeverEnds, "warned", {"ends"}, "no episode ended in 100 steps, and the env has"),
+    (envs.NeverEnds, "warned", {"ends"}, "no episode ended in 100 steps, and there is no"),
     (envs.EndsAtALimit, "warned", {"ends"}, "perhaps a time limit that is reported as"),
     (envs.WithoutChance, "warned", {"seed"}, "seeds 0 to 3 give one and the same episode"),
     (envs.RestartsItself, "warned", {"final"}, "an env that restarts itself"),

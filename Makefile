@@ -144,11 +144,11 @@ bench-quick: .venv/installed
 	$(BIN)/python benchmarks/interpreters.py runs/base .; \
 		status=$$?; git worktree remove --force runs/base; exit $$status
 
-# The simulations of races in docs/statistics.md. Two other rules are compared, by packages that
+# The simulations of races in docs/statistics.md. Three other rules are compared, by packages that
 # nothing else here needs.
 simulate-races:
 	$(PYTHON) -m venv .venv-races
-	.venv-races/bin/python $(INSTALL) numpy scipy adastop==0.1.3 sequentialized-barnard-tests==0.0.9
+	.venv-races/bin/python $(INSTALL) numpy scipy adastop==0.1.3 sequentialized-barnard-tests==0.0.9 nscore==0.1.2
 	PYTHONPATH=$(CURDIR) .venv-races/bin/python benchmarks/races.py
 
 # Tests and benchmarks that need a GPU, in under 8 minutes; results in runs/gpu. Another interpreter,

@@ -16,17 +16,15 @@ import numpy as np
 from scipy import stats
 
 from tdcollect import compare
-from tdcollect.evaluation.comparison import episodes_needed
+from tdcollect.evaluation.comparison import Difference, episodes_needed
 from tdcollect.evaluation.ledger import Episode
 from tdcollect.evaluation.statistics import (
     Interval,
-    adjusted_mean,
     interquartile_mean,
     interquartile_mean_interval,
     mean_interval,
     paired_rates_interval,
 )
-from tdcollect.lab.planning import Aim, episodes_for_success, plan, runs_needed
 
 CONFIDENCE = 0.95
 RESAMPLES = 2000
@@ -179,48 +177,10 @@ def pairing(evaluations: int) -> str:
     return markdown(header, rows)
 
 
-CHANGES: dict[str, Callable[[np.random.Generator, Any], Any]] = {
-    "nothing in common": lambda rng, x: rng.normal(0, 20, x.shape),
-    "half of a shortfall is made up": lambda rng, x: 250 - x / 2 + rng.normal(0, 20, x.shape),
-    "up to 100 more, to a ceiling of 500": lambda rng, x: np.minimum(
-        500 - x, rng.uniform(0, 100, x.shape)
-    ),
-}
-
-
-def adjusted(evaluations: int) -> str:
-    """Coverage of the adjusted mean difference, and its width beside the interval without it."""
-    rows = []
-    draws = {"normal": lambda rng, shape: rng.normal(300, 80, shape)}
-    draws |= {name: draw for name, draw in RETURNS.items() if name.startswith("500 in 4")}
-    cases = [(name, how, *sizes) for name in draws for how in CHANGES
-             for sizes in ((20, 200), (50, 100), (50, 1000), (200, 1000))]  # fmt: skip
-    for number, (name, how, count, total) in enumerate(cases):
-        rng = np.random.default_rng(number)
-        many = draws[name](rng, (2_000_000,))
-        truth = float(CHANGES[how](rng, many).mean())
-        hits, widths = [], []
-        for baseline in draws[name](rng, (evaluations, total)):
-            values = CHANGES[how](rng, baseline[:count])
-            found = adjusted_mean(values, baseline[:count], baseline, CONFIDENCE)
-            plain = mean_interval(values, CONFIDENCE, 500, rng)
-            if found is None or plain is None:  # all are equal: there is no adjustment
-                continue
-            both = found.interval, plain
-            hits.append([holds(interval, truth) for interval in both])
-            widths.append([interval.high - interval.low for interval in both])
-        width = percent(np.divide(*np.sum(widths, 0)))
-        shares = map(percent, np.mean(hits, 0))
-        rows.append([f"{name}; {how}", str(count), str(total), *shares, width])
-    header = ["returns of the baseline; what the policy changes", "shared", "of the baseline"]
-    return markdown([*header, "adjusted", "unadjusted", "width, adjusted to unadjusted"], rows)
-
-
 def planned(comparisons: int) -> str:
     """Power that is reached with a planned number: from the truth, and from pilots of 30 episodes.
 
-    Returns share an ease of deviation 80. Runs of two algorithms have scores on five tasks, and the
-    test of their means is Welch's.
+    Returns share an ease of deviation 80.
     """
     rows = []
     for number, (name, noise) in enumerate(RETURNS.items()):
@@ -235,68 +195,27 @@ def planned(comparisons: int) -> str:
             return [recorded(returns) for returns in values]
 
         numbers = [episodes_needed(size, std)] * comparisons
-        needs = [plan(pair(30), size).needs[0] for _ in range(comparisons)]
-        cases = [numbers, [need.number for need in needs], [need.cautious or 0 for need in needs]]
+        pilots = [difference_of(*pair(30)).episodes_needed(size) for _ in range(comparisons)]
         shares = [
-            np.mean([found_by(*pair(count), on="return") for count in counts]) for counts in cases
+            np.mean([(difference_of(*pair(count)).p_value or 0) < 0.05 for count in counts])
+            for counts in (numbers, pilots)
         ]
-        rows.append([f"returns: {name}", str(numbers[0]), *map(percent, shares)])
-    for rate, other, differing in [(0.5, 0.6, 0.5), (0.9, 0.8, 0.2), (0.95, 0.99, 0.06)]:
-        rng = np.random.default_rng(int(1000 * rate))
-        size = other - rate
-
-        def outcomes(count: int, d: float = size, share: float = differing) -> list[Run]:
-            kinds = rng.choice(3, count, p=[(share - d) / 2, (share + d) / 2, 1 - share])  # noqa: B023
-            return [recorded(np.zeros(count), kinds != 1), recorded(np.zeros(count), kinds != 0)]
-
-        numbers = [episodes_for_success(size, differing)] * comparisons
-        needs = [plan(outcomes(30), size, on="success").needs[0] for _ in range(comparisons)]
-        cases = [numbers, [need.number for need in needs], [need.cautious or 0 for need in needs]]
-        shares = [
-            np.mean([found_by(*outcomes(count), on="success") for count in counts])
-            for counts in cases
-        ]
-        label = f"success: {rate:g} and {other:g}, {differing:g} differ"
-        rows.append([label, str(numbers[0]), *map(percent, shares)])
-    header = ["comparison of", "planned from the truth", "its power"]
-    return markdown([*header, "from pilots of 30", "cautious, from these"], rows)
+        rows.append([name, str(numbers[0]), *map(percent, shares)])
+    header = ["returns", "planned from the truth", "its power", "from pilots of 30"]
+    return markdown(header, rows)
 
 
-def planned_runs(comparisons: int) -> str:
-    """Power of runs that are planned from pilots, by Welch's test of the means over five tasks."""
-    rows = []
-    level, deviation = np.linspace(0.1, 1.2, 5), np.array([0.3, 0.1, 0.2, 0.1, 0.2])
-    for runs in (100, 10, 5, 3):
-        rng = np.random.default_rng(runs)
-        found: list[list[float]] = [[], []]
-        for _ in range(comparisons):
-            pilot = [rng.normal(level, deviation, (runs, 5)) for _ in range(2)]
-            need = runs_needed(pilot, Aim(0.1))
-            for place, number in enumerate((need.number, need.cautious or 0)):
-                old, new = (
-                    rng.normal(level + 0.1 * ahead, deviation, (number, 5)).mean(1)
-                    for ahead in range(2)
-                )
-                found[place].append(stats.ttest_ind(old, new, equal_var=False).pvalue < 0.05)
-        rows.append([str(runs), *(percent(float(np.mean(one))) for one in found)])
-    return markdown(["runs of the pilot", "power of its number", "of the cautious one"], rows)
-
-
-def recorded(returns: Any, success: Any = None) -> Run:
-    said = [None] * len(returns) if success is None else success.tolist()
+def recorded(returns: Any) -> Run:
     return Run(
         [
-            Episode(i, i, i, episode_return=value, length=1, success=good)
-            for i, (value, good) in enumerate(zip(returns.tolist(), said, strict=True))
+            Episode(i, i, i, episode_return=value, length=1)
+            for i, value in enumerate(returns.tolist())
         ]
     )
 
 
-def found_by(first: Run, second: Run, on: str) -> bool:
-    (d,) = compare(first, second, names=["a", "b"], resamples=999).differences
-    p_value = d.p_value if on == "return" else d.success and d.success.p_value
-    assert p_value is not None
-    return p_value < 0.05
+def difference_of(first: Run, second: Run) -> Difference:
+    return compare(first, second, names=["a", "b"], resamples=999).differences[0]
 
 
 def main() -> None:
@@ -313,9 +232,7 @@ def main() -> None:
     print(rates(arguments.sizes), end="\n\n")
     print(paired_rates(arguments.sizes), end="\n\n")
     print(pairing(arguments.evaluations), end="\n\n")
-    print(adjusted(arguments.evaluations), end="\n\n")
-    print(planned(arguments.evaluations), end="\n\n")
-    print(planned_runs(arguments.evaluations))
+    print(planned(arguments.evaluations))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""Simulate races: how often they err, how many episodes they play, and beside them two others.
+"""Simulate races: how often they err, how many episodes they play, and beside them three others.
 
     python benchmarks/races.py
 
-Prints the tables of docs/statistics.md, in four minutes of processor time; the same versions give
+Prints the tables of docs/statistics.md, in five minutes of processor time; the same versions give
 the same tables. It needs numpy and scipy. AdaStop (``adastop``) and STEP
 (``sequentialized-barnard-tests``) have rows where they are installed: ``make simulate-races``
-installs them into a venv of their own.
+installs them into a venv of their own. N-SCORE is written out here, and compared with its package
+(``nscore``) where that is installed.
 """
 
 from __future__ import annotations
@@ -512,6 +513,10 @@ def beta(first: float, second: float) -> tuple[Array, Array]:
 
 BETS_TRIED = {
     "as used": (BETS, WEIGHTS),
+    "0.04 to 0.9, in equal ratios, for 70%; 0.95": (
+        np.append(np.geomspace(0.04, 0.9, 30), 0.95),
+        np.append(np.full(30, 0.7 / 30), 0.3),
+    ),
     "0.04 to 0.95, in equal ratios": even(0.04, 0.95),
     "0.1 to 0.95, in equal ratios": even(0.1, 0.95),
     "evenly from 0 to 1": beta(1, 1),
@@ -631,6 +636,123 @@ def others_row(races: int, name: str) -> list[str] | None:
     ]
 
 
+# N-SCORE
+
+FRACTIONS = (np.arange(100) + 0.5) / 100
+
+
+def steps_of(chance: float, count: int) -> Array:
+    """The probabilities of 0 to ``count`` steps of a task, each done with one chance."""
+    return stats.binom.pmf(np.arange(count + 1), count, chance)
+
+
+# The probabilities of scores from 0 to 1 of the better policy, and of the other; the share alike.
+SCORED: list[tuple[str, Array, Array, float]] = [
+    ("success in 5 or in 3 of 10", np.array([0.5, 0.5]), np.array([0.7, 0.3]), 0.0),
+    ("success in 95 or in 75 of 100", np.array([0.05, 0.95]), np.array([0.25, 0.75]), 0.0),
+    ("success in 55 or in 50 of 100", np.array([0.45, 0.55]), np.array([0.5, 0.5]), 0.0),
+    (
+        "success in 5 or in 3 of 10, but alike in 3 of 4",
+        np.array([0.5, 0.5]),
+        np.array([0.7, 0.3]),
+        0.75,
+    ),
+    ("4 steps, each done in 60 or in 45 of 100", steps_of(0.6, 4), steps_of(0.45, 4), 0.0),
+    (
+        "4 steps, all done in 50 or in 25 of 100",
+        np.array([0.3, 0.05, 0.05, 0.1, 0.5]),
+        np.array([0.45, 0.1, 0.1, 0.1, 0.25]),
+        0.0,
+    ),
+    ("10 steps, each done in 6 or in 5 of 10", steps_of(0.6, 10), steps_of(0.5, 10), 0.0),
+    ("10 steps, each done in 6 or in 4 of 10", steps_of(0.6, 10), steps_of(0.4, 10), 0.0),
+]
+NSCORE_RULES = ("N-SCORE at alpha / 2", "at alpha")
+
+
+def scores(
+    case: tuple[str, Array, Array, float], equal: bool, rng: np.random.Generator, shape: Any
+) -> tuple[Array, Array]:
+    """Scores of both policies, as steps done; those of the second are of the first if ``equal``."""
+    _, better, worse, alike = case
+    first, drawn = (rng.choice(len(better), shape, p=better) for _ in range(2))
+    second = drawn if equal else rng.choice(len(worse), shape, p=worse)
+    second = np.where(rng.random(shape) < alike, first, second)
+    return first.astype(np.int8), second.astype(np.int8)
+
+
+def nscore_looks(first: Array, second: Array, top: int, alpha: float) -> Array:
+    """When N-SCORE says which of two policies scores higher, ``[races]`` from 1 (0: never).
+
+    Each of two players bets, before each episode, the fraction that is best if scores are what the
+    Dirichlet posteriors of both policies say, apart from each other; none, if the other policy is
+    ahead. A side is decided when its capital reaches ``1 / alpha``. Scores are from 0 to ``top``.
+    """
+    races, episodes = first.shape
+    log_gains = np.log1p(np.arange(-top, top + 1)[:, None] / top * FRACTIONS)
+    counts = np.full((2, races, top + 1), 2 / (top + 1))
+    capital, look = np.ones((2, races)), np.zeros(races, np.int64)
+    active = np.arange(races)
+    for at in range(episodes):
+        one, other = counts / counts.sum(-1, keepdims=True)
+        apart = np.zeros((len(active), 2 * top + 1))
+        for score in range(top + 1):
+            apart[:, score : score + top + 1] += one[:, score, None] * other[:, ::-1]
+        ahead = (one - other) @ np.arange(top + 1.0)
+        facing = np.where(ahead[:, None] > 0, apart, apart[:, ::-1])
+        bet = FRACTIONS[(facing @ log_gains).argmax(1)] * (ahead != 0)
+        found = (first[active, at] - second[active, at]) / top
+        capital[0] *= np.where(ahead > 0, 1 + bet * found, 1)
+        capital[1] *= np.where(ahead < 0, 1 - bet * found, 1)
+        rows, ended = np.arange(len(active)), (capital >= 1 / alpha).any(0)
+        counts[0][rows, first[active, at]] += 1
+        counts[1][rows, second[active, at]] += 1
+        look[active[ended]] = at + 1
+        active, capital, counts = active[~ended], capital[:, ~ended], counts[:, ~ended]
+    return look
+
+
+def check_nscore() -> None:
+    """Compare the looks of N-SCORE with those of its package, where that is installed."""
+    if importlib.util.find_spec("nscore") is None:
+        return
+    from nscore.nonparametric_nsm import MirroredContinuousNsmTest
+    from statistical_comparison_core import Decision, Hypothesis
+
+    for case in (SCORED[0], SCORED[5], SCORED[7]):
+        top = len(case[1]) - 1
+        first, second = scores(case, False, np.random.default_rng(0), (2, 80))
+        looks = []
+        for one, other in zip(first / top, second / top, strict=True):
+            test = MirroredContinuousNsmTest(
+                Hypothesis.P0LessThanP1, ALPHA, np.linspace(0, 1, top + 1)
+            )
+            said = [test.step(*pair).decision for pair in zip(other, one, strict=True)]
+            ends = [at for at, one in enumerate(said, 1) if one != Decision.FailToDecide]
+            looks.append(ends[0] if ends else 0)
+        assert looks == nscore_looks(first, second, top, ALPHA).tolist()
+
+
+def nscore_row(races: int, number: int) -> list[str]:
+    """Errors at every stop up to LOOKS where policies are equal, and episodes to a decision."""
+    case, races = SCORED[number], min(races, 2000)
+    top = len(case[1]) - 1
+    errors, episodes = [], []
+    for equal in (True, False):
+        rng = np.random.default_rng([9, number, equal])
+        longest = LOOKS * (5 if number == 2 and not equal else 1)
+        first, second = scores(case, equal, rng, (races, longest))
+        for look in (
+            excluded((first - second) / top, 0.0, 1.0)[0],
+            nscore_looks(first, second, top, ALPHA / 2),
+            nscore_looks(first, second, top, ALPHA),
+        ):
+            errors += [percent((look > 0).mean())] * equal
+            played = np.where(look == 0, longest, look)
+            episodes += [f"{np.median(played):,.0f}, {played.mean():,.1f}"] * (not equal)
+    return [case[0], *errors, *episodes]
+
+
 HEADERS = {
     error_row: ["values, equal means", "a difference found"],
     truth_row: ["values", "true difference", "the sequence misses it", "said to be within it"],
@@ -668,6 +790,11 @@ HEADERS = {
         "undecided at d",
         *(f"at {times:g} d" for times in TIMES),
     ],
+    nscore_row: [
+        "scores of the two policies",
+        *("error: a race", *NSCORE_RULES),
+        *("episodes, median and mean: a race", *NSCORE_RULES),
+    ],
 }
 TABLES: list[tuple[Callable[[int, Any], list[str] | None], Sequence[Any]]] = [
     (error_row, range(len(EQUAL))),
@@ -676,6 +803,7 @@ TABLES: list[tuple[Callable[[int, Any], list[str] | None], Sequence[Any]]] = [
     (binary_row, range(len(BINARY))),
     (returns_row, range(len(RETURNS))),
     (others_row, ["a race", "AdaStop", "STEP"]),
+    (nscore_row, range(len(SCORED))),
     (bets_row, list(BETS_TRIED)),
 ]
 
@@ -686,6 +814,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     arguments = parser.parse_args()
     check()
+    check_nscore()
     with ProcessPoolExecutor(arguments.processes) as pool:
         waiting = [
             (row, [pool.submit(row, arguments.races, case) for case in cases])

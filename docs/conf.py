@@ -57,7 +57,7 @@ nitpick_ignore_regex = [("py:.*", r"(?!tdcollect\b).*")]
 nitpick_ignore = [
     ("py:class", f"tdcollect.{name}")
     for name in (
-        "testing.differences.Mismatch",
+        "testing.checks.Mismatch",
         "collect.hooks.ScalarLogger",
         "collect.statistics.Moments",
         "envs.spaces.StepBuffers",

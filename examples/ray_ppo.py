@@ -57,7 +57,6 @@ def train(seed, frames, workers):
         frames_per_batch=FRAMES_PER_BATCH,
         total_frames=frames,
         sync=True,  # all workers have the same weights, those of this process
-        on_worker_lost="restart",
         remote_configs={"num_cpus": 1},
     )
     collector.set_seed(seed)

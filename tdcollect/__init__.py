@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tdcollect.evaluation.evaluator import Evaluator as Evaluator
     from tdcollect.evaluation.merging import merge as merge
     from tdcollect.evaluation.result import EvaluationResult as EvaluationResult
+    from tdcollect.evaluation.verification import audit as audit
     from tdcollect.evaluation.verification import verify as verify
     from tdcollect.evaluation.workers.local import LocalWorkers as LocalWorkers
     from tdcollect.evaluation.workers.ray import RayWorkers as RayWorkers

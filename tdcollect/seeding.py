@@ -87,14 +87,6 @@ def policy_seed(root: int, episode: int) -> int:
     return int(sequence.generate_state(1, np.uint64)[0])
 
 
-def report_seed(root: int) -> int:
-    """Root seed of the episodes that report what those under ``root`` have chosen.
-
-    The first 31 bits of ``SeedSequence(root, spawn_key=(4,))``.
-    """
-    return _bits(root, 4)
-
-
 def global_seeds(seed: int) -> tuple[int, int, int]:
     """Seeds of the global generators of torch, NumPy and Python in an episode of this env seed.
 

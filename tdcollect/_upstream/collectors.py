@@ -78,7 +78,8 @@ class CollectorState(View):
 class WorkersState(View):
     frames = Alias[int]("_frames")
     iteration = Alias[int]("_iter")
-    worker_trajectories = Alias[int | None]("_worker_trajs_per_batch")
+    acknowledged_version = Alias[Any]("_acknowledged_policy_version", None)
+    """The policy version that all workers have; since TorchRL 0.15."""
     flush_trajectories = Alias[Callable[[], None]]("_flush_trajectory_assembly")
 
     def answer(self, worker: int) -> tuple[Any, str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import gymnasium as gym
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictModule, TensorDictSequential, probabilistic
 from torch import nn
 from torch.distributions import Distribution
@@ -424,6 +424,28 @@ def set_exploration_spec(module: Any, spec: Any) -> None:
 
 unchecked_tensordict: Callable[..., TensorDict] = TensorDict._new_unsafe
 """Makes one of tensors, nested in dicts, that are known to fit its batch size and device."""
+
+
+def stacked_texts(texts: Any, device: torch.device | None) -> Any:
+    """Texts, nested as the dims of a batch, as TorchRL stacks them.
+
+    Each is made from an empty one, in a tenth of the time that the class itself takes.
+    """
+    empty = vars(NonTensorData("", device=device))
+
+    def stacked(part: Any) -> Any:
+        if not isinstance(part, str):
+            return NonTensorStack._new_lazy_unsafe(*map(stacked, part))
+        one = object.__new__(NonTensorData)
+        vars(one).update(empty, _non_tensordict={**empty["_non_tensordict"], "data": part})
+        return one
+
+    return stacked(texts)
+
+
+def set_unchecked(tensordict: TensorDictBase, path: tuple[str, ...], value: Any) -> None:
+    """Set an entry that is known to fit the batch size and the device."""
+    tensordict._set_tuple(path, value, inplace=False, validated=True, non_blocking=False)
 
 
 def apply_unchecked(entries: Any, function: Any, batch_size: list[int]) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +19,10 @@ if TYPE_CHECKING:
     from tdcollect.evaluation.request import Request
 
 
-of_groups = partial(click.option, multiple=True, callback=options.of_groups)
-
-
 @program.command()
 @click.argument("env")
-@of_groups("--policy", required=True, type=options.PolicyName(), help=options.POLICY)
-@of_groups("--checkpoint", metavar="FILE", help=options.CHECKPOINT)
+@click.option("--policy", required=True, type=options.PolicyName(), help=options.POLICY)
+@click.option("--checkpoint", metavar="FILE", help=options.CHECKPOINT)
 @click.option("--vecnormalize", metavar="FILE", help=options.VECNORMALIZE)
 @click.option(
     "--episodes", type=int, help="Number of episodes.  [default: 100, or one per --env-seeds]"
@@ -114,13 +110,19 @@ def request_of(env: str, policy: str, settings: dict[str, Any], **own: Any) -> R
     """Return env and policy by name, out of the options; takes those out that are only its own."""
     from tdcollect.evaluation.request import Request
 
-    named = {name: settings[name] for name in ("env_kwargs", "backend", "device")} | own
+    names = ("env_kwargs", "backend", "device")
+    named = {name: settings[name] for name in names if name in settings} | own
     for name in ("checkpoint", "vecnormalize"):
         if (value := settings.pop(name, None)) is not None:
             named[name] = value
     request = Request(env, policy, **named, directory=os.getcwd())
     request.check()
     return request
+
+
+def _look(directory: Path) -> bool:
+    """Return whether modules are looked for here: not where somebody may have sent one."""
+    return not Path.cwd().is_relative_to(directory.resolve())
 
 
 def settle(settings: dict[str, Any]) -> None:
@@ -166,8 +168,8 @@ def merge(
 )
 @options.film(help=f"{options.FILM}DIRECTORY. Instead of INDEX.")
 @click.option("--env", help="ENV of evaluate; the options below are likewise those of evaluate.")
-@of_groups("--policy", help=options.POLICY)
-@of_groups("--checkpoint", metavar="FILE", help=options.CHECKPOINT)
+@click.option("--policy", help=options.POLICY)
+@click.option("--checkpoint", metavar="FILE", help=options.CHECKPOINT)
 @click.option("--vecnormalize", metavar="FILE", help=options.VECNORMALIZE)
 @options.env_kwargs
 @click.option("--backend", help=options.BACKEND)
@@ -208,10 +210,7 @@ def replay(
                 f"{'no --env' if env is None else 'no --policy'}; the evaluation was run as in: "
                 f"{typed} (it may name any code)"
             )
-        request = request_of(env, policy, how)
-        # In a directory that somebody sent, a module may have the name of one that was meant.
-        look = not Path.cwd().is_relative_to(directory.resolve())
-        made_env, made_policy = request.make(look)
+        made_env, made_policy = request_of(env, policy, how).make(_look(directory))
         how["env_kwargs"] = how["env_kwargs"] or None
         result = tdcollect.EvaluationResult.load(directory, made_env, made_policy, **how)
         if index is None:
@@ -232,6 +231,38 @@ def replay(
     )
     if video is not None:
         say(f"video {video}")
+
+
+@program.command()
+@click.argument("directory", type=options.FOLDER, metavar="DIR")
+@click.option("--env", help="ENV of evaluate.  [default: DIR's, if it is gymnasium's own]")
+@options.shown("--sample", type=click.IntRange(min=1), default=20, help="Episodes to draw.")
+@options.flag("--all", "every", help="Run all episodes again.")
+@click.option(
+    "--audit-seed",
+    "seed",
+    type=click.IntRange(min=0),
+    help="Seed of the draw.  [default: a new one]",
+)
+@options.as_json
+def audit(
+    directory: Path, env: str | None, sample: int, every: bool, seed: int | None, as_json: bool
+) -> int:
+    """Run episodes again by the actions that were kept of them, without their policy.
+
+    This runs the env alone, and no code of DIR. The exit status is 1 if outcomes do not agree, and
+    2 if an evaluation could not be audited.
+    """
+    with terminal.others_on_stderr():
+        import tdcollect
+
+        try:
+            made = None if env is None else request_of(env, "random", {}).make(_look(directory))[0]
+            audits = tdcollect.audit(directory, made, sample=None if every else sample, seed=seed)
+        except Exception as error:
+            raise click.UsageError(visible(str(error))) from error
+    tell(as_json, "\n".join(map(str, audits)), audits=[one.to_dict() for one in audits])
+    return 1 if any(one.wrong for one in audits) else 2 * any(not one.verdicts for one in audits)
 
 
 @program.command()

@@ -12,8 +12,6 @@ from typing import Any
 
 import click
 
-from tdcollect.evaluation.imports import by_group
-
 shown = partial(click.option, show_default=True)
 flag = partial(click.option, is_flag=True)
 FOLDER = click.Path(path_type=Path)
@@ -50,14 +48,6 @@ def by_name(context: Any, parameter: Any, texts: tuple[str, ...]) -> dict[str, s
             raise click.BadParameter(f"expected NAME=VALUE, each name once, got {text!r}")
         values[name] = value
     return values or None
-
-
-def of_groups(context: Any, parameter: Any, texts: tuple[str, ...]) -> str | None:
-    """Return one value, or GROUP=VALUE of each group in one text; None if there are none."""
-    named = [name for text in texts for name in by_group(text) or [""]]
-    if "" in texts or (len(texts) > 1 and ("" in named or len({*named}) < len(named))):
-        raise click.BadParameter(f"expected one, or GROUP=VALUE once per group, got {[*texts]}")
-    return ",".join(texts) or None
 
 
 def _shard(text: str) -> Any:
@@ -220,8 +210,7 @@ def _is_number(text: str) -> bool:
 as_json = flag("--json", "as_json", help="Print one JSON object.")
 POLICY = (
     "MODULE:FACTORY or FILE.py:FACTORY, called with an env if it has a parameter without default; "
-    "or 'random'; 'sb3' for a model file of Stable-Baselines3; 'lerobot' for a model of LeRobot. "
-    "For groups of agents GROUP=POLICY, one for each; after a NAME with commas between."
+    "or 'random'; 'sb3' for a model file of Stable-Baselines3; 'lerobot' for a model of LeRobot."
 )
 
 

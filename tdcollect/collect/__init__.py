@@ -8,11 +8,11 @@ from tdcollect.packages import lazy
 
 if TYPE_CHECKING:
     from tdcollect.collect.collector import Collector as Collector
+    from tdcollect.collect.collector import RewardShaping as RewardShaping
     from tdcollect.collect.collector import SyncDataCollector as SyncDataCollector
     from tdcollect.collect.hooks import Hooks as Hooks
     from tdcollect.collect.hooks import LogStatistics as LogStatistics
     from tdcollect.collect.hooks import Render as Render
-    from tdcollect.collect.shaping import RewardShaping as RewardShaping
     from tdcollect.collect.statistics import Statistics as Statistics
 
 __getattr__, __dir__, __all__ = lazy(

@@ -25,7 +25,6 @@ from torchrl.envs import EnvBase
 from tdcollect import check
 from tdcollect._upstream.collectors import CollectorState
 from tdcollect.envs.make import vec_env_advice
-from tdcollect.envs.process.values import ResetOptions
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.keys import SLOT, TIME
 from tdcollect.policies import ACTING, SpacePolicy
@@ -65,6 +64,12 @@ def check_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     check.positive_int_or_none(trajs_per_batch=named.get("trajs_per_batch"))
     if named.get("total_frames", -1) == 0:
         raise ValueError("expected total_frames to be positive, or -1 for no end, got 0")
+
+
+def whole_trajectories(options: Mapping[str, Any]) -> bool:
+    """Return whether a collector puts trajectories together; TorchRL 0.15 has the second option."""
+    mode = options.get("replay_write_mode")
+    return options.get("trajs_per_batch") is not None or mode == "trajectory"
 
 
 def check_known(kind: Any, kwargs: Mapping[str, Any]) -> None:
@@ -156,16 +161,6 @@ def check_options(options: Any) -> None:
             f"expected options to be a dict, as gymnasium's reset() takes it, got {options!r}; "
             "leave it out for none"
         )
-
-
-def give_options(base: EnvBase, options: ResetOptions | None) -> None:
-    """Have an env, without its transforms, ask for the options of its resets, from here on."""
-    if options is not None:
-        if not isinstance(base, GymnasiumEnv) or not base.can.each_options:
-            raise no_options("reset_options", base)
-        options.start(base.num_envs)
-    if isinstance(base, GymnasiumEnv):  # another collector may have had the env
-        base.stepper.reset_options = options
 
 
 def no_options(option: str, base: Any) -> ValueError:

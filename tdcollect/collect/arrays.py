@@ -7,7 +7,8 @@ own code on TensorDicts.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -34,21 +35,15 @@ from tdcollect.collect.inner import (
     TorchRLEnv,
     WholeEnv,
 )
-from tdcollect.collect.lowering import (
-    FrameSkip,
-    Shown,
-    joined,
-    lower_members,
-    lower_transforms,
-)
+from tdcollect.collect.lowering import Shown, joined, lower_members, lower_transforms
 from tdcollect.collect.step_dict import StepDict, flat, like_rows, sent, with_index
 from tdcollect.collect.transforms import StepTransform, inverted
 from tdcollect.envs.adopted import ParallelEnv as OurParallelEnv
 from tdcollect.envs.adopted import adopt, reset_arguments
 from tdcollect.envs.slots import Can, SlotError, Stepper
-from tdcollect.envs.spaces import nested
+from tdcollect.envs.spaces import TextLeaf, nested
 from tdcollect.envs.traits import NotKnown, all_transforms_of, base_of, transforms_of
-from tdcollect.envs.wrapper import GymnasiumEnv, is_of_agents
+from tdcollect.envs.wrapper import GymnasiumEnv, is_of_agents, texts_of
 from tdcollect.keys import Key, from_next
 
 _CPU = torch.device("cpu")
@@ -68,6 +63,7 @@ class SteppedEnv:
         base: the env itself; None where it is not tdcollect's.
         can: what the slots can do, transforms included.
         home: the device of the entries that it takes and gives.
+        texts: the entries of text, whose numbers are on StepDicts.
     """
 
     transformed: EnvBase
@@ -77,6 +73,7 @@ class SteppedEnv:
     base: GymnasiumEnv | None
     can: Can
     home = _CPU
+    texts: Mapping[Key, TextLeaf] = MappingProxyType({})
 
     @property
     def marks_truncation(self) -> bool:
@@ -112,7 +109,7 @@ class SteppedEnv:
     def reset_all(self, seeds: Seeds, options: Options) -> StepDict:
         """Start an episode in every slot; the entries of its first step."""
         arguments = reset_arguments(base_of(self.transformed), seeds, options)
-        return flat(self.transformed.reset(**arguments))
+        return flat(self.transformed.reset(**arguments), self.texts)
 
     def allocate(self, count: int, pinned: bool = False) -> list[Any]:
         """Buffers for ``count`` steps; Nones for an env that allocates its own output."""
@@ -190,7 +187,7 @@ class ArrayEnv(SteppedEnv):
     Args:
         inner: the env itself.
         exact: carries float64 rewards through the transforms; they are added to each step under
-            ``"_exact_reward"``, and the actions that transforms changed, as the env got them, under
+            ``"_exact_reward"``, and under transforms the actions, as the env got them, under
             ``"_sent"``. None to leave them out.
 
     Attributes:
@@ -215,7 +212,7 @@ class ArrayEnv(SteppedEnv):
         self.carried = carried_entries(transformed)
         self.batch_size = transformed.batch_size
         self.step_bytes = inner.step_bytes
-        self.base = inner.slots
+        self.base, self.texts = inner.slots, getattr(inner.slots, "texts", {})
         self.transforms = transforms
         self.inner = inner
         self.home = inner.home
@@ -227,7 +224,6 @@ class ArrayEnv(SteppedEnv):
             transform.merged = self._merges
         self._exact = exact
         self._taken = self._sent = StepDict()
-        self._changed: list[Key] | None = None  # actions that transforms change; None at first
         self._attended: Sequence[int] = range(self.batch_size.numel())
         known = inner.follows_specs and all(transform.follows_specs for transform in transforms)
         self._unspecified: list[Key] | None = None
@@ -298,12 +294,9 @@ class ArrayEnv(SteppedEnv):
 
     def _inverted(self, step: StepDict) -> StepDict:
         inner_step = inverted(self.transforms, step)
-        if self._exact is not None:
-            if self._changed is None:
-                names = self.transformed.action_keys
-                self._changed = [key for key in names if inner_step.get(key) is not step.get(key)]
-            sent = ((keys.under(keys.SENT, key), inner_step[key]) for key in self._changed)
-            self._sent = StepDict(sent)
+        if self._exact is not None and self.transforms:
+            names = self.transformed.action_keys
+            self._sent = StepDict((keys.under(keys.SENT, key), inner_step[key]) for key in names)
         return inner_step
 
     def _add_exact(self, following: StepDict, buffers: Any) -> None:
@@ -475,8 +468,16 @@ class ArrayPlan(NamedTuple):
     reasons: Sequence[str] = ()
 
 
-def plan_for(env: EnvBase, exact: Exact | None = None, reasons: Sequence[str] = ()) -> ArrayPlan:
-    """Decide how an env, with its transforms, is stepped; ``reasons`` are those against arrays."""
+def plan_for(
+    env: EnvBase,
+    exact: Exact | None = None,
+    reasons: Sequence[str] = (),
+    acted: Collection[Key] = (),
+) -> ArrayPlan:
+    """Decide how an env, with its transforms, is stepped; ``reasons`` are those against arrays.
+
+    ``acted`` are actions of text that a policy gives by their numbers.
+    """
     base = env.base_env if type(env) is TransformedEnv else env
     refused = [*reasons, *([] if RUN_ON_ARRAYS else ["TDCOLLECT_ARRAYS=0"]), *missing()]
     replaced = {*replaced_methods(env), *replaced_methods(base)}
@@ -488,7 +489,8 @@ def plan_for(env: EnvBase, exact: Exact | None = None, reasons: Sequence[str] = 
     further: list[StepTransform] = []
     try:
         transforms = lower_transforms(transforms_of(env), env)
-        if type(env) is GymnasiumEnv or _has_plain_entries(env):
+        plain = type(env) is GymnasiumEnv and not env.texts
+        if plain or _has_plain_entries(env, acted):
             mixes = not all(transform.by_row for transform in transforms)
             inner, further = _inner(base, env is not base, mixes)
         else:
@@ -500,9 +502,6 @@ def plan_for(env: EnvBase, exact: Exact | None = None, reasons: Sequence[str] = 
         return ArrayPlan(None, refused)
     if env.device is not None and not all(part.anywhere for part in (*further, *transforms)):
         inner.home = with_index(env.device)  # the CPU would not give the same
-    for transform in transforms:
-        if isinstance(transform, FrameSkip):
-            transform.attach(inner, further)
     last = [RewardShape(env)] if isinstance(inner, TorchRLEnv) else []
     return ArrayPlan(ArrayEnv(inner, [*joined([*further, *transforms]), *last], env, exact))
 
@@ -574,13 +573,15 @@ def _inner(
         return TorchRLEnv(base, reason), []
 
 
-def _has_plain_entries(env: EnvBase) -> bool:
+def _has_plain_entries(env: EnvBase, acted: Collection[Key]) -> bool:
+    texts = {*texts_of(env), *acted}
     for spec in (env.output_spec, env.input_spec):
         nodes = [spec, *spec.values(True, False)]
         if contains_lazy_spec(spec) or any(
             getattr(node, "data_cls", None) not in (None, TensorDict) for node in nodes
         ):
             return False
-        if any(leaf.dtype is None or -1 in leaf.shape for leaf in spec.values(True, True)):
-            return False
+        for key, leaf in spec.items(True, True):
+            if -1 in leaf.shape or (leaf.dtype is None and from_next(key) not in texts):
+                return False
     return True

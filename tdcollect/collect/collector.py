@@ -39,17 +39,15 @@ from tdcollect.collect.arguments import (
     explain_first_call,
     explain_weights_error,
     explain_wrapping_error,
-    give_options,
     round_up,
+    whole_trajectories,
 )
-from tdcollect.collect.monitor import Monitor, StatsAttribute, slots_of, with_progress
+from tdcollect.collect.monitor import Monitor, StatsAttribute, changed, slots_of, with_progress
 from tdcollect.collect.policy import unknown_class
 from tdcollect.collect.resume import FirstStates, add_state, keep_state, load_state
 from tdcollect.collect.run import Explanation, Runner, short
-from tdcollect.collect.torchrl_loop import changed
 from tdcollect.display import one_line
 from tdcollect.envs.adopted import lost_ends, take_over
-from tdcollect.envs.process.values import GiveOptions, ResetOptions
 from tdcollect.envs.traits import base_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.keys import IS_INIT, as_path
@@ -59,8 +57,16 @@ from tdcollect.threads import collecting
 
 if TYPE_CHECKING:
     from tdcollect.collect.hooks import AnyHooks
-    from tdcollect.collect.shaping import RewardShaping, Shaper
     from tdcollect.trajectories.split import Layout
+
+
+from typing import Protocol
+
+from torchrl.envs import InitTracker, RewardSum, StepCounter, TensorDictPrimer, Transform
+from torchrl.envs.llm.transforms import PolicyVersion
+
+from tdcollect.envs.traits import EnvAction, transforms_of
+from tdcollect.keys import Key
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -106,7 +112,7 @@ class Dispatch(CollectorMeta):
             if options.get("collector_class") in (None, "single"):
                 options["collector_class"] = cls
             # A later stage, imported where it is asked for.
-            later = import_module("tdcollect.collectors.dispatch")
+            later = import_module("tdcollect.collectors.asking")
             return later.collector_of_workers(
                 args,
                 kwargs,
@@ -177,9 +183,6 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
             A ``replay_buffer`` that is a ``ReplayBufferEnsemble`` of N, with ``routing_key=
             ("collector", "slot")``, keeps the slots apart.
         progress: show a progress bar while iterating (needs tqdm), or a line every 30 seconds.
-        reset_options: a function ``(slot, episode)``, which returns gymnasium's options for the
-            reset that begins this episode, or None. A slot's episodes count from 0, each reset
-            being one; ``set_seed`` counts from 0 again, and ``load_state_dict`` goes on.
         **kwargs: as the parent has them.
 
     Attributes:
@@ -204,12 +207,8 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
         hooks: AnyHooks = None,
         by_arrival: bool = False,
         progress: bool = False,
-        reset_options: GiveOptions | ResetOptions | None = None,
         **kwargs: Any,
     ):
-        if reset_options is not None and not isinstance(reset_options, ResetOptions):
-            reset_options = ResetOptions(reset_options)
-        self.reset_options = reset_options
         self.by_arrival = by_arrival
         if by_arrival:
             check_by_arrival(kwargs)
@@ -250,7 +249,6 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
         OwnLibraryStates().give_to(held_env(base_of(env)))
         if lost := lost_ends(base_of(env)):
             warnings.warn(f"{short(base_of(env))}: {lost}", stacklevel=2)
-        give_options(base_of(env), self.reset_options)
         return env
 
     def _maybe_setup_policy_env_transforms(self, env: EnvBase, policy: Any) -> EnvBase:
@@ -278,8 +276,6 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
                 warnings.filterwarnings("ignore", "frames_per_batch .* is not exactly divisible")
             super()._setup_frames_per_batch(frames_per_batch)
         if self._reward_shaping is not None:
-            from tdcollect.collect.shaping import Shaper
-
             self._shaper = Shaper(
                 self._reward_shaping, self.env, self.compact_obs, self.extend_buffer
             )
@@ -295,7 +291,7 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
                 self.env.batch_size,
                 self.frames_per_batch,
                 extends=self.extend_buffer,
-                trajectories=self.trajs_per_batch is not None,
+                trajectories=whole_trajectories(vars(self)),
             )
 
     def _make_carrier(self) -> None:
@@ -647,10 +643,137 @@ def refuse_elsewhere(options: dict[str, Any], backend: str) -> None:
     """Take options of this process alone out; raise ValueError for any but their defaults."""
     for name, default in (Collector.__init__.__kwdefaults__ or {}).items():
         value = options.pop(name, default)
-        if name == "reset_options" and value is not None and backend in ("process", "ray"):
-            options[name] = value  # which it hands on to its workers
-        elif value is not default and value != default:
+        if value is not default and value != default:
             raise ValueError(
                 f"expected no {name} with backend={backend!r}, whose collectors run in other "
                 f"processes, got {name}={value!r}; leave it out, or choose backend='direct'"
             )
+
+
+# ----------------------------------------------------------------------------------- reward shaping
+
+
+_BOOKKEEPING = (keys.STEP_COUNT, keys.EPISODE_REWARD, keys.IS_INIT)
+
+
+class RewardShaping(Protocol):
+    """A function ``f(observation, action, reward, done)`` that gives the rewards to learn from.
+
+    It is called once per batch, without gradients, on all its steps: all have the batch's size
+    in front, ``[N, T]``.
+    """
+
+    def __call__(self, observation: Any, action: Any, reward: Any, done: Any, /) -> Any:
+        """The rewards that learners see.
+
+        Args:
+            observation: what the step led to, at an episode's end its true last observation:
+                ``[N, T, *obs]``, or a TensorDict ``[N, T]`` where the env shows several entries.
+            action: the policy's action ``[N, T, *action]``, or a TensorDict of several.
+            reward: the env's reward, ``[N, T, 1]``; a copy.
+            done: whether the episode ended with the step, bool ``[N, T, 1]``.
+
+        Returns:
+            A tensor of the shape of ``reward``.
+        """
+
+
+class Shaper:
+    """Puts shaped rewards in the place of the env's, which stay under ``("next", "raw_reward")``.
+
+    Raises:
+        TypeError: if the function cannot be called.
+        ValueError: for an env with several rewards, or whose batches use the name already; where
+            there is no batch with the following observations to be shaped.
+    """
+
+    def __init__(
+        self,
+        function: RewardShaping,
+        env: EnvBase,
+        compact_obs: bool = False,
+        in_batches: bool = True,
+    ):
+        if not callable(function):
+            raise TypeError(
+                "expected reward_shaping to be a function (observation, action, reward, done) -> "
+                f"reward, got {type(function).__name__}"
+            )
+        if env.reward_keys != [keys.REWARD] or keys.DONE not in env.done_keys:
+            raise ValueError(
+                "expected an env with one reward and one done flag at its root, got rewards "
+                f"{env.reward_keys} and flags {env.done_keys}; shape them in a postproc instead"
+            )
+        if keys.RAW_REWARD in env.observation_spec.keys(True, True):
+            raise ValueError(
+                f"expected no entry {keys.RAW_REWARD!r} in the env, which reward_shaping keeps the "
+                "env's reward in; rename it (torchrl.envs.RenameTransform)"
+            )
+        self._function = function
+        if compact_obs:
+            raise ValueError(
+                "reward_shaping is given the observation that a step led to, which "
+                "compact_obs=True leaves out: expected one of the two"
+            )
+        if not in_batches:
+            raise ValueError(
+                "reward_shaping is given whole batches, and extend_buffer=False writes steps one "
+                "by one: expected extend_buffer=True, the default"
+            )
+        counted = {*_BOOKKEEPING, *(key for t in transforms_of(env) for key in _counted(t))}
+        self._observations = [key for key in env.observation_keys if key not in counted]
+        self._actions = env.action_keys
+
+    @torch.no_grad()
+    def __call__(self, batch: TensorDictBase) -> TensorDictBase:
+        """A copy of a batch, which shares all other entries with it."""
+        following = batch.get(keys.NEXT)
+        reward = following.get(keys.REWARD)
+        shaped = self._function(
+            _only(following, self._observations),
+            _only(batch, self._actions),
+            reward.clone(),
+            following.get(keys.DONE),
+        )
+        if not isinstance(shaped, torch.Tensor) or shaped.shape != reward.shape:
+            got = list(shaped.shape) if isinstance(shaped, torch.Tensor) else type(shaped).__name__
+            raise ValueError(
+                f"expected reward_shaping to return a tensor of the reward's shape "
+                f"{list(reward.shape)}, got {got}"
+            )
+        shaped = shaped.to(reward.device)
+        if not _goes_into(shaped, reward.dtype):
+            raise ValueError(
+                "expected reward_shaping to return numbers that go into the reward's "
+                f"{reward.dtype} without loss, got {shaped.dtype}; cast what it returns, or the "
+                "env's reward (torchrl.envs.DTypeCastTransform)"
+            )
+        batch = batch.copy()
+        batch.set((keys.NEXT, keys.RAW_REWARD), reward)
+        batch.set((keys.NEXT, keys.REWARD), shaped.to(reward.dtype))
+        return batch
+
+
+def _goes_into(values: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Return whether values go into a dtype without loss; floats may lose digits."""
+    if values.is_complex() or dtype.is_floating_point:
+        return not values.is_complex()
+    return torch.equal(values.to(dtype).to(values.dtype), values)
+
+
+def _counted(transform: Transform) -> list[Key]:
+    if isinstance(transform, EnvAction):
+        return [key for _, key in transform.pairs]
+    if isinstance(transform, PolicyVersion):
+        return [keys.POLICY_VERSION]
+    if isinstance(transform, TensorDictPrimer):
+        return list(transform.primers.keys(True, True))
+    if isinstance(transform, InitTracker):
+        return [transform.init_key]
+    if isinstance(transform, StepCounter):
+        return [transform.step_count_key]
+    return list(transform.out_keys) if isinstance(transform, RewardSum) else []
+
+
+def _only(entries: TensorDictBase, wanted: list[Key]) -> Any:
+    return entries.get(wanted[0]) if len(wanted) == 1 else entries.select(*wanted)

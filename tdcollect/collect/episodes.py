@@ -48,8 +48,7 @@ class Start:
 class Piece(NamedTuple):
     """The part of an episode that lies in one block: the steps from ``begin`` to before ``stop``.
 
-    ``info`` is gymnasium's, of the last step, at which the episode has taken so many ``seconds``.
-    After an error, the episode has no further piece.
+    ``info`` is gymnasium's, of the last step. After an error, the episode has no further piece.
     """
 
     start: Start
@@ -59,7 +58,6 @@ class Piece(NamedTuple):
     ended: bool = False
     error: Exception | None = None
     info: Mapping[str, Any] = MappingProxyType({})
-    seconds: float = 0.0
 
 
 class Block(NamedTuple):
@@ -140,7 +138,6 @@ class Episodes:
         # step of its time limit.
         self._counts = np.zeros((4, len(self._slots)), np.int64)
         self._at, self._taken, self._from, self._due = self._counts
-        self._began = np.zeros(len(self._slots))  # the time at which its latest reset began
 
     def __iter__(self) -> Iterator[Block]:
         while self._goes_on():
@@ -161,6 +158,11 @@ class Episodes:
                     self._cut(slot, start)
             yield Block(store.grid(), pieces)
 
+    @property
+    def present(self) -> StepDict:
+        """The step that each slot is at."""
+        return self._turns.present
+
     def _goes_on(self) -> bool:
         """Let go of episodes that are left out, and return whether there are others to run."""
         if isinstance(self.starts, SlotStarts):
@@ -179,7 +181,6 @@ class Episodes:
             if first.seed is not None:
                 # A slot without an episode is reset too, and then waits: any seed does.
                 seeds = [starts.get(slot, first).seed for slot in self._slots]  # type: ignore[misc]
-            self._began[:] = time.perf_counter()
             self._rebuild([slot for slot, start in starts.items() if start.rebuild])
             self.resets += 1
             try:
@@ -264,8 +265,7 @@ class Episodes:
         if self.on_step is not None:
             self.on_step({slot: running[slot] for slot in stepped})
         for slot in ended:
-            took = time.perf_counter() - self._began[slot]
-            self._cut(slot, running.pop(slot), True, None, env.latest_info(slot), took)
+            self._cut(slot, running.pop(slot), True, None, env.latest_info(slot))
         turns.take(came)
         self._note({s: self._beginning.pop(s) for s in came.began if s in self._beginning})
         if (refused := came.failed_begins) is not None:
@@ -313,7 +313,6 @@ class Episodes:
             seeds = None
             if starts and next(iter(starts.values())).seed is not None:
                 seeds = [starts[slot].seed if slot in starts else 0 for slot in reset]
-            self._began[list(starts)] = time.perf_counter()
             self._rebuild([slot for slot, start in starts.items() if start.rebuild])
             self.resets[reset] += 1
             if env.can.asynchronous:

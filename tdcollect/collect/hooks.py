@@ -13,11 +13,11 @@ from torchrl.envs import EnvBase
 
 from tdcollect import check, keys
 from tdcollect._upstream.torchrl import wrapped_env
-from tdcollect.collect.statistics import Spread, Statistics
+from tdcollect.collect.statistics import Bools, Floats, Ints, Spread, Statistics, Tally
 from tdcollect.collect.step_dict import StepDict
-from tdcollect.collect.tally import Bools, Floats, Ints, Tally
 from tdcollect.display import one_line
-from tdcollect.envs.spaces import nested
+from tdcollect.envs.spaces import nested, told
+from tdcollect.envs.wrapper import texts_of
 from tdcollect.keys import under_next
 
 
@@ -212,7 +212,6 @@ class LogStatistics(Hooks):
         latest, lifetime, over_window = stats.latest, stats.lifetime, stats.window.return_stats
         if latest is None:
             raise RuntimeError("expected a collector that has collected something, got a new one")
-        took = latest.episode_seconds_stats
         values = {
             "episodes": lifetime.episodes,
             "steps": lifetime.steps,
@@ -224,7 +223,6 @@ class LogStatistics(Hooks):
             **_named("return", latest.return_stats),
             **_named("length", latest.length_stats),
             **_named("shaped_return", latest.shaped_return_stats),
-            "episode_seconds_mean": None if took is None else took.mean,
             "window_return_mean": None if over_window is None else over_window.mean,
             **{name: numbers.mean for name, numbers in latest.logged_stats.items()},
         }
@@ -253,7 +251,7 @@ class Watch:
     def attach(self, env: EnvBase, stats: Statistics) -> None:
         """Attach to the collector's env and statistics, once they are made."""
         self._stats = stats
-        self._batch_size = env.batch_size
+        self._batch_size, self._texts = env.batch_size, texts_of(env)
         self._reward_keys = list(env.reward_keys)
         self._every = np.arange(env.batch_size.numel())
         self._starting = np.ones(len(self._every), bool)  # slots about to start an episode
@@ -315,7 +313,7 @@ class Watch:
 
         def packed() -> TensorDictBase:
             entries = {**step, **{under_next(key): value for key, value in following.items()}}
-            return nested(entries.items(), self._batch_size)
+            return nested(told(self._texts, entries).items(), self._batch_size)
 
         rewards = (following[key] for key in self._reward_keys)
         self.stepped(slots, ended, packed, rewards, following.get(keys.ENV_ERROR))
@@ -323,7 +321,8 @@ class Watch:
     def began(self, slots: Sequence[int], present: StepDict) -> None:
         """As :meth:`started`, on StepDicts, if there are such slots."""
         if slots:
-            self.started(list(slots), lambda: nested(present.items(), self._batch_size))
+            shown = lambda: told(self._texts, present).items()  # noqa: E731
+            self.started(list(slots), lambda: nested(shown(), self._batch_size))
 
     def save_state(self) -> dict[str, Any]:
         """The sums of episodes in flight, and which slots are about to start one."""

@@ -254,4 +254,4 @@ class WholeEnv(InnerEnv):
 
 def _bytes_of(env: EnvBase) -> int:
     leaves = env.observation_spec.values(True, True)
-    return sum(leaf.shape.numel() * leaf.dtype.itemsize for leaf in leaves)
+    return sum(leaf.shape.numel() * (leaf.dtype or torch.int64).itemsize for leaf in leaves)

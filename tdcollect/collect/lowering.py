@@ -19,7 +19,6 @@ from torchrl.envs.llm.transforms import PolicyVersion
 from tdcollect import keys
 from tdcollect._upstream import torchrl as upstream
 from tdcollect.collect import transforms as on_steps
-from tdcollect.collect.inner import InnerEnv
 from tdcollect.collect.step_dict import StepDict
 from tdcollect.collect.transforms import (
     Applied,
@@ -28,63 +27,12 @@ from tdcollect.collect.transforms import (
     Mapped,
     OwnCode,
     StepTransform,
-    inverted,
+    gray,
 )
 from tdcollect.envs.traits import EnvAction, NotKnown, of_kind, runs_once, traits_of, transforms_of
-from tdcollect.envs.wrapper import GymnasiumEnv
-from tdcollect.keys import Key, from_next, is_next
+from tdcollect.envs.wrapper import GymnasiumEnv, texts_of
+from tdcollect.keys import Key
 from tdcollect.states import equal
-
-
-class FrameSkip(StepTransform):
-    """TorchRL's FrameSkipTransform: the part of the env below it takes each step several times."""
-
-    steps_singly = False
-
-    def __init__(self, transform: T.FrameSkipTransform, env: EnvBase):
-        self._transform = transform
-        self._below: list[StepTransform] | None = None
-
-    def attach(self, inner: InnerEnv, further: Sequence[StepTransform]) -> None:
-        self._inner, self._further = inner, further
-
-    def step(self, step: StepDict, following: StepDict) -> None:
-        if keys.STEP in step:
-            raise NotImplementedError(
-                "expected no transform that steps some slots alone around FrameSkipTransform; set "
-                "the environment variable TDCOLLECT_ARRAYS=0"
-            )
-        key: Key = self._transform.parent.reward_key
-        reward, latest = following[key], following
-        for _ in range(self._transform.frame_skip - 1):
-            latest = self._again(step)
-            reward = reward + latest[key]
-        if latest is not following:
-            following.clear()
-            following.update(latest)
-        following[key] = reward
-
-    def _again(self, step: StepDict) -> StepDict:
-        """Step the part below. Its inverse transforms apply once more, as in TorchRL."""
-        if self._below is None:
-            # The parent's transforms are copies, and some share the state of the originals.
-            parent = self._transform.parent
-            self._below = [*self._further, *lower_transforms(transforms_of(parent), parent)]
-            for transform in self._below:
-                if isinstance(transform, FrameSkip):
-                    transform.attach(self._inner, self._further)
-        inner_step = inverted(self._below, step)
-        (buffers,) = self._inner.allocate(1, False, False)
-        following, error = self._inner.step(inner_step, None, buffers)
-        if error is not None:
-            raise error
-        for key in step:
-            if is_next(key):
-                following.setdefault(from_next(key), step[key])
-        for transform in self._below:
-            transform.step(inner_step, following)
-        return following
-
 
 LOWERED: dict[type, Callable[[Any, EnvBase], StepTransform]] = {
     EnvAction: on_steps.env_action,
@@ -95,7 +43,7 @@ LOWERED: dict[type, Callable[[Any, EnvBase], StepTransform]] = {
     T.EndOfLifeTransform: on_steps.EndOfLife,
     T.ExcludeTransform: on_steps.exclude,
     T.FiniteTensorDictCheck: on_steps.finite_check,
-    T.FrameSkipTransform: FrameSkip,
+    T.FrameSkipTransform: on_steps.StepsAgain,
     T.InitTracker: on_steps.InitTracker,
     T.NoopResetEnv: on_steps.InResets,
     T.RemoveEmptySpecs: on_steps.nothing,
@@ -108,6 +56,8 @@ LOWERED: dict[type, Callable[[Any, EnvBase], StepTransform]] = {
     T.VecNormV2: on_steps.vec_norm,
 }
 """The transforms that are written out here; others of :data:`TRAITS` run by their own code."""
+if hasattr(T, "LastAction"):  # since TorchRL 0.15
+    LOWERED[T.LastAction] = on_steps.last_action
 
 
 def lower_transforms(transforms: Sequence[T.Transform], env: EnvBase) -> list[StepTransform]:
@@ -126,6 +76,9 @@ def lower_transforms(transforms: Sequence[T.Transform], env: EnvBase) -> list[St
         if isinstance(part, OwnCode | Changed) and carried.intersection(transform.in_keys):
             part.by_row = False  # the rows of slots that go on hold its result already
             carried.update(transform.out_keys)
+        touched = {*transform.in_keys, *transform.out_keys}
+        if (texts := texts_of(env)) and (isinstance(part, Island) or touched & texts.keys()):
+            reasons.append(f"the transform {type(transform).__name__} may read text")
         carried.update(part.keys)
         part.label = type(transform).__name__
         lowered.append(part)
@@ -140,8 +93,6 @@ def joined(parts: Sequence[StepTransform]) -> list[StepTransform]:
     for part in parts:
         before = parts_joined[-1] if parts_joined else part
         if _runs(before, T.ToTensorImage) and _runs(part, T.GrayScale):
-            from tdcollect.collect.images import gray  # others need no images
-
             parts_joined[-1:] = gray(before, part)
         else:
             parts_joined.append(part)
@@ -262,7 +213,7 @@ def lower_members(members: Sequence[EnvBase]) -> tuple[list[StepTransform], bool
     stacks = [transforms_of(member) for member in members]
     if len({tuple(map(type, stack)) for stack in stacks}) > 1:
         raise NotKnown("its envs have transforms unlike each other's")
-    lowered = [_lowered_singly(stack, env) for stack, env in zip(stacks, members, strict=True)]
+    lowered = [lower_transforms(stack, env) for stack, env in zip(stacks, members, strict=True)]
     together: list[StepTransform] = []
     once = True
     for ones, parts in zip(zip(*stacks, strict=True), zip(*lowered, strict=True), strict=True):
@@ -275,16 +226,6 @@ def lower_members(members: Sequence[EnvBase]) -> tuple[list[StepTransform], bool
             elif not upstream.does_nothing_in_steps(ones[0]):
                 together.append(_EnvByEnv(parts))
     return joined(together), once
-
-
-def _lowered_singly(stack: Sequence[T.Transform], env: EnvBase) -> list[StepTransform]:
-    """The transforms of one env; one that steps the env again does so by its own code."""
-    lowered = lower_transforms(stack, env)
-    for i, transform in enumerate(stack):
-        if not lowered[i].steps_singly:
-            lowered[i] = Island(transform, env, "steps its env again")
-            lowered[i].label = type(transform).__name__
-    return lowered
 
 
 def _are_alike(transforms: Sequence[T.Transform]) -> bool:

@@ -1,4 +1,4 @@
-"""Monitor: notes of collections, from which a collector's statistics are made; calls of its hooks.
+"""Monitor: a collector's statistics, from notes of its collections; TorchRL's rollout, watched.
 
 Nothing here runs in the loop on arrays, unless times were asked for.
 """
@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from copy import copy
+from itertools import chain, repeat
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -22,14 +24,21 @@ from torchrl.collectors import Collector as TorchRLCollector
 from torchrl.envs import EnvBase
 
 from tdcollect import check, keys
-from tdcollect._upstream.collectors import CollectorState
+from tdcollect._upstream.collectors import CollectorState, rollout_with_gradients
 from tdcollect.collect.arrays import SteppedEnv
 from tdcollect.collect.episodes import Block, Piece
 from tdcollect.collect.hooks import Watch
 from tdcollect.collect.policy import LoweredPolicy
-from tdcollect.collect.statistics import Collection, Statistics
+from tdcollect.collect.statistics import (
+    Bools,
+    Collection,
+    Ints,
+    RowEnds,
+    Statistics,
+    Tally,
+    row_ends,
+)
 from tdcollect.collect.step_dict import StepDict
-from tdcollect.collect.tally import Bools, Floats, Ints, RowEnds, Tally, row_ends
 from tdcollect.envs.traits import base_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.keys import Key, entry_path, under_next
@@ -46,7 +55,6 @@ class CollectionLog:
         batch: the batch collected; to be set.
         env_seconds: time in the env's steps and resets; None without timers.
         policy_seconds: time in calls of the policy; None without timers.
-        stamps: the times at which slots have ended episodes, where they step on arrays.
     """
 
     def __init__(
@@ -55,7 +63,6 @@ class CollectionLog:
         self.env_seconds = 0.0 if timers else None
         self.policy_seconds = 0.0 if timers else None
         self.batch: TensorDictBase | None = None
-        self.stamps: list[tuple[float, list[int]]] = []
         self.wanted = wanted
         self.watch = watch
         self._dims = len(batch_size)
@@ -157,12 +164,8 @@ class CollectionLog:
 
     # ---------------------------------------------------------------------------- what was noted
 
-    def rewards_and_ends(
-        self, start: float, before: float
-    ) -> tuple[dict[str, NDArray[Any]], RowEnds]:
+    def rewards_and_ends(self) -> tuple[dict[str, NDArray[Any]], RowEnds]:
         """The reward entries ``[N, T]`` by path, or ``[1, F]`` of rows, and the ends of episodes.
-
-        The collection began at ``start``, after so many seconds in those ``before``.
 
         The reward of an entry is the mean over its features (the agents of a group, say). An
         episode ends where any flag says so, which is where TorchRL's collector starts a trajectory.
@@ -171,28 +174,14 @@ class CollectionLog:
         means = {name: averaged(_joined([step[name] for step in rewards])) for name in rewards[0]}
         done = _any(_joined(flags))
         failed = None if marks[0] is None else _any(_joined(marks)).reshape(-1)
-        seconds = time.perf_counter() - start
-
-        def time_of(step: Ints, slot: Ints) -> Floats:
-            if self.stamps:
-                now, ends = zip(*self.stamps, strict=True)
-                stamped = np.concatenate(ends)
-                by_slot = np.argsort(stamped, kind="stable")
-                if np.array_equal(stamped[by_slot], slot):
-                    return before + np.repeat(now, [*map(len, ends)])[by_slot] - start
-            return before + (step + 1) * seconds / done.shape[1]
-
         whole = bool(self._ended)
-        return means, row_ends(
-            done, self._row_slots, time_of, failed=failed, whole=whole, dims=self._dims
-        )
+        return means, row_ends(done, self._row_slots, failed=failed, whole=whole, dims=self._dims)
 
     @property
-    def slots_and_seconds(self) -> tuple[Ints, Floats]:
-        """Of whole episodes in the order in which they started, ``[E]`` each."""
+    def slots_of_episodes(self) -> Ints:
+        """Of whole episodes in the order in which they started, ``[E]``."""
         order = sorted(self._ended, key=lambda piece: piece.start.index)
-        slots = np.array([piece.slot for piece in order], np.int64)
-        return slots, np.array([piece.seconds for piece in order], np.float64)
+        return np.array([piece.slot for piece in order], np.int64)
 
 
 def grid_of(entry: torch.Tensor, dims: int) -> torch.Tensor:
@@ -267,11 +256,11 @@ class Monitor:
         if self._watch is not None:
             self._watch.attach(collector.env, self.stats)
 
-    def _counters(self) -> dict[str, Any]:
+    def _counters(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         collector = self._collector()
         if collector is None:
             raise RuntimeError("the collector is gone, and its counters with it")
-        return TorchRLCollector.stats(collector)
+        return TorchRLCollector.stats(collector, *args, **kwargs)
 
     def drop(self, index: Any = None) -> None:
         """Drop the episodes in flight, cut short by a reset: of all slots, or of an index."""
@@ -279,7 +268,7 @@ class Monitor:
         if slots is None:
             self.collected = False
         for tally in self._tallies:
-            tally.drop(slots, self.stats.seconds)
+            tally.drop(slots)
         if self._watch is not None:
             self._watch.drop(slots)
 
@@ -295,7 +284,7 @@ class Monitor:
         """Load the result of :meth:`save_state`."""
         self.stats.load_state(state["stats"])
         for tally, values in zip(self._tallies, state["tallies"], strict=True):
-            tally.drop(None, self.stats.seconds)
+            tally.drop(None)
             vars(tally).update(values)
         if self._watch is not None and state["watch"] is not None:
             self._watch.load_state(state["watch"])
@@ -335,7 +324,7 @@ class Monitor:
             self._watch.call("collection_ended", log.batch, self.stats)
 
     def _count(self, log: CollectionLog, start: float) -> None:
-        rewards, ends = log.rewards_and_ends(start, self.stats.seconds)
+        rewards, ends = log.rewards_and_ends()
         groups = {
             name: ends.feed(tally, rewards[name]).returns
             for name, tally in zip(self._groups, self._tallies[2:], strict=True)
@@ -346,8 +335,7 @@ class Monitor:
         if not rewards:
             episodes = episodes._replace(returns=np.empty(0))
         if ends.whole:
-            slots, seconds = log.slots_and_seconds
-            episodes = episodes._replace(slots=slots, seconds=seconds)
+            episodes = episodes._replace(slots=log.slots_of_episodes)
         if self._unshaped is not None:
             self._shaped.miss()  # its batch was not shaped
         self._unshaped = ends
@@ -355,8 +343,7 @@ class Monitor:
         now = self._ended = time.perf_counter()
         times = (now - start, between, log.env_seconds, log.policy_seconds)
         restarts = self._newly_restarted(ends.failed)
-        took, steps = episodes.seconds, ends.steps
-        self.stats.add(Collection(steps, *times, *episodes[:3], None, restarts, groups, took))
+        self.stats.add(Collection(ends.steps, *times, *episodes, None, restarts, groups))
 
     def _newly_restarted(self, failed: Bools | None) -> int:
         base = base_of(self._collector().env)
@@ -399,3 +386,85 @@ def with_progress(batches: Iterator[Any], collector: Any) -> Iterator[Any]:
             bar.update(parent.frames - bar.n)
             yield batch
             del batch  # or it would take memory beside the next one
+
+
+# ---------------------------------------------------------------------------- TorchRL's own rollout
+
+
+def torchrl_rollout(
+    collector: Any, log: CollectionLog, has_acted: bool, **settings: Any
+) -> TensorDictBase | None:
+    """Run the rollout of a collector's parent; None where each step goes to the replay buffer.
+
+    Args:
+        collector: whose parent it is.
+        log: notes the steps.
+        has_acted: the carried step has the policy's outputs already.
+        **settings: attributes of the collector, set for this batch.
+    """
+    parent = CollectorState(collector)
+    policy = call = parent.wrapped_policy
+    if has_acted:
+        calls = chain([lambda tensordict: tensordict], repeat(policy))
+        call = lambda tensordict: next(calls)(tensordict)  # noqa: E731
+    call = log.timed("policy_seconds", call)
+    wrapped = {} if call is policy else {"policy_call": call}
+    with changed(collector, **settings), changed(parent, **wrapped), _watched_env(collector, log):
+        if torch.is_grad_enabled():
+            return rollout_with_gradients(collector)
+        return TorchRLCollector.rollout(collector)
+
+
+@contextmanager
+def _watched_env(collector: Any, log: CollectionLog) -> Iterator[None]:
+    """Note the steps that TorchRL's loop takes: it may end early, and may keep no batch."""
+    if not log.wanted and log.watch is None:
+        yield
+        return
+    env = collector.env
+    step = log.timed("env_seconds", env.step_and_maybe_reset)
+    own = env.__dict__.get("step_and_maybe_reset")  # a user may have replaced it
+
+    def noting(tensordict: TensorDictBase) -> Any:
+        if log.watch is not None:
+            log.watch.begin(tensordict)
+        stepped = step(tensordict)
+        try:
+            log.note(stepped, env)
+        except BaseException:
+            collector._runner.stale = True  # the loop has yet to go on to the env's step
+            raise
+        return stepped
+
+    env.__dict__["step_and_maybe_reset"] = noting
+    try:
+        yield
+    finally:
+        del env.__dict__["step_and_maybe_reset"]
+        if own is not None:
+            env.__dict__["step_and_maybe_reset"] = own
+
+
+def warn_of_lost(parent: CollectorState, entries: Iterable[Key]) -> None:
+    """Warn of entries that the parent's buffers, made before they came, do not take."""
+    held = parent.preallocated.keys(True) if parent.preallocates else entries
+    lost = [key for key in entries if key not in held]
+    if lost:
+        warnings.warn(
+            f"the policy's entries {lost} are no dense tensors, and are not in the batches: "
+            "TorchRL's buffers do not hold them; pass use_buffers=False to keep them",
+            stacklevel=2,
+        )
+
+
+@contextmanager
+def changed(thing: Any, **settings: Any) -> Iterator[None]:
+    """Change attributes of something for a while."""
+    before = {name: getattr(thing, name) for name in settings}
+    try:
+        for name, value in settings.items():
+            setattr(thing, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(thing, name, value)

@@ -87,7 +87,6 @@ class LoweredPolicy:
             is not scored then: whoever runs the policy calls :attr:`score` on the batch.
         unread: tells of an entry whether nobody reads it. The last draw is not scored then.
         noise: the samplers' source of random numbers; None for torch's global generator.
-        as_it_is: why the policy must be called as it is; None to take it apart.
 
     Attributes:
         described: a line for each call: its name, and how it runs.
@@ -111,7 +110,6 @@ class LoweredPolicy:
         late: Callable[[Key], bool] | None = None,
         unread: Callable[[Key], bool] | None = None,
         noise: Noise | None = None,
-        as_it_is: str | None = None,
     ):
         self.calls: list[Call] = []
         self.described: list[tuple[str, str]] = []
@@ -131,9 +129,7 @@ class LoweredPolicy:
         self._unscored: Unscored | None = None  # of the last draw that has one
         self.score: Score | None = None
         if select is not None:
-            as_it_is = "is compiled"
-        if as_it_is is not None:
-            self._call_as_it_is(policy, as_it_is, select)
+            self._call_as_it_is(policy, "is compiled", select)
         else:
             self._lower(policy)
         if (draw := self._unscored) is not None:

@@ -17,6 +17,7 @@ from torchrl.envs.batched_envs import BatchedEnvBase
 from tdcollect import keys
 from tdcollect._upstream.collectors import CollectorState
 from tdcollect._upstream.torchrl import serial_envs
+from tdcollect.collect.arguments import whole_trajectories
 from tdcollect.collect.step_dict import flat
 from tdcollect.collect.turns import Arrivals
 from tdcollect.envs.spaces import nested
@@ -54,10 +55,7 @@ def add_state(state: dict[str, Any], collector: Any, components: Sequence[str] |
     if RANDOM in chosen:
         state[RANDOM] = pack(global_states())
     if ENVS in chosen:
-        slots = _save_slots(collector)
-        if collector.reset_options is not None:
-            slots["begun"] = collector.reset_options.begun
-        state[ENVS] = pack(slots)
+        state[ENVS] = pack(_save_slots(collector))
 
 
 def keep_state(collector: Any) -> Any:
@@ -173,8 +171,8 @@ def _save_slots(collector: Any) -> dict[str, Any]:
     base, carrier = base_of(collector.env), CollectorState(collector).carrier
     if type(base) is not GymnasiumEnv:
         return {"why": f"the env is a {type(base).__name__}, not one of tdcollect.make_env"}
-    if collector.trajs_per_batch is not None:
-        return {"why": "with trajs_per_batch, the rows of unfinished episodes are not saved"}
+    if whole_trajectories(vars(collector)):
+        return {"why": "of whole trajectories, the rows of unfinished episodes are not saved"}
     if collector._runner.stacked_lazily:
         return {"why": "some entries are stacked lazily"}
     leaves = {key: carrier.get(key) for key in carrier.keys(True)}
@@ -194,9 +192,7 @@ def _load_slots(collector: Any, state: dict[str, Any], known_ids: bool) -> None:
     base = base_of(collector.env)
     slots = range(collector.env.batch_size.numel())
     failed = dict.fromkeys(slots, state.get("why", ""))
-    tried, options = False, collector.reset_options
-    if options is not None and len(state.get("begun", ())) == len(slots):
-        options.begun[:] = state["begun"]
+    tried = False
     if "slots" in state:
         if type(base) is not GymnasiumEnv:
             failed = dict.fromkeys(slots, f"the env here is a {type(base).__name__}")
@@ -229,7 +225,7 @@ def _start_afresh(collector: Any, slots: list[int], disturbed: bool) -> None:
     runner = collector._runner
     if len(slots) < collector.env.batch_size.numel():
         collector.reset(slots)
-    elif disturbed or runner.stale or collector._monitor.collected or collector.reset_options:
+    elif disturbed or runner.stale or collector._monitor.collected:
         collector.reset()
     else:
         collector._monitor.lose()

@@ -27,13 +27,14 @@ from tdcollect.collect.arguments import by_arrival_needs, check_arrival_buffer
 from tdcollect.collect.arrays import ArrayEnv, ArrayPlan, by_episodes, plan_for
 from tdcollect.collect.episodes import Block, Episodes, FirstToStart, Start, join_episodes
 from tdcollect.collect.facts import Facts, facts_of_env
-from tdcollect.collect.monitor import CollectionLog
+from tdcollect.collect.monitor import CollectionLog, changed, torchrl_rollout, warn_of_lost
 from tdcollect.collect.policy import (
     ON_TENSORDICT,
     LoweredPolicy,
     RandomActions,
     draws_from_spec,
     is_masked,
+    label,
     warning_of_draws,
 )
 from tdcollect.collect.resume import FirstStates
@@ -47,14 +48,13 @@ from tdcollect.collect.step_dict import (
     stacked_lazily,
 )
 from tdcollect.collect.store import Placement, placement
-from tdcollect.collect.torchrl_loop import changed, torchrl_rollout, warn_of_lost
 from tdcollect.collect.transforms import Norm
 from tdcollect.collect.turns import Acting, Arrivals, Frames, Lower
 from tdcollect.display import html_table, one_line
 from tdcollect.envs.adopted import early_seeds, lost_ends, reset_arguments
 from tdcollect.envs.beside import HonouredStarts
 from tdcollect.envs.process.values import Array
-from tdcollect.envs.spaces import nested
+from tdcollect.envs.spaces import nested, told
 from tdcollect.envs.traits import (
     all_transforms_of,
     base_of,
@@ -63,7 +63,7 @@ from tdcollect.envs.traits import (
     transforms_of,
 )
 from tdcollect.envs.wrapper import GymnasiumEnv, shares_masks
-from tdcollect.keys import Key
+from tdcollect.keys import Key, as_path
 from tdcollect.progress import warn
 
 _BLOCK_STEPS = 64
@@ -286,8 +286,6 @@ class Runner:
         collector = self._collector
         if self.first_states is not None:
             self.first_states.restore()
-        if (options := collector.reset_options) is not None:
-            options.start(len(options.begun))
         following = TorchRLCollector.set_seed(collector, seed, static_seed=static_seed)
         return following, early_seeds(base_of(collector.env), seed, static_seed)
 
@@ -316,23 +314,24 @@ class Runner:
         if self.explained is not None:
             return self.explained
         collector, plan = self._collector, self.plan(iterating=True)
+        parts = [*self._own_loops(), *_parts_of(collector.env, plan), *self._moved_by_others()]
+        if plan.env is None:
+            parts.append(Part("policy", label(collector.policy), _AS_TORCHRL))
+            parts.append(Part("batch", "stacked from TensorDicts, then copied", _AS_TORCHRL))
+            return Explanation(parts)
         with set_exploration_type(collector.exploration_type):
-            step = StepDict() if self.stacked_lazily else flat(self._parent.carrier)
-            policy = self._lower_again(step, checked=plan.env is None)
+            step = flat(self._parent.carrier)
+            policy = self._lower_again(step, checked=False)
             if self._ignores_masks:
                 ((what, how),) = policy.described
                 policy.described = [(what, f"{how}; action masks are ignored, as in TorchRL")]
-            if plan.env is not None and self._parent.acts_randomly():
+            if self._parent.acts_randomly():
                 ((what, how),) = self.lower(step, policy=self._random).described
                 policy.described.insert(0, (f"{what}, until init_random_frames", how))
-        parts = [*self._own_loops(), *_parts_of(collector.env, plan), *self._moved_by_others()]
         parts += [
             Part("policy", what, called, "30 to 250 us a call" * called.startswith(ON_TENSORDICT))
             for what, called in policy.described
         ]
-        if plan.env is None:
-            parts.append(Part("batch", "stacked from TensorDicts, then copied", _AS_TORCHRL))
-            return Explanation(parts)
         place = self._place(plan.env)
         if place.moves:
             parts.append(Part("devices", repr(place), "each tensor crosses once"))
@@ -508,7 +507,6 @@ class Runner:
             torch.is_grad_enabled(),
             log.watch,
             (lambda: collector.policy_version) if collector.by_arrival and tracked else None,
-            log.stamps,
         )
 
     # ---------------------------------------------------------------------------- rows by arrival
@@ -561,14 +559,10 @@ class Runner:
         collector = self._collector
         self._allot_buffer(shrunk=False)
         has_acted, self._has_acted = self._has_acted, False
-        lower = None
-        if not (collector.compiled_policy or collector.cudagraphed_policy or self.stacked_lazily):
-            lower = partial(self.lower, checked=True, policy=self._parent.wrapped_policy)
+        self._warn_of_policy(collector.policy)
         try:
             with HonouredStarts(collector.env):
-                return torchrl_rollout(
-                    collector, log, lower, has_acted, pre_collect_hook=None, **settings
-                )
+                return torchrl_rollout(collector, log, has_acted, pre_collect_hook=None, **settings)
         finally:
             self.note_places()
 
@@ -627,6 +621,13 @@ class Runner:
             return False
         return is_masked(env.full_action_spec)
 
+    def _warn_of_policy(self, policy: Any) -> None:
+        told = [warning_of_draws(policy)]
+        if policy is self._collector.policy and self._ignores_masks:
+            told.append(_IGNORES_MASKS)
+        for text in filter(None, told):
+            self._warn_once(text)
+
     def _lowering(self, random: bool, late: ArrayEnv | None = None) -> Lower:
         # Gradients are those of the distributions' own classes.
         policy = self._random if random else None
@@ -668,16 +669,10 @@ class Runner:
         late: ArrayEnv | None = None,
     ) -> LoweredPolicy:
         collector, parent = self._collector, self._parent
-        told = [warning_of_draws(policy or collector.policy)]
-        if policy is None and self._ignores_masks:
-            told.append(_IGNORES_MASKS)
-        for text in filter(None, told):
-            self._warn_once(text)
+        self._warn_of_policy(policy or collector.policy)
         compiled = collector.compiled_policy or collector.cudagraphed_policy
         cast = parent.casts_to_policy_device and collector.policy_device is not None
-        lazy = self.stacked_lazily
-        if not lazy:
-            step.shapes = nested_shapes(parent.carrier)
+        step.shapes = nested_shapes(parent.carrier)
         lowered = LoweredPolicy(
             policy or parent.wrapped_policy,
             step,
@@ -686,7 +681,6 @@ class Runner:
             select=parent.policy_output_keys if compiled and policy is None else None,
             checked=checked,
             late=None if late is None else late.hands_through,
-            as_it_is="the env's entries are stacked lazily" if lazy else None,
         )
         if policy is not None and policy is not parent.wrapped_policy:
             # The policy that acts after random actions may read them: they are zeroed as TorchRL's.
@@ -699,10 +693,18 @@ class Runner:
         buffered = parent.preallocates
         # Has the devices and empty entries of the parent's batch, and the dtypes of its buffers.
         template = parent.preallocated if buffered else parent.carrier
-        batch = nested(entries.items(), shape, collector.storing_device or template.device)
+        device, stacks = collector.storing_device or template.device, {}
+        if texts := getattr(self._plan.env, "texts", None):
+            numbers = {key: entries.pop(key) for key in texts if key in entries}
+            stacks, held = told(texts, numbers, device), self.arrivals
+            present = {} if held.turns is None else held.turns.present
+            base_of(collector.env).keep_texts(*present.values(), *held.surplus.values())
+        batch = nested(entries.items(), shape, device)
         shaped_like(template, batch, cast=buffered, fill=buffered)
         if buffered or collector.replay_buffer is None or parent.ignores_replay_buffer:
             batch.refine_names(..., keys.TIME)
+        for key, text in stacks.items():
+            upstream.set_unchecked(batch, as_path(key), text)
         parent.count_stepped(batch.numel())
         return batch
 

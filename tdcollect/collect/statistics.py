@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -12,8 +12,178 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tdcollect.collect.tally import Floats, Ints
 from tdcollect.display import html_text, one_line
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+class EndedEpisodes(NamedTuple):
+    """E episodes that ended, by the step at which they did, then by slot.
+
+    Attributes:
+        slots: ``[E]`` int64, counted over all batch dims of the env.
+        returns: ``[E]`` float64, sums from first step to last of the env's rewards as batches hold
+            them (float32); of several rewards, the mean over agents, then over groups.
+        lengths: ``[E]`` int64, in steps.
+    """
+
+    slots: Ints
+    returns: Floats
+    lengths: Ints
+
+
+class RowEnds(NamedTuple):
+    """The E ends of episodes in the F rows of a collection, slot by slot.
+
+    Those of a slot follow each other, as in a batch ``[*N, T]``. Rows by arrival are put in this
+    order. Whole episodes follow each other in one slot, in a tally of their own.
+
+    Attributes:
+        slots: ``[S]``, the slots that have rows, ascending.
+        counts: ``[S]``, how many each has.
+        order: ``[F]``, the rows by arrival in this order; None where they came in it.
+        rows: ``[E]``, the row with which each episode ended, ascending.
+        of: ``[E]``, the index of its slot in ``slots``.
+        by_arrival: ``[E]``, the ends in the order of arrival: by the step, then by the slot.
+        failed: ``[F]``, whether an env's failure broke the episode off; None where none did.
+        whole: whether they are whole episodes.
+        dims: the dims of slots that entries have in front of that of steps; 0 if they are in rows.
+    """
+
+    slots: Ints
+    counts: Ints
+    order: Ints | None
+    rows: Ints
+    of: Ints
+    by_arrival: Ints
+    failed: Bools | None = None
+    whole: bool = False
+    dims: int = 0
+
+    @property
+    def steps(self) -> int:
+        """F, over all slots."""
+        return int(self.counts.sum())
+
+    def feed(self, tally: Tally, reward: NDArray[Any]) -> EndedEpisodes:
+        """The episodes that ended, given the rewards ``[N, T]``, or ``[1, F]`` of rows.
+
+        Of steps more than these rows have, they are left out.
+        """
+        values = reward[:, : self.steps // len(reward)].reshape(-1)
+        if self.order is not None:
+            values = values[self.order]
+        return (Tally(1) if self.whole else tally).feed(self, values)
+
+
+def row_ends(done: Bools, slots: Ints | None, **others: Any) -> RowEnds:
+    """The ends of episodes, given the flags ``[N, T]``, or ``[1, F]`` of rows.
+
+    ``slots`` has the slot of each row by arrival.
+    """
+    count, steps = done.shape
+    flat, order = done.reshape(-1), None
+    if slots is None:
+        present, counts = np.arange(count), np.full(count, steps)
+    else:
+        order = np.argsort(slots, kind="stable")
+        flat = flat[order]
+        present, counts = np.unique(slots, return_counts=True)
+    rows = np.flatnonzero(flat)
+    if order is None:
+        of, step = np.divmod(rows, steps)
+    else:
+        of, step = np.searchsorted(np.cumsum(counts), rows, "right"), order[rows]
+    return RowEnds(present, counts, order, rows, of, np.argsort(step, kind="stable"), **others)
+
+
+class Tally:
+    """Adds up episodes over batches, slot by slot.
+
+    Sums go from an episode's first step to its last in float64, so that they do not depend on where
+    batches cut the episode.
+
+    Args:
+        slots: N, over all batch dims of the env.
+    """
+
+    def __init__(self, slots: int):
+        self._returns: Floats = np.zeros(slots)
+        self._lengths: Ints = np.zeros(slots, np.int64)
+        self._broken: Bools = np.zeros(slots, bool)
+
+    def drop(self, slots: Any = None) -> None:
+        """Drop the episodes in flight, cut short by a reset: of all slots (None), or of these."""
+        for values in (self._returns, self._lengths, self._broken):
+            values[slice(None) if slots is None else slots] = 0
+
+    def miss(self) -> None:
+        """Do not count the episodes in flight: steps of theirs were lost."""
+        self._broken[:] = True
+
+    def add(self, slots: Ints, rewards: Sequence[NDArray[Any]]) -> None:
+        """Add one step of some slots, given the env's reward entries of all, ``[*N, *feature]``."""
+        self._lengths[slots] += 1
+        means = [r.reshape(len(self._returns), -1).mean(-1, dtype=np.float64) for r in rewards]
+        if means:
+            self._returns[slots] += np.mean(means, 0)[slots]
+
+    def take(self, slots: Ints) -> tuple[Floats, Ints]:
+        """The returns and lengths of the episodes of some slots, which end."""
+        ended = self._returns[slots], self._lengths[slots]
+        self.drop(slots)
+        return ended
+
+    def feed(self, ends: RowEnds, reward: NDArray[Any]) -> EndedEpisodes:
+        """Add rows, slot by slot, with their rewards ``[F]``.
+
+        Each row gets the number of its episode: the index of its slot, and one more for each end
+        before it. With two slots, of which the second ends an episode with the second of its rows::
+
+            slots     0  0  0  1  1  1      counts  3  3
+            done      0  0  0  0  1  0      rows    4
+            number    0  0  0  1  1  2      of      1
+
+        The episodes that go on from earlier rows are then ``first``, ``[0, 1]``; those that go on
+        after these rows are ``last``, ``[0, 2]``; the others have ``ended``, ``[1]``. They are cut
+        behind the rows 3, 5 and 6, and have 3, 2 and 1 of them.
+
+        Returns:
+            The episodes that ended, in the order of arrival, without those broken off.
+        """
+        slots, counts, rows = ends.slots, ends.counts, ends.rows
+        terms = reward.astype(np.float64)
+        if not len(rows):  # most small batches
+            np.add.at(self._returns, np.repeat(slots, counts), terms)
+            self._lengths[slots] += counts
+            return _NONE
+        stops = np.cumsum(counts)
+        # The sum so far stands before the rewards that are added to it, one by one, in order.
+        terms[stops - counts] += self._returns[slots]
+        ended = np.arange(len(rows)) + ends.of
+        last = np.arange(len(slots)) + np.cumsum(np.bincount(ends.of, minlength=len(slots)))
+        first = np.append(0, last[:-1] + 1)
+        cuts = np.empty(len(slots) + len(rows), np.int64)
+        cuts[last], cuts[ended] = stops, rows + 1
+        lengths = np.diff(cuts, prepend=0)
+        number = np.repeat(np.arange(len(cuts)), lengths)
+        returns = np.bincount(number, weights=terms, minlength=len(cuts))
+        lengths[first] += self._lengths[slots]
+        broken = np.zeros(len(cuts), bool)
+        broken[first] = self._broken[slots]
+        self._returns[slots], self._lengths[slots] = returns[last], lengths[last]
+        self._broken[slots] = broken[last]
+        whole = ~broken[ended]
+        if ends.failed is not None:
+            whole &= ~ends.failed[rows]
+        counted = ends.by_arrival[whole[ends.by_arrival]]
+        ended = ended[counted]
+        return EndedEpisodes(slots[ends.of[counted]], returns[ended], lengths[ended])
+
+
+_NONE = EndedEpisodes(np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.int64))
 
 
 class Spread(NamedTuple):
@@ -95,9 +265,6 @@ class Collection(Timed, Spreads):
             off so are not among those that ended; their steps count, the marked one included.
         group_returns: of several rewards, ``[E]`` float64 of each reward entry, by its path
             (``"agents/reward"``): the mean over its agents; empty for a single reward.
-        episode_seconds: ``[E]`` float64, the time that each episode took, from its reset to its
-            last step, without the time between collections. Where slots do not all step together on
-            arrays, the time of a collection is shared evenly by its steps.
         logged: the numbers that hooks have returned, float64, by name.
     """
 
@@ -112,7 +279,6 @@ class Collection(Timed, Spreads):
     shaped_returns: Floats | None = None
     restarts: int = 0
     group_returns: dict[str, Floats] = field(default_factory=dict)
-    episode_seconds: Floats = field(default_factory=lambda: np.zeros(0))
     logged: dict[str, Floats] = field(default_factory=dict)
 
     @property
@@ -124,11 +290,6 @@ class Collection(Timed, Spreads):
     def shaped_return_stats(self) -> Spread | None:
         """Of the shaped returns; None where no episode ended, or none are shaped."""
         return None if self.shaped_returns is None else spread(self.shaped_returns)
-
-    @property
-    def episode_seconds_stats(self) -> Spread | None:
-        """Of the time that episodes took; None where none ended."""
-        return spread(self.episode_seconds)
 
     def __repr__(self) -> str:
         logged = [f"mean {name} {numbers.mean:.4g}" for name, numbers in self.logged_stats.items()]
@@ -202,7 +363,6 @@ class Lifetime(Timed):
     _returns: Moments = field(default_factory=Moments, repr=False)
     _lengths: Moments = field(default_factory=Moments, repr=False)
     _shaped: Moments = field(default_factory=Moments, repr=False)
-    _seconds: Moments = field(default_factory=Moments, repr=False)
 
     @property
     def return_stats(self) -> Spread | None:
@@ -219,11 +379,6 @@ class Lifetime(Timed):
         """Of the shaped returns of all episodes; None where none ended, or none are shaped."""
         return self._shaped.spread()
 
-    @property
-    def episode_seconds_stats(self) -> Spread | None:
-        """Of the time that all episodes took; None where none ended."""
-        return self._seconds.spread()
-
     def add(self, collection: Collection) -> None:
         """Count a collection."""
         self.collections += 1
@@ -237,7 +392,6 @@ class Lifetime(Timed):
         self.episodes += collection.episodes
         self._returns.add(collection.returns)
         self._lengths.add(collection.lengths)
-        self._seconds.add(collection.episode_seconds)
 
     def __repr__(self) -> str:
         return _line(self, f"{self.collections} collections", f"{self.episodes} episodes")
@@ -327,11 +481,6 @@ class Statistics:
         return self._lifetime
 
     @property
-    def seconds(self) -> float:
-        """The time in collections so far; 0 without statistics."""
-        return self._lifetime.seconds
-
-    @property
     def window(self) -> Window:
         """The latest K episodes, to smooth over collections."""
         self._check()
@@ -398,9 +547,9 @@ class Statistics:
         self._window.logged = {name: deque(values, size) for name, values in logged.items()}
         self._latest = None if state["latest"] is None else Collection(**state["latest"])
 
-    def __call__(self) -> dict[str, Any]:
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """The parent's counters: frames, batches and so on, as its ``stats()`` gives them."""
-        return self._progress()
+        return self._progress(*args, **kwargs)
 
     def __repr__(self) -> str:
         if not self.on:
@@ -425,7 +574,7 @@ class Statistics:
 
 
 def _is_free(name: str) -> bool:
-    groups = ("return_", "length_", "shaped_return_", "window_return_", "episode_seconds_")
+    groups = ("return_", "length_", "shaped_return_", "window_return_")
     known = name in Collection.__dataclass_fields__ or hasattr(Collection, name)
     return not known and not name.startswith(groups)
 
@@ -448,7 +597,6 @@ def _lines(part: Any) -> list[str]:
         f"returns   {part.return_stats}",
         *(f"  {name}  {spread(values)}" for name, values in groups.items()),
         f"lengths   {part.length_stats}",
-        f"seconds   {part.episode_seconds_stats}",
     ]
     if part.shaped_return_stats is not None:
         lines.insert(4 + len(groups), f"shaped    {part.shaped_return_stats}")

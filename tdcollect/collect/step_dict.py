@@ -18,7 +18,10 @@ from tensordict import (
     is_tensor_collection,
 )
 
+from tdcollect.envs.spaces import TextLeaf
 from tdcollect.keys import Key, as_path
+
+_NONE: Mapping[Any, Any] = MappingProxyType({})
 
 
 class StepDict(dict[Key, torch.Tensor]):
@@ -114,9 +117,13 @@ def is_plain(value: Any) -> bool:
     return dense and not value.is_nested
 
 
-def flat(tensordict: TensorDictBase) -> StepDict:
-    """The leaves of a TensorDict, sharing their memory."""
-    return StepDict(tensordict.items(True, True))
+def flat(tensordict: TensorDictBase, texts: Mapping[Key, TextLeaf] = _NONE) -> StepDict:
+    """The leaves of a TensorDict, sharing their memory; of texts, the numbers."""
+    step = StepDict(tensordict.items(True, True))
+    for key, leaf in texts.items():
+        if (value := tensordict.get(key, None)) is not None:
+            step[key] = leaf.numbers(value)
+    return step
 
 
 def nested_shapes(tensordict: TensorDictBase) -> dict[tuple[str, ...], torch.Size]:
@@ -230,7 +237,7 @@ def shaped_like(
         return  # slots unlike each other are stacked as they are
     for name, part in template.items():
         inner = batch.get(name, None)
-        if inner is None and is_non_tensor(part):
+        if is_non_tensor(part):
             continue
         if isinstance(part, TensorDictBase):
             if inner is None:

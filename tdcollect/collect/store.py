@@ -165,6 +165,7 @@ class Placement:
 
     moves = False
     pinned = False  # whether buffers should lie in pinned memory
+    policy: Any = None  # the device of the policy; None where all is on the CPU
     # The device of the batch; None to leave entries where TorchRL has them.
     storing: torch.device | None = None
 

@@ -6,7 +6,6 @@ collected in the order of their arrival.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -34,7 +33,7 @@ from tdcollect.collect.step_dict import (
 )
 from tdcollect.collect.store import Placement, Store
 from tdcollect.envs.process.values import Array
-from tdcollect.envs.spaces import nested
+from tdcollect.envs.spaces import nested, told
 from tdcollect.keys import Key, is_next
 
 Lower = Callable[[StepDict], LoweredPolicy]
@@ -48,9 +47,6 @@ It returns the entries to zero where an episode begins.
 
 NewIds = Callable[[int], Array]
 """Gives so many new trajectory ids."""
-
-Stamps = list[tuple[float, list[int]]]
-"""The times at which episodes end, with their slots."""
 
 
 @dataclass
@@ -68,10 +64,15 @@ class Acting:
         if self.version is not None and keys.POLICY_VERSION in step:
             present = step[keys.POLICY_VERSION]
             step[keys.POLICY_VERSION] = torch.full_like(present, self.version())
-        policy = self._policy
+        policy, texts = self._policy, self.env.texts
         if policy is None:
-            self._policy = policy = self.lower(step)
-        self.place.run(policy, step)
+            self._policy = policy = self.lower(step.exclude(*texts) if texts else step)
+        if policy.straight or not texts:
+            self.place.run(policy, step)
+        else:
+            shown = StepDict(told(texts, step, self.place.policy))
+            self.place.run(policy, shown)
+            step.update((key, value) for key, value in shown.items() if key not in texts)
         if self._remembered is None:
             self._remembered = policy.forgets(step, self.env.carried)
         return self._remembered
@@ -230,9 +231,8 @@ def _where(mask: torch.Tensor, value: torch.Tensor, other: torch.Tensor) -> torc
 class Ends:
     """Resets the slots whose episodes ended in the latest step (``ended``), by their numbers."""
 
-    def __init__(self, env: ArrayEnv, new_ids: NewIds | None, stamps: Stamps):
+    def __init__(self, env: ArrayEnv, new_ids: NewIds | None):
         self._env = env
-        self._stamps = stamps
         self._new_ids = new_ids
         self._count = env.batch_size.numel()
         self._renewed: list[int] = []
@@ -241,9 +241,6 @@ class Ends:
     def begin(self, following: StepDict) -> StepDict:
         """The entries that begin the next step, given those that the latest step led to."""
         self.ended, self._renewed = self._env.ends(following)
-        if not self._renewed:
-            return following
-        self._stamps.append((time.perf_counter(), self._renewed))
         if not self.ended:
             return following
         return self._env.begin(following, following[keys.DONE], self.ended)
@@ -275,7 +272,7 @@ class MaskedEnds(Ends):
     def __init__(
         self, env: ArrayEnv, new_ids: NewIds | None, ids_on: torch.device | None, asks: bool
     ):
-        super().__init__(env, new_ids, [])
+        super().__init__(env, new_ids)
         self._ids_on = ids_on or torch.device("cpu")
         self._asks = asks
         # The number of the latest trajectory: -1 of the first that begins in this batch.
@@ -363,7 +360,6 @@ class Frames:
         in_one_piece: stack all steps at once, which gradients pass through.
         version: gives the version of the policy's weights, for rows by arrival; None if it is not
             tracked.
-        stamps: takes the times at which episodes end.
     """
 
     env: ArrayEnv
@@ -376,10 +372,9 @@ class Frames:
     in_one_piece: bool
     watch: Watch | None
     version: Callable[[], Any] | None
-    stamps: Stamps
 
     def __post_init__(self) -> None:
-        step = flat(self.carrier)
+        step = flat(self.carrier, self.env.texts)
         self.place.enter(step, (*self.env.carried, *keys.FLAGS))
         self._acting = Acting(self.env, self.lower, self.place, self.version)
         self._turns = turns_of(self.env, self._acting, self.place, step)
@@ -400,7 +395,7 @@ class Frames:
         env, turns, place = self.env, self._turns, self.place
         store = self._store(steps)
         slots = turns.ready
-        ends = Ends(env, self.new_ids, self.stamps)
+        ends = Ends(env, self.new_ids)
         if env.resets_by_mask:
             ends = MaskedEnds(env, self.new_ids, place.storing, asks=self.watch is not None)
             if keys.TRAJ_IDS in turns.present:
@@ -547,7 +542,6 @@ class Frames:
             store.append(step, following, came.stepped)
             turns.take(came)
             if ended:
-                self.stamps.append((time.perf_counter(), ended))
                 turns.ready = [slot for slot in turns.ready if slot not in ended]
                 if self.new_ids is not None:
                     set_ids(turns.present, ended, renew(ended))
@@ -572,13 +566,15 @@ class Frames:
             self._acting.score({}, turns.present)
             raise
         except NotReset:  # no batch may begin with what a step has left
-            turns.present, self._moved = flat(self.carrier), True
+            turns.present, self._moved = flat(self.carrier, self.env.texts), True
             raise
         finally:
             if number is not None:
                 number(turns.present)
             step = StepDict((k, v) for k, v in turns.present.items() if k not in turns.next_keys)
             step = self.place.leave(step)
+            if texts := self.env.texts:
+                step = told(texts, step, self.carrier.device)
             left = nested(step.items(), self.env.batch_size, self.carrier.device)
             if held is not None:
                 held.left = left

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from tdcollect.collect import Collector as Collector
     from tdcollect.collect import SyncDataCollector as SyncDataCollector
     from tdcollect.collectors.asking import LostWorker as LostWorker
-    from tdcollect.collectors.asking import LostWorkers as LostWorkers
     from tdcollect.collectors.asking import WorkerLostError as WorkerLostError
     from tdcollect.collectors.asking import worker_of as worker_of
     from tdcollect.collectors.multi import AsyncCollector as AsyncCollector

@@ -1,4 +1,4 @@
-"""Questions of collectors to their workers, and the collector in a worker that answers them."""
+"""Questions of collectors to their workers, and the collector in a worker; bad arguments."""
 
 from __future__ import annotations
 
@@ -9,25 +9,31 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from itertools import accumulate, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torchrl.collectors as upstream
 from tensordict import LazyStackedTensorDict, TensorDictBase, is_non_tensor
 from torchrl.collectors import BaseCollector
-from torchrl.data.utils import CloudpickleWrapper
-from torchrl.envs import GymWrapper
+from torchrl.envs import EnvBase, GymWrapper
 
 from tdcollect import check
-from tdcollect._upstream.collectors import CollectorState
+from tdcollect._upstream.collectors import (
+    CollectorState,
+    drop_generic_defaults,
+    one_env_each,
+    service_backend,
+)
 from tdcollect.collect import Collector
+from tdcollect.collect.arguments import whole_trajectories
 from tdcollect.collect.run import Explanation, Part
 from tdcollect.collect.statistics import Moments, Statistics
-from tdcollect.display import count_text, one_line
+from tdcollect.display import count_text
 from tdcollect.envs.adopted import chain
-from tdcollect.envs.process.values import ResetOptions
 from tdcollect.envs.traits import base_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 
@@ -36,10 +42,7 @@ ID_BITS = 40
 
 
 def worker_of(traj_ids: torch.Tensor) -> torch.Tensor:
-    """The workers that collected trajectories, ``[...]`` int64, by their ids ``[...]``.
-
-    Workers that took the place of lost ones have numbers of their own, after those of the first.
-    """
+    """The workers that collected trajectories, ``[...]`` int64, by their ids ``[...]``."""
     return traj_ids >> ID_BITS
 
 
@@ -78,8 +81,6 @@ class WorkerFacts(NamedTuple):
     """N of its env."""
     seeds_in_a_row: bool
     """The slots of its env can go on from those of other workers, under one root seed."""
-    has_options: bool = False
-    """Its resets have options by slot, counted over all workers."""
 
 
 class WorkerReport(NamedTuple):
@@ -100,7 +101,7 @@ def facts_of(collector: Any) -> WorkerFacts:
     in_a_row = isinstance(base, GymnasiumEnv) or (
         isinstance(base, GymWrapper) and bool(base.batch_size)
     )
-    return WorkerFacts(collector.n_env, in_a_row, collector.reset_options is not None)
+    return WorkerFacts(collector.n_env, in_a_row)
 
 
 def report_of(collector: Any, parts: Any = ()) -> WorkerReport:
@@ -110,32 +111,24 @@ def report_of(collector: Any, parts: Any = ()) -> WorkerReport:
     return WorkerReport(saved, parts or tuple(collector.explain()))
 
 
-def seeds_of(seed: int, worker: int, replacement: int = 0) -> list[int]:
-    """Return the seeds of a worker's torch, NumPy and Python, and of a replacement's env."""
-    key = (worker, replacement, 7) if replacement else (worker,)
-    *generators, env = np.random.SeedSequence(seed, spawn_key=key).generate_state(4)
-    return [*map(int, generators), int(env >> 1)]
-
-
 def seeded(
     collector: Any,
-    env_seed: int | None,
+    seed: int,
     root: int,
     worker: int,
-    replacement: int = 0,
     static_seed: bool = False,
     first_slot: int = 0,
 ) -> int:
     """Seed the global generators of a worker's process and its env, and restart.
 
-    ``root`` is the seed of the whole collection, ``env_seed`` that of the env, whose slots are
-    numbered from ``first_slot``; None is for a replacement. Returns the seed for the next env.
+    ``root`` is the seed of the whole collection, ``seed`` that of the env, whose slots are
+    numbered from ``first_slot``. Returns the seed for the next env.
     """
-    torchs, numpys, pythons, envs = seeds_of(root, worker, replacement)
+    states = np.random.SeedSequence(root, spawn_key=(worker,)).generate_state(4)
+    torchs, numpys, pythons, _ = map(int, states)
     torch.manual_seed(torchs)
     np.random.seed(numpys)  # noqa: NPY002  envs may draw from it
     random.seed(pythons)
-    seed = envs if env_seed is None else env_seed
     base = base_of(collector.env)
     if isinstance(base, GymnasiumEnv):
         base.first_slot = first_slot
@@ -144,27 +137,11 @@ def seeded(
     return collector.set_seed(seed, static_seed=static_seed)
 
 
-def set_version(collector: Any, version: int) -> None:
-    """Count the versions of weights on from this one, where they are tracked by numbers."""
-    if isinstance(getattr(collector, "policy_version", None), int):
-        collector.policy_version_tracker.version = version
-
-
 def take_weights(collector: Any, weights: Any, version: int) -> None:
     """Load weights of the policy; ``version`` is that of their sender, where it is tracked."""
     collector.update_policy_weights_(weights)
-    set_version(collector, version)
-
-
-def take_place(
-    collector: Any, worker: int, weights: Any, version: int, seeding: tuple[Any, ...] | None
-) -> None:
-    """Make a new collector that of a lost worker, with weights and seeds if there are any."""
-    collector.worker_idx = worker
-    if weights is not None:
-        take_weights(collector, weights, version)
-    if seeding is not None:
-        seeded(collector, *seeding)
+    if isinstance(getattr(collector, "policy_version", None), int):
+        collector.policy_version_tracker.version = version
 
 
 def load_state(collector: Any, state: Mapping[str, Any]) -> None:
@@ -211,25 +188,12 @@ class WorkerMethods:
             unread.replace(self.report_file)
 
 
-def options_of_workers(reset_options: Any, kind: Any, workers: int) -> list[dict[str, Any]]:
-    """The arguments of the collectors in workers for reset options; ``kind`` is their class."""
-    if reset_options is None:
-        return [{} for _ in range(workers)]
-    if not (isinstance(kind, type) and issubclass(kind, Collector)):
-        raise TypeError(f"expected tdcollect.Collector in workers for reset_options, got {kind}")
-    check.callables(reset_options=reset_options)
-    give = CloudpickleWrapper(reset_options)
-    return [{"reset_options": ResetOptions(give, worker)} for worker in range(workers)]
-
-
 @dataclass(eq=False)
 class InnerCollector:
     """Makes the collector of a worker: given to TorchRL in the place of a class, and pickled."""
 
     cls: type[Collector]
-    numbers: Sequence[int]
     files: Sequence[Path]
-    options: Sequence[Mapping[str, Any]]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """A collector, in a worker."""
@@ -238,8 +202,8 @@ class InnerCollector:
         attributes = {k: v for k, v in vars(self).items() if k not in self.__dataclass_fields__}
         cls = meta(f"{self.cls.__name__}InWorker", (WorkerMethods, self.cls), attributes)
         worker = kwargs.get("worker_idx") or 0
-        kwargs["traj_pool"] = TrajectoryIds(self.numbers[worker])
-        collector = cls(*args, backend="direct", **kwargs, **self.options[worker])
+        kwargs["traj_pool"] = TrajectoryIds(worker)
+        collector = cls(*args, backend="direct", **kwargs)
         _share_tensors_alone(collector, kwargs.get("use_buffers"))
         collector.report_file = self.files[worker]
         collector.note_report()
@@ -280,9 +244,7 @@ def _no_tensors(entry: Any, key: tuple[str, ...] = ()) -> Iterator[tuple[str, ..
 
 # ------------------------------------------------------------------------------- lost workers
 
-_ADVICE = (
-    "make a new collector, or pass on_worker_lost='restart' to have another worker take its place"
-)
+_ADVICE = "make a new collector"
 
 
 @dataclass(frozen=True)
@@ -294,38 +256,17 @@ class LostWorker:
         pid: of its process, or a name of it on another machine.
         how: the way in which it ended: ``"was killed by SIGKILL"``, ``"ended with exit code 3"``.
         slots: those that it held, counted over all workers; empty if it had not started.
-        frames: how many frames were lost with it at most: those of the batch at hand.
-        replaced: another worker took its place.
     """
 
     worker: int
     pid: int | str | None
     how: str
     slots: range
-    frames: int
-    replaced: bool
 
     def __str__(self) -> str:
         first, last = self.slots.start, self.slots.stop - 1
         slots = f", slots {first} to {last}" if first < last else f", slot {first}"
         return f"worker {self.worker} (pid {self.pid}{slots if self.slots else ''}) {self.how}"
-
-
-class LostWorkers(tuple[LostWorker, ...]):
-    """The workers that a collector has lost, in order."""
-
-    @property
-    def frames(self) -> int:
-        """The number of frames that were lost with them, at most."""
-        return sum(lost.frames for lost in self)
-
-    def __repr__(self) -> str:
-        if not self:
-            return one_line(self, "none")
-        return one_line(self, *map(str, self), f"at most {count_text(self.frames, 'frame')} lost")
-
-    def __str__(self) -> str:
-        return "\n".join(f"{lost}; at most {lost.frames} frames lost" for lost in self) or "none"
 
 
 class WorkerLostError(RuntimeError):
@@ -354,7 +295,6 @@ Calls = Mapping[int, Sequence[Any]]
 class Asking(BaseCollector):
     """A mixin of collectors with workers, over one way to ask them."""
 
-    lost = LostWorkers()
     _facts: Sequence[WorkerFacts] | None = None
     """None until the workers are known, and where they run another's collector."""
 
@@ -376,21 +316,17 @@ class Asking(BaseCollector):
     def _learn_facts(self) -> None:
         """Ask for what is the same as long as the workers live."""
         self._facts = self._ask_all(facts_of)
-        if any(one.has_options for one in self._facts) and len({*self._slots}) > 1:
-            text = f"expected workers of as many slots each for reset_options, got {self._slots}"
-            self.shutdown()
-            raise ValueError(f"{text}; give their envs the same num_envs")
 
     def _seed_workers(self, seed: int, static_seed: bool) -> Any:
         """Seed all workers, their slots numbered on where envs can; return TorchRL's next seed."""
         if all(one.seeds_in_a_row for one in self._facts or ()):
             firsts = accumulate(self._slots[:-1], initial=0)
-            calls = {w: (seed, seed, w, 0, static_seed, first) for w, first in enumerate(firsts)}
+            calls = {w: (seed, seed, w, static_seed, first) for w, first in enumerate(firsts)}
             self._ask(seeded, calls)
             return seed if static_seed else chain(seed, len(calls) + 1)[-1]
         following = seed
         for worker in range(self.num_workers):
-            call = following, seed, worker, 0, static_seed
+            call = following, seed, worker, static_seed
             (following,) = self._ask(seeded, {worker: call})
         return following
 
@@ -421,15 +357,11 @@ class Asking(BaseCollector):
         """The latest report of each worker."""
         return self._ask_all(report_of)
 
-    def _lost_worker(
-        self, worker: int, pid: Any, how: str, frames: int, replaced: bool = False
-    ) -> LostWorker:
-        """Put a lost worker on record."""
+    def _lost_worker(self, worker: int, pid: Any, how: str) -> LostWorker:
+        """The record of a lost worker."""
         first = sum(self._slots[:worker])
         slots = range(first, first + self._slots[worker]) if self._facts else range(0)
-        lost = LostWorker(worker, pid, how, slots, frames, replaced)
-        self.lost = LostWorkers((*self.lost, lost))
-        return lost
+        return LostWorker(worker, pid, how, slots)
 
 
 _PAYS = 10e-3
@@ -558,3 +490,90 @@ def _advice(reports: Sequence[WorkerReport], slots: Sequence[int]) -> Part:
         return Part("workers", what, f"{how}: several processes pay")
     better = f"larger batches, or one process with {sum(slots)} slots, would be faster"
     return Part("workers", what, f"{how}: {better}", "3 ms per batch")
+
+
+# ---------------------------------------------------------------------------------------- arguments
+
+
+_SELECTORS = ("backend_options", "num_collectors", "num_workers", "sync")
+
+
+def collector_of_workers(
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    backend: str,
+    options: Mapping[str, Any],
+    num_collectors: int | None,
+    sync: bool | None,
+) -> Any:
+    """Make the collector that runs others in workers, for ``Collector(..., backend=)``."""
+    check.positive_int_or_none(num_collectors=num_collectors)
+    if sync is not None and not isinstance(sync, bool):
+        raise TypeError(f"expected sync to be True, False or None, got {sync!r}")
+    twice = sorted({*_SELECTORS, *kwargs, *("create_env_fn", "policy")[: len(args)]} & {*options})
+    if twice:
+        raise ValueError(
+            f"expected each argument once, got {twice} in backend_options, which have an argument "
+            "of their own; pass them there alone"
+        )
+    if backend not in ("process", "ray"):
+        # On torch.distributed and its RPC the collectors are TorchRL's, with ours in workers.
+        # Of others, TorchRL names those that there are.
+        chosen = None if backend == service_backend() else backend
+        how = {"backend_options": options, "num_collectors": num_collectors, "sync": sync}
+        return upstream.Collector(*args, backend=chosen, **how, **kwargs)
+    args, kwargs, count = one_env_each(args, {**kwargs, **options}, num_collectors)
+    name = "MultiCollector" if backend == "process" else "RayCollector"
+    cls = getattr(import_module("tdcollect.collectors"), name)
+    drop_generic_defaults(cls, kwargs)
+    if backend == "ray":
+        kwargs["num_collectors"] = count
+    return cls(*args, sync=bool(sync), **kwargs)
+
+
+def _batch_size(env: Any, env_kwargs: Any) -> torch.Size:
+    """The batch size of the first worker's env, which is made and closed for that."""
+    if isinstance(env, EnvBase):
+        return env.batch_size
+    env_kwargs = env_kwargs or {}
+    one = env(**(env_kwargs if isinstance(env_kwargs, Mapping) else env_kwargs[0]))
+    one.close()
+    return one.batch_size
+
+
+def class_of_collectors(chosen: Any) -> Any:
+    """Return the class of the collectors in the workers: tdcollect's for None and ``"single"``."""
+    if chosen in (None, "single"):
+        return Collector
+    if not callable(chosen):
+        kind = ValueError if isinstance(chosen, str) else TypeError
+        raise kind(
+            f"expected collector_class to be 'single', a class or a function, got {chosen!r}; "
+            "leave it out for tdcollect.Collector"
+        )
+    return chosen
+
+
+def check_shared_buffer(env: Any, policy: Any, options: Mapping[str, Any]) -> None:
+    """Refuse a one-dimensional replay buffer, shared by workers, for an env of several slots.
+
+    The env is made once to know its slots, and closed, unless its batches fit in any case.
+    """
+    buffer = options.get("replay_buffer")
+    storage = getattr(buffer, "storage", None)
+    if getattr(storage, "ndim", None) != 1 or getattr(storage, "initialized", True):
+        return
+    if getattr(buffer, "transform", None) or not options.get("extend_buffer", True):
+        return
+    made_inside = policy is None and options.get("policy_factory") is not None
+    if made_inside or whole_trajectories(options):
+        return
+    batch_size = _batch_size(env, options.get("create_env_kwargs"))
+    if batch_size:
+        name = type(storage).__name__
+        raise ValueError(
+            "expected a replay buffer with a storage of 2 dimensions, for the batches [N, T] that "
+            f"workers with envs of {batch_size.numel()} slots write, got ndim=1; make it "
+            f"{name}(max_size, ndim=2), or pass trajs_per_batch to write whole trajectories"
+        )

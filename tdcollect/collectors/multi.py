@@ -4,30 +4,336 @@ from __future__ import annotations
 
 import atexit
 import inspect
+import logging
+import multiprocessing
+import pickle
 import signal
 import sys
+import threading
 import weakref
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from copy import deepcopy
-from multiprocessing import util
+from multiprocessing import connection, util
+from multiprocessing.synchronize import Lock
 from operator import methodcaller
+from pathlib import Path
+from queue import Empty
+from shutil import rmtree
+from tempfile import mkdtemp
 from typing import Any
 
-import torch
 import torchrl.collectors as upstream
 
 from tdcollect import check
-from tdcollect._upstream.collectors import MultiCollectorMeta, WorkersState
+from tdcollect._upstream.collectors import (
+    MultiCollectorMeta,
+    WorkersState,
+    kept_by_others,
+    locks_between,
+    readers,
+)
 from tdcollect.collect import Collector
 from tdcollect.collect.arguments import check_arguments, check_known
 from tdcollect.collect.collector import extends
-from tdcollect.collectors import asking, dispatch
-from tdcollect.collectors.pipes import Guard, Reports, WorkerPipe, WorkerQueue
+from tdcollect.collectors import asking
+from tdcollect.collectors.asking import WorkerLostError, WorkerReport
 from tdcollect.display import count_text, one_line
 from tdcollect.processes.child import children_hash_by, ending, hash_seed
-from tdcollect.threads import with_threads
+
+COLLECT = ("continue", "continue_random")
+_PATIENCE = 2.0  # seconds
+_PAUSE = "pause"
+
+
+class WorkerPipe:
+    """The parent's end of the pipe to a worker.
+
+    A worker of an async collector drops its batch and waits when it is asked something; it is told
+    to go on here.
+    """
+
+    def __init__(self, pipe: connection.Connection, guard: Guard):
+        self.pipe = pipe
+        self.holds = False  # if so, the worker is not told to go on
+        self._guard = guard
+        self._order: Any = (None, COLLECT[0])  # the latest message to collect a batch
+        self._owes = False  # word of a batch on the queue
+        self._told = False  # it has been told to go on
+
+    def send(self, message: Any) -> None:
+        """Send a message of TorchRL's: its data, and its name."""
+        if message[1] in COLLECT:
+            self._order = message
+            if self._told and self._owes:
+                self._told = False
+                return
+            self._owes = True
+        elif message[1] == _PAUSE:
+            self._owes = False
+        with _watched(self._guard):
+            self.pipe.send(message)
+
+    def recv(self) -> Any:
+        """Receive an answer."""
+        with _watched(self._guard):
+            answer = self.pipe.recv()
+        if not self.holds and self._owes:
+            self.go_on()
+        return answer
+
+    def go_on(self) -> None:
+        """Have the worker collect a batch, which it owes from now on."""
+        self._owes = self._told = True
+        self.pipe.send(self._order)
+
+    def delivered(self) -> None:
+        """The worker has given what it owed."""
+        self._owes = self._told = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.pipe, name)
+
+
+class WorkerQueue:
+    """The queue on which workers give word of their batches."""
+
+    def __init__(self, queue: Any, pipes: list[WorkerPipe], guard: Guard):
+        self.queue = queue
+        self._pipes = pipes
+        self._guard = guard
+        self._batches: dict[int, Any] = {}
+        self._begun: set[int] = set()
+
+    def begin(self) -> None:
+        """Begin an iteration, for which workers name their memory with their first batch again."""
+        self._begun = set(self._batches)
+
+    def get(self, timeout: float | None = None) -> Any:
+        """The next word of a worker; ``Empty`` is raised if none comes in ``timeout`` seconds."""
+        (end,) = readers([self.queue])
+        while end not in (ready := connection.wait([end, *self._guard.deaths()], timeout)):
+            if not ready:
+                raise Empty
+            self._guard.check()
+        with _watched(self._guard):  # the memory of a batch goes with its process
+            what, count = self.queue.get()
+        batch, worker = what if isinstance(what, tuple) else (None, what)
+        self._pipes[worker].delivered()
+        if isinstance(what, tuple):
+            self._batches[worker] = batch
+        elif worker in self._begun:
+            batch, count = self._batches[worker], 0
+        self._begun.discard(worker)
+        return (worker if batch is None else (batch, worker)), count
+
+    def drain(self) -> None:
+        """Drop what workers have given and nobody has taken."""
+        with suppress(Empty):
+            while True:
+                self.get(0.0)
+
+    def full(self) -> bool:
+        """Return whether the queue is full."""
+        return bool(self.queue.full())
+
+    def close(self) -> None:
+        """Close the queue."""
+        self.queue.close()
+
+
+@contextmanager
+def _watched(guard: Guard) -> Iterator[None]:
+    """Have the guard look where something breaks, a little before a process has ended."""
+    try:
+        yield
+    except (EOFError, OSError):
+        if deaths := guard.deaths():
+            connection.wait(deaths, _PATIENCE)
+        guard.check()
+        raise
+
+
+class Reports:
+    """Files, each with the latest word of a worker: its report, or the error that it ended with."""
+
+    def __init__(self, workers: int):
+        self._folder = mkdtemp(prefix="tdcollect-reports-")
+        # Unlike a `TemporaryDirectory`, it leaves the folder alone in forks of this process.
+        self._remove = util.Finalize(self, rmtree, (self._folder, True), exitpriority=0)
+        self.files = [Path(self._folder, str(worker)) for worker in range(workers)]
+
+    def latest(self, procs: Callable[[], Sequence[Any]]) -> list[WorkerReport]:
+        """The latest report of each worker; ``procs`` raises for one that has died."""
+        for worker, proc in enumerate(procs()[: len(self.files)]):
+            if self.last_word(worker):
+                connection.wait([proc.sentinel], 5)  # it ends
+        procs()
+        return [pickle.loads(file.read_bytes()) for file in self.files]
+
+    def last_word(self, worker: int) -> str:
+        """The error that a worker ended with; empty where it was killed."""
+        with suppress(OSError, IndexError):  # of none, where another's collector runs
+            word = pickle.loads(self.files[worker].read_bytes())
+            return word if isinstance(word, str) else ""
+        return ""
+
+    def close(self) -> None:
+        """Remove the files."""
+        self._remove()
+
+
+_log = logging.getLogger("tdcollect.collectors")
+_SIGNAL: Any = getattr(signal, "SIGCHLD", None)  # Windows has none
+
+
+class _Watched:
+    """A process as TorchRL looks at it. If it finds one dead, it ends the others and gives up."""
+
+    def __init__(self, proc: Any, guard: Guard):
+        self._proc, self._guard = proc, guard
+
+    def is_alive(self) -> bool:
+        if not self._proc.is_alive():
+            self._guard.check()
+        return not self._guard.closed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._proc, name)
+
+
+class Guard:
+    """Watches the worker processes of a collector, in a thread and wherever one is waited for."""
+
+    def __init__(self, collector: Any, procs: list[Any]):
+        self.procs = procs
+        self.closed = False
+        self.lock = threading.RLock()
+        self._collector = weakref.ref(collector)
+        self._error: WorkerLostError | None = None
+        self._previous: Any = None
+        self._handler: Any = None
+        self._wake, self._sleep = multiprocessing.Pipe(duplex=False)
+        self._thread = threading.Thread(
+            target=_watch, args=(weakref.ref(self), self._wake), name="tdcollect-guard", daemon=True
+        )
+        self._thread.start()
+
+    def deaths(self) -> list[Any]:
+        """The processes' sentinels, each ready once its process has ended."""
+        if self.closed or self._error is not None:
+            return []
+        return [proc.sentinel for proc in self.procs]
+
+    def watched(self) -> list[Any]:
+        """The processes; a dead one is found by whoever looks whether it is alive."""
+        return [_Watched(proc, self) for proc in self.procs]
+
+    def check(self) -> None:
+        """Raise :class:`WorkerLostError` if a worker has died; the others are ended."""
+        if self.closed:
+            return
+        with self.lock:
+            self._look()
+        if (error := self._error) is not None:
+            if (collector := self._collector()) is not None:
+                collector.shutdown(timeout=1.0, raise_on_error=False)
+            raise error
+
+    def _look(self) -> None:
+        """Take note of workers that have died."""
+        if self.closed or self._error is not None:
+            return
+        for worker, proc in enumerate(self.procs):
+            if not proc.is_alive():  # a fork server's sentinel is ready only until somebody asks
+                self._note(worker, proc)
+                return
+
+    def _note(self, worker: int, proc: Any) -> None:
+        collector = self._collector()
+        if collector is None:  # which ends them all
+            return
+        proc.join(1.0)
+        cause = collector.reports.last_word(worker)
+        how = ending(proc.exitcode) + f" after {cause}" * bool(cause)
+        lost = collector._lost_worker(worker, proc.pid, how)
+        WorkersState(collector).release_update(worker)
+        _log.error("%s; the other workers are ended", lost)
+        self._error = WorkerLostError(lost)
+        for other in self.procs:
+            if other is not proc:
+                other.terminate()
+        for other in self.procs:
+            other.join(_PATIENCE)
+        _give_back(locks_between(collector.replay_buffer, collector.queue_out.queue))
+
+    # ------------------------------------------------------------------------- while it runs free
+
+    def raise_in_main_thread(self) -> None:
+        """From now on, raise in the main thread when a worker is lost, by a handler of SIGCHLD."""
+        if self._handler is not None or not _can_signal():
+            return
+        previous, itself = signal.getsignal(_SIGNAL), weakref.ref(self)
+
+        def handler(number: int, frame: Any) -> None:
+            if callable(previous):
+                previous(number, frame)
+            guard = itself()
+            if guard is not None and not guard.closed and guard._error is not None:
+                guard.check()
+
+        self._previous = previous
+        self._handler = handler
+        signal.signal(_SIGNAL, handler)
+
+    def look_in_thread(self) -> bool:
+        """Look, in the thread that watches; True to go on watching."""
+        with self.lock:
+            if self.closed:
+                return False
+            with suppress(ValueError):  # of a process that a shutdown closes meanwhile
+                self._look()
+            if self._error is not None and self._handler is not None:
+                signal.pthread_kill(threading.main_thread().ident or 0, _SIGNAL)
+            return self._error is None
+
+    def close(self) -> None:
+        """Stop looking; may be called again."""
+        if self.closed:
+            return
+        self.closed = True
+        with suppress(OSError):
+            self._sleep.close()  # the thread finds its end closed
+        if self._handler and _can_signal() and signal.getsignal(_SIGNAL) is self._handler:
+            signal.signal(_SIGNAL, self._previous or signal.SIG_DFL)
+
+
+def _give_back(locks: Sequence[Any]) -> None:
+    """Give back the locks of workers that have ended, for whom others would wait for ever."""
+    for lock in locks:
+        if isinstance(lock, Lock) and kept_by_others(lock, _PATIENCE):
+            lock.release()
+            _log.warning("a worker ended as it wrote: rows of the replay buffer may be incomplete")
+
+
+def _can_signal() -> bool:
+    return _SIGNAL is not None and threading.current_thread() is threading.main_thread()
+
+
+def _watch(guard_of: Callable[[], Guard | None], wake: connection.Connection) -> None:
+    """Wait until a process ends, and have the guard look."""
+    with wake:
+        while True:
+            guard = guard_of()
+            if guard is None or guard.closed:
+                return
+            sentinels = guard.deaths()
+            del guard  # or it would live as long as this thread
+            ready = connection.wait([wake, *sentinels])
+            guard = guard_of()
+            if wake in ready or guard is None or not guard.look_in_thread():
+                return
+            del guard
 
 
 class _BySync(MultiCollectorMeta):
@@ -76,20 +382,16 @@ class MultiCollector(asking.Asking, upstream.MultiCollector, metaclass=_BySync):
     Args:
         create_env_fn: makes the env of each worker; a list of one function per worker.
         policy: as TorchRL has it.
-        on_worker_lost: what to do when a worker dies. ``"raise"`` ends the others and raises
-            :class:`WorkerLostError`; ``"restart"`` has another take its place, with the newest
-            weights, new trajectory ids, and seeds that follow from :meth:`set_seed`; a worker
-            that is lost four times in a row, each within a minute and without a batch, raises, and
-            so does one that is killed as it writes to the replay buffer, with the lock of all.
         collector_class: of the collectors in the workers; None or ``"single"`` for
             :class:`tdcollect.Collector`.
-        reset_options: as :class:`tdcollect.Collector` has it; slot i of worker w is ``w N + i``.
         **kwargs: as TorchRL has them.
 
     Attributes:
         stats: :class:`tdcollect.collect.Statistics`, merged over the workers; a call gives
             TorchRL's dict of counters.
-        lost: the workers that were lost, and how many frames at most with them.
+
+    Raises:
+        WorkerLostError: wherever the collector waits, if a worker has died; the others are ended.
     """
 
     @extends(upstream.MultiCollector.__init__)
@@ -98,9 +400,7 @@ class MultiCollector(asking.Asking, upstream.MultiCollector, metaclass=_BySync):
         create_env_fn: Any,
         policy: Any = None,
         *,
-        on_worker_lost: str = "raise",
         collector_class: Any = None,
-        reset_options: Any = None,
         **kwargs: Any,
     ):
         self.closed = True
@@ -117,23 +417,19 @@ class MultiCollector(asking.Asking, upstream.MultiCollector, metaclass=_BySync):
                 f"one function and no number; pass [{name}] * 2"
             )
         check.positive_int(**{"the number of workers": workers})
-        dispatch.check_on_worker_lost(on_worker_lost, kwargs)
-        inner = dispatch.class_of_collectors(collector_class)
+        inner = asking.class_of_collectors(collector_class)
         self._ours = isinstance(inner, type) and issubclass(inner, Collector)
-        options = asking.options_of_workers(reset_options, inner, workers)
-        dispatch.check_shared_buffer(create_env_fn[0] if several else create_env_fn, policy, kwargs)
+        asking.check_shared_buffer(create_env_fn[0] if several else create_env_fn, policy, kwargs)
         self.reports = Reports(workers if self._ours else 0)
         if self._ours:
-            inner = asking.InnerCollector(inner, range(workers), self.reports.files, options)
-        self._crews = Crews(self, inner, kwargs)
+            inner = asking.InnerCollector(inner, self.reports.files)
         try:
             with children_hash_by(hash_seed()):
                 super().__init__(create_env_fn, policy, collector_class=inner, **kwargs)
         except Exception as error:
             self._name_lost_at_start(error)
             raise
-        replace = self._crews.start if on_worker_lost == "restart" else None
-        guard = Guard(self, self._procs, replace)
+        guard = Guard(self, self._procs)
         pipes, queue = vars(self)["pipes"], vars(self)["queue_out"]  # as TorchRL has made them
         self.pipes = [WorkerPipe(pipe, guard) for pipe in pipes]
         self.queue_out = WorkerQueue(queue, self.pipes, guard)
@@ -149,7 +445,7 @@ class MultiCollector(asking.Asking, upstream.MultiCollector, metaclass=_BySync):
         for worker, proc in enumerate(vars(self).get("_procs", ())):
             if proc.exitcode not in (None, 0, -signal.SIGTERM):
                 how = f"{ending(proc.exitcode)} as it started"
-                lost = self._lost_worker(worker, proc.pid, how, 0)
+                lost = self._lost_worker(worker, proc.pid, how)
                 raise asking.WorkerLostError(lost, _advice_at_start(proc)) from error
 
     # ----------------------------------------------------------------------------- lost workers
@@ -188,7 +484,6 @@ class MultiCollector(asking.Asking, upstream.MultiCollector, metaclass=_BySync):
         try:
             super().shutdown(*args, **kwargs)
         finally:
-            self._crews.shutdown()
             WorkersState(self).end_weight_sync()
             self.reports.close()
 
@@ -200,19 +495,7 @@ class MultiCollector(asking.Asking, upstream.MultiCollector, metaclass=_BySync):
     def update_policy_weights_(self, policy_or_weights: Any = None, **kwargs: Any) -> None:
         """Send weights to the workers; see the parent's method."""
         self._look()
-        if policy_or_weights is not None:
-            self._crews.weights = policy_or_weights
-        crews, chosen = dict(self._crews.crews), kwargs.pop("worker_ids", None)
-        everyone = range(self.num_workers) if chosen is None else chosen
-        everyone = [everyone] if isinstance(everyone, int) else everyone
-        for worker in everyone:
-            self._crews.versions[worker] += 1
-            if worker in crews:
-                crews[worker].update_policy_weights_(policy_or_weights, **kwargs)
-        first = [worker for worker in everyone if worker not in crews]
-        if first:
-            ids = first if crews else chosen
-            super().update_policy_weights_(policy_or_weights, worker_ids=ids, **kwargs)
+        super().update_policy_weights_(policy_or_weights, **kwargs)
         self._look()
 
     # ------------------------------------------------------------------------- seeds and states
@@ -236,7 +519,6 @@ class MultiCollector(asking.Asking, upstream.MultiCollector, metaclass=_BySync):
         if self._facts is None:
             return super().set_seed(seed, static_seed)
         self._look()
-        self._crews.seed = seed
         WorkersState(self).flush_trajectories()
         # The workers wait, and drop what they have collected.
         for pipe in self.pipes:
@@ -278,7 +560,6 @@ class MultiCollector(asking.Asking, upstream.MultiCollector, metaclass=_BySync):
         state |= {"frames": counters.frames, "iter": counters.iteration}
         pools = [one["traj_pool"] for one in workers]
         state["traj_pool"] = max(pools, key=lambda pool: int(pool["traj_id"])).copy()
-        state["replacements"] = self._crews.begun
         if self.policy_version_tracker is not None:
             state["policy_version"] = self.policy_version
         return state
@@ -303,14 +584,12 @@ class MultiCollector(asking.Asking, upstream.MultiCollector, metaclass=_BySync):
             return
         states = deepcopy([state_dict[f"worker{w}"] for w in range(self.num_workers)])
         self._ask(asking.load_state, {worker: (state,) for worker, state in enumerate(states)})
-        for worker, state in enumerate(states):
-            self._crews.versions[worker] = int(state.get("policy_version", 0))
         counters = WorkersState(self)
         counters.frames, counters.iteration = int(state_dict["frames"]), int(state_dict["iter"])
-        self._crews.begun = int(state_dict.get("replacements", 0))
         version = state_dict.get("policy_version")
         if version is not None and self.policy_version_tracker is not None:
             self.policy_version_tracker.version = version
+            counters.acknowledged_version = version
 
     # ---------------------------------------------------------------------------------- reports
 
@@ -326,8 +605,7 @@ class MultiCollector(asking.Asking, upstream.MultiCollector, metaclass=_BySync):
         frames = f"frames_per_batch={self.requested_frames_per_batch}"
         slots = f"slots={self._slots}" if self._facts is not None else ""
         parts = [count_text(self.num_workers, "worker"), slots, frames]
-        parts += [f"total_frames={self.total_frames}", f"lost={len(self.lost)}" * bool(self.lost)]
-        return one_line(self, *filter(None, parts))
+        return one_line(self, *filter(None, parts), f"total_frames={self.total_frames}")
 
 
 class MultiSyncCollector(MultiCollector, upstream.MultiSyncCollector):
@@ -353,90 +631,6 @@ class AsyncCollector(MultiAsyncCollector, upstream.AsyncCollector):
 
     See :class:`MultiAsyncCollector`, and :class:`torchrl.collectors.AsyncCollector`.
     """
-
-
-_OF_ALL = (
-    "cat_results",
-    "device",
-    "num_workers",
-    "preemptive_threshold",
-    "split_trajs",
-    "traj_format",
-    "trajs_per_batch",
-    "update_at_each_batch",
-)
-"""Options of a collector that its workers are not given, or not so."""
-
-
-class Crews:
-    """Starts workers in the place of lost ones, each a TorchRL collector with one worker."""
-
-    def __init__(self, collector: Any, inner: Any, options: Mapping[str, Any]):
-        self.crews: dict[int, Any] = {}
-        """Those in place now, by the index of the worker."""
-        self.seed: int | None = None
-        """Of the whole collection; None if it is not seeded."""
-        self.weights: Any = None
-        """The latest weights that were given; None for those of the policy."""
-        self.versions: Counter[int] = Counter()
-        """The number of times that each worker was given weights, by its index."""
-        self.begun = 0
-        """The number that have begun, before the state that the collector went on from too."""
-        self._collector = weakref.ref(collector)
-        self._inner = inner
-        self._options = options
-
-    def start(self, worker: int, count: int) -> Any:
-        """Start a worker in the place of a lost one, the first for ``count=1``; its process."""
-        collector: Any = self._collector()
-        inner, number = self._inner, collector.num_workers + self.begun
-        if isinstance(inner, asking.InnerCollector):
-            file = collector.reports.file(number)
-            inner = asking.InnerCollector(inner.cls, [number], [file], [inner.options[worker]])
-        self.begun += 1
-        with with_threads(torch.get_num_threads()):  # TorchRL's collectors change it
-            crew = self._make(collector, worker, inner)
-        if self.weights is not None:
-            crew.update_policy_weights_(self.weights)
-        if isinstance(inner, asking.InnerCollector):
-            collector.reports.files[worker] = file
-            crew.map_fn("run_function", [(asking.set_version, self.versions[worker])])
-            if self.seed is not None:
-                crew.map_fn("run_function", [(asking.seeded, None, self.seed, worker, count)])
-        before, self.crews[worker] = self.crews.get(worker), crew
-        collector.queue_out.add(crew.queue_out, worker)
-        collector.pipes[worker].replaced(crew.pipes[0])
-        if before is not None:
-            _end(before)
-        return crew.procs[0]
-
-    def _make(self, collector: Any, worker: int, inner: Any) -> Any:
-        options = {name: v for name, v in self._options.items() if name not in _OF_ALL}
-        options |= {
-            "collector_class": inner,
-            "create_env_kwargs": [collector.create_env_kwargs[worker]],
-            "env_device": collector.env_device[worker],
-            "frames_per_batch": collector.frames_per_batch_worker(worker_idx=worker),
-            "num_threads": collector.num_threads,
-            "policy_device": collector.policy_device[worker],
-            "policy_factory": collector.policy_factory[worker],
-            "storing_device": collector.storing_device[worker],
-            "total_frames": -1,
-            "trajs_per_batch": WorkersState(collector).worker_trajectories,
-        }
-        envs = [collector.create_env_fn[worker]]
-        with children_hash_by(hash_seed()):
-            return upstream.MultiAsyncCollector(envs, collector.policy, **options)
-
-    def shutdown(self) -> None:
-        """End all that are in place."""
-        for crew in self.crews.values():
-            _end(crew)
-
-
-def _end(crew: Any) -> None:
-    crew.shutdown(timeout=1.0, raise_on_error=False)
-    WorkersState(crew).end_weight_sync()
 
 
 def _shut_down(collector_of: Callable[[], MultiCollector | None]) -> None:

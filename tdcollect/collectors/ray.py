@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,18 +22,13 @@ from tdcollect.collect import Collector
 from tdcollect.collect.arguments import check_known
 from tdcollect.collect.collector import extends
 from tdcollect.collectors import asking
-from tdcollect.collectors.dispatch import check_on_worker_lost, class_of_collectors
+from tdcollect.collectors.asking import class_of_collectors
 from tdcollect.display import one_line
 
-_log = logging.getLogger("tdcollect.collectors")
 _LOSSES = (
     "ActorUnschedulable NodeDied ObjectLost OutOfMemory RayActor RuntimeEnvSetup WorkerCrashed"
 )
 _GONE = tuple(getattr(exceptions, f"{kind}Error") for kind in _LOSSES.split())
-_PATIENCE = 60.0
-"""Seconds until a warning that the cluster has no room for a worker."""
-_MAX_LOST = 3
-"""A worker that is lost so often, without a batch in between, is not replaced again."""
 
 
 class RayCollector(asking.Asking, TorchRLRayCollector):
@@ -45,18 +38,16 @@ class RayCollector(asking.Asking, TorchRLRayCollector):
         create_env_fn: a function that makes an env, one per worker; or one, with
             ``num_collectors``.
         policy: the policy; each worker has a copy.
-        on_worker_lost: ``"raise"`` ends the collection with a :class:`WorkerLostError` that names
-            the worker. ``"restart"`` starts another in its place, seeded from the lost one's seed,
-            with the weights that were sent last; :attr:`lost` has it on record.
-        reset_options: as :class:`tdcollect.Collector` has it; slot i of worker w is ``w N + i``.
         **kwargs: as the parent has them. ``collector_class="single"``, the default, is
             :class:`tdcollect.Collector`. Without ``ray_init_config`` and a Ray that runs, a quiet
             one without a dashboard starts, and stops with the last collector that uses it.
 
     Attributes:
-        lost: the workers that were lost, and how many frames at most with them.
         stats: :class:`tdcollect.collect.Statistics`, merged over the workers; a call gives
             TorchRL's dict of counters.
+
+    Raises:
+        WorkerLostError: where the collector waits for a worker that is lost; the others are ended.
 
     Examples:
         >>> make = partial(make_env, "CartPole-v1", num_envs=8)
@@ -75,24 +66,15 @@ class RayCollector(asking.Asking, TorchRLRayCollector):
         self,
         create_env_fn: Callable[[], Any] | Sequence[Callable[[], Any]],
         policy: Any = None,
-        *,
-        on_worker_lost: str = "raise",
-        reset_options: Any = None,
         **kwargs: Any,
     ):
         check_known(type(self), kwargs)
-        check_on_worker_lost(on_worker_lost, kwargs)
         senders = (kwargs.get(name) for name in ("weight_sync_schemes", "weight_updater"))
         self._sends = not any(senders) and getattr(policy, "service_backend", None) != "ray"
-        self.on_worker_lost = on_worker_lost
-        self._seed: int | None = None
-        self._replacements: Counter[int] = Counter()  # of a worker, since the seed
-        self._in_a_row: Counter[int] = Counter()  # losses of one, without a batch in between
-        self._sent: Any = None  # a reference of Ray to weights
         self._version = 0
         self._failure: BaseException | None = None
         self._seedings = 0
-        self._changing = threading.RLock()  # weights are sent, or a worker is replaced
+        self._changing = threading.RLock()  # weights are sent, or seeds
         self._closed = False
         envs: Any = create_env_fn
         if isinstance(envs, Sequence):
@@ -103,8 +85,7 @@ class RayCollector(asking.Asking, TorchRLRayCollector):
         # The parent writes into these, and would share one dict between workers.
         options = kwargs.get("collector_kwargs") or {}
         options = [options] * count if isinstance(options, Mapping) else options
-        own = asking.options_of_workers(reset_options, kind, count)
-        kwargs["collector_kwargs"] = [{**a, **b} for a, b in zip(options, own, strict=True)]
+        kwargs["collector_kwargs"] = [{**own} for own in options]
         self._one_env = isinstance(kind, type) and issubclass(kind, TorchRLCollector)
         self._connection = "" if kwargs.get("ray_init_config") else ray_cluster.connect(None)
         with ended_on_error(self.shutdown):
@@ -120,7 +101,7 @@ class RayCollector(asking.Asking, TorchRLRayCollector):
         if self._closed:
             return one_line(self, "shut down")
         sync = f"sync={self._torchrl.sync}"
-        return one_line(self, f"{self.num_collectors} workers", sync, f"{len(self.lost)} lost")
+        return one_line(self, f"{self.num_collectors} workers", sync)
 
     # --------------------------------------------------------------------------------- workers
 
@@ -133,45 +114,36 @@ class RayCollector(asking.Asking, TorchRLRayCollector):
         remote_configs: Sequence[Any],
     ) -> None:
         """Start workers; see the parent's method."""
-        start = super().add_collectors
-
-        def start_one(worker: int) -> Any:
-            """Start another worker, and leave the list of them as it was."""
-            number = self.num_collectors + sum(lost.replaced for lost in self.lost) - 1
-            one = [policy[worker]] if isinstance(policy, Sequence) else policy
-            options = {**collector_kwargs[worker], **self._ids(number)}
-            if options.get("replay_buffer") is not None and self.replay_buffer is not None:
-                options["replay_buffer"] = self.replay_buffer.clients(1)[0]
-            start([create_env_fn[worker]], num_envs, one, [options], [remote_configs[worker]])
-            return self.remote_collectors.pop()
-
-        self._start_one = start_one
-        numbered = [{**options, **self._ids(i)} for i, options in enumerate(collector_kwargs)]
-        start(create_env_fn, num_envs, policy, numbered, remote_configs)
-
-    def _ids(self, worker: int) -> dict[str, Any]:
-        """The argument that gives a worker trajectory ids of its own."""
-        return {"traj_pool": asking.TrajectoryIds(worker)} if self._one_env else {}
+        if self._one_env:
+            collector_kwargs = [
+                {**options, "traj_pool": asking.TrajectoryIds(worker)}
+                for worker, options in enumerate(collector_kwargs)
+            ]
+        super().add_collectors(create_env_fn, num_envs, policy, collector_kwargs, remote_configs)
 
     def _ask(self, function: Callable[..., Any], calls: asking.Calls) -> list[Any]:
         self._check_open()
-        tasks = [self._call(worker, function, *arguments) for worker, arguments in calls.items()]
-        return [
-            self._result(worker, task, function, *calls[worker])
-            for worker, task in zip(calls, tasks, strict=True)
-        ]
+        tasks = {
+            worker: self.remote_collectors[worker].__ray_call__.remote(function, *arguments)
+            for worker, arguments in calls.items()
+        }
+        return [self._result(worker, task) for worker, task in tasks.items()]
 
-    def _call(self, worker: int, function: Callable[..., Any], *arguments: Any) -> Any:
-        return self.remote_collectors[worker].__ray_call__.remote(function, *arguments)
-
-    def _result(self, worker: int, task: Any, function: Callable[..., Any], *arguments: Any) -> Any:
-        """The result of a call; if the worker is lost, another is asked if there is to be one."""
-        while True:
-            try:
-                return ray.get(task)
-            except _GONE as error:
-                self._replace(worker, error)
-                task = self._call(worker, function, *arguments)
+    def _result(self, worker: int, task: Any) -> Any:
+        """The result of a task; if the worker is lost, all are ended and an error says so."""
+        try:
+            return ray.get(task)
+        except _GONE as error:
+            state = state_of(self.remote_collectors[worker])
+            reason = " ".join((state.reason or str(error)).split())
+            reason = reason.partition(" Some common causes")[0]  # which Ray lists at length
+            process = f"{state.pid} on {state.host}"
+            lost = self._lost_worker(worker, process, f"was lost: {reason}")
+            if threading.current_thread() is self._torchrl.thread:
+                self.stop_remote_collectors()
+            else:
+                self.shutdown()
+            raise asking.WorkerLostError(lost) from error
 
     def _check_open(self) -> None:
         failure, self._failure = self._failure, None
@@ -217,68 +189,23 @@ class RayCollector(asking.Asking, TorchRLRayCollector):
                     self.update_policy_weights_(worker_ids=worker)
             # Else the batch was begun before the envs were seeded.
             seedings[worker] = self._seedings
-            if worker not in pending.values():
-                pending[self.remote_collectors[worker].next.remote()] = worker
+            pending[self.remote_collectors[worker].next.remote()] = worker
         if pending:
             ray.wait(list(pending), num_returns=len(pending))
         if torchrl.thread is None:
             self.shutdown()
 
     def _first_of(self, pending: dict[Any, int]) -> tuple[int, Any]:
-        """Wait for the first of some batches and take it out; replace workers that are lost."""
-        while True:
-            (task,), _ = ray.wait(list(pending), num_returns=1)
-            worker = pending.pop(task)
-            try:
-                batch = ray.get(task)
-            except _GONE as error:
-                self._replace(worker, error)
-                pending[self.remote_collectors[worker].next.remote()] = worker
-            else:
-                self._in_a_row[worker] = 0
-                return worker, batch
+        """Wait for the first of some batches, and take it out."""
+        (task,), _ = ray.wait(list(pending), num_returns=1)
+        worker = pending.pop(task)
+        return worker, self._result(worker, task)
 
     def _run_collection_loop(self) -> None:
         try:
             super()._run_collection_loop()
         except BaseException as error:
             self._failure = error  # the next call of another thread raises it
-
-    # ------------------------------------------------------------------------------ lost workers
-
-    def _replace(self, worker: int, error: Exception) -> None:
-        """Start another worker in the place of a lost one, or raise :class:`WorkerLostError`."""
-        with self._changing:
-            state = state_of(self.remote_collectors[worker])
-            if state.name != "DEAD":
-                return  # another thread has replaced it
-            self._in_a_row[worker] += 1
-            replaced = self.on_worker_lost == "restart" and self._in_a_row[worker] <= _MAX_LOST
-            reason = " ".join((state.reason or str(error)).split())
-            reason = reason.partition(" Some common causes")[0]  # which Ray lists at length
-            process, frames = f"{state.pid} on {state.host}", self._torchrl.frames_per_worker
-            lost = self._lost_worker(worker, process, f"was lost: {reason}", frames, replaced)
-            if not replaced:
-                if threading.current_thread() is self._torchrl.thread:
-                    self.stop_remote_collectors()
-                else:
-                    self.shutdown()
-                raise asking.WorkerLostError(lost) from error
-            _log.warning("%s; another takes its place", lost)
-            self._replacements[worker] += 1
-            seeding = None
-            if self._seed is not None:
-                seeding = None, self._seed, worker, self._replacements[worker]
-            self.remote_collectors[worker] = self._start_one(worker)
-            ready = self._call(
-                worker, asking.take_place, worker, self._sent, self._version, seeding
-            )
-            if not ray.wait([ready], timeout=_PATIENCE)[0]:
-                _log.warning("worker %d waits for room on the cluster", worker)
-            try:
-                ray.get(ready)
-            except _GONE as again:
-                self._replace(worker, again)
 
     # ------------------------------------------------------------------------ weights and seeds
 
@@ -311,10 +238,10 @@ class RayCollector(asking.Asking, TorchRLRayCollector):
                 (policy_or_weights,) = weights_dict.values()
             weights = _portable(self.policy if policy_or_weights is None else policy_or_weights)
             self._version += 1
-            self._sent = ray.put(weights)
+            weights = ray.put(weights)
             chosen = [worker_ids] if isinstance(worker_ids, int) else worker_ids
             workers = range(self.num_collectors) if chosen is None else chosen
-            self._ask(asking.take_weights, dict.fromkeys(workers, (self._sent, self._version)))
+            self._ask(asking.take_weights, dict.fromkeys(workers, (weights, self._version)))
 
     def set_seed(self, seed: int, static_seed: bool = False) -> Any:
         """Seed all workers and restart their envs.
@@ -332,7 +259,6 @@ class RayCollector(asking.Asking, TorchRLRayCollector):
         with self._changing:
             self._check_open()
             self._seedings += 1
-            self._seed, self._replacements = seed, Counter()
             return self._seed_workers(seed, static_seed)
 
     # ------------------------------------------------------------------------------------- end

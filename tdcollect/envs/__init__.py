@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tdcollect.envs.adopted import SerialEnv as SerialEnv
     from tdcollect.envs.make import make_env as make_env
     from tdcollect.envs.process.agents import Agents as Agents
-    from tdcollect.envs.process.pool import WorkerLost as WorkerLost
+    from tdcollect.envs.process.backend import WorkerLost as WorkerLost
     from tdcollect.envs.slots import RestartsExhausted as RestartsExhausted
     from tdcollect.envs.slots import SlotError as SlotError
     from tdcollect.envs.traits import EnvAction as EnvAction

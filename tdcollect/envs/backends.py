@@ -448,11 +448,7 @@ class VectorBackend(Backend):
         info = self._latest
         if "final_info" in info and info["_final_info"][slot]:
             info = info["final_info"]
-        return {
-            key: value[slot]
-            for key, value in info.items()
-            if f"_{key}" in info and info[f"_{key}"][slot] and not isinstance(value, dict)
-        }
+        return _row_of(info, slot)
 
     def _write_info(self, info: Mapping[str, Any], out: SlotBuffers, slot: int) -> None:
         here = {}
@@ -494,6 +490,15 @@ def failures(slots: Iterable[int], call: Callable[[int], None]) -> dict[int, Exc
         except Exception as error:
             failed[slot] = error
     return failed
+
+
+def _row_of(info: Mapping[str, Any], slot: int) -> dict[str, Any]:
+    """Return one slot's infos, out of those that a vector env has for all, nested ones too."""
+    return {
+        key: _row_of(value, slot) if isinstance(value, dict) else value[slot]
+        for key, value in info.items()
+        if f"_{key}" in info and info[f"_{key}"][slot]
+    }
 
 
 def _autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:

@@ -16,7 +16,7 @@ from tdcollect import check
 from tdcollect.cleanup import ended_on_error
 from tdcollect.envs.backends import EnvPoolBackend, SerialBackend, VectorBackend
 from tdcollect.envs.process.agents import as_env
-from tdcollect.envs.process.pool import START_METHODS
+from tdcollect.envs.process.backend import START_METHODS, ProcessBackend
 from tdcollect.envs.process.worker import make_by_id, spec_of
 from tdcollect.envs.slots import RESUMABLE, Backend, Stepper
 from tdcollect.envs.spaces import Bookkeeping
@@ -150,8 +150,6 @@ def make_env(
         elif isinstance(env, VectorEnv):
             base = VectorBackend(env, categorical_action_encoding)
         elif chosen == "process":
-            from tdcollect.envs.process.backend import ProcessBackend
-
             factories = _factories(env, slots, settings, resumable, elsewhere=True)
             base = ProcessBackend(factories, categorical_action_encoding, **workers)
         else:

@@ -25,7 +25,7 @@ from tdcollect import keys
 from tdcollect.envs import spaces
 from tdcollect.envs.process import values
 from tdcollect.envs.process.agents import AgentSpace
-from tdcollect.envs.process.values import Array, InfoEntry, ResetOptions, as_flag, as_reward
+from tdcollect.envs.process.values import Array, InfoEntry, as_flag, as_reward
 from tdcollect.envs.process.worker import old_api
 from tdcollect.envs.spaces import Bookkeeping, SlotBuffers, SpaceCodec, StepBuffers
 from tdcollect.seeding import WaitingSeeds
@@ -393,13 +393,11 @@ class Stepper:
             the episodes broken off.
         restarts: the envs built again after failures so far.
         makes: the function that made the envs, if one did, and its arguments.
-        reset_options: of the collector that steps the slots; given to resets without options.
         group_map: the agents of each group, in an env of many agents.
         shown: masks of actions, by the place of their entry, that follow whenever slots have moved.
     """
 
     makes: tuple[Any, Mapping[str, Any] | None] = (None, None)
-    reset_options: ResetOptions | None = None
 
     def __init__(
         self,
@@ -585,15 +583,10 @@ class Stepper:
         self, starts: Starts, options: dict[str, Any] | None, out: StepBuffers
     ) -> SlotError | None:
         try:
-            self.backend.reset(starts, self._options(starts, options), out.raw)
+            self.backend.reset(starts, options, out.raw)
         except SlotError as error:
             return self._begin(starts, error, out)
         return self._begin(starts, None, out)
-
-    def _options(self, starts: Starts, options: dict[str, Any] | None) -> dict[str, Any] | None:
-        if options is None and self.reset_options is not None:
-            return self.reset_options.of(starts)
-        return options
 
     def _begin(
         self, starts: Starts, failed: SlotError | None, out: StepBuffers
@@ -606,8 +599,6 @@ class Stepper:
             starts = {slot: starts[slot] for slot in starts if slot not in failed.causes}
         rows = _rows_of(starts)
         self._counters.started(starts, rows)
-        if self.reset_options is not None:
-            self.reset_options.begun[rows] += 1
         if self.bookkeeping.episode_reward:
             self._returns[rows] = 0
         self._phases[rows] = Phase.RUNNING
@@ -735,7 +726,7 @@ class Stepper:
             starts.update({slot: seed for slot, seed in pairs if seed is not None})
         self._seeds.drop(slots)
         self._starting.update({slot: (seed, options) for slot, seed in starts.items()})
-        self.backend.send_reset(starts, self._options(starts, options))
+        self.backend.send_reset(starts, options)
 
     def receive(self, out: StepBuffers, *, restart: bool = True) -> Came:
         """Wait for slots that were sent, and write their rows, as :meth:`step` and reset do.
@@ -780,8 +771,7 @@ class Stepper:
         if failed is not None and self.max_restarts is not None:
             again = sorted(failed.causes)
             self._restart(failed, again)
-            options = {s: self._options({s: starts[s]}, sent[s][1]) for s in again}
-            each = {s: values.options_of(one, s) for s, one in options.items()}
+            each = {s: values.options_of(sent[s][1], s) for s in again}
             self.send_reset(again, [starts[s] for s in again], values.EachOptions(each))
             failed = None
         return begun, failed

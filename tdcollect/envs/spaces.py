@@ -15,6 +15,7 @@ from __future__ import annotations
 import abc
 import operator
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +30,7 @@ from torchrl.data import (
     Composite,
     MultiCategorical,
     MultiOneHot,
+    NonTensor,
     OneHot,
     TensorSpec,
 )
@@ -257,6 +259,55 @@ class _StackLeaf(Leaf):
         return [parts[i, ...] for i in range(len(parts))]
 
 
+_FEW_TEXTS = 10_000
+
+
+class TextLeaf(Leaf):
+    """``Text``, and other spaces of strings: a number for each text; 0 is the empty one."""
+
+    def __init__(self, space: spaces.Space[Any]):
+        super().__init__(NonTensor((), example_data="a string"), np.dtype(str))
+        self.space, self.dtype = space, np.dtype(np.int64)
+        self._numbers, self._texts, self._count = {"": 0}, {0: ""}, count(1)
+
+    def _number(self, text: Any) -> int:
+        if not isinstance(text, str):
+            raise ValueError(  # noqa: TRY004 - as of other spaces
+                f"expected text, as the space says, got {text!r}; correct the env or the policy"
+            )
+        if text not in self._numbers:
+            number = self._numbers[str(text)] = next(self._count)
+            self._texts[number] = str(text)
+        return self._numbers[text]
+
+    def write(self, value: Any, out: Array) -> None:
+        out[...] = list(map(self._number, value)) if out.ndim else self._number(value)
+
+    def read(self, entry: Any) -> Array:
+        texts = [self._texts[number] for number in entry.reshape(-1).tolist()]
+        return np.array(texts, object).reshape(entry.shape)
+
+    def numbers(self, texts: Any) -> torch.Tensor:
+        """The numbers of texts as TorchRL holds them, for each slot or for one."""
+        numbers = np.empty(texts.shape, self.dtype)
+        self.write(texts.tolist(), numbers)
+        return torch.from_numpy(numbers)
+
+    def keep(self, arrays: Iterable[Any]) -> None:
+        """Forget texts whose numbers are in none of these arrays, once they are many."""
+        if len(self._texts) > _FEW_TEXTS:
+            kept = {0, *(number for array in arrays for number in array.reshape(-1).tolist())}
+            for number in self._texts.keys() - kept:
+                del self._numbers[self._texts.pop(number)]
+
+
+def told(texts: Mapping[Any, TextLeaf], entries: Any, device: torch.device | None = None) -> Any:
+    """Entries with texts, as TorchRL stacks them, in the place of their numbers."""
+    here = {key: leaf.read(entries[key])[()] for key, leaf in texts.items() if key in entries}
+    stacks = {key: upstream.stacked_texts(read, device) for key, read in here.items()}
+    return {**entries, **stacks} if stacks else entries
+
+
 def _check_length(value: Any, expected: int) -> None:
     if len(value) != expected:
         raise ValueError(
@@ -317,8 +368,8 @@ def _leaf_of(space: spaces.Space[Any], where: str, categorical: bool) -> Leaf:
         )
     raise TypeError(
         f"{where} is a {type(space).__name__} space, which has no fixed-size array form; expected "
-        "Box, Discrete, MultiDiscrete, MultiBinary, or Dict and Tuple of these. Wrap the env to "
-        "encode it (gymnasium.wrappers.TransformObservation), or to drop it (FilterObservation)"
+        "Box, Discrete, MultiDiscrete, MultiBinary, Text, or Dict and Tuple of these. Wrap the env "
+        "to encode it (gymnasium.wrappers.TransformObservation), or to drop it (FilterObservation)"
     )
 
 
@@ -384,6 +435,7 @@ class SpaceCodec:
     Attributes:
         paths: the path of each entry in the TensorDict.
         leaves: the entries, in the order of ``paths``.
+        texts: those that are text, by key, present and under ``"next"``.
     """
 
     def __init__(
@@ -397,6 +449,7 @@ class SpaceCodec:
         self.space = space
         self.paths: list[Path] = []
         self.leaves: list[Leaf] = []
+        self.texts: dict[keys.Key, TextLeaf] = {}
         self._categorical = categorical
         self._rename_state = rename_state
         at = () if isinstance(space, spaces.Dict) else (root,)
@@ -413,7 +466,8 @@ class SpaceCodec:
                 for name, part in space.spaces.items()
             }
         if isinstance(space, spaces.Tuple):
-            nested = any(isinstance(part, (spaces.Dict, spaces.Tuple)) for part in space.spaces)
+            several = (spaces.Dict, spaces.Tuple, spaces.Text)
+            nested = any(isinstance(part, several) for part in space.spaces)
             if space.spaces and not nested:
                 parts = [
                     _leaf_of(part, f"{where}[{i}]", self._categorical)
@@ -426,6 +480,9 @@ class SpaceCodec:
                 self._build(part, (*at, str(i)), f"{where}[{i}]")
                 for i, part in enumerate(space.spaces)
             )
+        if space.dtype == np.str_:
+            self.texts[key_of(at)] = self.texts[keys.under_next(key_of(at))] = TextLeaf(space)
+            return self._add(self.texts[key_of(at)], at)
         return self._add(_leaf_of(space, where, self._categorical), at)
 
     def _add(self, leaf: Leaf, at: Path) -> int:

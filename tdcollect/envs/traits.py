@@ -161,6 +161,13 @@ TRAITS: dict[type[T.Transform], Trait] = {
 }
 """The one table of what is known of transforms."""
 
+SINCE_0_15 = {
+    "ClosedLoopMultiAction": Trait(draws=True),
+    "DoneTransform": _ROWS_ALONE,
+    "LastAction": _LEAVES_REWARD,
+}
+TRAITS |= {getattr(T, name): trait for name, trait in SINCE_0_15.items() if hasattr(T, name)}
+
 
 def traits_of(transform: T.Transform) -> Trait | None:
     return TRAITS.get(type(transform))

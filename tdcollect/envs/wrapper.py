@@ -21,10 +21,11 @@ from tdcollect import keys
 from tdcollect._upstream.torchrl import as_plain_tensors
 from tdcollect.cleanup import ended_on_error
 from tdcollect.envs.process.agents import ACTION_MASK
-from tdcollect.envs.process.pool import WorkerLost
+from tdcollect.envs.process.backend import WorkerLost
 from tdcollect.envs.process.values import Array, is_number
 from tdcollect.envs.slots import Can, Stepper
-from tdcollect.envs.spaces import StepBuffers, compose, drawable, key_of, nested
+from tdcollect.envs.spaces import StepBuffers, TextLeaf, compose, drawable, key_of, nested, told
+from tdcollect.envs.traits import base_of
 from tdcollect.seeding import slot_seed, slot_seeds
 
 
@@ -72,9 +73,11 @@ class GymnasiumEnv(EnvBase):
         masks: the legal actions now, ``[*batch, choices]``, those of agents ``[*batch, agents,
             choices]``, by action key.
         first_slot: the number of its first slot, of those of all workers that share a root seed.
+        texts: the entries of text, by key, present and under ``"next"``.
     """
 
     first_slot = 0
+    _kept_texts: Sequence[torch.Tensor] = ()
 
     def __init__(
         self,
@@ -92,6 +95,7 @@ class GymnasiumEnv(EnvBase):
         self._remake = remake
         self._infos: dict[str, Any] = {}  # those that read_infos was given
         self.masks: dict[tuple[str, ...], torch.Tensor] = {}
+        self.texts = stepper.backend.observation.texts
         self._make_specs()
         action = stepper.backend.action
         self._actions = [
@@ -258,11 +262,21 @@ class GymnasiumEnv(EnvBase):
             self._exact = False
 
     def _pack(self, buffers: StepBuffers) -> TensorDict:
-        packed = nested(zip(self.writes, buffers.tensors, strict=True), self.batch_size)
+        entries = dict(zip(self.writes, buffers.tensors, strict=True))
+        if self.texts:
+            entries = told(self.texts, entries)
+            self.keep_texts(*self._kept_texts)
+        packed = nested(entries.items(), self.batch_size)
         if self.stepper.group_map:
             del packed[keys.REWARD]
             _shape_groups(packed, self.batch_size, self.stepper.group_map)
         return packed if self.device is None else packed.to(self.device)
+
+    def keep_texts(self, *numbers: torch.Tensor) -> None:
+        """Forget other texts than those that slots show, and those of these numbers."""
+        self._kept_texts, latest = numbers, self.stepper.latest
+        for leaf in self.texts.values():
+            leaf.keep([*latest.raw.observation, *numbers])  # type: ignore[union-attr]
 
     def _to_array(self, tensor: torch.Tensor) -> Array:
         plain = tensor.is_cpu and not tensor.requires_grad
@@ -309,7 +323,7 @@ class GymnasiumEnv(EnvBase):
         Returns:
             Arrays ``[N, *shape]`` on the CPU.
         """
-        actions = []
+        actions, texts = [], self.stepper.backend.action.texts
         for key, shape in self._actions:
             action = source.get(key, None)
             if action is None:
@@ -319,6 +333,9 @@ class GymnasiumEnv(EnvBase):
                     f"expected {key!r} of shape {list(shape)}, as the action spec says, got "
                     f"{list(action.shape)}; compare the policy's output with env.action_spec"
                 )
+            if (leaf := texts.get(key)) and not isinstance(action, torch.Tensor):
+                leaf.keep(())
+                action = leaf.numbers(action)
             actions.append(self._to_array(action))
         return actions
 
@@ -369,7 +386,8 @@ class GymnasiumEnv(EnvBase):
             stepper.read_info(self._infos)
             _check_alike(self.stepper, stepper)
         stepper.restarts = self.stepper.restarts  # one count for the env's life
-        stepper.reset_options, stepper.shown = self.stepper.reset_options, self.stepper.shown
+        stepper.backend.observation = self.stepper.backend.observation  # with its texts
+        stepper.shown = self.stepper.shown
         old, self.stepper = self.stepper, stepper
         self._env_kwargs = settings
         old.close()
@@ -435,6 +453,12 @@ class GymnasiumEnv(EnvBase):
             f"{type(self).__name__}({self.name}, backend={self.stepper.backend.name}, "
             f"batch_size={list(self.batch_size)}, device={self.device})"
         )
+
+
+def texts_of(env: EnvBase) -> Mapping[keys.Key, TextLeaf]:
+    """Return the entries of text of an env of :func:`tdcollect.make_env`; of another, none."""
+    base = base_of(env)
+    return base.texts if isinstance(base, GymnasiumEnv) else {}
 
 
 def shares_masks(spec: Any) -> bool:

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from tdcollect.evaluation.ledger import Problem as Problem
     from tdcollect.evaluation.request import Request as Request
     from tdcollect.evaluation.result import export as export
-    from tdcollect.evaluation.result import to_pandas as to_pandas
     from tdcollect.evaluation.settings import EvaluationSettings as EvaluationSettings
     from tdcollect.evaluation.statistics import Summary as Summary
     from tdcollect.evaluation.statistics import summarize as summarize

@@ -9,7 +9,7 @@ import pickle
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
@@ -27,16 +27,12 @@ from tdcollect import keys
 from tdcollect.evaluation.curve import (
     FIGURE,
     PAGE,
-    TRANSFORMS,
     Best,
     Folder,
-    Kind,
     Point,
-    check_report,
+    curve_page,
     point_of,
     read_folder,
-    read_report,
-    report_point,
     step_name,
     value_of,
     with_point,
@@ -49,7 +45,6 @@ from tdcollect.evaluation.workers.dispatcher import Evaluation
 from tdcollect.evaluation.workers.local import LocalWorkers, Workers
 from tdcollect.evaluation.workers.worker import (
     POLICY,
-    Weights,
     set_policy,
     set_weights,
     template,
@@ -57,7 +52,6 @@ from tdcollect.evaluation.workers.worker import (
 )
 from tdcollect.files import write_atomically
 from tdcollect.pages.build import REPORT
-from tdcollect.pages.curve import curve_page
 from tdcollect.processes.channel import Described, described, packed, raised_there
 from tdcollect.processes.child import Spawned, leave
 from tdcollect.surroundings import Surroundings
@@ -76,21 +70,21 @@ class Setup(NamedTuple):
     best_by: str
     log_prefix: str
     recheck: bool
-    report: bytes | None  # the settings of a report
     around: Surroundings
 
 
 class Order(NamedTuple):
     """One evaluation, at a training step, with pickled weights by model id.
 
-    ``policy`` is pickled if it is no module; None for the job's own. A ``"report"`` is of the
-    weights of a step, with settings of its own.
+    ``policy`` is pickled if it is no module; None for the job's own. One that is ``apart`` leaves
+    the curve and its directory alone; it may have a root seed of its own.
     """
 
     step: int
     weights: Mapping[str, bytes]
     policy: bytes | None = None
-    kind: Kind = "step"
+    apart: bool = False
+    seed: int | None = None
 
 
 class Answer(NamedTuple):
@@ -175,7 +169,6 @@ class Answering:
         self._setup = setup
         self._job = unpickled(setup.job)
         self._metrics_fn = pickle.loads(setup.metrics_fn)
-        self._report = None if setup.report is None else pickle.loads(setup.report)
         self._workers = setup.workers
         if isinstance(self._workers, LocalWorkers):
             self._workers.template = template
@@ -201,19 +194,16 @@ class Answering:
         if self._folder is None and self._setup.output_dir is not None:
             self._folder = Folder(self._setup.output_dir, self._setup.best_by)
         path: Path | None = None
-        job, with_data = self._job, self._metrics_fn is not None
-        if request.kind == "report" and self._report is not None:
-            job, with_data = replace(job, settings=self._report), False
+        job, with_data = self._job, self._metrics_fn is not None and not request.apart
+        if request.seed is not None:
+            job = replace(job, settings=replace(job.settings, seed=request.seed))
 
         def record(manifest: Mapping[str, Any]) -> Recording:
             nonlocal path
             self._applied = True
-            if self._folder is not None:
-                if request.kind == "report":
-                    check_report(self._folder.step_path(request.step), manifest)
-                else:
-                    self._folder.check_same_episodes(manifest)
-                path = self._folder.step_path(request.step, request.kind)
+            if self._folder is not None and not request.apart:
+                self._folder.check_same_episodes(manifest)
+                path = self._folder.step_path(request.step)
             return Recording(
                 manifest,
                 job.settings.episode_indices,
@@ -260,11 +250,9 @@ class Answering:
         point = point_of(request.step, result.summary(), result.digest)
         dispatcher = evaluation.dispatcher
         lost = [] if dispatcher is None else dispatcher.lost
-        folder = self._folder
-        if folder is not None and request.kind == "step":
-            transforms = {} if self._report is None else _of_transforms(request.weights)
-            folder.note(point, lambda: self._policy_state(request.weights), transforms)
+        folder = None if request.apart else self._folder
         if folder is not None:
+            folder.note(point, lambda: self._policy_state(request.weights))
             write_page(folder, evaluation.manifest["env"]["id"], self._setup.best_by)
         custom = {} if self._metrics_fn is None else custom_metrics(self._metrics_fn, data)
         metrics = metrics_of(point, result.returns, pace, custom, self._setup.log_prefix)
@@ -290,13 +278,12 @@ class Answering:
 
 
 def write_page(folder: Folder, name: str, by: str) -> None:
-    """Write the page of a curve and its figure, the report of the best included."""
+    """Write the page of a curve and its figure."""
 
-    def page_of(step: int, kind: Kind = "step") -> str:
-        return f"{step_name(step, kind)}/{REPORT}"
+    def page_of(step: int) -> str:
+        return f"{step_name(step)}/{REPORT}"
 
-    report = report_point(folder.path, folder.best)
-    page = curve_page(folder.curve, folder.best, name, by, page_of, report)
+    page = curve_page(folder.curve, folder.best, name, by, page_of)
     for figure in page.figures()[:1]:
         write_atomically(folder.path / FIGURE, figure.file())
     write_atomically(folder.path / PAGE, page.html())
@@ -308,12 +295,6 @@ def _on_cpu(values: Mapping[str, Any]) -> dict[str, Any]:
         name: value.detach().cpu() if isinstance(value, torch.Tensor) else value
         for name, value in values.items()
     }
-
-
-def _of_transforms(weights: Mapping[str, bytes]) -> dict[str, Any]:
-    """Return the weights of a request that are not the policy's, as torch saves them."""
-    others = (name for name in weights if name != POLICY)
-    return {name: pickle.loads(weights[name]).to_save() for name in others}
 
 
 def main(end: int) -> None:
@@ -332,7 +313,7 @@ def main(end: int) -> None:
 # --- on the side of the training --------------------------------------------------------------
 
 
-Method = Literal["evaluate", "trigger", "submit", "report"]
+Method = Literal["evaluate", "trigger", "submit", "episodes"]
 """The method of the evaluator that a request came by."""
 
 MOST_RESTARTS = 3
@@ -382,9 +363,6 @@ class Courier:
         self._first = pickle.dumps(setup)
         self.curve: list[Point] = []
         self.best: Best | None = None
-        self.reports = setup.report is not None
-        self.report: tuple[int, EvaluationResult] | None = None  # of the best at a step
-        self._winner: Order | None = None  # with the weights of the best
         if setup.output_dir is not None:
             self.curve, self.best, _ = read_folder(setup.output_dir, setup.best_by, logger.warning)
         self._owner = os.getpid()
@@ -474,15 +452,13 @@ class Courier:
 
     def _outcome(self, errand: Errand) -> Any:
         """Return the metrics of a request, or its result if it came by ``submit``."""
-        if errand.kind == "report":
-            return self._report_of_best(errand)
         request = errand.request
         errand.request = request._replace(weights={**self._latest, **request.weights})
         answer = self._answer(errand.request)
+        if errand.kind == "episodes":
+            return pickle.loads(answer.records)[1]
         self.curve = with_point(self.curve, answer.point)
         self.best = answer.best or _best_of(self.curve, self._setup.best_by)
-        if self.reports and self.best is not None and self.best.step == request.step:
-            self._winner = errand.request
         if errand.kind == "evaluate":  # whose caller calls on_result itself
             return answer.metrics
         self.tell(answer.metrics)
@@ -493,7 +469,7 @@ class Courier:
     def _answer(self, request: Order) -> Answer:
         """Send a request; return its answer, or raise the error of its failure."""
         answer: Answer | Failure = pickle.loads(self._answered(request))
-        if request.kind == "step" and (isinstance(answer, Answer) or answer.applied):
+        if isinstance(answer, Answer) or answer.applied:
             self._latest.update(request.weights)
         if isinstance(answer, Failure):
             raise raised_there(answer.error, "the process that evaluates")
@@ -505,26 +481,6 @@ class Courier:
         manifest, episodes, errors = pickle.loads(answer.records)
         replay = _replay_of(self._setup, request)
         return EvaluationResult(manifest, episodes, answer.directory, replay=replay, errors=errors)
-
-    def _report_of_best(self, errand: Errand) -> EvaluationResult:
-        """Return the report of the best, which is run unless it is there."""
-        best, folder, request = self.best, self._setup.output_dir, self._winner
-        if best is None:
-            raise RuntimeError("expected an evaluation with a finite return before a report")
-        if self.report is not None and self.report[0] == best.step:
-            return self.report[1]
-        wanted = [*pickle.loads(self._setup.report or b"").episode_indices]
-        result = None if folder is None else read_report(folder, best.step)
-        if result is None or [e.index for e in result.episodes if not e.lost] != wanted:
-            if request is None or request.step != best.step:
-                if folder is None:
-                    raise ValueError(f"step {best.step} is the best again: evaluate it once more")
-                weights = _kept_weights(folder, best)  # of a process before this one
-                request = errand.request._replace(step=best.step, weights=weights)
-            errand.request = request._replace(kind="report")
-            result = self._result(errand.request, self._answer(errand.request))
-        self.report = best.step, result
-        return result
 
     def tell(self, metrics: Mapping[str, Any]) -> None:
         if self.on_result is None:
@@ -592,30 +548,19 @@ def _best_of(points: list[Point], by: str) -> Best | None:
     return None if value == float("-inf") else Best(best.step, value, None)
 
 
-def _kept_weights(path: Path, best: Best) -> dict[str, bytes]:
-    """Return the weights of the best that a directory holds, pickled, by model id."""
-    weights = {} if best.path is None else {POLICY: torch.load(best.path, weights_only=True)}
-    if (file := path / TRANSFORMS).is_file():
-        transforms = torch.load(file, weights_only=True)
-        weights |= {name: Weights.from_saved(*one) for name, one in transforms.items()}
-    return {name: pickle.dumps(one) for name, one in weights.items()}
-
-
 def _replay_of(setup: Setup, request: Order) -> Replay:
     """Return a function that runs an episode again, with a new env and policy."""
 
-    def replay(index: int, video: str | os.PathLike[str] | None) -> Replayed:
+    def replay(indices: Sequence[int], video: str | os.PathLike[str] | None) -> list[Replayed]:
         parts = unpickled(setup.job)
-        if request.kind == "report" and setup.report is not None:
-            parts = replace(parts, settings=pickle.loads(setup.report))
         if request.policy is not None:
             parts = replace(parts, policy=pickle.loads(request.policy))
         again = replayer(
             parts.env,
             parts.made_policy(),
-            lambda i: replace(parts.settings, episodes=[i]),
+            lambda several: replace(parts.settings, episodes=several),
             partial(set_weights, weights=request.weights),
         )
-        return again(index, video)
+        return again(indices, video)
 
     return replay

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -32,6 +32,7 @@ REMARKED = (
 )
 SAME_ACROSS = ("protocol", *_SLOTS, "returns", "policy.class", "policy.digest", *OF_POLICY)
 OF_ENV = ("env", "max_episode_steps")  # what may differ across envs
+_ACROSS = ("env.", "max_episode_steps", ledger.OPTIONS)
 TRANSFORMS = "env.transforms"  # those of one policy may normalise its observations, say
 RETURN, SUCCESS = "return", "success"  # what a policy may be better in
 
@@ -78,9 +79,12 @@ def check_same_episodes(
         missing = min(a.keys() ^ b.keys())
         reasons.append(f"episode {missing} is in only one of {' and '.join(names)}")
     if reasons:
+        of_env = not across_envs and all(text.startswith(_ACROSS) for text in reasons)
+        advice = "; to compare one policy in several envs, pass across_envs=True (--across-envs)"
         raise ValueError(
             f"expected evaluations on the same episodes, but {' and '.join(names)} differ: "
             + "; ".join(reasons)
+            + advice * of_env
         )
 
 
@@ -177,8 +181,7 @@ class Difference:
             or not at all.
         success: the difference of the success rates; None if the env does not report success.
         metrics: the difference of each metric that both evaluations have, by name.
-        adjusted: the mean difference, adjusted by the baseline's mean over more episodes; None if
-            it has no more, or if an episode did not complete: those that did may be easier.
+        groups: the number of groups by which errors are clustered; None without.
     """
 
     name: str
@@ -204,7 +207,7 @@ class Difference:
     differing_outcomes: int
     success: SuccessDifference | None
     metrics: Mapping[str, MetricDifference] = field(default_factory=dict)
-    adjusted: statistics.Adjusted | None = None
+    groups: int | None = None
 
     def __repr__(self) -> str:
         names = f"{self.name} minus {self.baseline}"
@@ -226,8 +229,8 @@ class Difference:
     ) -> bool:
         """Return whether the policy is shown to be worse than the baseline by over ``margin``.
 
-        It is if the whole interval of the difference lies below ``-margin``: of the adjusted one
-        if there is one. Without an interval nothing is shown.
+        It is if the whole interval of the difference lies below ``-margin``. Without an interval
+        nothing is shown.
 
         Args:
             margin: in units of ``on``, finite and not negative.
@@ -261,8 +264,6 @@ class Difference:
         check.one_of([RETURN, SUCCESS, *self.metrics], on=on)
         if on in self.metrics:
             return self.metrics[on].difference.mean, self.metrics[on].difference.mean_interval
-        if on == RETURN and self.adjusted is not None:
-            return self.adjusted.mean, self.adjusted.interval
         if on == RETURN:
             return self.difference.mean, self.difference.mean_interval
         if self.success is None:
@@ -286,7 +287,7 @@ class Difference:
 
         See :func:`episodes_needed`; None for fewer than three episodes.
         """
-        factor, correction = sample_size_terms(power, self.confidence)
+        factor, correction = _sample_size_terms(power, self.confidence)
         if self.difference.std is None or len(self.values) <= correction:
             return None
         return self.difference.std * math.sqrt(factor / (len(self.values) - correction))
@@ -331,7 +332,7 @@ class Comparison(display.ShownAsTable):
         for d in self.differences:
             known = asdict(replace(d, **single))
             known |= {"detectable": d.detectable(), "improvement": d.improvement}
-            left_out = {*single, *(name for name in ("adjusted", "metrics") if not known[name])}
+            left_out = {*single, *(name for name in ("groups", "metrics") if not known[name])}
             differences.append({name: known[name] for name in known if name not in left_out})
         lists = {name: [*getattr(self, name)] for name in ("names", "remarks", "ledgers")}
         return {**vars(self), **lists, "differences": differences}
@@ -368,17 +369,12 @@ class Comparison(display.ShownAsTable):
             return [label, *(cell(difference) for difference in self.differences)]
 
         interval = f"  {percent} interval"
-        adjusted = [
-            row("adjusted mean difference", lambda d: d.adjusted and d.adjusted.mean),
-            row(interval, lambda d: d.adjusted and statistics.ends(d.adjusted.interval)),
-        ]
         rows = [
             row("episodes compared", lambda d: str(len(d.values))),
             row("mean return", lambda d: d.mean),
             row(f"mean return of {self.names[0]}", lambda d: d.baseline_mean),
             row("mean difference", lambda d: d.difference.mean),
             row(interval, lambda d: statistics.ends(d.difference.mean_interval)),
-            *(adjusted if any(d.adjusted for d in self.differences) else []),
             row("standard deviation", lambda d: d.difference.std),
             row("won, tied, lost", lambda d: f"{d.won}, {d.tied}, {d.lost}"),
             row("differ in data, in outcome", _differing_text),
@@ -420,13 +416,12 @@ class Comparison(display.ShownAsTable):
                 "Success: score interval; p-value of McNemar's exact test, two-sided. An episode "
                 "that did not complete counts as no success."
             )
+        if groups := {d.groups for d in self.differences if d.groups}:
+            notes.append(
+                f"Episodes share {max(groups)} groups: standard errors are clustered by them, and "
+                "intervals of success too; p-values flip the signs of whole groups."
+            )
         for d in self.differences:
-            if d.adjusted:
-                notes.append(
-                    f"{d.name}: adjusted by the mean return of {d.baseline} over all of its "
-                    f"{d.adjusted.episodes} episodes; the correlation with the difference is "
-                    f"{display.number_text(round(d.adjusted.correlation, 3))}."
-                )
             if d.success and d.success.unknown:
                 notes.append(
                     f"{d.name}: of {display.count_text(d.success.unknown, 'episode')} the env did "
@@ -465,6 +460,7 @@ def compare(
     resamples: int | None = None,
     seed: int = 0,
     across_envs: bool = False,
+    groups: Mapping[int, Any] | Callable[[int], Any] | None = None,
 ) -> Comparison:
     """Compare policies with the first of them, on the same episodes.
 
@@ -472,8 +468,7 @@ def compare(
     of one episode cancels that, and separates policies that two means do not.
     ``docs/statistics.md`` has the formulas.
 
-    The baseline may have more episodes than the others: those are left out, and its mean return
-    over all of them adjusts the mean differences.
+    The baseline may have more episodes than the others: those are left out.
 
     Args:
         first: the baseline.
@@ -486,6 +481,8 @@ def compare(
         seed: the seed of the generators.
         across_envs: compare one policy in several envs, such as perturbed ones, on episodes of the
             same numbers; the envs may differ, and the policies may not.
+        groups: what episodes share, such as a start or a task, so that they are not independent: a
+            mapping from an episode's index, or a function of it. Errors are clustered by it.
 
     Raises:
         ValueError: if protocol, env, step limit, or an episode's env seed differ, with each
@@ -495,13 +492,14 @@ def compare(
     check.bools(across_envs=across_envs)
     evaluations = [first, second, *more]
     called = _names(evaluations, names)
-    shared, every = _shared(first, evaluations[1:]), first.episodes
+    shared = _shared(first, evaluations[1:])
     resamples = statistics.check_settings(confidence, resamples, seed, len(shared.episodes))
+    labels = None if groups is None else _labels(groups, [e.index for e in shared.episodes])
     others = [((called[0], name), e) for name, e in zip(called[1:], evaluations[1:], strict=True)]
     for pair, evaluation in others:
         check_same_episodes(shared, evaluation, pair, across_envs)
     differences = [
-        _difference(shared, evaluation, every, pair, confidence, resamples, (seed, place))
+        _difference(shared, evaluation, pair, confidence, resamples, (seed, place), labels)
         for place, (pair, evaluation) in enumerate(others)
     ]
     ids = [str(manifest_entry(e.manifest, "env.id") or "env") for e in evaluations]
@@ -539,33 +537,23 @@ def episodes_needed(
     Raises:
         ValueError: a difference of zero, a negative deviation, or a chance not between 0 and 1.
     """
-    check_difference(difference)
-    if not (math.isfinite(std) and std >= 0):
-        raise ValueError(f"expected a finite standard deviation, not negative, got {std}")
-    return sample_size(std, difference, sample_size_terms(power, confidence))
-
-
-def check_difference(difference: float) -> None:
-    """Refuse a difference that no number of episodes shows."""
     if not (math.isfinite(difference) and difference):
         raise ValueError(f"expected a finite difference other than zero, got {difference}")
+    if not (math.isfinite(std) and std >= 0):
+        raise ValueError(f"expected a finite standard deviation, not negative, got {std}")
+    factor, correction = _sample_size_terms(power, confidence)
+    if (ratio := std / abs(difference)) > 1e150:  # its square is no float
+        least = f"expected a difference above {std / 1e150:g}, as the standard deviation is {std:g}"
+        raise ValueError(f"{least}, got {difference:g}: no number of samples shows it")
+    return math.ceil(factor * ratio**2 + correction)
 
 
-def sample_size_terms(power: float, confidence: float) -> tuple[float, float]:
+def _sample_size_terms(power: float, confidence: float) -> tuple[float, float]:
     """Return factor and correction of :func:`episodes_needed`."""
     check.share(power=power, confidence=confidence)
     stats = extra_module("scipy.stats", "the number of episodes needed")
     z_test, z_power = stats.norm.ppf([0.5 + confidence / 2, power]).tolist()
     return (z_test + z_power) ** 2, z_test**2 / 2
-
-
-def sample_size(std: float, difference: float, terms: tuple[float, float]) -> int:
-    """Return the number that shows a difference of values with a deviation, from these terms."""
-    factor, correction = terms
-    if (ratio := std / abs(difference)) > 1e150:  # its square is no float
-        least = f"expected a difference above {std / 1e150:g}, as the standard deviation is {std:g}"
-        raise ValueError(f"{least}, got {difference:g}: no number of samples shows it")
-    return math.ceil(factor * ratio**2 + correction)
 
 
 class _Sample(NamedTuple):
@@ -589,11 +577,11 @@ def _shared(first: Evaluated, others: Sequence[Evaluated]) -> Evaluated:
 def _difference(
     first: Evaluated,
     second: Evaluated,
-    every: Sequence[Episode],
     names: tuple[str, str],
     confidence: float,
     resamples: int,
     seed: tuple[int, int],
+    labels: Mapping[int, str] | None = None,
 ) -> Difference:
     records = (statistics.in_order(one.episodes) for one in (first, second))
     pairs: list[tuple[Episode, Episode]] = [*zip(*records, strict=True)]
@@ -604,9 +592,8 @@ def _difference(
     returns_a, returns_b = np.array(returns, np.float64).reshape(-1, 2).T
     values = statistics.minus(returns_b, returns_a)
     how = statistics.Resampling(confidence, resamples, seed)
-    of_returns = statistics.metric_difference(returns, how, 0)
-    whole = len(both) == len(pairs) and all(episode.completed for episode in every)
-    all_a = np.array([e.episode_return for e in every] if whole else [], np.float64)
+    grouped = None if labels is None else [labels[a.index] for a, _ in both]
+    of_returns = statistics.metric_difference(returns, how, 0, grouped)
     return Difference(
         name=names[1],
         baseline=names[0],
@@ -629,15 +616,33 @@ def _difference(
         confidence=confidence,
         differing=None if unknown else sum(one != other for one, other in digests),
         differing_outcomes=sum(not _end_alike(a, b) for a, b in pairs),
-        success=statistics.success_difference(pairs, confidence),
+        success=statistics.success_difference(
+            pairs, how, None if labels is None else [labels[a.index] for a, _ in pairs]
+        ),
         metrics={
             name: statistics.metric_difference(
-                [(a.numbers.get(name), b.numbers.get(name)) for a, b in both], how, 3 * place
+                [(a.numbers.get(name), b.numbers.get(name)) for a, b in both],
+                how,
+                3 * place,
+                grouped,
             )
             for place, name in enumerate(_metrics_of_both(first, second), 1)
         },
-        adjusted=statistics.adjusted_mean(values, returns_a, all_a, confidence),
+        groups=None if grouped is None else len({*grouped}),
     )
+
+
+def _labels(groups: Any, indices: Sequence[int]) -> dict[int, str]:
+    """Return the group of each episode, as text."""
+    look = groups.get if isinstance(groups, Mapping) else groups
+    labels = {index: repr(one) for index in indices if (one := look(index)) is not None}
+    if len(labels) < len(indices) or len({*labels.values()}) < 2:
+        raise ValueError(
+            "expected groups to give each episode a group, and two groups or more: a mapping from "
+            f"indices, or a function of one; got {len({*labels.values()})} groups for "
+            f"{len(labels)} of {len(indices)} episodes"
+        )
+    return labels
 
 
 def _metrics_of_both(first: Evaluated, second: Evaluated) -> Iterator[str]:

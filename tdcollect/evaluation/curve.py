@@ -1,4 +1,4 @@
-"""The learning curve of evaluations beside training: its points, its best, its directory."""
+"""The learning curve of evaluations beside training: points, best, directory and page."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from tdcollect.display import count_text, number_text, number_texts
 from tdcollect.evaluation import ledger
 from tdcollect.evaluation.comparison import SAME
 from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.evaluation.statistics import Summary, alike, ends
 from tdcollect.files import check_no_links, check_output, locked, write_atomically, write_json
-from tdcollect.seeding import report_seed
+from tdcollect.pages import build, plots
+from tdcollect.pages.build import Cell, Column, DataTable, Figure, Figures, Page
 
 BEST_BY = ("mean", "iqm")
 
@@ -132,10 +135,8 @@ def to_csv(curve: Iterable[Point]) -> bytes:
 
 
 CURVE, PAGE, FIGURE = "curve.csv", "curve.html", "curve.svg"
-BEST, WEIGHTS, TRANSFORMS = "best.json", "best.pt", "best-transforms.pt"
-Kind = Literal["step", "report"]
-"""The evaluations of a curve: its points, and reports of the best of them."""
-_PART = re.compile(r"(step|report)-(\d{9,})")
+BEST, WEIGHTS = "best.json", "best.pt"
+_STEP = re.compile(r"step-(\d{9,})")
 _AGAIN = "remove the file: the next evaluation writes it again"
 _SECONDS = 2.0  # for a process that was killed to let go of its directory
 
@@ -150,10 +151,10 @@ class Folder:
             self.curve, self.best, _ = read_folder(path, best_by)
             self._opened = opened.pop_all()
 
-    def step_path(self, step: int, kind: Kind = "step") -> Path:
-        """The directory of the evaluation at a step, or of its report; refused if it is a link."""
-        check_no_links(self.path, step_name(step, kind))
-        return self.path / step_name(step, kind)
+    def step_path(self, step: int) -> Path:
+        """The directory of the evaluation at a step; refused if it is a link."""
+        check_no_links(self.path, step_name(step))
+        return self.path / step_name(step)
 
     def check_same_episodes(self, manifest: Mapping[str, Any]) -> None:
         """Refuse an evaluation of other episodes than those of the curve."""
@@ -165,23 +166,21 @@ class Folder:
                 "Choose another directory, or remove this one to start again"
             )
 
-    def note(
-        self,
-        point: Point,
-        policy_state: Callable[[], Mapping[str, Any]],
-        transforms: Mapping[str, Any] = MappingProxyType({}),
-    ) -> None:
-        """Add a point to the curve; keep the weights of policy and transforms of the best."""
+    def note(self, point: Point, policy_state: Callable[[], Mapping[str, Any]]) -> None:
+        """Add a point to the curve; keep the weights of the best."""
         self.curve = with_point(self.curve, point)
         value = value_of(point, self._by)
         before = (-math.inf, 0) if self.best is None else (self.best.value, -self.best.step)
         if value > -math.inf and (value, -point.step) >= before:
             path, state = self.path / WEIGHTS, policy_state()
             entries = {"step": point.step, "by": self._by, "value": value, "weights": None}
-            _save(self.path / TRANSFORMS, transforms)
-            _save(path, state)
             if state:
+                import torch
+
+                write_atomically(path, lambda opened: torch.save(state, opened))
                 entries |= {"weights": WEIGHTS, "digest": ledger.sha256(path)}
+            else:
+                path.unlink(missing_ok=True)
             self.best = Best(point.step, value, path if state else None)
             write_json(self.path / BEST, entries)
         write_atomically(self.path / CURVE, to_csv(self.curve))
@@ -191,48 +190,9 @@ class Folder:
         self._opened.close()
 
 
-def _save(file: Path, weights: Mapping[str, Any]) -> None:
-    """Write weights with torch; without any, there is no file."""
-    if weights:
-        import torch
-
-        write_atomically(file, lambda opened: torch.save(weights, opened))
-    else:
-        file.unlink(missing_ok=True)
-
-
-def step_name(step: int, kind: Kind = "step") -> str:
-    """Return the name of the folder of the evaluation at a step, or of its report."""
-    return f"{kind}-{step:09d}"
-
-
-def read_report(path: Path, step: int) -> EvaluationResult | None:
-    """Return the report of a step that a curve's directory holds; None if it is not finished.
-
-    Raises:
-        ValueError: for other weights, and for episodes that had a part in the choice.
-    """
-    directory = path / step_name(step, "report")
-    if not ledger.is_finished(directory):
-        return None
-    result = EvaluationResult.load(directory)
-    check_report(path / step_name(step), result.manifest)
-    return result
-
-
-def check_report(step: Path, manifest: Mapping[str, Any]) -> None:
-    """Refuse a report of other weights than those of a step, or of episodes that chose."""
-    chosen, root = ledger.read_manifest(step), "seeds.root"
-    wanted, own = ({key: one.get(key) for key in (*SAME, "policy")} for one in (chosen, manifest))
-    wanted[root] = report_seed(ledger.manifest_entry(chosen, root))
-    own[root] = ledger.manifest_entry(manifest, root)
-    if others := ledger.differences(wanted, own):
-        text = ledger.differences_text(others, "for this step")
-        raise ValueError(
-            f"expected a report of the weights of {step}, got another: {text}. Weights of an "
-            "earlier process may not be kept whole: evaluate the step again with its weights; "
-            "remove a report that is none"
-        )
+def step_name(step: int) -> str:
+    """Return the name of the folder of the evaluation at a step."""
+    return f"step-{step:09d}"
 
 
 def read_folder(
@@ -293,8 +253,6 @@ def check_curve(path: Path) -> Iterator[ledger.Problem]:
     top = max((value_of(point, by) for point in curve), default=-math.inf)
     if top > (-math.inf if best is None else best.value):
         yield ledger.Problem(path / BEST, f"it lacks the best, {top}: its process was killed, say")
-    for step in steps_of(path, "report"):
-        read_report(path, step)
     file = path / CURVE
     rows, wanted = map(_cells, (file.read_bytes() if file.is_file() else b"", to_csv(curve)))
     if not alike(rows, wanted):
@@ -314,30 +272,17 @@ def _number_or_text(cell: str) -> float | str:
         return cell
 
 
-def report_point(path: Path, best: Best | None) -> Point | None:
-    """Return the report of the best that a curve's directory holds, as a point; None for none."""
-    result = None if best is None else read_report(path, best.step)
-    if best is None or result is None:
-        return None
-    return point_of(best.step, result.summary(), result.digest)
-
-
 def check_folder(path: Path) -> None:
     """Refuse a path that neither is nor can become the directory of an evaluator."""
-    files = (CURVE, PAGE, FIGURE, BEST, WEIGHTS, TRANSFORMS)
-    check_output(path, "an Evaluator", files, _PART.fullmatch)
+    files = (CURVE, PAGE, FIGURE, BEST, WEIGHTS)
+    check_output(path, "an Evaluator", files, _STEP.fullmatch)
 
 
-def steps_of(path: Path, kind: Kind = "step") -> dict[int, Path]:
-    """Return the directories of evaluations, or of reports, by step, in their order."""
+def steps_of(path: Path) -> dict[int, Path]:
+    """Return the directories of evaluations by step, in their order."""
     names = os.listdir(path) if path.is_dir() else []
-    parts = (match for match in map(_PART.fullmatch, names) if match and match[1] == kind)
-    return dict(sorted((int(match[2]), path / match[0]) for match in parts))
-
-
-def evaluations_of(path: Path) -> list[Path]:
-    """Return the directories of all evaluations of a curve, its reports last."""
-    return [*steps_of(path).values(), *steps_of(path, "report").values()]
+    steps = (match for match in map(_STEP.fullmatch, names) if match)
+    return dict(sorted((int(match[1]), path / match[0]) for match in steps))
 
 
 def episodes_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -350,3 +295,135 @@ def episodes_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
     # Not the digests of running statistics, which training moves.
     env["transforms"] = [str(name).partition("(")[0] for name in env.get("transforms", [])]
     return {**entries, "env": env}
+
+
+_INTERVAL = "95% interval"
+_BEST_BY = {"mean": "mean return", "iqm": "interquartile mean"}
+
+
+def curve_page(
+    curve: Sequence[Point],
+    best: Best | None,
+    name: str,
+    by: str,
+    path_of: Callable[[int], str | None],
+    links: Sequence[tuple[str, str]] = (),
+) -> Page:
+    """Return the page of an env's curve; its first figure is that of the returns, if finite.
+
+    The best point is best by its ``"mean"`` or ``"iqm"``. ``path_of`` returns the page of the
+    evaluation at a step, relative to this one, or None.
+    """
+    drawn = _curve_figures([point for point in curve if point.mean is not None], best, by)
+    lead = f"{count_text(len(curve), 'evaluation')} beside training"
+    if curve:
+        lead += f", {count_text(curve[-1].episodes, 'test episode')} each"
+    return Page(
+        f"{name}: learning curve",
+        lead,
+        "Learning curve",
+        [
+            ("Figures", [Figures(drawn)] if drawn else ["No return is finite."]),
+            ("Evaluations", [_points(curve, best, path_of)]),
+        ],
+        _curve_headline(curve, best, by),
+        links=links,
+    )
+
+
+def _curve_headline(curve: Sequence[Point], best: Best | None, by: str) -> list[build.Card]:
+    entries = []
+    if best is not None:
+        name = f"Best {_BEST_BY[by]}"
+        entries.append((name, number_text(best.value), f"at step {best.step:,}"))
+    if curve:
+        last = curve[-1]
+        mean, low, high = number_texts([last.mean, last.low, last.high])
+        words = "" if last.low is None else f", {_INTERVAL} {low} to {high}"
+        entries.append(("Last mean return", mean, f"at step {last.step:,}{words}"))
+    failed = f"{sum(point.failed for point in curve)} failed"
+    return [*entries, ("Test episodes", str(sum(point.episodes for point in curve)), failed)]
+
+
+def _curve_figures(curve: Sequence[Point], best: Best | None, by: str) -> list[Figure]:
+    if not curve:
+        return []
+    x, mean, low, high, length = (
+        np.array([getattr(point, key) for point in curve], np.float64)  # None is NaN
+        for key in ("step", "mean", "low", "high", "length")
+    )
+    metrics = _metric_curves(curve)
+    shows, at = from_to("The mean return", x, mean), None
+    if best is not None and best.step in x:
+        at = (float(best.step), float(mean[x == best.step][0]))
+        value = number_text(best.value)
+        shows += f" The best {_BEST_BY[by]}, {value}, is that of step {best.step:,}."
+    line = plots.Line("mean return", x, mean, low, high)
+    x_label, title = "training steps", "Return of test episodes"
+    returns = plots.lines([line], x_label, "return", band_name=_INTERVAL, best=at)
+    if (mean == length).all():
+        note = "The mean length, in steps, is the same at each step, and not drawn by itself."
+        return [Figure("curve", title, returns, shows, note), *metrics]
+    line = plots.Line("mean length", x, length, series=2)
+    lengths = plots.lines([line], x_label, "length (steps)")
+    first, last = number_texts([float(length[0]), float(length[-1])])
+    said = f"The mean length is {first} steps at first and {last} at the end."
+    return [
+        Figure("curve", title, returns, shows),
+        Figure("lengths", "Length of test episodes", lengths, said),
+        *metrics,
+    ]
+
+
+def _metric_curves(curve: Sequence[Point]) -> Iterator[Figure]:
+    """Yield the figure of each metric; a step without a finite mean is left out."""
+    for place, (name, *_) in enumerate(curve[0].metrics, 1):
+        points = [(point.step, *point.metrics[place - 1][1:]) for point in curve]
+        rows = np.array([row for row in points if row[1] is not None], np.float64)
+        if not len(rows):
+            continue
+        x, mean, low, high = rows.T
+        line = plots.Line(f"mean {name}", x, mean, low, high)
+        drawing = plots.lines([line], "training steps", name, band_name=_INTERVAL)
+        yield Figure(f"metric_{place}", name, drawing, from_to("The mean", x, mean))
+
+
+def from_to(what: str, x: plots.Values, y: plots.Values) -> str:
+    """Return the first and the last value of a curve in words."""
+    first, last = number_texts([float(y[0]), float(y[-1])])
+    return f"{what} is {first} at step {x[0]:,.0f} and {last} at step {x[-1]:,.0f}."
+
+
+def _points(
+    curve: Sequence[Point], best: Best | None, path_of: Callable[[int], str | None]
+) -> DataTable:
+    steps = [point.step for point in curve]
+    *statistics, ledger = _columns(curve)
+    chosen = [Cell("best", kind="good") if best and step == best.step else "" for step in steps]
+    columns = [
+        Column("step", [Cell(f"{step:,}", path_of(step)) for step in steps], "n"),
+        *statistics,
+        Column("", chosen),
+        ledger,
+    ]
+    caption = "A step leads to the report of its evaluation."
+    return DataTable(columns, caption, hint="words, or step>1000")
+
+
+def _columns(points: Sequence[Point]) -> list[Column]:
+    """Return the columns of evaluations, their ledgers last."""
+    intervals = [None if p.low is None or p.high is None else (p.low, p.high) for p in points]
+    return [
+        Column("mean return", [point.mean for point in points], "n"),
+        Column(_INTERVAL, intervals, "n"),
+        Column("std", [point.std for point in points], "n"),
+        Column("interquartile mean", [point.iqm for point in points], "n"),
+        Column("length", [point.length for point in points], "n"),
+        *(
+            Column(f"mean {name}", [point.metrics[place].mean for point in points], "n")
+            for place, (name, *_) in enumerate(points[0].metrics if points else ())
+        ),
+        Column("episodes", [str(point.episodes) for point in points], "n"),
+        Column("failed", [str(point.failed) for point in points], "n"),
+        Column("ledger", [point.digest[:12] for point in points]),
+    ]

@@ -24,6 +24,7 @@ from tdcollect import files, keys
 from tdcollect.display import without_process_ids
 from tdcollect.evaluation import ledger, npz, step_files
 from tdcollect.evaluation.episodes.data import disagreements
+from tdcollect.evaluation.episodes.steps import utf8
 from tdcollect.packages import extra_module
 
 if TYPE_CHECKING:
@@ -337,14 +338,25 @@ def read_runs(path: Path) -> list[Any]:
 
 _BRAIN = "bfloat16:"  # before the name of an entry that NumPy has no dtype for
 _BFLOAT16 = np.dtype(np.uint16, metadata={"is": "bfloat16"})
+_TEXT = "utf8:"  # likewise: rows of bytes, filled up with one that UTF-8 does not have
+_FILL = b"\xff"
 
 
 def write_trajectory(path: Path, data: TensorDict) -> None:
     """Write the data ``[L]`` of an episode as a file of arrays, by the names of entries."""
     import torch
+    from tensordict import is_non_tensor
 
     arrays = {}
-    for key, value in data.items(True, True):
+    for key, value in data.items(True):
+        if is_non_tensor(value):
+            texts = [utf8(text) for text in value.tolist()]
+            width = max(map(len, texts))
+            filled = b"".join(text.ljust(width, _FILL) for text in texts)
+            rows = np.frombuffer(filled, np.uint8).reshape(len(texts), width)
+            arrays[_TEXT + npz.member_name(key)] = rows
+        if not isinstance(value, torch.Tensor):
+            continue
         name, tensor = npz.member_name(key), value.detach().cpu().resolve_conj().resolve_neg()
         if tensor.dtype == torch.bfloat16:
             name, tensor = _BRAIN + name, tensor.view(torch.uint16)
@@ -382,30 +394,38 @@ def read_trajectory(path: Path) -> Any:
     if find_spec("tensordict") is None or find_spec("torch") is None:
         return keys.by_name(read_entries(path).items())
     import torch
-    from tensordict import TensorDict
+    from tensordict import NonTensorStack, TensorDict
 
-    entries = {}
+    entries: dict[keys.Key, Any] = {}
     for key, array in read_entries(path).items():
+        if array.dtype == object:
+            entries[key] = NonTensorStack(*array)
+            continue
         tensor = torch.from_numpy(array)
         entries[key] = tensor.view(torch.bfloat16) if array.dtype.metadata else tensor
-    data = TensorDict(keys.by_name(entries.items()), [len(tensor)], device="cpu")
+    data = TensorDict(keys.by_name(entries.items()), [len(array)], device="cpu")
     return data.refine_names(keys.TIME)
 
 
 def read_entries(path: Path) -> dict[keys.Key, np.ndarray[Any, Any]]:
     """Read the entries ``[L, ...]`` of an episode by key.
 
-    ``bfloat16``, which NumPy lacks, is read as the ``uint16`` of the same bits.
+    ``bfloat16``, which NumPy lacks, is read as the ``uint16`` of the same bits; texts as objects.
     """
     try:
         entries: dict[keys.Key, np.ndarray[Any, Any]] = {}
         for name, array in npz.read_arrays(path).items():
-            key = npz.key_of(name.removeprefix(_BRAIN))
-            is_brain = name.startswith(_BRAIN)
+            key = npz.key_of(name.removeprefix(_BRAIN).removeprefix(_TEXT))
+            is_brain, is_text = name.startswith(_BRAIN), name.startswith(_TEXT)
             fits = array.dtype == np.uint16 if is_brain else array.dtype.isnative
+            fits = array.dtype == np.uint8 and array.ndim == 2 if is_text else fits
             if not fits or not array.ndim or key in entries:
                 raise ValueError(f"{name} is {array.dtype} {[*array.shape]}, or there twice")
             entries[key] = array.view(_BFLOAT16) if is_brain else array
+            if is_text:
+                texts = (row.tobytes().rstrip(_FILL) for row in array)
+                decoded = [text.decode("utf-8", "surrogatepass") for text in texts]
+                entries[key] = np.array(decoded, object)
         if len({len(array) for array in entries.values()}) != 1:
             raise ValueError("its entries have no length in common")
         paths = [keys.as_path(key) for key in entries]

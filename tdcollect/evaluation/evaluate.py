@@ -145,7 +145,7 @@ def evaluate(
         retry_lost=retry_lost,
         recheck=recheck,
         request=request,
-        replay=replayer(env, policy, lambda index: replace(chosen, episodes=[index])),
+        replay=replayer(env, policy, lambda indices: replace(chosen, episodes=indices)),
     )
     evaluation = Evaluation(lambda: job, record, keep_trajectories)
     bar = None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -27,11 +27,11 @@ from tdcollect.evaluation.episodes.groups import of_groups
 from tdcollect.evaluation.requested import check_env
 from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.evaluation.settings import EvaluationSettings
+from tdcollect.evaluation.statistics import in_order
 from tdcollect.evaluation.workers import worker
 from tdcollect.evaluation.workers.local import LocalWorkers, Workers, as_workers, pickled_part
 from tdcollect.packages import extra_module
 from tdcollect.policies import SpacePolicy, recognized
-from tdcollect.seeding import report_seed
 
 Source: TypeAlias = TensorDictBase | nn.Module
 
@@ -65,6 +65,8 @@ class Evaluator:
         dump_video: True refuses an env that records videos.
         on_result: called after each evaluation with its metrics, a flat TensorDict: in the thread
             that waits for messages, and by :meth:`evaluate` in its own. Its exceptions are logged.
+        episode_sampling: ``"per_env"`` and ``"first_done"``, TorchRL's default, are the same here:
+            numbered episodes, whichever end first.
         busy_policy: if an evaluation is pending, :meth:`trigger_eval` puts the request into a
             ``"queue"`` (TorchRL's default is ``"skip"``), drops it (``"skip"``), or raises
             (``"error"``).
@@ -83,8 +85,6 @@ class Evaluator:
             process. They are started by the process that evaluates, and stay.
         best: choose the best evaluation by ``"mean"`` or by ``"iqm"``, the interquartile mean.
         recheck: as for :func:`tdcollect.evaluate`, in each evaluation.
-        report_episodes: evaluate the best checkpoint once more, on so many episodes that chose
-            nothing: at the end of the ``with`` block, or when :meth:`report` is called.
         settings: ``num_envs``, ``metrics``, and others of
             :class:`tdcollect.evaluation.EvaluationSettings` that have no name above.
 
@@ -114,6 +114,7 @@ class Evaluator:
         metrics_fn: Callable[[TensorDict], Mapping[str, Any]] | None = None,
         dump_video: bool = True,
         on_result: Callable[[TensorDictBase], Any] | None = None,
+        episode_sampling: str = "per_env",
         busy_policy: str = "queue",
         backend: str = "thread",
         init_fn: Callable[[], Any] | None = None,
@@ -125,35 +126,28 @@ class Evaluator:
         workers: Any = None,
         best: str = "mean",
         recheck: bool = True,
-        report_episodes: int | None = None,
         **settings: Any,
     ):
         policy = of_groups(recognized(policy))
         _check_subject(env, policy, policy_factory)
         _check_names(settings)
         check.callables(metrics_fn=metrics_fn, on_result=on_result, init_fn=init_fn)
+        check.one_of(("per_env", "first_done"), episode_sampling=episode_sampling)
         check.one_of(("queue", "skip", "error"), busy_policy=busy_policy)
         check.one_of(("thread", "process", "ray"), backend=backend)
         check.one_of(BEST_BY, best=best)
         check.positive_int(num_trajectories=num_trajectories, queue_size=queue_size)
-        check.positive_int_or_none(report_episodes=report_episodes)
         extra_module("scipy", "tdcollect.Evaluator")
-        settings_of: Callable[..., EvaluationSettings] = partial(
-            EvaluationSettings,
+        chosen = EvaluationSettings(
+            num_trajectories,
+            seed,
             exploration_type=exploration_type,
             max_episode_steps=max_steps or None,  # 0 is no limit for TorchRL
             reward_keys=_without_next(reward_keys),
             device=device,
             **settings,
         )
-        chosen_by, report = settings_of(num_trajectories, seed), None
-        chosen_by.check_whole(workers is None)
-        if report_episodes is not None:
-            # Options or env seeds of an episode that chose may make it the same under any seed.
-            same = any(settings.get(name) is not None for name in ("episode_options", "env_seeds"))
-            first = num_trajectories if same else 0
-            others = settings_of(range(first, first + report_episodes), report_seed(seed))
-            report = pickled_part("settings", others)
+        chosen.check_whole(workers is None)
         if isinstance(env, EnvBase) and dump_video:
             worker.check_recorders(env)
         self._policy = policy
@@ -162,11 +156,11 @@ class Evaluator:
         self._step_counter = 0
         self._has_warned = False
         crew = _crew_of(workers, backend, init_fn, num_gpus, ray_kwargs)
-        own = worker.Job(env, policy, chosen_by, crew.num_workers, policy_factory, dump_video)
+        own = worker.Job(env, policy, chosen, crew.num_workers, policy_factory, dump_video)
         job, around = own.pickled()[2:]
         folder = None if output_dir is None else Path(os.path.abspath(output_dir))
         metrics = pickled_part("metrics_fn", metrics_fn)
-        setup = Setup(job, crew, metrics, folder, best, log_prefix, recheck, report, around)
+        setup = Setup(job, crew, metrics, folder, best, log_prefix, recheck, around)
         self._courier = Courier(setup, on_result, queue_size)
         self._end = weakref.finalize(self, _close, self._courier)
 
@@ -206,6 +200,42 @@ class Evaluator:
         metrics: dict[str, Any] = self._courier.ask(request, "evaluate").result()
         self._courier.tell(metrics)
         return metrics
+
+    def evaluate_episodes(
+        self,
+        weights: Source | None = None,
+        step: int | None = None,
+        *,
+        weights_dict: Mapping[str, Source] | None = None,
+        seed: int | None = None,
+    ) -> TensorDictBase:
+        """Evaluate, and return one entry per episode; evaluations that are pending run first.
+
+        It changes no curve, file or count of calls, and calls no function of metrics or results.
+
+        Args:
+            weights, step, weights_dict: as for :meth:`evaluate`.
+            seed: the root seed of these episodes; None for that of the evaluator.
+
+        Returns:
+            A TensorDict ``[num_trajectories]``, by index: ``"episode_reward"`` (float64; NaN of one
+            that failed), ``"episode_length"`` (int64, in steps), ``"truncated"`` (bool), and
+            ``"env_index"`` (int64), the index of the episode, which belongs to no slot.
+        """
+        check.count(seed=seed or 0, step=step or 0)
+        if self._courier.in_thread():
+            raise RuntimeError("expected evaluate_episodes() in the training loop")
+        snapshots, policy = worker.snapshots_of(weights, weights_dict, self._policy)
+        order = Order(step or 0, snapshots, policy, True, seed)
+        episodes = in_order(self._courier.ask(order, "episodes").result())
+        rewards = [e.episode_return if e.completed else math.nan for e in episodes]
+        columns = {
+            "episode_reward": torch.tensor(rewards, dtype=torch.float64),
+            "episode_length": torch.tensor([e.length or 0 for e in episodes]),
+            "truncated": torch.tensor([bool(e.truncated) for e in episodes]),
+            "env_index": torch.tensor([e.index for e in episodes]),
+        }
+        return TensorDict(columns, [len(episodes)])
 
     def trigger_eval(
         self,
@@ -261,34 +291,6 @@ class Evaluator:
         return it. Arguments are those of :meth:`trigger_eval`.
         """
         return self._courier.ask(self._request(weights, step, weights_dict), "submit")
-
-    def report(self) -> EvaluationResult:
-        """Evaluate the best checkpoint on episodes that chose nothing; return the result.
-
-        The mean of the best of many checkpoints is too high on the episodes that chose it. These
-        are as many as ``report_episodes`` says, of the root seed
-        :func:`tdcollect.seeding.report_seed`; with ``episode_options``, their indices follow those
-        that chose. Evaluations that are pending run first. A report that is done for the best of
-        now is returned as it is; when another one wins, its report is a new one. The files are in
-        ``output_dir``, in a folder ``report-`` with the step of the best.
-
-        Raises:
-            RuntimeError: without ``report_episodes``, before an evaluation with a finite return,
-                and in ``on_result``.
-            ValueError: if the weights of the best are not kept, as those of an earlier process may
-                not be.
-            Exception: as :meth:`evaluate`.
-        """
-        courier = self._courier
-        if not courier.reports:
-            raise RuntimeError("expected an Evaluator(report_episodes=...) for a report")
-        if courier.in_thread():
-            raise RuntimeError("expected report() in the training loop, not in on_result")
-        if courier.closed and courier.report is not None:
-            return courier.report[1]
-        _, policy = worker.snapshots_of(None, None, self._policy)
-        report: EvaluationResult = courier.ask(Order(0, {}, policy, "report"), "report").result()
-        return report
 
     def poll(self, timeout: float = 0) -> dict[str, Any] | None:
         """Return the metrics of the next triggered evaluation that has ended, as :meth:`wait`."""
@@ -354,18 +356,12 @@ class Evaluator:
         return self
 
     def __exit__(self, kind: Any, *exception: Any) -> None:
-        """Wait for pending evaluations, and report, unless there is an exception; shut down."""
+        """Wait for pending evaluations, unless there is an exception; shut down."""
         if kind is None:
             with self._courier.changed:
                 self._courier.changed.wait_for(
                     lambda: self._courier.closed or not self._courier.pending
                 )
-            if self._courier.reports and self.best is not None and not self._courier.closed:
-                try:
-                    self.report()
-                except Exception as error:
-                    text = f"{type(error).__name__}: {error}"
-                    logger.warning("the report of step %s failed: %s", self.best.step, text)
         self.shutdown()
 
     def state_dict(self) -> dict[str, Any]:

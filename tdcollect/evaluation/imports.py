@@ -25,17 +25,6 @@ def is_named(text: str) -> bool:
     return bool(colon and module) and re.fullmatch(r"[^\W\d][\w.]*", name) is not None
 
 
-_OF_GROUP = re.compile(r"(?:^|,)([^=,:/.]+)=")
-
-
-def by_group(text: str | None) -> dict[str, str]:
-    """Return the parts of ``red=FILE,blue=FILE`` by group; none of a text for all groups."""
-    if text is None or not _OF_GROUP.match(text):
-        return {}
-    parts = _OF_GROUP.split(text)[1:]
-    return dict(zip(parts[::2], parts[1::2], strict=True))
-
-
 def check_named(text: str, directory: Path) -> tuple[str, str]:
     """Return file or module, and the name in it, that a text names; nothing is imported.
 

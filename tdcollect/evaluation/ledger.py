@@ -27,6 +27,8 @@ GROUPS = "group_returns"
 """The key of the returns of reward entries, in records that have several."""
 METRICS = "metrics"
 """The key of the user's own numbers of an episode, in records of an evaluation that has some."""
+OBJECT = "object"
+"""The key of an argument of the env that JSON does not have; its value is text."""
 OPTIONS = "episode_options"
 """The entry of a manifest with the reset options of episodes, if they have some."""
 PLACE = "place"
@@ -807,6 +809,8 @@ _is_positive = partial(is_count, least=1)
 # The check of each entry of a manifest.
 _MANIFEST: dict[str, Accepts] = {
     "env.id": _is_text,
+    "env.kwargs": _or_none(_is_object),
+    "env.transforms": _or_none(_is_names),
     "episodes": _is_asked,
     "seeds.root": is_count,
     "seeds.env": _or_none(_list_of(is_count)),

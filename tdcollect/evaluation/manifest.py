@@ -8,6 +8,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from inspect import isfunction
 from types import CodeType
@@ -33,6 +34,7 @@ from tdcollect.evaluation.ledger import (
     FRESH_ENVS,
     GLOBAL_STREAMS,
     METRICS,
+    OBJECT,
     OPTIONS,
     PROCESS,
     RANDOM,
@@ -71,6 +73,7 @@ def subject(collector: EvaluationCollector) -> dict[str, Any]:
     It does not depend on the number of slots, the backend, the time or the directory.
     """
     settings = collector.settings
+    _ = collector.env.full_action_spec_unbatched  # by which transforms learn the env's actions
     indices = list(settings.episode_indices)
     seeds: dict[str, Any] = {"root": settings.seed}
     if settings.env_seeds is not None:
@@ -82,7 +85,7 @@ def subject(collector: EvaluationCollector) -> dict[str, Any]:
         "protocol": EVALUATION_PROTOCOL if batches is None else BATCHED_PROTOCOL,
         "env": {
             "id": collector.base.name,
-            "kwargs": _texts(settings.env_kwargs or {}),
+            "kwargs": {n: _told(v) for n, v in sorted((settings.env_kwargs or {}).items())},
             **described_env(collector.env),
             **({"added_wrappers": added} if added else {}),
             "transforms": [_transform(t) for t in all_transforms_of(collector.env)],
@@ -284,10 +287,19 @@ def _wrappers(spec: EnvSpec | None) -> Iterator[str]:
 
 def _texts(kwargs: Mapping[str, Any]) -> dict[str, str]:
     """Return arguments as text that is the same in another process, without addresses."""
-    return {
-        name: repr(value) if _is_plain(value) else _class(value)
-        for name, value in sorted(kwargs.items())
-    }
+    return {name: _text(value) for name, value in sorted(kwargs.items())}
+
+
+def _text(value: Any) -> str:
+    return repr(value) if _is_plain(value) else _class(value)
+
+
+def _told(value: Any) -> Any:
+    """Return an argument as JSON has it; of one that it lacks, ``{"object": TEXT}``."""
+    with suppress(TypeError, ValueError):
+        if json.loads(json.dumps(value, allow_nan=False)) == value:
+            return value
+    return {OBJECT: _text(value)}
 
 
 def _is_plain(value: Any) -> bool:

@@ -6,12 +6,12 @@ Without torch until then, so that names and files that are not there are refused
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tdcollect.display import one_line
-from tdcollect.evaluation.imports import by_group, called, check_named, is_named, load_named
+from tdcollect.evaluation.imports import called, check_named, is_named, load_named
 from tdcollect.files import existing
 
 RANDOM, SB3, LEROBOT = "random", "sb3", "lerobot"  # policies that need no factory
@@ -26,10 +26,9 @@ class Request:
         env: a gymnasium id, or ``module:callable`` of a function that makes a ``gymnasium.Env``
             or any ``EnvBase``.
         policy: ``module:factory``, ``"random"``, ``"sb3"`` for a model file of
-            Stable-Baselines3, or ``"lerobot"`` for a model of LeRobot; or one for each group of
-            agents, ``"red=FILE.py:f,blue=random"``.
+            Stable-Baselines3, or ``"lerobot"`` for a model of LeRobot.
         checkpoint: a file with the policy's ``state_dict``, or the model file; of LeRobot the
-            folder ``pretrained_model``, or the model's id on the Hub; of groups likewise.
+            folder ``pretrained_model``, or the model's id on the Hub.
         vecnormalize: a file of Stable-Baselines3's ``VecNormalize``, for its observations.
         env_kwargs: for the env's constructor.
         backend: of :func:`tdcollect.make_env`.
@@ -71,13 +70,10 @@ class Request:
                 does not exist.
         """
         self.check()
-        from tdcollect.evaluation.episodes.groups import GroupPolicies
         from tdcollect.evaluation.requested import load_weights, one_slot, placed, policy_from
 
         here, env = Path(self.directory), self.made_env(look)
         file = here / (self.checkpoint or "")
-        if parts := self._parts():
-            return env, GroupPolicies({name: part.make(look)[1] for name, part in parts.items()})
         if self.policy == RANDOM:
             return env, None
         if self.policy == SB3:
@@ -98,15 +94,11 @@ class Request:
 
     def check(self) -> None:
         """Raise for what :meth:`make` cannot meet; nothing that is named is imported, nor torch."""
-        here, parts = Path(self.directory), self._parts()
+        here = Path(self.directory)
         if is_named(self.env):
             check_named(self.env, here)
         if self.env_state is not None:
             existing(here / self.env_state, "the state of an env")
-        for part in parts.values():
-            part.check()
-        if parts:
-            return
         check_parts(self.policy, self.checkpoint, self.vecnormalize)
         if self.policy not in (RANDOM, *_MODELS):
             check_named(self.policy, here)
@@ -163,19 +155,6 @@ class Request:
 
     def __repr__(self) -> str:
         return one_line(self, self.env, self.policy)
-
-    def _parts(self) -> dict[str, Request]:
-        """Return the request of each group that has a policy of its own; none of one for all."""
-        named, files = by_group(self.policy), by_group(self.checkpoint)
-        if named and ((self.checkpoint and not files) or files.keys() - named.keys()):
-            raise ValueError(
-                f"expected checkpoints of groups that have a policy, GROUP=FILE with one of "
-                f"{', '.join(named)}, got {self.checkpoint!r}"
-            )
-        return {
-            group: replace(self, policy=policy, checkpoint=files.get(group))
-            for group, policy in named.items()
-        }
 
 
 def check_parts(policy: str, checkpoint: str | None, vecnormalize: str | None) -> None:

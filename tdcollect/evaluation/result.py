@@ -6,7 +6,6 @@ import os
 import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from numbers import Integral
 from pathlib import Path
@@ -25,10 +24,9 @@ from tdcollect.evaluation.directory import (
 )
 from tdcollect.evaluation.episodes.steps import first_difference
 from tdcollect.evaluation.ledger import Episode, trajectory_name, trajectory_path
-from tdcollect.evaluation.statistics import Summary, exact_mean, in_order, metrics_of, summarize
+from tdcollect.evaluation.statistics import Summary, exact_mean, metrics_of, summarize
 from tdcollect.evaluation.step_files import read_steps, read_witness
 from tdcollect.files import check_no_links
-from tdcollect.packages import extra_module
 
 if TYPE_CHECKING:
     import torch
@@ -133,9 +131,11 @@ class EvaluationResult:
                 )
             from tdcollect.evaluation.replay import replayer, settings_of
 
-            how = {"env_kwargs": env_kwargs, "backend": backend, "device": device}
+            how: Any = {"env_kwargs": env_kwargs, "backend": backend, "device": device}
             result._replay = replayer(
-                env, policy, lambda index: settings_of(files.manifest, result.record(index), **how)
+                env,
+                policy,
+                lambda these: settings_of(files.manifest, [*map(result.record, these)], **how),
             )
         return result
 
@@ -186,10 +186,6 @@ class EvaluationResult:
     def summary(self, **settings: Any) -> Summary:
         """Statistics of the ledger; see :func:`tdcollect.evaluation.summarize`."""
         return summarize(self.episodes, **settings)
-
-    def to_pandas(self) -> Any:
-        """Return the ledger as a DataFrame; see :func:`tdcollect.evaluation.to_pandas`."""
-        return to_pandas(self.episodes)
 
     def record(self, index: int) -> Episode:
         """Return the record of an episode.
@@ -258,12 +254,14 @@ class EvaluationResult:
                 "a result that was loaded has no env and no policy to run: give them to "
                 "EvaluationResult.load(directory, env, policy)"
             )
-        again = self._replay(index, video)
-        if recorded.metrics is not None:  # a result that was loaded has no functions
-            there = {name: recorded.metrics.get(name) for name in again.record.metrics or ()}
-            recorded = replace(recorded, metrics=there or None)
-        if not recorded.lost and ledger.record_differences(recorded, again.record):
-            raise RuntimeError(self._unequal(recorded, again, filmed=video is not None))
+        (again,) = self._replay([index], video)
+        if not recorded.lost and again.unlike(recorded):
+            there = {} if self.directory is None else read_steps(self.directory, [index])
+            first = None
+            if there and again.steps is not None:
+                first = first_difference(there[index], again.steps)
+            changed = again.changed(self.manifest, _MATTERS[video is not None :])
+            raise RuntimeError(again.told(recorded, first) + changed)
         return again
 
     def film(self, which: str) -> list[Path]:
@@ -308,28 +306,6 @@ class EvaluationResult:
             check_no_links(file.parent, file.name)
             write_trajectory(file, data)
         return path
-
-    def _unequal(self, recorded: Episode, again: Replayed, filmed: bool) -> str:
-        """Say why an episode differs from its record, as far as the manifests tell."""
-        unlike = "; ".join(
-            f"{name} is {now!r}, in the ledger {was!r}"
-            for name, was, now in ledger.record_differences(recorded, again.record)
-        )
-        differs = f"episode {recorded.index} is not what the ledger says: {unlike}. "
-        there = None if self.directory is None else read_steps(self.directory, recorded.index)
-        if there is not None and again.steps is not None:
-            difference = first_difference(there, again.steps)
-            if difference is not None:
-                differs += (
-                    f"The first difference, the ledger's value before today's: {difference}. "
-                )
-        if recorded.digest == again.record.digest:
-            return differs + "Its data are the same to the bit: the ledger was altered"
-        then = {key: self.manifest.get(key) for key in _MATTERS[filmed:]}
-        now = {key: again.manifest.get(key) for key in _MATTERS[filmed:]}
-        changed = ledger.differences(then, now)
-        why = "; ".join(f"{where} was {a!r} and is {b!r}" for where, a, b in changed)
-        return differs + f"What has changed: {why or 'something that the manifest does not hold'}"
 
     def __repr__(self) -> str:
         returns = self.returns
@@ -394,39 +370,3 @@ def export(
             f"{type(results).__name__}; pass what evaluate() or compare() returns"
         )
     return write_report(path, results.manifest, results.episodes, results.summary())[-1]
-
-
-def to_pandas(episodes: Sequence[Episode]) -> Any:
-    """Return the ledger as a ``pandas.DataFrame``, one row per episode, by index.
-
-    Columns are the ledger's keys, and ``metrics.NAME`` for each metric. The values that a failed
-    episode lacks are missing (``NaN``, ``<NA>``); integers and flags keep their kind, in pandas'
-    nullable dtypes.
-
-    Raises:
-        ModuleNotFoundError: without pandas.
-    """
-    pandas = extra_module("pandas", "to_pandas")
-    records = in_order(episodes)
-    columns = {}
-    for name, key in ledger.KEYS.items():
-        values, dtype = [getattr(e, name) for e in records], _DTYPES[Episode.__annotations__[name]]
-        if name.endswith("seed"):  # Python's ints are unbounded, and an env may be given any
-            dtype = "object" if any(value >= 2**64 for value in values) else "UInt64"
-        columns[key] = pandas.Series(values, dtype=dtype)
-    for name in next((e.metrics for e in records if e.metrics), {}):
-        columns[f"metrics.{name}"] = pandas.Series(
-            [(e.metrics or {}).get(name) for e in records], dtype="float64"
-        )
-    return pandas.DataFrame(columns).set_index("index")
-
-
-# Of pandas, by the type of an attribute; seeds are any int.
-_DTYPES = {
-    "int": "int64",
-    "str": "string",
-    "float | None": "float64",
-    "int | None": "Int64",
-    "bool | None": "boolean",
-    "str | None": "string",
-}

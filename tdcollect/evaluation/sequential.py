@@ -20,9 +20,9 @@ from tdcollect.evaluation.statistics import Values, exact_mean
 if TYPE_CHECKING:
     from tdcollect.evaluation.ledger import Episode
 
-BETS = np.append(np.geomspace(0.04, 0.9, 30), 0.95)
+BETS = np.append(_BETS := np.geomspace(0.04, 0.9, 30), 0.99)
 """The shares of the capital that are bet, each with a part of the capital of its own."""
-LOG_WEIGHTS = np.log(np.append(np.full(30, 0.7 / 30), 0.3))
+LOG_WEIGHTS = np.log(np.append(0.55 * _BETS**0.6 / (_BETS**0.6).sum(), 0.45))
 """The logs of these parts: large bets are the ones for returns that vary little."""
 TOLERANCE = 1e-6  # of an interval's ends, in units of the largest difference
 

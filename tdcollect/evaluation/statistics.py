@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -377,8 +377,9 @@ class SuccessDifference:
         gained: the number of episodes with a success of the policy alone.
         lost: the number of episodes with a success of the baseline alone.
         difference: ``(gained - lost) / count``.
-        interval: Tango's score interval of it.
-        p_value: of McNemar's exact test that neither is better, two-sided.
+        interval: Tango's score interval of it; with groups, by the clustered standard error.
+        p_value: of McNemar's exact test that neither is better, two-sided; with groups, by flipping
+            the signs of their sums.
         adjusted_p_value: the same by Holm's correction over all policies compared.
     """
 
@@ -389,7 +390,7 @@ class SuccessDifference:
     gained: int
     lost: int
     difference: float
-    interval: Interval
+    interval: Interval | None
     p_value: float
     adjusted_p_value: float | None = None
 
@@ -419,27 +420,6 @@ class MetricDifference:
     def __repr__(self) -> str:
         count = count_text(self.difference.count, "episode")
         return one_line(self, count, mean_text(self.difference))
-
-
-@dataclass(frozen=True)
-class Adjusted:
-    """A mean that is adjusted by a control variate, whose mean is known from more episodes.
-
-    Attributes:
-        mean: the adjusted mean.
-        interval: of it, which counts the error of the control variate's mean.
-        episodes: the number of episodes that the control variate's mean is over.
-        correlation: of the values with the control variate.
-    """
-
-    mean: float
-    interval: Interval
-    episodes: int
-    correlation: float
-
-    def __repr__(self) -> str:
-        told = f"mean {number_text(self.mean)} {self.interval}"
-        return one_line(self, told, f"by {count_text(self.episodes, 'episode')}")
 
 
 @dataclass(frozen=True)
@@ -633,17 +613,55 @@ def metrics_of(completed: Sequence[Episode]) -> dict[str, list[float | None]]:
 
 
 def metric_difference(
-    pairs: Sequence[tuple[float | None, float | None]], how: Resampling, stream: int
+    pairs: Sequence[tuple[float | None, float | None]],
+    how: Resampling,
+    stream: int,
+    labels: Sequence[str] | None = None,
 ) -> MetricDifference:
-    """Return the difference of a metric, of pairs of a baseline's value and another's."""
-    both = [pair for pair in pairs if None not in pair]
-    baseline, own = np.array(both, np.float64).reshape(-1, 2).T
+    """Return the difference of a metric, of pairs of a baseline's value and another's.
+
+    With ``labels``, the group of each pair, only groups are taken for independent.
+    """
+    there = [at for at, pair in enumerate(pairs) if None not in pair]
+    baseline, own = np.array([pairs[at] for at in there], np.float64).reshape(-1, 2).T
     values = minus(own, baseline)
     difference = describe(values, how, stream)
     if difference.mean is None:
         return MetricDifference(None, None, difference, None)
+    if labels is not None:
+        _, places = np.unique([labels[at] for at in there], return_inverse=True)
+        difference = clustered(difference, values, places, how.confidence)
+        values = np.bincount(places, in_units(values)[0]).astype(np.float64)
     p_value = sign_flip_p_value(values, *how.drawing(stream + 2))
     return MetricDifference(exact_mean(own), exact_mean(baseline), difference, p_value)
+
+
+def clustered(
+    quantity: Quantity, values: Values, places: npt.NDArray[np.intp], confidence: float
+) -> Quantity:
+    """Return the statistics of values ``[E]`` with the error of a mean of groups, or clusters.
+
+    The clustered standard error (Liang and Zeger, Longitudinal Data Analysis Using Generalized
+    Linear Models, Biometrika 73, 1986): the root of ``G / (G - 1)`` times the sum of the squares
+    of the G groups' sums of ``value - mean``, over E. The interval is Student's t with G - 1
+    degrees of freedom. The deviation is that of E independent values with this error. None for one
+    group. ``places`` is the number of each value's group.
+    """
+    scaled, unit = in_units(values)
+    sums = np.bincount(places, scaled - exact_mean(scaled))
+    error, interval, count, mean = None, None, len(sums), quantity.mean
+    if count > 1 and mean is not None:
+        stats = extra_module("scipy.stats", "the interval of a mean of groups")
+        error = unit * math.sqrt(count / (count - 1) * (sums**2).sum()) / len(values)
+        reach = float(stats.t.ppf(0.5 + confidence / 2, count - 1)) * error
+        interval = Interval(mean - reach, mean + reach)
+    return replace(
+        quantity,
+        std=None if error is None else error * math.sqrt(len(values)),
+        standard_error=error,
+        mean_interval=interval,
+        interquartile_mean_interval=None,
+    )
 
 
 def minus(values: Values, baseline: Values) -> Values:
@@ -722,54 +740,12 @@ def _success(records: Sequence[Episode], confidence: float) -> Success | None:
     )
 
 
-def adjusted_mean(
-    values: Values, control: Values, all_control: Values, confidence: float
-) -> Adjusted | None:
-    """Return the mean of ``values [E]``, adjusted by a control variate of the same episodes.
-
-    The regression estimator of double sampling: ``mean - slope * (mean of control - mean of
-    all_control)``, with the least squares slope (Cochran, *Sampling Techniques*, 1977, section
-    12.6). Its variance is that of a prediction at the control's mean over all, from residuals that
-    need not vary alike (HC3 of MacKinnon and White, Journal of Econometrics 29, 1985), and that of
-    this mean, times the slope squared. The interval is Student's t, with degrees of freedom by
-    Satterthwaite's formula.
-
-    ``control [E]`` is of the same episodes, ``all_control`` of more, these among them. None for
-    fewer than 20 values, for ones that are not finite, and if all are equal.
-    """
-    (values, unit), (all_control, control_unit) = in_units(values), in_units(all_control)
-    control, count, total = control / control_unit, len(values), len(all_control)
-    finite = np.isfinite(values).all() and np.isfinite(all_control).all()
-    if count < FEW or total <= count or not finite:
-        return None
-    if (control == control[0]).all() or (values == values[0]).all():
-        return None
-    stats = extra_module("scipy.stats", "the interval of an adjusted mean")
-    line = stats.linregress(control, values)
-    ahead = exact_mean(all_control) - exact_mean(control)
-    offsets = control - control.mean()
-    spread = (offsets**2).sum()
-    residuals = values - line.intercept - line.slope * control
-    # The mean is a sum of values with these weights; a residual is too small by its leverage.
-    weights = 1 / count + ahead * offsets / spread
-    leverage = 1 / count + offsets**2 / spread
-    of_residuals = float(((weights * residuals / np.maximum(1 - leverage, 0.01)) ** 2).sum())
-    of_control = float(line.slope**2 * all_control.var(ddof=1)) / total
-    variance = of_residuals + of_control
-    parts, freedoms = np.array([of_residuals, of_control]), np.array([count - 2, total - 1])
-    quantile = stats.t.ppf(0.5 + confidence / 2, degrees_of_freedom(parts, freedoms))
-    reach = float(quantile) * math.sqrt(variance)
-    mean = exact_mean(values) + float(line.slope) * ahead
-    interval = Interval(unit * (mean - reach), unit * (mean + reach))
-    return Adjusted(unit * mean, interval, total, float(line.rvalue))
-
-
 def _succeeded(episode: Episode) -> bool | None:
     return episode.success if episode.completed else False
 
 
 def success_difference(
-    pairs: Sequence[tuple[Episode, Episode]], confidence: float
+    pairs: Sequence[tuple[Episode, Episode]], how: Resampling, labels: Sequence[str] | None = None
 ) -> SuccessDifference | None:
     """Return the difference of two success rates, of pairs of a baseline's record and another."""
     if all(e.success is None for pair in pairs for e in pair):
@@ -780,6 +756,14 @@ def success_difference(
         return None
     count, gained, lost = len(known), known.count((False, True)), known.count((True, False))
     stats = extra_module("scipy.stats", "the exact test of success rates")
+    interval: Interval | None = paired_rates_interval(gained, lost, count, how.confidence)
+    # McNemar, Psychometrika 12, 1947: of the pairs that differ, each way is as likely.
+    p_value = float(stats.binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0
+    if labels is not None:
+        of_groups = metric_difference(
+            [p if None not in p else (None, None) for p in said], how, 1, labels
+        )
+        interval, p_value = of_groups.difference.mean_interval, of_groups.p_value or 1.0
     return SuccessDifference(
         count=count,
         unknown=len(pairs) - count,
@@ -788,9 +772,8 @@ def success_difference(
         gained=gained,
         lost=lost,
         difference=(gained - lost) / count,
-        interval=paired_rates_interval(gained, lost, count, confidence),
-        # McNemar, Psychometrika 12, 1947: of the pairs that differ, each way is as likely.
-        p_value=float(stats.binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0,
+        interval=interval,
+        p_value=p_value,
     )
 
 

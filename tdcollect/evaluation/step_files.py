@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -186,10 +187,13 @@ def read_block(path: Path) -> dict[int, Steps]:
     return dict(zip(indices.tolist(), np.split(steps, starts[1:]), strict=True))
 
 
-def read_steps(root: Path, index: int) -> Steps | None:
-    """Read the steps of an episode of a finished evaluation; None if they were not kept."""
-    path = file_of(root, index)
-    return read_block(path).get(index) if path.exists() else None
+def read_steps(root: Path, indices: Iterable[int]) -> dict[int, Steps]:
+    """Read the steps of episodes of a finished evaluation, as far as they were kept."""
+    steps: dict[int, Steps] = {}
+    for path, several in groupby(sorted(indices), partial(file_of, root)):
+        block = read_block(path) if path.exists() else {}
+        steps |= {index: block[index].copy() for index in several if index in block}
+    return steps
 
 
 def paths(root: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""All checks of an evaluation that need no run of it.
+"""Checks of evaluations: of their files, and of episodes that run again by their actions.
 
 Readers stop at the first problem; here all are listed, and the statistics are computed again.
 """
@@ -9,14 +9,19 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tdcollect import registry
+import numpy as np
+
+from tdcollect import check, registry
 from tdcollect.display import count_text, listed_text, one_line, visible
 from tdcollect.evaluation import ledger, statistics, step_files
-from tdcollect.evaluation.curve import check_curve, evaluations_of, steps_of
+from tdcollect.evaluation.curve import check_curve, steps_of
 from tdcollect.evaluation.directory import check_data
 from tdcollect.evaluation.ledger import Files, Problem
+
+if TYPE_CHECKING:
+    from tdcollect.evaluation.replay import Audit
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,7 @@ class Kind(NamedTuple):
 
 _CURVE = Kind(
     lambda root: bool(steps_of(root)) and not (root / ledger.MANIFEST).exists(),
-    evaluations_of,
+    lambda root: [*steps_of(root).values()],
     check_curve,
 )
 
@@ -104,11 +109,65 @@ def verify(path: str | os.PathLike[str]) -> Verification:
         FileNotFoundError: if the directory holds none of these.
     """
     root = Path(path)
+    kind = kind_of(root)
+    return _of_evaluation(root) if kind is None else _of_parts(root, kind)
+
+
+def audit(
+    path: str | os.PathLike[str],
+    env: Any = None,
+    *,
+    sample: int | None = 20,
+    seed: int | None = None,
+) -> list[Audit]:
+    """Run episodes again by the actions that were kept of them, and compare them with the ledger.
+
+    This takes no policy, and runs no code of the directory; ``docs/audit.md`` says what it proves.
+
+    Args:
+        path: the directory of an evaluation; or of a race, a suite or a learning curve, each of
+            whose evaluations is audited.
+        env: as :func:`tdcollect.evaluate` took it, under its transforms or without any; None for
+            the env that the manifest names, if it is gymnasium's own.
+        sample: the number of episodes to draw of each; of batched simulators, as many whole
+            batches as have them. None for all.
+        seed: of the draw; None for a new one, which the audit tells.
+
+    Returns:
+        The audit of each evaluation.
+
+    Raises:
+        ValueError: for an evaluation that is unfinished, altered or has no steps, and for an env
+            that must be named. Of several evaluations, the audit of that one says so.
+    """
+    from tdcollect.evaluation.replay import Audit, audited
+
+    check.positive_int_or_none(sample=sample)
+    if seed is None:
+        seed = int(np.random.SeedSequence().generate_state(1)[0])
+    check.count(seed=seed)
+    root, audits = Path(path), []
+    kind = kind_of(root)
+    roots = [root] if kind is None else kind.evaluations(root)
+    named = [] if env is None else [ledger.read_manifest(one)["env"]["id"] for one in roots]
+    if len({*named}) > 1:
+        raise ValueError(
+            f"expected evaluations of one env, got {', '.join(named)}; name one of them"
+        )
+    for one in roots:
+        try:
+            audits.append(audited(one, env, sample, seed))
+        except (ValueError, OSError) as error:
+            if kind is None:
+                raise
+            audits.append(Audit(one, (f"not audited: {error}",)))
+    return audits
+
+
+def kind_of(root: Path) -> Kind | None:
+    """Return what a directory is that holds several evaluations; None for any other."""
     several = [kind for part in registry.load(registry.KINDS) for kind in part.KINDS]
-    for kind in (*several, _CURVE):
-        if kind.holds(root):
-            return _of_parts(root, kind)
-    return _of_evaluation(root)
+    return next((kind for kind in (*several, _CURVE) if kind.holds(root)), None)
 
 
 def _of_parts(root: Path, kind: Kind) -> Verification:

@@ -9,12 +9,12 @@ from tdcollect.packages import lazy
 if TYPE_CHECKING:
     from tdcollect.lab.aggregates import Aggregates as Aggregates
     from tdcollect.lab.aggregates import aggregate as aggregate
+    from tdcollect.lab.definition import Policy as Policy
+    from tdcollect.lab.definition import Score as Score
+    from tdcollect.lab.definition import Task as Task
+    from tdcollect.lab.pages.suite import export as export
     from tdcollect.lab.race import RaceResult as RaceResult
-    from tdcollect.lab.report import export as export
     from tdcollect.lab.results import SuiteResults as SuiteResults
     from tdcollect.lab.suite import Suite as Suite
-    from tdcollect.lab.tables import Policy as Policy
-    from tdcollect.lab.tables import Score as Score
-    from tdcollect.lab.tables import Task as Task
 
-__getattr__, __dir__, __all__ = lazy(__name__, modules="curves planning")
+__getattr__, __dir__, __all__ = lazy(__name__, inner="Suite", modules="curves")

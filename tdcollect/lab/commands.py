@@ -1,4 +1,4 @@
-"""The commands of the lab: comparisons, plans, curves over runs, races, suites, and pages."""
+"""The commands of the lab: comparisons, curves over runs, races, suites, and pages."""
 
 from __future__ import annotations
 
@@ -27,8 +27,6 @@ from tdcollect.display import count_text, number_text
 if TYPE_CHECKING:
     from tdcollect.evaluation.comparison import Difference
     from tdcollect.evaluation.result import EvaluationResult
-
-QUANTITIES = ("return", "success")
 
 
 @program.command(cls=options.MarginCommand)
@@ -144,53 +142,6 @@ def _reason(d: Difference, name: str, margin: float, *on: Any) -> str | None:
 
 
 @program.command()
-@click.argument("pilot", nargs=-1, required=True, type=options.FOLDER, metavar="PILOT [PILOT]")
-@click.option("--difference", type=float, required=True, help="The difference that matters.")
-@options.shown("--power", type=float, default=0.8, help="Chance to find it.")
-@options.shown("--confidence", type=float, default=0.95, help="Of the comparison.")
-@options.shown(
-    "--on", type=click.Choice(QUANTITIES), default="return", help="Mean return or success rate."
-)
-@click.option(
-    "--correlation",
-    type=float,
-    help="Of the two policies over episodes, for one evaluation as a pilot.  [default: 0]",
-)
-@click.option("--policy", "policies", multiple=True, help="One of two policies of a suite.")
-@options.as_json
-def plan(
-    pilot: tuple[Path, ...],
-    difference: float,
-    on: str,
-    correlation: float | None,
-    policies: tuple[str, ...],
-    as_json: bool,
-    **settings: Any,
-) -> None:
-    """Tell how many episodes a comparison needs, from a small one.
-
-    PILOT is two evaluations of the same episodes, or one, or a suite: then the difference is that
-    of mean scores, and training runs are planned, too. Nothing is run.
-    """
-    from tdcollect.lab.planning import plan as of_evaluations
-    from tdcollect.lab.planning import plan_suite
-    from tdcollect.lab.results import is_suite, results_of
-
-    if is_suite(pilot[0]):
-        if len(pilot) > 1 or on != "return" or correlation is not None:
-            raise click.UsageError("a suite is a pilot by itself: without --on and --correlation")
-        planned = plan_suite(results_of(pilot[0]), difference, policies or None, **settings)
-    elif policies or len(pilot) > 2:
-        raise click.UsageError("expected one or two evaluations, or a suite with two --policy")
-    else:
-        results = [finished(directory) for directory in pilot]
-        names = distinct_names(pilot) if len(pilot) == 2 else None
-        settings |= {"on": on, "correlation": correlation, "names": names}
-        planned = of_evaluations(results, difference, **settings)
-    tell(as_json, planned, **planned.to_dict())
-
-
-@program.command()
 @click.argument("runs", nargs=-1, required=True, type=options.FOLDER, metavar="RUN...")
 @options.shown("--on", default="return", help="return, success, or the name of a metric.")
 @click.option("--threshold", type=float, help="Count the steps to a mean of at least this.")
@@ -208,8 +159,7 @@ def curves(runs: tuple[Path, ...], output_dir: Path | None, as_json: bool, **set
         raise click.UsageError("--lower-is-better goes with --threshold")
     if len({run.resolve() for run in runs}) < len(runs):
         raise click.UsageError("expected directories that differ, got one of them twice")
-    from tdcollect.lab.curves import over_runs
-    from tdcollect.lab.pages.curves import write_curves_page
+    from tdcollect.lab.curves import over_runs, write_curves_page
 
     names = distinct_names(runs) if len(runs) > 1 else [runs[0].resolve().name]
     together = over_runs(dict(zip(names, runs, strict=True)), **settings)
@@ -345,43 +295,24 @@ def race(
     default="worst:5",
     help="Of those whose data are there, the ones with a page: worst:3, failed, or 1,5.",
 )
-@click.option(
-    "--serve",
-    type=click.IntRange(0, 65535),
-    is_flag=False,
-    flag_value=0,
-    metavar="[PORT]",
-    help="Serve the pages on 127.0.0.1, at a free port unless one is named, until interrupted.",
-)
 @options.as_json
-def view(directory: Path, output_dir: Path, serve: int | None, as_json: bool, **how: Any) -> None:
+def view(directory: Path, output_dir: Path, as_json: bool, **how: Any) -> None:
     """Write the pages of all evaluations, learning curves and suites below DIR, with an index.
 
     The pages are static files that need no network. They are made anew from the ledgers, which are
     read as data: nothing that DIR names is run.
     """
-    from tdcollect.lab.pages.view import HOST, server_of
     from tdcollect.lab.pages.view import view as write
 
     index, viewed = write(directory, output_dir, **how)
-    server = None if serve is None else server_of(output_dir, serve)
-    address = None if server is None else f"http://{HOST}:{server.server_port}/"
     if as_json:
-        print_json(index=index, address=address, found=[one.to_dict() for one in viewed])
+        print_json(index=index, found=[one.to_dict() for one in viewed])
     else:
         pages = sum(one.page is not None for one in viewed)
         say(f"{count_text(pages, 'page')} of {len(viewed)} found below {directory}\nindex {index}")
         for one in viewed:
             if one.page is None:
                 say(f"tdcollect: {one.path}: {one.status}", err=True)
-        if address is not None:
-            say(f"serving {address} until interrupted (Ctrl-C)")
-    if server is not None:
-        with server:
-            try:
-                server.serve_forever()
-            except KeyboardInterrupt:
-                say("stopped", err=True)
 
 
 suite_file = click.argument("file", type=options.FOLDER)

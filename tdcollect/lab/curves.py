@@ -1,4 +1,4 @@
-"""Learning curves over several training runs: what a training gives, and how much runs differ."""
+"""Learning curves over several training runs, and the curve of the time to success."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from tdcollect import display
+from tdcollect import check, display
+from tdcollect.display import count_text, number_text, number_texts
 from tdcollect.evaluation import ledger, statistics
-from tdcollect.evaluation.comparison import RETURN, SUCCESS
-from tdcollect.evaluation.curve import check_folder, episodes_of, steps_of
+from tdcollect.evaluation.comparison import RETURN, SUCCESS, Evaluated
+from tdcollect.evaluation.curve import check_folder, episodes_of, from_to, steps_of
 from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.evaluation.statistics import Interval, Values
 from tdcollect.lab.aggregates import LABELS, RESAMPLES, Estimate
+from tdcollect.packages import extra_module
+from tdcollect.pages import build, plots
+from tdcollect.pages.build import Column, DataTable, Figure, Figures, Page
 
 # The coverage of 95% intervals from few runs, in percent, lowest and highest of the simulations in
 # docs/beside-training.md. Suites do better: there each run has a score on each of several tasks.
@@ -238,3 +242,153 @@ def together(
         threshold=threshold,
         confidence=confidence,
     )
+
+
+@dataclass(frozen=True)
+class TimeToSuccess:
+    """The share of episodes that have succeeded, by the number of steps.
+
+    Attributes:
+        steps: the numbers of steps at which the share changes, ascending.
+        success: the share of successes by then: one minus the Kaplan-Meier curve.
+        low: the lower end of its pointwise band.
+        high: the upper end.
+        horizon: the steps up to which :attr:`mean` counts.
+        mean: the restricted mean time in steps: without a success, ``horizon`` counts.
+        interval: of that mean.
+        episodes: the number of episodes with an outcome.
+        confidence: of band and interval.
+    """
+
+    steps: tuple[float, ...]
+    success: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    horizon: float
+    mean: float
+    interval: Interval
+    episodes: int
+    confidence: float
+
+    def __repr__(self) -> str:
+        count, mean = display.count_text(self.episodes, "episode"), display.number_text(self.mean)
+        return display.one_line(self, count, f"mean {mean} {self.interval} steps")
+
+
+def time_to_success(
+    result: Evaluated, horizon: float | None = None, confidence: float = 0.95
+) -> TimeToSuccess:
+    """Return the curve of the time to success of an evaluation, and its restricted mean.
+
+    Kaplan and Meier, JASA 53, 1958, by ``scipy.stats.ecdf``, with a log-log band; the error of the
+    mean is Greenwood's. A success counts at the end of its episode, one that was truncated is
+    censored there, and one that ended otherwise, or failed, never succeeds.
+
+    Args:
+        result: an evaluation of an env that reports success.
+        horizon: steps, at most those of the longest episode; None for these.
+        confidence: between 0 and 1.
+
+    Raises:
+        ValueError: if no episode says whether it was a success; for another horizon.
+    """
+    check.share(confidence=confidence)
+    stats = extra_module("scipy.stats", "the time to success")
+    told = [e for e in result.episodes if not e.lost and (not e.completed or e.success is not None)]
+    longest = max((e.length or 0 for e in told), default=0)
+    end = float(longest if horizon is None else horizon)
+    if not 0 < end <= longest:
+        raise ValueError(
+            "expected episodes of an env that reports success, and a horizon of at most the steps "
+            f"of the longest one, got {len(told)} such episodes, the longest of {longest} steps, "
+            f"and {horizon!r}"
+        )
+    times = [float(e.length or 0) for e in told if e.success]
+    others = [e for e in told if not e.success]
+    waited = [float(e.length or 0) if e.truncated else longest + 1.0 for e in others]
+    curve = stats.ecdf(stats.CensoredData(uncensored=times, right=waited)).sf
+    with np.errstate(divide="ignore", invalid="ignore"):
+        band = curve.confidence_interval(confidence, method="log-log")
+    at, survival = curve.quantiles, curve.probabilities
+    # What is left of the area after each time; steps of the curve up to the horizon.
+    areas = np.diff(np.clip([0.0, *at, end], 0, end)) * np.append(1.0, survival)
+    left = np.cumsum(areas[::-1])[::-1][1:]
+    ordered = np.sort(times)
+    events = np.searchsorted(ordered, at, "right") - np.searchsorted(ordered, at)
+    rest = len(told) - np.searchsorted(np.sort(times + waited), at) - events
+    terms = np.divide(events, (rest + events) * rest, out=np.zeros(len(at)), where=rest > 0)
+    mean, error = float(areas.sum()), math.sqrt((left**2 * terms).sum())
+    reach = float(stats.norm.ppf(0.5 + confidence / 2)) * error
+    shown = (events > 0) & (at <= end)
+    # Where all have succeeded, a band has no width that the data tell.
+    sides = [band.high.probabilities, band.low.probabilities]
+    ends = [np.where(np.isnan(side), survival, side) for side in sides]
+    success, low, high = ((1 - one[shown]).tolist() for one in (survival, *ends))
+    return TimeToSuccess(
+        steps=tuple(at[shown].tolist()),
+        success=tuple(success),
+        low=tuple(low),
+        high=tuple(high),
+        horizon=end,
+        mean=mean,
+        interval=Interval(max(0.0, mean - reach), min(end, mean + reach)),
+        episodes=len(told),
+        confidence=confidence,
+    )
+
+
+CURVES_REPORT = "curves.html"
+MOST_RUNS = 10  # with a line of their own
+
+
+def write_curves_page(directory: Path, curves: Curves) -> list[Path]:
+    """Write the page of the curves of several runs, and its figures; return the files."""
+    return build.write_page(directory / CURVES_REPORT, curves_page(curves))
+
+
+def curves_page(curves: Curves) -> Page:
+    """Return the page of the learning curves of several training runs."""
+    heads, rows = curves.header(), curves.rows()
+    names, *columns = zip(*rows, strict=True)
+    table = [Column(head, cells, "n") for head, cells in zip(heads[1:], columns, strict=True)]
+    last, *measured = rows[len(curves.steps) - 1 :]
+    return Page(
+        f"{curves.env}: learning curves",
+        f"{curves.what} of {count_text(curves.episodes, 'test episode')} at each step, over "
+        f"{count_text(len(curves.runs), 'training run')}",
+        "Learning curves",
+        [
+            ("Figures", [Figures(_over_runs(curves))]),
+            ("Numbers", [DataTable([Column("step", names), *table], sort=False), *curves.notes()]),
+        ],
+        [
+            (f"{heads[1]}, {name}".capitalize(), value, f"{heads[2]} {interval}")
+            for name, value, interval, *_ in [[f"at step {last[0]}", *last[1:]], *measured]
+        ],
+    )
+
+
+def _over_runs(curves: Curves) -> list[Figure]:
+    x, both = np.array(curves.steps, np.float64), [point.estimate for point in curves.points]
+    y = np.array([one.value for one in both])
+    low, high = (
+        np.array([getattr(one.interval, end, np.nan) for one in both]) for end in ("low", "high")
+    )
+    middle = [plots.Line("interquartile mean", x, y, low, high)]
+    goal = curves.threshold
+    levels = {} if goal is None else {goal: f"threshold {number_text(goal)}"}
+    values = np.array([point.runs for point in curves.points]).T[:MOST_RUNS]
+    runs = [plots.Line(curves.runs[at], x, own, series=at) for at, own in enumerate(values)]
+    over, each = (
+        plots.lines(drawn, "training steps", plots.short(curves.what), levels=levels)
+        for drawn in (middle, runs)
+    )
+    shows = from_to("The interquartile mean over runs", x, y)
+    note = f"The band is the {curves.header()[2]}." if len(curves.runs) > 1 else ""
+    low_text, high_text = number_texts([*np.quantile(values[:, -1], [0, 1])])
+    said = f"At step {x[-1]:,.0f} the means are from {low_text} to {high_text}."
+    left = len(curves.runs) - len(runs)
+    return [
+        Figure("curves", "Interquartile mean over runs", over, shows, note),
+        Figure("runs", "Each run", each, said, f"{left} more are in the table." * bool(left)),
+    ]

@@ -36,7 +36,7 @@ from tdcollect.evaluation.workers.local import Workers, as_workers
 from tdcollect.evaluation.workers.worker import Job
 from tdcollect.files import write_json
 from tdcollect.lab import race as files
-from tdcollect.lab.pages.race import write_race_page
+from tdcollect.lab.race import write_race_page
 from tdcollect.progress import line_above, progress_bar, warn
 from tdcollect.randomness import NotReproducibleError
 
@@ -169,7 +169,7 @@ def _claimed(output_dir: str | os.PathLike[str] | None, plan: files.RacePlan) ->
 def _evaluation(job: Job, **how: Any) -> Evaluation:
     """Return the evaluation of a policy of a race."""
     env, policy, most = job.env, job.policy, job.settings
-    replay = replayer(env, policy, lambda index: replace(most, episodes=[index]))
+    replay = replayer(env, policy, lambda indices: replace(most, episodes=indices))
     record = partial(_Racer, indices=most.episode_indices, replay=replay, **how)
     return Evaluation(lambda: job, record, how["keep_trajectories"])
 

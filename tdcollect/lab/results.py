@@ -28,8 +28,7 @@ from tdcollect.evaluation.statistics import Interval, ends, exact_mean, generato
 from tdcollect.evaluation.verification import Kind
 from tdcollect.files import check_output, locked, write_json
 from tdcollect.lab.aggregates import Aggregates, aggregate
-from tdcollect.lab.definition import EVALUATIONS, Definition, SuiteCell
-from tdcollect.lab.tables import HEAD, REPORT, Policy, Task
+from tdcollect.lab.definition import EVALUATIONS, HEAD, REPORT, Definition, Policy, SuiteCell, Task
 
 FORMAT = 1
 FINISHED, UNFINISHED, MISSING, FAILED = "finished", "unfinished", "missing", "failed"

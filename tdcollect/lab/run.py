@@ -28,7 +28,7 @@ from tdcollect.evaluation.workers.worker import Job
 from tdcollect.files import check_no_links, remove, write_json
 from tdcollect.lab import results
 from tdcollect.lab.definition import Definition, SuiteCell
-from tdcollect.lab.report import report_on
+from tdcollect.lab.pages.suite import report_on
 from tdcollect.progress import line_above, progress_bar, warn
 
 _MOST_STEPS = 200  # of an episode that the doctor plays

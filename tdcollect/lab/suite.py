@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tdcollect.lab.definition import Definition
-from tdcollect.lab.report import report_on
+from tdcollect.lab.pages.suite import report_on
 from tdcollect.lab.results import SuiteResults, is_suite, read_results
 
 if TYPE_CHECKING:

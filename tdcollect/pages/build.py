@@ -215,7 +215,7 @@ def _style() -> str:
     return (
         f"{_package_text('figures.css')}{_package_text('style.css')}"
         f"{numbers}{{text-align:right;white-space:nowrap}}\n"
-        f"{texts}{{white-space:normal;overflow-wrap:anywhere;min-width:9rem}}\n"
+        f"{texts}{{white-space:pre-wrap;overflow-wrap:anywhere;min-width:9rem}}\n"
     )
 
 

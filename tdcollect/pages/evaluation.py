@@ -36,6 +36,10 @@ EXTREMES = 200  # of more episodes: the lowest, the highest, and those that fail
 _HERE = "the directory of this page"
 _TYPED = ("env", "policy", "checkpoint", "vecnormalize", "env_kwargs", "backend", "device")
 MAKE_ENV = "FILE.py:make_env"  # in commands, where no option names what is around the env
+AUDIT = (
+    " Without the policy, `tdcollect audit DIR` runs episodes again by the actions that were kept, "
+    "and compares them with the ledger."
+)
 IMPROVEMENT = (
     "Probability of improvement: the share of paired episodes with a higher return than the "
     "baseline's, (won + tied / 2) / episodes."
@@ -317,7 +321,7 @@ def _episodes(
         yield Paragraph("warn", f"{what} or restarted: {them}.")
     if not records:
         return
-    yield again.how
+    yield again.how + AUDIT
     yield Paragraph("command", again.of_row(str((lowest or records)[0].index)))
     if len(records) > MOST:
         chosen = _extremes([e for e in records if _finite(e)], lambda e: e.episode_return or 0.0)
@@ -484,7 +488,6 @@ def comparison_page(
 
 def _comparison_headline(d: Difference) -> list[build.Card]:
     mean = number_and_interval(*d.measured("return"), d.confidence)
-    of_mean = "Adjusted mean difference" if d.adjusted else "Mean difference"
     won_and_tied = "share of episodes won, and half of those tied"
     cards: list[build.Card] = []
     if (s := d.success) is not None:
@@ -492,7 +495,7 @@ def _comparison_headline(d: Difference) -> list[build.Card]:
         cards.append(("Difference of success rates", *rates))
     return [
         *cards,
-        (of_mean, *mean),
+        ("Mean difference", *mean),
         ("Probability of improvement", number_text(d.improvement), won_and_tied),
         ("Won, tied, lost", f"{d.won}, {d.tied}, {d.lost}", f"of {len(d.values)} episodes"),
         ("p-value", display.p_text(d.p_value), "of no mean difference, by sign flips"),

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from tdcollect.packages import lazy
 
 if TYPE_CHECKING:
+    from tdcollect.testing.checks import Divergence as Divergence
     from tdcollect.testing.checks import Finding as Finding
     from tdcollect.testing.checks import Report as Report
-    from tdcollect.testing.differences import Divergence as Divergence
     from tdcollect.testing.doctor import diagnose as diagnose
     from tdcollect.testing.rules import check_env as check_env
 

@@ -23,9 +23,18 @@ from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.processes.child import children_hash_by, hash_seed
 from tdcollect.randomness import GlobalRandomness, global_states_kept, held_generators
 from tdcollect.seeding import slot_seed
-from tdcollect.testing import checks, differences, rules
-from tdcollect.testing.checks import Failed, Passed, Skipped, Warned
-from tdcollect.testing.differences import Row, first_divergence, leaves, mismatch, row_mismatch
+from tdcollect.testing import checks, rules
+from tdcollect.testing.checks import (
+    Failed,
+    Passed,
+    Row,
+    Skipped,
+    Warned,
+    first_divergence,
+    leaves,
+    mismatch,
+    row_mismatch,
+)
 from tdcollect.testing.examination import COMPARED_STEPS, GLOBAL, OWN_RANDOM, Examination, Leak
 
 GROUP = "doctor"
@@ -66,7 +75,7 @@ def _seed(exam: Examination) -> str:
     )
 
 
-def _why_unrepeatable(exam: Examination, difference: differences.Divergence) -> str:
+def _why_unrepeatable(exam: Examination, difference: checks.Divergence) -> str:
     where = "reset" if difference.step == 0 else "step"
     for name, said in GLOBAL.items():
         if exam.repeats_with([name]):
@@ -74,7 +83,7 @@ def _why_unrepeatable(exam: Examination, difference: differences.Divergence) -> 
     if exam.repeats_with(GLOBAL):
         return "several of the global generators of numpy, random and torch"
     if difference.is_small:
-        return differences.SUMS
+        return checks.SUMS
     return (
         f"random numbers in {where} from a generator of the env's own that reset(seed=) does not "
         "seed, state shared by envs, or the clock (seeding the global generators changes nothing)"

@@ -23,9 +23,20 @@ from tdcollect.envs.process.values import Begun, Options, slot_of
 from tdcollect.envs.process.worker import make_by_id, old_api
 from tdcollect.envs.spaces import SpaceCodec
 from tdcollect.randomness import GlobalRandomness, global_states_kept
-from tdcollect.testing import differences
-from tdcollect.testing.checks import Env, Failed, GymnasiumPlayer, Skipped, gymnasium_row, seeded
-from tdcollect.testing.differences import Divergence, Episodes, Row, first_divergence, shown
+from tdcollect.testing import checks
+from tdcollect.testing.checks import (
+    Divergence,
+    Env,
+    Episodes,
+    Failed,
+    GymnasiumPlayer,
+    Row,
+    Skipped,
+    first_divergence,
+    gymnasium_row,
+    seeded,
+    shown,
+)
 
 PLAY_SECONDS = 2.0  # for one episode; slower envs are played for fewer steps
 PLAY_BYTES = 32 * 2**20  # for one episode's observations; larger ones mean fewer steps
@@ -160,7 +171,7 @@ class Examination(GymnasiumPlayer):
             for row in self.rows(self.env, seed):
                 before, now = now, time.perf_counter()
                 if row.is_reset:
-                    parts = differences.leaves("", row[keys.OBSERVATION])
+                    parts = checks.leaves("", row[keys.OBSERVATION])
                     size = sum(np.asarray(leaf).nbytes for _, leaf in parts)
                     self._lower(PLAY_BYTES // max(size, 1))
                     continue
@@ -288,7 +299,7 @@ class Examination(GymnasiumPlayer):
         self.has_chance = len(self.failed)
         return Failed(
             f"{evidence}; run again, these do not differ there",
-            cause=differences.SUMS if difference and difference.is_small else _NOW_AND_THEN,
+            cause=checks.SUMS if difference and difference.is_small else _NOW_AND_THEN,
             advice=OWN_RANDOM,
             data={} if difference is None else difference.to_dict(),
         )
@@ -319,7 +330,7 @@ class Examination(GymnasiumPlayer):
                 else gymnasium_row(each.step(deepcopy(action)), "step")
                 for each in (env, other)
             )
-            difference = differences.row_mismatch(one, two)
+            difference = checks.row_mismatch(one, two)
             if difference is not None:
                 return f"it comes back, but {step + 1} steps on {difference}"
             ended = one.ends
@@ -343,7 +354,7 @@ def _unlike(path: str, first: Any, second: Any, inside: bool = True) -> Iterator
     for name in getattr(first, "__dict__", {}) | getattr(second, "__dict__", {}):
         mine, its = getattr(first, name, None), getattr(second, name, None)
         if _is_plain(mine) and _is_plain(its):
-            difference = differences.mismatch(f"{path}.{name}", _settled(mine), _settled(its))
+            difference = checks.mismatch(f"{path}.{name}", _settled(mine), _settled(its))
             if difference is not None:
                 values = f" ({shown(difference.first)} and {shown(difference.second)})"
                 drawn = isinstance(mine, np.random.Generator)

@@ -24,8 +24,18 @@ from tdcollect.envs.make import alike, make_env
 from tdcollect.envs.process.worker import make_by_id, spec_of
 from tdcollect.keys import Key, beside, under_next
 from tdcollect.testing import checks
-from tdcollect.testing.checks import Failed, GymnasiumPlayer, Skipped, TorchRLPlayer, rule, seeded
-from tdcollect.testing.differences import Row, first_divergence, mismatch, short
+from tdcollect.testing.checks import (
+    Failed,
+    GymnasiumPlayer,
+    Row,
+    Skipped,
+    TorchRLPlayer,
+    first_divergence,
+    mismatch,
+    rule,
+    seeded,
+    short,
+)
 
 GYMNASIUM, TORCHRL = "gymnasium", "torchrl"  # the two groups of rules
 

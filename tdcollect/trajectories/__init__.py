@@ -8,7 +8,7 @@ from tdcollect.packages import lazy
 
 if TYPE_CHECKING:
     from tdcollect.trajectories.assemble import TrajectoryAssembler as TrajectoryAssembler
-    from tdcollect.trajectories.index import TrajectoryIndex as TrajectoryIndex
+    from tdcollect.trajectories.split import TrajectoryIndex as TrajectoryIndex
     from tdcollect.trajectories.split import discounted_returns as discounted_returns
     from tdcollect.trajectories.split import first as first
     from tdcollect.trajectories.split import flatten_time as flatten_time

@@ -14,8 +14,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from tdcollect import check, keys
 from tdcollect.keys import Key, beside
-from tdcollect.trajectories.index import TrajectoryIndex, entries_of, expand
-from tdcollect.trajectories.split import flat_rows, rows_of
+from tdcollect.trajectories.split import TrajectoryIndex, entries_of, expand, flat_rows, rows_of
 
 Numbers: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 Table = TypeVar("Table", bound=tuple[Numbers, ...])

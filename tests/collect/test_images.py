@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torchrl import envs as E
 
 from tdcollect import Collector
-from tdcollect.collect import images
+from tdcollect.collect import transforms as images
 from tdcollect.collect.lowering import joined, lower_transforms
 from tdcollect.collect.step_dict import StepDict
 

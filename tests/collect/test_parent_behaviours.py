@@ -5,6 +5,7 @@ Each test is a script: what is done to a collector, and what is seen of it.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -226,6 +227,8 @@ def filling(collector: Any) -> Iterator[Any]:
         yield collector.replay_buffer.write_count
 
 
+SINCE_0_15 = "replay_write_mode" in inspect.signature(ParentCollector.__init__).parameters
+
 BUFFERS: dict[str, dict[str, Any]] = {
     "extend-compact": {"compact_obs": True},
     "extend-postproc": {"postproc": lambda td: td.exclude(("next", "observation")).reshape(-1)},
@@ -239,6 +242,11 @@ BUFFERS: dict[str, dict[str, Any]] = {
     "trajectories": {"trajs_per_batch": 2},
     "trajectories-per-write": {"trajs_per_batch": 2, "trajs_per_write": 3},
 }
+if SINCE_0_15:
+    BUFFERS |= {
+        "write-mode-rollout": {"replay_write_mode": "rollout"},
+        "write-mode-trajectory": {"replay_write_mode": "trajectory", "trajs_per_write": 2},
+    }
 
 
 @one_by_one(
@@ -285,6 +293,8 @@ def test_total_frames(case: tuple[str, int]) -> None:
         yield len(collector)
         yield from collector
         yield [collector.stats(), type(collector).stats(collector)]
+        if SINCE_0_15:
+            yield [collector.stats(workers=workers) for workers in ("aggregate", "both")]
         yield [collector._frames, collector._iter, collector.env.is_closed]
 
     check_same(*PAIRS[pair], script, lambda: {"total_frames": total, "frames_per_batch": 30})

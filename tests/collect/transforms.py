@@ -237,6 +237,17 @@ def primed_by_function() -> E.Transform:
 Case = tuple[str, Callable[[], Any]]
 
 ISLANDS: dict[str, Case] = {
+    "frame-skip-one": ("toy", lambda: E.FrameSkipTransform(1)),
+    "frame-skip-unbatched": ("pendulum-unbatched", lambda: E.FrameSkipTransform(2)),
+    "frame-skip-in-the-middle": (
+        "pendulum",
+        composed(E.ActionScaling, frames(2), lambda: E.FrameSkipTransform(2), E.RewardSum),
+    ),
+    "frame-skip-over-sum": (
+        "pendulum",
+        lambda: E.Compose(books(), E.FrameSkipTransform(3), E.FrameSkipTransform(2)),
+    ),
+    "frame-skip-gym": ("torchrl-gym-pendulum", lambda: E.FrameSkipTransform(2)),
     "dozen": ("cartpole", dozen),
     "rename-done": ("cartpole", renamed(["done"], ["over"])),
     "rename-nodes": ("toy-nested", renamed(["inner"], ["outer"])),
@@ -302,17 +313,6 @@ STATELESS: dict[str, Case] = {
     "env-actions": ("toy-dict-action", EnvAction),
     "negated-action": ("cartpole", NegatedAction),
     "policy-version": ("toy", PolicyVersion),
-    "frame-skip-one": ("toy", lambda: E.FrameSkipTransform(1)),
-    "frame-skip-unbatched": ("pendulum-unbatched", lambda: E.FrameSkipTransform(2)),
-    "frame-skip-in-the-middle": (
-        "pendulum",
-        composed(E.ActionScaling, frames(2), lambda: E.FrameSkipTransform(2), E.RewardSum),
-    ),
-    "frame-skip-over-sum": (
-        "pendulum",
-        lambda: E.Compose(books(), E.FrameSkipTransform(3), E.FrameSkipTransform(2)),
-    ),
-    "frame-skip-gym": ("torchrl-gym-pendulum", lambda: E.FrameSkipTransform(2)),
     "max-pool": ("toy-nested", lambda: E.TimeMaxPool(["position"], [("inner", "m")], T=2)),
     "random-truncation-seldom": ("pendulum", partial(truncation, prob=0.5, first_episode_prob=0.2)),
     "target-return": ("pendulum", lambda: E.TargetReturn(10.0)),
@@ -388,6 +388,19 @@ STATEFUL: dict[str, Case] = {
     "frames-under-norm": ("toy", composed(frames(2), normed(E.VecNormV2, reduce_batch_dims=True))),
     "frames-serial-env": ("torchrl-serial", frames(3)),
 }
+
+SINCE_0_15: dict[str, Case] = {
+    "last-action": ("pendulum", lambda: E.Compose(E.LastAction(), E.ActionScaling())),
+    "last-action-nan": ("pendulum", lambda: E.LastAction(default="nan")),
+    "last-one-hot-action": ("toy", lambda: E.LastAction(out_keys=[("inner", "before")])),
+    "expanded-done": (
+        "toy",
+        lambda: E.DoneTransform(out_keys=[("agents", "done"), ("agents", "terminated")]),
+    ),
+}
+if hasattr(E, "LastAction"):
+    STATELESS |= SINCE_0_15
+    ISLANDS["last-action-ones"] = ("pendulum", lambda: E.LastAction(default=1.0))
 
 TRANSFORMS = STATELESS | STATEFUL | ISLANDS
 

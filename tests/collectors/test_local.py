@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 import torchrl.collectors as upstream
@@ -29,13 +30,12 @@ from tdcollect.collectors import (
     MultiSyncCollector,
     worker_of,
 )
-from tdcollect.collectors.asking import seeds_of
 from tdcollect.envs.adopted import chain
 from tdcollect.seeding import slot_seeds
 
 from ..collect.mocks import ENVS
 from ..collect.oracle import UPSTREAM
-from .made import assert_same, batches, cartpole, drawing, ending, noisy, two_slots
+from .made import assert_same, batches, drawing, ending, noisy, two_slots
 
 pytestmark = pytest.mark.filterwarnings(UPSTREAM)
 
@@ -77,7 +77,8 @@ def test_slots_go_on_over_workers_and_a_policy_that_draws_repeats(
 def test_one_worker_is_one_collector() -> None:
     policy = drawing()
     alone = Collector(two_slots, policy, frames_per_batch=32)
-    torch.manual_seed(seeds_of(9, 0)[0])
+    of_torch, *_ = np.random.SeedSequence(9, spawn_key=(0,)).generate_state(4).tolist()
+    torch.manual_seed(of_torch)
     alone.set_seed(9)
     expected = batches(alone, 3)
     with ending(
@@ -129,10 +130,24 @@ def test_ids_and_statistics_are_those_of_all_workers(pair: MultiSyncCollector) -
     assert repr(pair) == (
         "MultiSyncCollector(2 workers, slots=[2, 2], frames_per_batch=64, total_frames=inf)"
     )
-    assert repr(pair.lost) == "LostWorkers(none)"
 
 
 # --------------------------------------------------------------------------------- async, versions
+
+
+def test_versions_that_all_workers_have_go_on_from_a_state_dict() -> None:
+    options: dict[str, Any] = {"frames_per_batch": 64, "track_policy_version": True}
+    with ending(MultiSyncCollector([two_slots] * 2, drawing(), **options)) as collector:
+        collector.update_policy_weights_()
+        state = collector.state_dict()
+        assert state["policy_version"] == collector.policy_version == 1
+    with ending(MultiSyncCollector([two_slots] * 2, drawing(), **options)) as collector:
+        collector.load_state_dict(state)
+        assert collector.policy_version == 1
+        collector.update_policy_weights_()
+        assert collector.policy_version == 2
+        batch = next(iter(collector))
+        assert (batch[VERSION] == 2).all()
 
 
 def test_async_rows_carry_their_version() -> None:
@@ -184,30 +199,19 @@ def test_a_collection_goes_on_to_the_bit() -> None:
 
 
 SYNC, ASYNC = MultiSyncCollector, MultiAsyncCollector
-RESTART = {"on_worker_lost": "restart", "preemptive_threshold": 0.5}
 
 
 @pytest.mark.parametrize(
     ("cls", "envs", "options", "error", "text"),
     [
-        (SYNC, [two_slots], {"on_worker_lost": "x"}, ValueError, "'raise' or 'restart', got 'x'"),
         (SYNC, [two_slots], {"collector_class": "multi"}, ValueError, "function, got 'multi'"),
         (SYNC, [two_slots], {"collector_class": 3}, TypeError, "a class or a function, got 3"),
         (SYNC, [two_slots], {"sync": True}, TypeError, "no sync for a MultiSyncCollector"),
         (SYNC, [two_slots], {"frames_per_batch": 0}, ValueError, "to be a positive int"),
-        (SYNC, [two_slots], RESTART, ValueError, "no preemptive_threshold with on_worker_lost='r"),
         (SYNC, two_slots, {}, ValueError, "or num_workers, got one function"),
         (ASYNC, [], {}, ValueError, "expected"),
         (ASYNC, ["CartPole-v1"], {}, TypeError, "expected"),
         (MultiCollector, [two_slots], {}, TypeError, "sync to be True or False, got None"),
-        (SYNC, [two_slots], {"reset_options": 3}, TypeError, "to be callable or None"),
-        (
-            SYNC,
-            [two_slots],
-            {"reset_options": print, "collector_class": upstream.Collector},
-            TypeError,
-            "tdcollect.Collector in workers for reset_options, got <class",
-        ),
     ],
 )
 def test_refused_before_a_worker_starts(
@@ -294,38 +298,11 @@ def low(slot: int, episode: int) -> dict[str, float]:
     return {"low": place, "high": place}
 
 
-def test_reset_options_count_slots_on_over_the_workers() -> None:
-    whole = Collector(cartpole(4), noisy(), frames_per_batch=4 * 30, reset_options=low)
-    made = Collector(
-        [two_slots] * 2,
-        noisy(),
-        backend="process",
-        sync=True,
-        frames_per_batch=4 * 30,
-        reset_options=lambda slot, episode: low(slot, episode),
-        backend_options={"cat_results": "stack"},
-    )
-    with ending(made) as collector:
-        for each in (whole, collector):
-            each.set_seed(3)
-        found, expected = (torch.stack(batches(each, 2)) for each in (collector, whole))
-    assert torch.equal(found[OBSERVATION].flatten(1, 2), expected[OBSERVATION])
-
-
-def test_reset_options_are_for_workers_with_as_many_slots() -> None:
-    with pytest.raises(ValueError, match=r"for reset_options, got \[2, 1\]; give their envs"):
-        MultiSyncCollector(
-            [two_slots, partial(cartpole, 1)], noisy(), frames_per_batch=8, reset_options=low
-        )
-
-
 def test_signatures_show_the_arguments_by_name() -> None:
     for name in tdcollect.collectors.__all__:
         if name.endswith("Collector"):
             shown = inspect.signature(getattr(tdcollect.collectors, name)).parameters
             assert {"create_env_fn", "frames_per_batch"} <= shown.keys()
-            lost = name.startswith(("Multi", "Ray", "AsyncCollector"))
-            assert ("on_worker_lost" in shown) == lost
             if name.startswith("Multi"):
                 assert ("sync" in shown) == (name == "MultiCollector")
 

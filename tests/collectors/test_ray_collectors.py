@@ -15,7 +15,7 @@ import torch
 from tensordict import TensorDictBase
 
 from tdcollect import Collector, make_env
-from tdcollect._upstream.others import state_of
+from tdcollect._upstream.others import ActorState, state_of
 from tdcollect.collectors import WorkerLostError, worker_of
 from tdcollect.keys import TRAJ_IDS
 
@@ -52,7 +52,6 @@ def collector(cluster: str, policy: Any) -> Iterator[Any]:
         frames_per_batch=2 * N * T,
         sync=True,
         remote_configs={"num_cpus": 1},
-        on_worker_lost="restart",
         collector_kwargs={"track_policy_version": True},
     )
     yield collector
@@ -93,7 +92,7 @@ def test_slots_count_on_over_workers(collector: Any) -> None:
     text = str(collector.explain())
     assert "steps on arrays" in text
     assert "2 workers of 2 slots" in text
-    assert repr(collector) == "RayCollector(2 workers, sync=True, 0 lost)"
+    assert repr(collector) == "RayCollector(2 workers, sync=True)"
 
 
 def test_drawn_actions_repeat_with_the_seed(collector: Any, policy: Any) -> None:
@@ -128,29 +127,7 @@ def test_an_error_of_a_worker_comes_back(collector: Any) -> None:
     assert state_of(actor).name == "ALIVE"
 
 
-@pytest.mark.slow
-def test_a_lost_worker_is_replaced(
-    collector: Any, policy: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    collector.update_policy_weights_()
-    before = take(collector, 3)
-    used = torch.cat([batch[TRAJ_IDS].flatten() for batch in before])
-    pid = pids(collector)[1]
-    os.kill(pid, signal.SIGKILL)
-    batch = next(stream(collector))
-    assert f"worker 1 (pid {pid} on " in caplog.text
-    assert worker_of(batch[TRAJ_IDS][:, 0, 0]).tolist() == [0, 2]
-    assert not torch.isin(batch[TRAJ_IDS][1], used).any()
-    version = before[0]["next", "policy_version"].unique().tolist()
-    assert batch["next", "policy_version"].unique().tolist() == version
-    (lost,) = collector.lost
-    assert (lost.worker, lost.slots, lost.frames, lost.replaced) == (1, range(2, 4), N * T, True)
-    collector.set_seed(3)
-    assert_same(next(stream(collector)), before[0])
-
-
 def test_a_lost_worker_ends_the_collection(collector: Any) -> None:
-    collector.on_worker_lost = "raise"
     processes = pids(collector)
     os.kill(processes[0], signal.SIGKILL)
     start = time.monotonic()
@@ -165,11 +142,6 @@ def test_a_lost_worker_ends_the_collection(collector: Any) -> None:
     assert ray.is_initialized()  # others have started it
 
 
-def test_wrong_arguments_start_nothing() -> None:
-    with pytest.raises(ValueError, match="on_worker_lost to be 'raise' or 'restart', got 'ignore'"):
-        RayCollector([make], frames_per_batch=8, on_worker_lost="ignore")
-
-
 @pytest.mark.parametrize(
     "kind", ["OutOfMemory", "NodeDied", "ActorUnschedulable", "WorkerCrashed", "RuntimeEnvSetup"]
 )
@@ -178,9 +150,10 @@ def test_each_of_rays_errors_of_a_lost_worker_is_a_loss(
 ) -> None:
     error = getattr(ray.exceptions, f"{kind}Error")("the machine is gone")
     collector = RayCollector.__new__(RayCollector)
-    lost: list[int] = []
-    monkeypatch.setattr(collector, "_replace", lambda worker, error: lost.append(worker))
-    monkeypatch.setattr(collector, "_call", lambda *call: None)
-    monkeypatch.setattr(ray, "get", mock.Mock(side_effect=[error, "batch"]))
-    assert collector._result(1, None, print) == "batch"
-    assert lost == [1]
+    monkeypatch.setattr(RayCollector, "remote_collectors", [None, None])
+    monkeypatch.setattr(collector, "shutdown", lambda: None)
+    dead = ActorState("DEAD", 7, "host", "")
+    monkeypatch.setattr("tdcollect.collectors.ray.state_of", lambda actor: dead)
+    monkeypatch.setattr(ray, "get", mock.Mock(side_effect=error))
+    with pytest.raises(WorkerLostError, match=r"worker 1 \(pid 7 on host\) was lost: .*gone"):
+        collector._result(1, None)

@@ -230,7 +230,7 @@ def test_spaces_must_agree_between_slots(log: list[str], name: str) -> None:
 
 
 REFUSED_LATE = {
-    "a space without arrays": {"env_kwargs": {"action": spaces.Text(3)}},
+    "a space without arrays": {"env_kwargs": {"action": spaces.Sequence(spaces.Discrete(3))}},
     "an unknown info": {"info_keys": ["length"]},
     "an info with a taken name": {"info_keys": {"reward": 0}},
     "an action with a taken name": {

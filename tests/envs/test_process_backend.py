@@ -21,9 +21,8 @@ from hypothesis import strategies as st
 
 from tdcollect import make_env
 from tdcollect.envs.backends import SerialBackend
-from tdcollect.envs.process import pool
-from tdcollect.envs.process.backend import ProcessBackend
-from tdcollect.envs.process.pool import WorkerLost, usable_cores
+from tdcollect.envs.process import backend as pool
+from tdcollect.envs.process.backend import ProcessBackend, WorkerLost, usable_cores
 from tdcollect.envs.slots import Backend, SlotError, Stepper
 from tdcollect.envs.spaces import SlotBuffers
 

@@ -275,3 +275,35 @@ class Watched:
         self.open.append(env)
         env.close = lambda: self.open.remove(env) if env in self.open else None  # type: ignore[method-assign]
         return env
+
+
+class Guess(gym.Env[Any, Any]):
+    """Asks for a digit in words, beside numbers; says how the guesses went."""
+
+    observation_space = spaces.Dict(
+        {"said": spaces.Text(400, charset="ü"), "size": spaces.Box(-9, 9, (2,), np.float32)}
+    )
+    action_space: spaces.Space[Any] = spaces.Text(40)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.digit, self.told = int(self.np_random.integers(10)), "guess!"
+        return self.seen(), {}
+
+    def seen(self) -> Any:
+        return {"said": self.told, "size": np.float32([len(self.told), self.np_random.normal()])}
+
+    def step(self, action: Any) -> Any:
+        assert isinstance(action, str)
+        right = action == str(self.digit)
+        self.told += f" {action} ist richtig" if right else f"\n{action} ist größer oder kleiner"
+        return self.seen(), right - 0.1, right, self.told.count("\n") > 5, {}
+
+
+class Says(Guess):
+    """The same in words alone."""
+
+    observation_space = spaces.Text(400)
+
+    def seen(self) -> Any:
+        return self.told

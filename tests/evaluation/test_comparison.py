@@ -16,7 +16,13 @@ from scipy.special import xlogy
 
 from tdcollect import env_seed
 from tdcollect.evaluation.comparison import Comparison, Difference, compare, episodes_needed
-from tdcollect.evaluation.statistics import Interval, adjusted_mean, paired_rates_interval
+from tdcollect.evaluation.statistics import (
+    Interval,
+    Quantity,
+    clustered,
+    exact_mean,
+    paired_rates_interval,
+)
 
 from .ledgers import ENV, ledger, run
 
@@ -204,68 +210,70 @@ def test_verdicts_on_success_and_what_they_refuse() -> None:
 # A baseline with more episodes, and one policy in several envs
 
 
-def test_more_episodes_of_the_baseline_adjust_the_mean_difference() -> None:
-    """The slope is that of a regression, and the interval adds both errors."""
-    rng = np.random.default_rng(2)
-    old = rng.normal(300, 80, size=400)
-    new = old[:50] / 2 + 100 + rng.normal(0, 5, size=50)
-    found = compare(run(old), run(new), names=["old", "new"])
-    (d,) = found.differences
-    assert (found.episodes, len(d.values), d.adjusted.episodes) == (50, 50, 400)
-    line = stats.linregress(old[:50], new - old[:50])
-    assert d.difference.mean == pytest.approx(np.mean(new - old[:50]))
-    assert d.adjusted.mean == pytest.approx(line.intercept + line.slope * old.mean())
-    assert d.adjusted.correlation == pytest.approx(line.rvalue)
-    interval = d.adjusted.interval
-    # As an intercept at the mean of all, with the covariance matrix HC3.
-    x = np.stack([np.ones(50), old[:50] - old.mean()], 1)
-    bread = np.linalg.inv(x.T @ x)
-    residuals = (new - old[:50]) - x @ bread @ x.T @ (new - old[:50])
-    scaled = x.T * residuals / (1 - np.einsum("ij,jk,ik->i", x, bread, x))
-    here, there = (bread @ scaled @ scaled.T @ bread)[0, 0], line.slope**2 * old.var(ddof=1) / 400
-    freedom = (here + there) ** 2 / (here**2 / 48 + there**2 / 399)
-    reach = stats.t.ppf(0.975, freedom) * (here + there) ** 0.5
-    assert interval.high - d.adjusted.mean == pytest.approx(reach)
-    assert reach < 0.6 * (d.difference.mean_interval.high - d.difference.mean)
-    assert d.measured("return") == (d.adjusted.mean, interval)
-    assert d.is_worse(-interval.high - 1e-9)
-    assert d.is_not_worse(-interval.low + 1e-9)
-    assert "adjusted mean difference" in str(found)
-    assert "new: adjusted by the mean return of old over all of its 400 episodes" in str(found)
-    assert json.loads(text_of(found))["differences"][0]["adjusted"]["episodes"] == 400
+def test_more_episodes_of_the_baseline_are_left_out() -> None:
+    new = run(EASE[:50] + RNG.normal(2, 12, size=50))
+    more, same = (compare(run(old), new, names="ab") for old in (EASE, EASE[:50]))
+    assert (more.episodes, more.differences) == (50, same.differences)
 
 
-def test_without_more_episodes_there_is_no_adjustment() -> None:
-    new = EASE[:50] + RNG.normal(2, 12, size=50)
-    same = compare(run(EASE[:50]), run(new), names="ab")
-    assert same.differences[0].adjusted is None
-    assert "adjusted" not in same.to_dict()["differences"][0]
-    more = compare(run(EASE), run(new), names="ab").differences[0]
-    assert more.adjusted is not None
-    alone = same.differences[0]
-    assert replace(more, adjusted=None) == alone  # all else is that of the shared episodes
-    for first, second in [
-        (run(EASE, failed=[70]), run(new)),  # those that completed may be the easier ones
-        (run(EASE), run(new, failed=[7])),
-        (run(EASE), run(new[:19])),
-        (run([1.0] * 100), run(new)),
-        (run(EASE), run(EASE[:50])),
-        (run([*EASE, float("nan")]), run(new)),
-    ]:
-        assert compare(first, second, names="ab").differences[0].adjusted is None
+def test_groups_of_episodes_cluster_the_errors_of_a_comparison() -> None:
+    rng = np.random.default_rng(4)
+    starts, better = np.repeat(rng.normal(0, 5, 12), 5), rng.normal(1, 1, 60)
+    old, new = run(EASE[:60]), run(EASE[:60] + starts + better)
+    how = {"names": "ab", "groups": lambda index: index // 5}
+    d = compare(old, new, **how).differences[0]
+    offsets = np.array(d.values) - d.difference.mean
+    error = np.sqrt(12 / 11 * sum(one.sum() ** 2 for one in offsets.reshape(12, 5))) / 60
+    assert d.difference.standard_error == pytest.approx(error)
+    low, high = stats.t.interval(0.95, 11, d.difference.mean, error)
+    interval = d.difference.mean_interval
+    assert (interval.low, interval.high) == pytest.approx((low, high))
+    sums = np.array(d.values).reshape(12, 5).sum(1)
+    flipped = stats.permutation_test((sums,), np.sum, permutation_type="samples")
+    assert d.p_value == pytest.approx(flipped.pvalue)
+    assert d.groups == 12
+    assert d.difference.std == pytest.approx(error * np.sqrt(60))
+    alone = compare(old, new, names="ab")
+    assert d.detectable() > 1.5 * alone.differences[0].detectable()
+    assert "Episodes share 12 groups" in str(compare(old, new, **how))
+    assert "groups" not in alone.to_dict()["differences"][0]
+    named = {at: f"task {at % 3}" for at in range(60)}
+    assert compare(old, new, names="ab", groups=named).differences[0].groups == 3
+    for wrong in ({0: "a"}, lambda index: 7):
+        with pytest.raises(ValueError, match="expected groups to give each episode a group"):
+            compare(old, new, groups=wrong)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("slope", [0.0, -0.5, -1.0])
-def test_adjusted_intervals_hold_the_truth_as_often_as_they_say(slope: float) -> None:
-    rng = np.random.default_rng(3)
-    held = 0
+def test_success_by_groups() -> None:
+    said = "ynyn" * 6
+    runs = [
+        run([1.0] * 24, success={i: c == "y" for i, c in enumerate(one)})
+        for one in (said, "y" * 12 + said[12:])
+    ]
+    alone, grouped = (
+        compare(*runs, names="ab", groups=groups).differences[0].success
+        for groups in (None, lambda index: index // 4)
+    )
+    assert grouped.difference == alone.difference == 6 / 24
+    # Three groups gain two each, three none.
+    assert grouped.p_value == 0.25 > alone.p_value
+    error = np.sqrt(6 / 5 * 6) / 24
+    low, high = stats.t.interval(0.95, 5, 0.25, error)
+    assert (grouped.interval.low, grouped.interval.high) == pytest.approx((low, high))
+
+
+def test_clustered_intervals_hold_the_truth_as_often_as_they_say() -> None:
+    rng, held = np.random.default_rng(5), np.zeros(2)
+    places = np.repeat(np.arange(15), rng.integers(2, 8, 15))
     for _ in range(2000):
-        control = rng.exponential(100, size=300)
-        values = slope * control[:40] + rng.normal(0, 10, size=40)
-        interval = adjusted_mean(values, control[:40], control, 0.9).interval
-        held += interval.low <= 100 * slope <= interval.high
-    assert held / 2000 == pytest.approx(0.9, abs=0.02)
+        values = rng.normal(0, 1, 15)[places] + rng.normal(0, 1, len(places))
+        quantity = Quantity(len(values), mean=exact_mean(values))
+        interval = clustered(quantity, values, places, 0.9).mean_interval
+        held[0] += interval.low <= 0 <= interval.high
+        reach = stats.t.ppf(0.95, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values))
+        held[1] += abs(values.mean()) <= reach  # as if episodes were independent
+    assert held[0] / 2000 == pytest.approx(0.9, abs=0.025)
+    assert held[1] / 2000 < 0.75
 
 
 def test_one_policy_is_compared_across_envs() -> None:
@@ -397,6 +405,16 @@ def test_other_episodes_are_refused_with_what_differs() -> None:
         compare(first, first, second, names="abc")
     with pytest.raises(ValueError, match="differ: episode 0 is in only one of a and b"):
         compare(first, second, names="ab")
+
+
+def test_a_refusal_of_other_envs_names_across_envs() -> None:
+    windy = {"env": ENV | {"kwargs": {"wind": 5}}}
+    for changed, advised in [(windy, True), (windy | {"protocol": 1}, False)]:
+        with pytest.raises(
+            ValueError, match=r"env\.kwargs\.wind is None in a and 5 in b"
+        ) as caught:
+            compare(run([1.0]), run([1.0], changed=changed), names="ab")
+        assert ("pass across_envs=True (--across-envs)" in str(caught.value)) is advised
 
 
 def test_other_versions_and_platforms_are_allowed_and_said() -> None:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,11 @@ from tensordict.nn import TensorDictModule
 from torchrl import collectors
 from torchrl.checkpoint import Checkpoint
 from torchrl.envs import GymWrapper, SerialEnv
+from torchrl.envs.utils import ExplorationType
 
 import tdcollect
 from tdcollect import Evaluator
+from tdcollect._upstream.torchrl import seed_generator
 from tdcollect.evaluation.evaluator import _TORCHRL_ONLY
 from tdcollect.randomness import GlobalRandomness
 from tdcollect.threads import busy_threads
@@ -32,10 +35,13 @@ from .. import forkserver
 from .envs import Strict, TenOrTwoHundred, Walk
 from .evaluators import Gated, shape_of
 from .policies import OneHotOfBest, categorical, deterministic
+from .torchrl_envs import Seeded
 
 pytestmark = pytest.mark.usefixtures("quick_children")
 
 EPISODES = 6
+NEWER = hasattr(collectors.Evaluator, "evaluate_episodes")
+"""True from TorchRL 0.15 on."""
 
 
 class Told(list[Any]):
@@ -90,13 +96,15 @@ def test_each_parameter_and_each_method_of_torchrls_is_one_of_ours() -> None:
     ours = inspect.signature(Evaluator).parameters
     for name in _TORCHRL_ONLY:  # test_evaluator_arguments.py passes each
         theirs.pop(name, None)
-    assert [*ours][: len(theirs)] == [*theirs]
+    names = [name for name in ours if name != "episode_sampling" or NEWER]
+    assert names[: len(theirs)] == [*theirs]
     differing = {
         name
         for name, parameter in theirs.items()
         if (ours[name].kind, ours[name].default) != (parameter.kind, parameter.default)
     }
-    assert differing == {"busy_policy", "reward_keys"}  # as documented
+    documented = {"busy_policy", "reward_keys", "episode_sampling"}
+    assert differing == (documented if NEWER else documented - {"episode_sampling"})
     for name, theirs in vars(collectors.Evaluator).items():
         if name.startswith("_"):
             continue
@@ -178,6 +186,56 @@ def test_metrics_are_torchrls_and_those_of_a_function_of_padded_episodes(
     assert metrics["eval/rewards"].item() == pytest.approx(result.returns.sum(), rel=1e-5)
     assert metrics["eval/fps"] > 0
     assert metrics["eval/process"] != os.getpid()
+
+
+def test_episodes_are_those_of_an_evaluation_and_leave_the_curve_alone(
+    evaluator: Evaluator, policy: Any, told: Told
+) -> None:
+    evaluator.evaluate(step=1)
+    told.clear()
+    points = evaluator.curve
+    found = evaluator.evaluate_episodes(seed=5, step=2)
+    result = offline(policy, seed=5)
+    assert found.batch_size == (EPISODES,)
+    assert found["episode_reward"].tolist() == result.returns.tolist()
+    assert found["episode_length"].tolist() == result.lengths.tolist()
+    assert found["truncated"].tolist() == [e.truncated for e in result.episodes]
+    assert found["env_index"].tolist() == [*range(EPISODES)]
+    assert found["episode_length"].dtype == torch.int64
+    assert evaluator.evaluate_episodes()["episode_reward"].tolist() == [
+        *offline(policy).returns
+    ]  # of its own seed
+    assert (evaluator.curve, told) == (points, [])
+    with pytest.raises(ValueError, match="seed"):
+        evaluator.evaluate_episodes(seed=-1)
+    with pytest.raises(ValueError, match="episode_sampling"):
+        Evaluator(Walk, policy, episode_sampling="all")
+
+
+def rewards_of(kind: Any, env: Any, policy: Any, **options: Any) -> torch.Tensor:
+    """The rewards of four episodes whose most likely or sampled actions are taken."""
+    made = kind(env, policy, num_trajectories=4, max_steps=20, **options)
+    found = made.evaluate_episodes(seed=7)["episode_reward"].flatten().double()
+    made.shutdown()
+    return found
+
+
+@pytest.mark.skipif(not NEWER, reason="evaluate_episodes() is new in TorchRL 0.15")
+def test_most_likely_actions_are_torchrls_and_sampled_ones_do_not_depend_on_slots() -> None:
+    seeds = [*accumulate([7, *[None] * 3], lambda seed, _: seed_generator(seed))]
+    theirs = rewards_of(collectors.Evaluator, Seeded(), deterministic())
+    ours = rewards_of(Evaluator, Seeded, deterministic(), env_seeds=seeds)
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    drawn: dict[str, Any] = {"exploration_type": ExplorationType.RANDOM}
+    one, two = (
+        rewards_of(collectors.Evaluator, SerialEnv(slots, Seeded), categorical(), **drawn)
+        for slots in (1, 2)
+    )
+    assert not torch.equal(one, two)
+    one, two = (
+        rewards_of(Evaluator, Seeded, categorical(), num_envs=slots, **drawn) for slots in (1, 2)
+    )
+    assert torch.equal(one, two)
 
 
 # --- one at a time -------------------------------------------------------------------------------

@@ -14,10 +14,9 @@ import tdcollect
 from tdcollect import Evaluator
 from tdcollect.cli import main
 from tdcollect.display import number_texts
-from tdcollect.evaluation.curve import Best, Folder, Point, read_folder, to_csv
+from tdcollect.evaluation.curve import Best, Folder, Point, curve_page, read_folder, to_csv
 from tdcollect.evaluation.ledger import LOST, Episode, sha256
 from tdcollect.lab.pages.view import view
-from tdcollect.pages.curve import curve_page
 
 from .envs import Walk
 from .evaluators import shape_of

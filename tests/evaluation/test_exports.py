@@ -14,7 +14,7 @@ import pytest
 
 from tdcollect import EvaluationResult, evaluate
 from tdcollect.cli import main
-from tdcollect.evaluation import export, summarize, to_pandas
+from tdcollect.evaluation import export, summarize
 from tdcollect.evaluation.lerobot import load_policy
 
 from ..docs.test_docs import blocks_of
@@ -23,35 +23,18 @@ from .ledgers import ledger, manifest
 # pandas
 
 
-def test_a_frame_has_a_row_an_episode_and_the_ledgers_keys() -> None:
-    """And the same dtypes without rows, but for seeds of any size."""
-    pytest.importorskip("pandas")
-    records = ledger([1.5, 2.0, 2.5], failed=[1], success={0: True, 2: False})
-    frame = to_pandas(records[::-1])
-    assert frame.index.tolist() == [0, 1, 2]
-    assert ["index", *frame.columns] == list(json.loads(records[0].to_json()))
-    assert frame["return"].mean() == 2.0
-    assert frame["length"].tolist()[::2] == [10, 12]
-    assert frame["success"].tolist()[::2] == [True, False]
-    assert frame.loc[1, ["return", "length", "terminated", "success", "digest"]].isna().all()
-    assert frame["policy_seed"].tolist() == [e.policy_seed for e in records]
-    assert to_pandas([]).dtypes.equals(frame.dtypes)
-    assert to_pandas([replace(records[0], env_seed=2**70)]).loc[0, "env_seed"] == 2**70
-
-
 def test_pandas_reads_a_ledger(tmp_path: Path) -> None:
     """To the last digit, as docs/evaluating.md says, without tdcollect."""
     pandas = pytest.importorskip("pandas")
     result = evaluate("CartPole-v1", None, 4, output_dir=tmp_path / "one", progress=False)
     read = pandas.read_json(tmp_path / "one" / "episodes.jsonl", lines=True).set_index("index")
-    for name, column in result.to_pandas().items():
-        assert name == "success" or read[name].tolist() == column.tolist()
+    for record in result.episodes:
+        for name, value in json.loads(record.to_json()).items():
+            assert name in ("index", "success") or read.loc[record.index, name] == value
 
 
-def test_a_result_is_a_frame_and_a_table_of_a_notebook() -> None:
-    pytest.importorskip("pandas")
+def test_a_result_is_a_table_of_a_notebook() -> None:
     result = evaluate("CartPole-v1", None, 3, max_episode_steps=5, progress=False)
-    assert result.to_pandas().equals(to_pandas(result.episodes))
     shown = result._repr_html_()
     assert result.summary()._repr_html_() in shown
     assert f"digest {result.digest[:16]}" in shown
@@ -65,7 +48,6 @@ EXTRA = r"'\.\[evaluate\]' in a clone"
 @pytest.mark.parametrize(
     ("missing", "use", "said"),
     [
-        ("pandas", lambda: to_pandas([]), "to_pandas needs the pandas package: pip install pandas"),
         (
             "scipy.special",
             lambda: summarize(ledger([1.0, 2.0])),

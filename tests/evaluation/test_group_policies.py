@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -204,49 +203,22 @@ def test_an_evaluator_takes_them_with_their_weights(tmp_path: Path) -> None:
         assert loaded.digest == whole.digest != wanted
 
 
-ON_GROUPS = f"--policy red={SELF}:module --policy blue={SELF}:clips"
-
-
-def clips() -> Any:
-    return from_function(clipped)
-
-
-def test_the_command_line_names_one_for_each_group(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_function_that_is_named_makes_all_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    torch.save(module(1).state_dict(), "red.pt")
-    typed = f"evaluate {teams.__module__}:teams --episodes 5 --quiet".split()
-    options = f"{ON_GROUPS} --checkpoint red=red.pt --output-dir run".split()
-    assert main([*typed, *options]) == 0
+    typed = f"{teams.__module__}:teams --policy {SELF}:by_group"
+    assert main(f"evaluate {typed} --episodes 5 --quiet --output-dir run".split()) == 0
     assert EvaluationResult.load("run").digest == digest(by_group(), teams)
-    (run,) = json.loads(Path("run/run.json").read_text())
-    named = f"{ON_GROUPS} --checkpoint red=red.pt"
-    assert run["request"]["policy"] == f"red={SELF}:module,blue={SELF}:clips"
-    assert main(f"replay run 2 --env {teams.__module__}:teams {named}".split()) == 0
-    assert main([*typed, "--policy", f"{SELF}:by_group"]) == 0  # a function makes both
-    capsys.readouterr()
-    for wrong in (
-        "--policy=",
-        "--policy a.py:f --policy b.py:g",
-        f"{ON_GROUPS} --policy red=random",
-    ):
-        assert main([*typed, *wrong.split()]) == 2
-        assert "or GROUP=VALUE once per group" in capsys.readouterr().err
-    assert main([*typed, *ON_GROUPS.split(), "--checkpoint", "green=red.pt"]) == 1
-    assert "GROUP=FILE with one of red, blue" in capsys.readouterr().err
-
-
-def test_suites_and_races_name_them_in_one_text() -> None:
-    ours = {"name": "ours", "factory": f"red={SELF}:module,blue=random"}
+    assert main(f"replay run 2 --env {typed}".split()) == 0
     (cell,) = Suite.of(
         {
             "suite": {"name": "teams", "version": 1, "episodes": 5},
             "tasks": [{"name": "teams", "env": f"{teams.__module__}:teams"}],
-            "policies": [ours],
+            "policies": [{"name": "ours", "factory": f"{SELF}:by_group"}],
         }
     ).cells()
-    assert digest(cell.request().make()[1], teams) == digest({"red": module(), "blue": None}, teams)
+    assert digest(cell.request().make()[1], teams) == digest(by_group(), teams)
     raced = {"ours": by_group(), "random": {"red": None, "blue": None}}
     result = tdcollect.race(teams, raced, 5, on="return/red", block=5, progress=False)
     assert result.results["ours"].digest != result.results["random"].digest

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
+import runpy
 import sys
+from dataclasses import replace
 from pathlib import Path
 from subprocess import run
 from typing import Any
@@ -25,6 +28,7 @@ from tdcollect.seeding import global_seeds
 
 ROOT = Path(__file__).parents[2]
 VECTORS = json.loads((ROOT / "docs/protocol/vectors.json").read_text())
+OBSERVED = {"episode": "observation", "episode_of_words": "mission"}
 RECORDS = [*map(Episode.from_json, VECTORS["ledger"]["lines"])]
 EXAMPLE = ROOT / "examples" / "other_producer.py"
 
@@ -62,14 +66,30 @@ def test_seeds_are_those_of_the_vectors() -> None:
         assert list(global_seeds(vector["env_seed"])) == vector["global_seeds"]
 
 
-def test_digests_are_those_of_the_vectors() -> None:
-    data = {}
-    for entry in VECTORS["episode"]["entries"]:
-        data[entry["name"]] = rows = np.array(entry["rows"], entry["dtype"])
+@pytest.mark.parametrize(("episode", "observed"), OBSERVED.items())
+def test_digests_are_those_of_the_vectors(episode: str, observed: str) -> None:
+    """By what is read of kept data, and by the example, which knows nothing of it."""
+    data, told = {}, []
+    for entry in VECTORS[episode]["entries"]:
+        is_text = entry["dtype"] == "str"
+        dtype = object if is_text else entry["dtype"]
+        data[entry["name"]] = rows = np.array(entry["rows"], dtype)
         if (last := entry["after_the_last_step"]) is not None:
-            data[f"next/{entry['name']}"] = np.array([*rows[1:], last], entry["dtype"])
-    entries = {"observation": ["observation"], "action": ["action"]}
-    assert disagreements(RECORDS[0], data, entries) == []
+            data[f"next/{entry['name']}"] = np.array([*rows[1:], last], dtype)
+            last = last if is_text else np.array(last, dtype)
+        told.append((entry["name"], entry["rows"] if is_text else rows, last))
+    entries = {"observation": [observed], "action": ["action"]}
+    digest = VECTORS[episode]["digest"]
+    total = math.fsum(data["next/reward"].ravel().tolist())
+    record = replace(RECORDS[0], episode_return=total, digest=digest)
+    assert disagreements(record, data, entries) == []
+    assert runpy.run_path(str(EXAMPLE))["digest"](told) == digest
+    if episode == "episode_of_words":
+        data["mission"][1] += " "
+        assert "digest" in "; ".join(disagreements(record, data, entries))
+
+
+def test_records_are_those_of_the_vectors() -> None:
     assert [record.to_json() for record in RECORDS] == VECTORS["ledger"]["lines"]
     assert ledger_digest(RECORDS) == VECTORS["ledger"]["digest"]
     for line in VECTORS["ledger"]["lines"]:
@@ -81,6 +101,8 @@ def test_sketches_are_those_of_the_vectors() -> None:
     for kind in (np.float64, np.float32):
         found = sketch(np.array([vector["rows"]], kind))
         assert found.tolist() == [vector["sketches"]]
+    found = sketch(np.array([vector["texts"]], object))
+    assert found.tolist() == [vector["sketches_of_texts"]]
 
 
 def test_names_are_those_of_the_vectors() -> None:
@@ -93,6 +115,8 @@ def test_the_example_gives_our_episodes_and_passes(
 ) -> None:
     check_files(produced)
     assert main(["verify", str(produced)]) == 0
+    assert main(["audit", str(produced), "--all"]) == 0
+    assert "6 episodes of 6 ran again by their actions" in capsys.readouterr().out
     weights = torch.tensor([0.0, 0.0, 1.0, 0.0])
     policy = TensorDictModule(
         lambda seen: torch.nn.functional.one_hot((seen @ weights > 0).long(), 2),

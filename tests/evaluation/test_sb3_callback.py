@@ -226,7 +226,7 @@ def test_callbacks_stop_the_training_as_with_theirs(on_best: bool, stop: Any) ->
         (sb3.DQN, {"deterministic": False}),
         (sb3_contrib.RecurrentPPO, {}),
         (sb3_contrib.RecurrentPPO, {"deterministic": False, "workers": 2}),
-        (sb3.PPO, {"wait": True, "report_episodes": 4}),
+        (sb3.PPO, {"wait": True}),
     ],
 )
 def test_other_algorithms_beside_training(algorithm: Any, options: Any, tmp_path: Path) -> None:
@@ -248,8 +248,6 @@ def test_other_algorithms_beside_training(algorithm: Any, options: Any, tmp_path
         )
         result = tdcollect.evaluate(Reach, policy, 3, exploration_type=kind, progress=False)
         assert result.digest == point.digest
-    if "report_episodes" in options:
-        assert len(callback.evaluator.report().episodes) == 4
 
 
 def test_an_evaluation_that_fails_ends_the_training_with_its_error() -> None:

@@ -300,7 +300,7 @@ def test_of_a_cost_the_lower_one_is_better() -> None:
 
 
 def test_policies_that_are_out_play_no_more() -> None:
-    chances = {"a": 0.05, "b": 0.4, "c": 0.9, "d": 0.9}
+    chances = {"a": 0.05, "b": 0.6, "c": 0.9, "d": 0.9}
     standing = race(Rule(tuple("abcd"), "success"), draws(chances, 1000))
     assert [*standing.out] == ["a", "b"]
     assert standing.playing == ("c", "d")
@@ -312,7 +312,7 @@ def test_policies_that_are_out_play_no_more() -> None:
 
 
 def test_several_policies_end_when_those_left_are_within_the_margin() -> None:
-    chances = {"a": 0.9, "b": 0.9, "c": 0.1}
+    chances = {"a": 0.9, "b": 0.9, "c": 0.4}
     standing = race(Rule(tuple("abc"), "success", margin=0.15), draws(chances, 3000))
     assert standing.ended
     assert standing.playing == ("a", "b")

@@ -188,9 +188,8 @@ def numbers(unit: float) -> list[float]:
     """The statistics of returns in this unit."""
     first, second = (ledger([v * unit for v in of]) for of in (RETURNS, RETURNS[:59:-1]))
     pair = compared(first, second)
-    found = [summarize(first).returns, pair.difference, pair.adjusted]
-    ends = [(q.mean, *astuple(q.interval)) for q in found[2:]]
-    ends += [astuple(q)[2:9] + astuple(q)[9] + astuple(q)[10] for q in found[:2]]
+    found = [summarize(first).returns, pair.difference]
+    ends = [astuple(q)[2:9] + astuple(q)[9] + astuple(q)[10] for q in found]
     more = pair.detectable(), pair.p_value * unit
     return [value / unit for value in itertools.chain(*ends, more)]
 

@@ -23,7 +23,8 @@ from tdcollect.evaluation import verification
 from tdcollect.evaluation.curve import Folder, point_of
 from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.statistics import alike
-from tdcollect.lab import report, results
+from tdcollect.lab import results
+from tdcollect.lab.pages import suite as report
 
 from ..lab.parts import save_runs, small
 from .envs import Walk

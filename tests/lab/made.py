@@ -10,8 +10,8 @@ import numpy as np
 
 from tdcollect.evaluation.statistics import Interval
 from tdcollect.lab.aggregates import aggregate
+from tdcollect.lab.definition import Policy, Task
 from tdcollect.lab.results import FAILED, FINISHED, MISSING, CellResult, SuiteResults
-from tdcollect.lab.tables import Policy, Task
 
 
 def results(

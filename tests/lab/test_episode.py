@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 import tdcollect
 from tdcollect.cli import main
 from tdcollect.evaluation.directory import write_trajectory
-from tdcollect.evaluation.ledger import LOST, indices_of
+from tdcollect.evaluation.ledger import LOST, Episode, indices_of
 from tdcollect.lab.pages.episode import (
     Played,
     _entries,
@@ -145,6 +145,35 @@ def test_policies_are_compared_side_by_side(runs: Path, capsys: Any) -> None:
         assert (out / link).read_text() == text
     same = episode_page([played(runs / "lean"), played(runs / "lean", name="b")], "CartPole-v1")
     assert "lean and b first differ in no step that both have." in same.html().decode()
+
+
+def test_texts_are_a_transcript_in_the_order_of_their_steps() -> None:
+    def run(name: str, last: str) -> Played:
+        said = np.array(["one", "two\n<b>", last], object)
+        data = {
+            "said": said[:-1],
+            "next/said": said[1:],
+            "action": np.array(["go", "stop"], object),
+            "next/reward": np.float32([[1], [0.5]]),
+        }
+        record = Episode(0, 1, 2, episode_return=1.5, length=2)
+        return Played(name, record, AGAIN, {"observation": ["said"], "action": ["action"]}, data)
+
+    def shown(*runs: Played) -> str:
+        return episode_page(runs, "Env").html().decode()
+
+    part = shown(run("a", "three")).partition("<h2>Transcript</h2>")[2].partition("</section>")[0]
+    assert re.findall(r'<th scope="row">(.*?)</th>\s*<td>(.*?)</td>', part, re.S) == [
+        ("0 said", "one"),
+        ("1 action", "go"),
+        ("1 reward", "1"),
+        ("1 said", "two\n&lt;b&gt;"),
+        ("2 action", "stop"),
+        ("2 reward", "0.5"),
+        ("2 said", "three"),
+    ]
+    both = html.unescape(shown(run("a", "three"), run("b", "four")))
+    assert "a and b first differ in step 2: said is 'three' and 'four'" in both
 
 
 def test_episodes_are_named_by_a_text() -> None:

@@ -14,8 +14,8 @@ from gymnasium.envs.registration import EnvSpec
 
 import tdcollect
 from tdcollect.evaluation import Request
-from tdcollect.lab import tables
-from tdcollect.lab.tables import human_scores, preset, presets, read_task
+from tdcollect.lab import definition as tables
+from tdcollect.lab.definition import human_scores, preset, presets, read_task
 
 FILES = Path(tables.__file__).parent / "presets"
 LISTS = [name for name in presets() if not preset(name).is_conditions]

@@ -322,3 +322,11 @@ def test_a_race_is_viewed(written: Path, tmp_path: Path) -> None:
     assert [one.status.partition(":")[0] for one in found if one.kind == "race"] == [
         "unfinished or unreadable"
     ]
+
+
+def test_each_policy_of_a_race_is_audited(written: Path) -> None:
+    audits = tdcollect.audit(written, Walk, sample=3, seed=0)
+    assert [audit.directory.name for audit in audits] == [*POLICIES]
+    assert not any(audit.wrong for audit in audits)
+    for audit in tdcollect.audit(written):
+        assert "not audited: expected --env ENV (env=), as Walk is not" in str(audit)

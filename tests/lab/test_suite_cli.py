@@ -9,14 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from tdcollect.cli import main
-from tdcollect.evaluation import episodes_needed
 from tdcollect.lab import Suite
-from tdcollect.lab.planning import Aim, runs_needed
 
 from ..evaluation.ledgers import contents
 from .parts import FILE, HERE, small, tables
@@ -204,32 +201,3 @@ def test_the_first_suite_of_the_page_runs_as_it_is_copied(
     status, printed, _ = typed(command)
     assert status == 0
     assert printed.startswith(shown)
-
-
-def test_a_suite_is_a_pilot_of_episodes_and_of_runs(typed: Typed, folder: Path) -> None:
-    again = {"name": "again", "factory": f"{HERE}:net", "runs": [0, 1]}
-    again["checkpoints"] = "runs/net/{task}/{run}.pt"
-    policies = [*tables()["policies"], again]
-    results = small(folder, policies=policies).run("out", progress=False)
-    status, out, _ = typed("plan out --policy net --policy random --difference 0.1 --json")
-    assert status == 0
-    (need,) = json.loads(out)["needs"]  # one policy has one run
-    records, by_task = results.records(), []
-    for task in ("walk", "short"):
-        low, high = results.ranges[task]
-        of = {key: [e.episode_return for e in found] for key, found in records.items()}
-        net = np.mean([of[task, "net", run] for run in "01"], axis=0)
-        by_task.append((net - of[task, "random", "0"]) / (high - low))
-    spread = np.mean(by_task, axis=0).std(ddof=1)
-    assert need["thing"] == "episodes of each task"
-    assert need["spread"] == pytest.approx(spread)
-    assert need["number"] == episodes_needed(0.1, spread)
-    status, out, _ = typed("plan out --policy net --policy again --difference 0.1 --json")
-    needs = {need["thing"]: need["number"] for need in json.loads(out)["needs"]}
-    scores = results.scores()
-    found = runs_needed([scores["net"], scores["again"]], Aim(0.1)).number
-    assert needs == {"episodes of each task": 2, "runs of each policy": found}
-    status, _, err = typed("plan out --difference 0.1")
-    assert status == 1
-    assert "two policies that have all their scores, of random, net, again, got random, net" in err
-    assert typed("plan out --difference 0.1 --on success")[0] == 2

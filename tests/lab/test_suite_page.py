@@ -10,9 +10,9 @@ import pytest
 
 from tdcollect.display import p_text
 from tdcollect.lab.aggregates import aggregate
+from tdcollect.lab.definition import Policy, Score, Task
 from tdcollect.lab.pages.suite import suite_page
 from tdcollect.lab.results import SuiteResults
-from tdcollect.lab.tables import Policy, Score, Task
 from tdcollect.pages.build import heat
 
 from ..zoo.html import Page

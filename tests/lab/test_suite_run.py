@@ -621,3 +621,16 @@ def test_a_relative_directory_of_a_suite_holds_wherever_the_process_goes(
     assert len(results.records()) == 2
     quiet(suite, folder / "out", tasks=["short"])
     assert len(suite.results(folder / "out").records()) == 4
+
+
+def test_a_suite_is_audited_by_cell(once: Path) -> None:
+    """What is not gymnasium's own is said not to be, and each cell is audited with its env."""
+    audits = tdcollect.audit(once)
+    assert len(audits) == len([*once.glob("evaluations/*/*/*/manifest.json")])
+    assert all("not audited: expected --env ENV" in str(audit) for audit in audits)
+    with pytest.raises(ValueError, match=r"expected evaluations of one env, got .*; name one of"):
+        tdcollect.audit(once, Walk)
+    cells = {audit.directory: json.loads((audit.directory / "manifest.json").read_text())
+             for audit in audits}  # fmt: skip
+    (first, *_) = [cell for cell, told in cells.items() if told["env"]["id"] == "Walk"]
+    assert tdcollect.audit(first, Walk, sample=2)[0].wrong == []

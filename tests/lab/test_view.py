@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import re
 import shutil
-import threading
 import urllib.request
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -18,8 +15,7 @@ import tdcollect
 from tdcollect.cli import main
 from tdcollect.evaluation import Request
 from tdcollect.evaluation.curve import point_of, to_csv
-from tdcollect.lab.pages.view import Viewed, server_of, view
-from tdcollect.pages.build import Film, Page, content_policy
+from tdcollect.lab.pages.view import Viewed, view
 
 from ..evaluation.ledgers import GONE, alter, contents, unfinished
 
@@ -252,36 +248,3 @@ def test_the_command_prints_what_it_found(runs: Path, monkeypatch, capsys) -> No
     (evaluation,), (curve,) = (one["found"] for one in told)
     assert (evaluation["summary"]["episodes"], curve["points"]) == (3, 2)
     assert main(["view", "none"]) == 1
-
-
-def test_pages_are_served_to_this_machine_alone(tmp_path: Path, capfd) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "index.html").write_text("the index")
-    (tmp_path / "secret").write_text("secret")
-    (tmp_path / "out" / "notes.txt").write_text("no page")
-    film = Page("film", "", "", [("film", [Film("film", b"")])]).html()
-    (tmp_path / "out" / "film.html").write_bytes(film)
-    with server_of(tmp_path / "out", 0) as server:
-        (tmp_path / "out" / "later.html").write_text("no page of this run")
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        assert server.server_address[0] == "127.0.0.1"
-
-        def ask(path: str, host: str) -> tuple[int, bytes]:
-            with closing(http.client.HTTPConnection("127.0.0.1", server.server_port)) as asked:
-                asked.request("GET", path, headers={"Host": host})
-                answer = asked.getresponse()
-                policy = content_policy(films=path == "/film.html")
-                assert answer.getheader("Content-Security-Policy") == policy
-                return answer.status, answer.read()
-
-        port = server.server_port
-        assert ask("/", f"127.0.0.1:{port}") == ask("/", "localhost") == (200, b"the index")
-        assert ask("/", "evil.test")[0] == ask("/", f"evil.test:{port}")[0] == 403
-        assert ask("/film.html", "localhost") == (200, film)
-        for path in ("/../secret", "/%2e%2e/secret", "//secret", "/notes.txt", "/later.html"):
-            assert ask(path, "localhost")[0] == 404
-        assert ask("/%00", "localhost")[0] == ask("/index.html%00", "localhost")[0] == 404
-        assert capfd.readouterr() == ("", "")
-        server.shutdown()
-        thread.join()

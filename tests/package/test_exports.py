@@ -26,7 +26,7 @@ EXPORTED = exported(
     """
 tdcollect:
     Collector EvaluationCollector EvaluationResult Evaluator GymnasiumEnv Hooks LocalWorkers
-    LogStatistics NotReproducibleError RayWorkers Render Suite SyncDataCollector compare
+    LogStatistics NotReproducibleError RayWorkers Render Suite SyncDataCollector audit compare
     env_seed evaluate load_checkpoint make_env merge policy_seed race save_checkpoint slot_seed
     split_trajectories verify
 
@@ -35,7 +35,7 @@ tdcollect.collect:
 
 tdcollect.collectors:
     AsyncBatchedCollector AsyncCollector Collector DistributedCollector DistributedSyncCollector
-    LostWorker LostWorkers MultiAsyncCollector MultiCollector MultiSyncCollector RayCollector
+    LostWorker MultiAsyncCollector MultiCollector MultiSyncCollector RayCollector
     SyncDataCollector WorkerLostError
 
 tdcollect.envs:
@@ -43,7 +43,7 @@ tdcollect.envs:
 
 tdcollect.evaluation:
     Comparison Difference Episode EvaluationSettings Problem Request Summary Verification
-    episodes_needed export summarize to_pandas
+    episodes_needed export summarize
 
 tdcollect.evaluation.sb3:
     EvalCallback SB3Policy load_policy
@@ -52,7 +52,7 @@ tdcollect.testing:
     Divergence Finding Report check_env diagnose
 
 tdcollect.lab:
-    Aggregates Policy RaceResult Score Suite SuiteResults Task aggregate export
+    Aggregates Policy RaceResult Score SuiteResults Task aggregate export
 
 tdcollect.trajectories:
     TrajectoryAssembler TrajectoryIndex discounted_returns first flatten_time join_trajectories

@@ -18,7 +18,6 @@ from tdcollect import envs, evaluation, lab, testing, trajectories
 from tdcollect.collect import statistics
 from tdcollect.evaluation import Episode
 from tdcollect.evaluation.sequential import Rule
-from tdcollect.lab.planning import plan
 from tdcollect.lab.race import Looks, RacePlan
 from tdcollect.lab.results import CellResult
 from tdcollect.lab.run import Validation
@@ -98,7 +97,6 @@ def shown() -> dict[str, Any]:
         *(stats, stats.latest, stats.lifetime, stats.window, statistics.Spread(1.0, 2.0, 3.0, 4.0)),
         *(summary, summary.returns, comparison, comparison.differences[0], results[0]),
         race_result(),
-        plan(results[:2], 5.0, names=names[:2]),
         *(results[0].episodes[0], Episode(3, 1, 2, "failed", 2)),
         *(tdcollect.EvaluationCollector("CartPole-v1", None, 5), tdcollect.LocalWorkers(2)),
         *(tdcollect.RayWorkers(2), ended_evaluator()),

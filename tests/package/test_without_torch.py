@@ -44,7 +44,6 @@ COMMANDS = [
     "verify suite",
     "compare plain kept --fail-if-worse",
     "summary kept",
-    "plan kept --difference 5",
     "merge 0 1 --output-dir merged",
     "suite ls suite.toml --output-dir suite",
     "suite report suite.toml --output-dir suite",

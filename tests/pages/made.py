@@ -10,14 +10,12 @@ import numpy as np
 
 from tdcollect import compare
 from tdcollect.evaluation import summarize
-from tdcollect.evaluation.curve import Best, Point
-from tdcollect.lab.curves import together
-from tdcollect.lab.pages.curves import write_curves_page
+from tdcollect.evaluation.curve import Best, Point, curve_page
+from tdcollect.lab.curves import together, write_curves_page
+from tdcollect.lab.definition import Policy, Score, Task
 from tdcollect.lab.pages.episode import Played, episode_page
 from tdcollect.lab.pages.suite import suite_page
-from tdcollect.lab.tables import Policy, Score, Task
 from tdcollect.pages.build import Commands
-from tdcollect.pages.curve import curve_page
 from tdcollect.pages.evaluation import write_comparison_report, write_report
 
 from ..evaluation.ledgers import ENV, ledger, manifest, run

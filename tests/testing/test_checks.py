@@ -11,15 +11,18 @@ import pytest
 
 from tdcollect.testing import Finding, Report, checks
 from tdcollect.testing.checks import (
+    Divergence,
     Failed,
     GymnasiumPlayer,
     Passed,
+    Row,
     Warned,
+    first_divergence,
+    mismatch,
     rule,
     run_checks,
     select,
 )
-from tdcollect.testing.differences import Divergence, Row, first_divergence, mismatch
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ SOURCES = sorted(Path(tdcollect._upstream.__path__[0]).glob("*.py"))
 
 MORE: dict[Any, str] = {
     C.MultiCollector: "_flush_trajectory_assembly _frames _iter _recv_and_check "
-    "_weight_sync_schemes _worker_trajs_per_batch",
+    "_weight_sync_schemes",
     SharedMemWeightSyncScheme: "_ack_queues",
     _TrajectoryPool: "_traj_id lock",
     RayCollector: "_collection_thread _external_weight_sender _frames_per_batch_corrected "
@@ -114,7 +114,7 @@ TEXTS: list[tuple[Any, list[str]]] = [
     (BatchedEnvBase, ["view._owns_workers = False"]),
     (gym_library.GymLikeEnv._step, ["range(self.wrapper_frame_skip)"]),
     (batched_envs._run_worker_pipe_shared_mem, ["\n            torch.manual_seed"]),
-    # The messages that collectors/pipes.py knows about.
+    # The messages that collectors/multi.py knows about.
     (
         RUNNER,
         [

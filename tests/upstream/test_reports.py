@@ -13,9 +13,15 @@ import pytest
 
 DOCS = Path(__file__).parents[2] / "docs" / "upstream"
 REPORTS = sorted(path.stem for path in DOCS.glob("*.py"))
-SEEN = {"torchrl": (0, 14, 1), "gymnasium": (1, 4, 0), "envpool": (1, 2, 5)}
+SEEN = {
+    "torchrl": (0, 14, 1),
+    "gymnasium": (1, 4, 0),
+    "envpool": (1, 2, 5),
+    "ale-py": (0, 12, 1),
+    "vmas": (1, 5, 2),
+}
 PROCESSES = ("async-reset-mask", "distributed-sync-collector", "gymenv-num-envs")
-NO_GPU = 77
+CANNOT = 77  # no GPU, or no such method
 
 
 def status_of(name: str) -> int:
@@ -31,13 +37,15 @@ def status_of(name: str) -> int:
     [pytest.param(n, marks=[pytest.mark.slow] * n.endswith(PROCESSES)) for n in REPORTS],
 )
 def test_the_fault_is_still_there(name: str) -> None:
-    for module in re.findall(r"\b(?:envpool|Box2D)\b", (DOCS / f"{name}.md").read_text()):
+    for module in re.findall(
+        r"\b(?:envpool|Box2D|minari|ale_py|vmas)\b", (DOCS / f"{name}.md").read_text()
+    ):
         pytest.importorskip(module)
-    package = name.partition("-")[0]
+    package = next(package for package in SEEN if name.startswith(package))
     if tuple(map(int, re.findall(r"\d+", version(package))[:3])) < SEEN[package]:
         pytest.skip(f"was seen on {package} {SEEN[package]}")
-    if (status := status_of(name)) == NO_GPU:
-        pytest.skip("needs a GPU")
+    if (status := status_of(name)) == CANNOT:
+        pytest.skip("needs a GPU, or a method that this version has not")
     assert status == 1, f"mended upstream: drop docs/upstream/{name}.* and the workaround it names"
 
 

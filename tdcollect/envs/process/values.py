@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import mmap
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
-
-from tdcollect import check
 
 Array = np.ndarray[Any, Any]
 Tree = Any
@@ -20,6 +17,7 @@ Tree = Any
 FLOATS = (np.dtype(np.float64), np.dtype(np.float32))
 BOOL = np.dtype(bool)
 _ZERO = np.zeros((), bool)
+_TEXT = "<U256"  # texts in shared memory; longer ones are sent
 
 
 # --- nested values -----------------------------------------------------------------------------
@@ -47,9 +45,9 @@ def slot_of(value: Any, slot: int | Array) -> Any:
     """The part of one slot, or of several, of a nested value with arrays ``[N, ...]``."""
     if isinstance(value, dict):
         return {name: slot_of(part, slot) for name, part in value.items()}
-    if isinstance(value, tuple):
+    if isinstance(value, tuple) and not (value and isinstance(value[0], str)):
         return tuple(slot_of(part, slot) for part in value)
-    return value[slot]
+    return np.asarray(value, object)[slot] if isinstance(value, tuple) else value[slot]
 
 
 def unstack(value: Any, count: int) -> Sequence[Any]:
@@ -166,6 +164,15 @@ def as_begun(result: Any) -> Begun:
     raise TypeError(f"expected reset() to return an observation and a dict of infos, got {got}")
 
 
+def info_at(info: Mapping[str, Any], name: str) -> Any:
+    """Return an info by its name, or by its path, as ``"episode/r"``; None where it is not."""
+    if name in info:
+        return info[name]
+    first, _, rest = name.partition("/")
+    within = info.get(first)
+    return info_at(within, rest) if rest and isinstance(within, Mapping) else None
+
+
 def is_number(value: Any) -> bool:
     """Return whether an info is a number or an array of numbers, of which torch has the dtype."""
     dtype = np.asarray(value).dtype
@@ -226,41 +233,6 @@ def options_of(options: Mapping[Any, Any] | None, slot: int) -> dict[str, Any] |
     return own
 
 
-GiveOptions = Callable[[int, int], Mapping[str, Any] | None]
-
-
-class ResetOptions:
-    """Reset options of a collector: a function of slot and episode, and the episodes so far.
-
-    Args:
-        give: the function.
-        worker: of the collector, whose slots follow those of the workers before it.
-
-    Attributes:
-        begun: the episodes that each slot has begun, ``[N]`` int64.
-    """
-
-    def __init__(self, give: GiveOptions, worker: int = 0):
-        check.callables(reset_options=give)
-        self.give, self.worker = give, worker
-
-    def start(self, slots: int) -> None:
-        self.begun = np.zeros(slots, np.int64)
-
-    def of(self, slots: Iterable[int]) -> EachOptions:
-        """The options of the next episode of each of ``slots``."""
-        each = EachOptions()
-        for slot in slots:
-            at = self.worker * len(self.begun) + slot, int(self.begun[slot])
-            each[slot] = copy.deepcopy(self.give(*at))  # envs may change theirs
-            if not isinstance(each[slot], Mapping | None):
-                raise TypeError(
-                    f"expected reset_options to return a dict or None, got {each[slot]!r} for "
-                    f"slot {at[0]}, episode {at[1]}"
-                )
-        return each
-
-
 # --- shared memory -----------------------------------------------------------------------------
 
 
@@ -274,7 +246,8 @@ class Field(NamedTuple):
 def fields_of(value: Any) -> tuple[Tree, list[Field]]:
     arrays: list[Array] = []
     tree = flatten(value, arrays)
-    return tree, [Field(array.shape[1:], array.dtype.str) for array in arrays]
+    dtypes = [_TEXT if array.dtype.kind in "OU" else array.dtype.str for array in arrays]
+    return tree, [Field(array.shape[1:], dtype) for array, dtype in zip(arrays, dtypes)]  # noqa: B905
 
 
 class Shared(NamedTuple):

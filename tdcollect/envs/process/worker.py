@@ -303,6 +303,8 @@ class EnvWorker(EnvSlots):
         if isinstance(tree, int):
             array, target = np.asarray(value), self.observation[tree]
             fits = array.dtype is target.dtype or values.keeps(array, target.dtype)
+            if isinstance(value, str):  # NumPy drops zeros at its end
+                fits = array.itemsize <= target.itemsize and "\0" not in value
             if array.shape != target.shape[1:] or not fits:
                 return False
             target[slot] = array
@@ -336,8 +338,9 @@ class EnvWorker(EnvSlots):
     ) -> dict[int, Mapping[str, Any]]:
         """The infos of these names, of the latest steps of those of ``slots`` that are here."""
         infos = {slot: as_info(info) for slot, info in self.latest.items() if slot in slots}
+        wanted = {*names, *(name.partition("/")[0] for name in names)}
         return {
-            slot: {name: info[name] for name in names if name in info}
+            slot: {name: info[name] for name in wanted if name in info}
             for slot, info in infos.items()
         }
 

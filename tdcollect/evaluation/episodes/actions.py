@@ -26,9 +26,8 @@ from tdcollect.collect.episodes import Block
 from tdcollect.collect.policy import RandomActions, draws_from_spec, is_masked
 from tdcollect.collect.step_dict import StepDict, flat
 from tdcollect.evaluation.episodes.data import by_slot, rows_of
-from tdcollect.evaluation.episodes.inference import DrawByRow, Inference
+from tdcollect.evaluation.episodes.inference import DrawByRow, Inference, Layout
 from tdcollect.evaluation.episodes.opening import SlotEnvs
-from tdcollect.evaluation.episodes.policy import Layout
 from tdcollect.keys import Key
 
 
@@ -116,7 +115,8 @@ class ActionCheck:
 
     def __init__(self, env: EnvBase, dims: int):
         spec = env.full_action_spec_unbatched
-        self._specs = {key: spec[key] for key in env.action_keys}
+        specs = ((key, spec[key]) for key in env.action_keys)
+        self._specs = {key: one for key, one in specs if one.dtype is not None}  # of words nothing
         self._dims = dims
 
     def check_first_call(self, rows: StepDict) -> None:

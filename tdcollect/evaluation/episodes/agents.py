@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain, repeat
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,13 +16,22 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torchrl.envs import EnvBase
 
-from tdcollect.collect.step_dict import StepDict
+from tdcollect.collect.arrays import SteppedEnv
+from tdcollect.collect.step_dict import StepDict, flat
 from tdcollect.envs.process.values import Array
-from tdcollect.envs.spaces import aligned_zeros, key_of
+from tdcollect.envs.spaces import TextLeaf, aligned_zeros, key_of, nested, told
 from tdcollect.envs.traits import base_of
 from tdcollect.envs.wrapper import GymnasiumEnv
-from tdcollect.evaluation.episodes.inference import DrawByRow, check_same, stream, unlike
-from tdcollect.evaluation.episodes.policy import Actor, Layout
+from tdcollect.evaluation.episodes.inference import (
+    Actor,
+    DrawByRow,
+    Layout,
+    check_same,
+    stream,
+    unlike,
+)
+from tdcollect.evaluation.episodes.opening import SlotEnvs
+from tdcollect.evaluation.episodes.steps import Steps
 from tdcollect.keys import Key
 from tdcollect.policies import AgentPolicy, SpacePolicy, parts_of
 from tdcollect.randomness import GlobalStream, NotReproducibleError, Outside
@@ -44,8 +55,8 @@ _STATES: dict[type, Callable[[Any], Any]] = {
 class OnSpaces:
     """Observations and actions of an env of ``make_env``, as its gymnasium spaces have them."""
 
-    def __init__(self, env: EnvBase):
-        base = base_of(env)
+    def __init__(self, env: EnvBase, texts: Mapping[Key, TextLeaf] = MappingProxyType({})):
+        base, self._texts = base_of(env), texts
         if not isinstance(base, GymnasiumEnv):
             raise TypeError(
                 f"expected an env of tdcollect.make_env, got {env}; pass tdcollect.make_env(env), "
@@ -60,7 +71,11 @@ class OnSpaces:
 
     def observed(self, rows: Mapping[Key, torch.Tensor]) -> list[Any]:
         """The arrays ``[N, ...]`` of observations."""
-        return [rows[key].detach().cpu().numpy() for key in self.in_keys]
+        own, entries = self.observation.texts, [rows[key].detach().cpu() for key in self.in_keys]
+        return [
+            (own[key].numbers(self._texts[key].read(entry)) if key in own else entry).numpy()
+            for key, entry in zip(self.in_keys, entries, strict=True)
+        ]
 
     def encoded(self, actions: Any, count: int) -> StepDict:
         """The entries ``[N, ...]`` of the actions ``[N, ...]`` of a batch."""
@@ -84,7 +99,10 @@ class OnSpaces:
         return self._named(entries)
 
     def _named(self, entries: Sequence[Any]) -> StepDict:
-        return StepDict(zip(self.out_keys, map(torch.from_numpy, entries), strict=True))
+        own, named = self.action.texts, StepDict()
+        for key, entry in zip(self.out_keys, map(torch.from_numpy, entries), strict=True):
+            named[key] = self._texts[key].numbers(own[key].read(entry)) if key in own else entry
+        return named
 
     @contextmanager
     def _taken(self, action: Any) -> Iterator[None]:
@@ -130,6 +148,8 @@ def _fitted(space: Any, action: Any, lead: tuple[int, ...] = ()) -> Any:
     """Actions ``[*lead, ...]`` as the space has them; axes of size 1 before these are dropped."""
     if isinstance(space, spaces.Dict):
         return {name: _fitted(part, action[name], lead) for name, part in space.spaces.items()}
+    if space.dtype == np.str_:
+        return action
     if isinstance(space, spaces.Tuple):
         parts = zip(space.spaces, action, strict=True)
         return tuple(_fitted(part, value, lead) for part, value in parts)
@@ -224,6 +244,41 @@ class Actors(Actor):
         return first, []
 
 
+class KeptActions(SpacePolicy):
+    """The actions that were kept of episodes, with their steps by policy seed, as a policy.
+
+    Attributes:
+        fields: the name of each of the env's actions in the steps.
+    """
+
+    kind = "kept actions"
+
+    def __init__(self, steps: Mapping[int, Steps]):
+        self.source, self.batched, self._key = steps, False, False
+        self.fields: dict[Key, str] = {}
+
+    def begin(self, seed: int) -> Any:
+        """Return a function that gives the actions, and the last one again after the end."""
+        steps = self.source[seed]
+        following = chain(steps, repeat(steps[-1]))
+        return lambda observation: next(following)
+
+    def encoded_singly(self, steps: Sequence[Any]) -> StepDict:
+        return StepDict(
+            (key, torch.from_numpy(np.stack([step[name] for step in steps])))
+            for key, name in self.fields.items()
+        )
+
+
+class KeptActor(Actors):
+    """Acts as was kept of the episodes, whatever there is to see."""
+
+    probe = Actor.probe
+
+    def _observations(self, rows: StepDict) -> Sequence[Any]:
+        return range(self._layout.slots)
+
+
 def _generators(of: Any) -> dict[str, str]:
     """Return the states of the generators that a function or an object holds, by name."""
     return {
@@ -232,6 +287,71 @@ def _generators(of: Any) -> dict[str, str]:
         for kind, state in _STATES.items()
         if isinstance(part, kind)
     }
+
+
+class SlotActor(Actor):
+    """Runs a policy on the TensorDict of one slot after the other, where entries are words.
+
+    Texts have unlike lengths: in a batch, what is made of one would round by what else runs.
+    """
+
+    def __init__(
+        self,
+        policy: Callable[..., Any],
+        env: SteppedEnv,
+        texts: Mapping[Key, TextLeaf],
+        layout: Layout,
+    ):
+        self._policy, self._env, self._texts, self._layout = policy, env, texts, layout
+        self._streams = dict[int, GlobalStream]()
+        self._written = set[Key]()  # by the policy, which no episode leaves to the next
+        self._starting = set[int]()
+
+    def start(self, slot: int, seed: int) -> None:
+        self._streams[slot] = GlobalStream(seed, self._layout.device)
+        self._starting.add(slot)
+
+    def _given(self, slot: int, rows: StepDict) -> TensorDictBase:
+        if isinstance(self._env, SlotEnvs):
+            return self._env.now[slot]
+        left = self._written if slot in self._starting else ()
+        own: Mapping[Any, Any] = {key: value for key, value in rows.items() if key not in left}
+        if self._layout.batched:
+            own = {key: value[slot : slot + 1] for key, value in own.items()}
+        own = told(self._texts, own, self._env.transformed.device)
+        return nested(own.items(), [1] * self._layout.batched, self._env.transformed.device)
+
+    def _acted(self, now: TensorDictBase, stream: GlobalStream) -> tuple[TensorDictBase, StepDict]:
+        """The TensorDict with what the policy writes, and its row."""
+        with Outside(self._layout.device), stream:
+            acted = self._policy(now)
+        if isinstance(self._env, SlotEnvs):
+            return acted, self._env.entries(acted)
+        row = flat(acted, self._texts)
+        return acted, StepDict((k, v[0] if self._layout.batched else v) for k, v in row.items())
+
+    def act(self, rows: StepDict, active: Sequence[int]) -> None:
+        slots, written = self._layout.slots, StepDict()
+        for slot in active:
+            acted, row = self._acted(self._given(slot, rows), self._streams[slot])
+            if isinstance(self._env, SlotEnvs):
+                self._env.now[slot] = acted
+            for key in self._written.intersection(row):
+                if not self._layout.batched:
+                    written[key] = row[key]
+                    continue
+                if key not in written:
+                    written[key] = row[key].new_zeros((slots, *row[key].shape))
+                written[key][slot] = row[key]
+        self._starting.difference_update(active)
+        rows.update(written)
+
+    def probe(self, rows: StepDict, carried: list[Key]) -> tuple[StepDict, list[Key]]:
+        device, given = self._layout.device, self._given(0, rows)
+        first, again = (self._acted(given.clone(), GlobalStream(0, device))[1] for _ in range(2))
+        check_same(first, again, f"gives other outputs {{}} for the same entries: it {_UNSEEDED}")
+        self._written = {key for key in first if key not in rows}
+        return StepDict((key, value.unsqueeze(0)) for key, value in first.items()), []
 
 
 class EpisodeActor:

@@ -30,6 +30,7 @@ from tdcollect.collect.store import placement
 from tdcollect.display import one_line
 from tdcollect.envs.make import refuse_slot
 from tdcollect.envs.slots import Stepper
+from tdcollect.envs.spaces import TextLeaf
 from tdcollect.envs.traits import base_of, transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes import agents
@@ -38,16 +39,9 @@ from tdcollect.evaluation.episodes.batched import BatchEnv, BatchStarts, open_ba
 from tdcollect.evaluation.episodes.data import Assembly, Finished, Metrics, Returns
 from tdcollect.evaluation.episodes.group_actors import GroupActors
 from tdcollect.evaluation.episodes.groups import GroupPolicies, checked_groups, with_measures
-from tdcollect.evaluation.episodes.inference import Inference
-from tdcollect.evaluation.episodes.opening import (
-    OpenEnv,
-    SlotEnvs,
-    made_alike,
-    open_env,
-    warn_of_statistics,
-)
-from tdcollect.evaluation.episodes.policy import (
+from tdcollect.evaluation.episodes.inference import (
     Actor,
+    Inference,
     Layout,
     as_policy,
     at_batch_size,
@@ -56,6 +50,13 @@ from tdcollect.evaluation.episodes.policy import (
     modules_of,
     reads_masks,
     two_readings,
+)
+from tdcollect.evaluation.episodes.opening import (
+    OpenEnv,
+    SlotEnvs,
+    made_alike,
+    open_env,
+    warn_of_statistics,
 )
 from tdcollect.evaluation.episodes.steps import MOST
 from tdcollect.evaluation.episodes.trial import Feed, RunStarts, Trial
@@ -128,6 +129,8 @@ class EpisodeRun:
                     self._explain(block.entries, error)
                     raise
                 yield self._counted(assembly.feed(block))
+                for key in assembly.texts.keys() & loop.present.keys():
+                    assembly.texts[key].keep([loop.present[key]])
             failed = bool(self._failed)
             yield self._counted(())
             if not (failed or starts.goes_on() or feed.goes_on()):
@@ -332,9 +335,16 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         if isinstance(policy, SpacePolicy):
             if not policy.batched:
                 return policy
+            if self._texts:
+                raise ValueError(
+                    "expected a function of one observation where entries are texts, got one with "
+                    "batched=True; pass from_function(f), or from_agent(make, together=...)"
+                )
             policy = agents.BatchedFunction(policy.source, agents.OnSpaces(self.env))
         if isinstance(policy, GroupPolicies):
             checked_groups(policy, self.env)
+            if self._texts:
+                raise ValueError("expected one policy where entries are texts, got one by group")
             return policy
         with two_readings(policy, self.env):
             return as_policy(policy, self.env, self.settings.inference_batch_size)
@@ -378,14 +388,8 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             raise ValueError(
                 f"expected fresh_envs=None or False: {what} cannot build single slots again; {how}"
             )
-        if isinstance(self.base, GymnasiumEnv):
-            if self.base.stepper.reset_options is not None:
-                raise ValueError(
-                    "expected an env of no collector with reset_options, which would begin the "
-                    f"episodes; make another {self.base.name}, with episode_options"
-                )
-            if self.slots > 1:
-                refuse_slot(*self.base.stepper.makes)
+        if isinstance(self.base, GymnasiumEnv) and self.slots > 1:
+            refuse_slot(*self.base.stepper.makes)
         if self.settings.options_by_index and not self.base.can.each_options:
             own = isinstance(self.base, GymnasiumEnv)
             raise no_options("episode_options", self.base if own else base_of(self.env))
@@ -393,6 +397,14 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
     def _check_open(self) -> None:
         if self.base.is_closed:
             raise RuntimeError(f"the env {self.base.name} is closed; make a new one to evaluate")
+
+    @property
+    def _texts(self) -> Mapping[Key, TextLeaf]:
+        """The entries of text, of env and policy."""
+        if isinstance(self.base, GymnasiumEnv):
+            backend = self.base.stepper.backend
+            return {**backend.observation.texts, **backend.action.texts}
+        return {} if self._opened.slots is None else self._opened.slots.texts
 
     @property
     def error(self) -> Exception | None:
@@ -513,6 +525,8 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             assert isinstance(self.base, BatchEnv)
             return BatchStarts(self.base, self.batches, fresh_envs)
         own = self._opened.made and self.base.can.rebuild
+        if fresh_envs is None and isinstance(self.base, SlotEnvs) and self.base.loads_data:
+            fresh_envs = False  # new ones would all begin with the first row of their data
         trial = Trial(self.slots, own, fresh_envs)
         if fresh_envs and not own:
             trial.fresh_envs = True
@@ -558,7 +572,8 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         if slots is None:
             with self._apart():
                 exact = exact_reward_of(self.env)
-                slots = by_episodes(plan_for(self.env, exact), self.env, exact)
+                plan = plan_for(self.env, exact, acted=self._texts.keys())
+                slots = by_episodes(plan, self.env, exact)
         settings, dims = self.settings, len(slots.batch_size)
         assembly = Assembly(
             self.env,
@@ -569,6 +584,7 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             Metrics(self.metrics),
             settings.step_bound,
             keep_steps,
+            self._texts,
         )
         count = slots.batch_size.numel()
         layout = Layout(settings.inference_batch_size, count, bool(dims), self.device)
@@ -583,12 +599,17 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
 
     def _actor(self, slots: SteppedEnv, layout: Layout, assembly: Assembly) -> Actor:
         policy = self._policy
+        if isinstance(policy, agents.KeptActions):
+            return agents.KeptActor(policy, policy, layout)
         if isinstance(policy, SpacePolicy):
-            return agents.actors_of(policy, agents.OnSpaces(self.env), layout)
+            return agents.actors_of(policy, agents.OnSpaces(self.env, assembly.texts), layout)
         if isinstance(policy, GroupPolicies):
             return GroupActors(policy, slots, layout)
         if isinstance(policy, RandomActions):
             return RandomActor(policy, slots, layout)
+
+        if assembly.texts:
+            return agents.SlotActor(policy, slots, assembly.texts, layout)
 
         def is_unread(key: Key) -> bool:
             return not assembly.reads(key) and slots.hands_through(key)

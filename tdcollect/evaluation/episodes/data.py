@@ -10,16 +10,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from numbers import Real
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from tdcollect import keys
 from tdcollect.display import listed_text
+from tdcollect.envs.process.values import info_at
 from tdcollect.evaluation.episodes import steps as kept_steps
 from tdcollect.evaluation.episodes.steps import MOST, StepDifference, Steps, first_difference
 from tdcollect.evaluation.ledger import CUT, FAILED, Episode, record_differences
-from tdcollect.keys import Key, entry_path, name_of, under_next
+from tdcollect.keys import Key, as_path, entry_path, name_of, under_next
 
 if TYPE_CHECKING:  # what is kept is read and checked without them
     import torch
@@ -27,6 +29,7 @@ if TYPE_CHECKING:  # what is kept is read and checked without them
     from torchrl.envs import EnvBase
 
     from tdcollect.collect.episodes import Block, Piece, Start
+    from tdcollect.envs.spaces import TextLeaf
 
 COMBINED = "mean over the agents of a group, then over groups"
 """The rule by which several rewards of a step make one return, as the manifest says it."""
@@ -42,6 +45,11 @@ class Returns:
 
     def __init__(self, env: EnvBase, chosen: Sequence[str] | None = None):
         of = {entry_path(key): key for key in env.reward_keys}
+        if not of:
+            raise ValueError(
+                f"expected an env with a reward, of which returns are made, got a "
+                f"{type(env).__name__} without; append a transform that writes one"
+            )
         unknown = [path for path in chosen or () if path not in of]
         if unknown:
             raise ValueError(
@@ -131,7 +139,8 @@ class Metrics:
         """Take the infos of a step; one that the env leaves out has no value there."""
         self._names.update(info)
         for name, values in self._values[start.traj_id].items():
-            if (value := info.get(name)) is not None:
+            if (value := info_at(info, name)) is not None:
+                self._names.add(name)
                 values.append(_one_number(value, f"the info {name!r} of episode {start.index}"))
 
     def drop(self, run: int) -> None:
@@ -193,7 +202,7 @@ class _Unfinished:
     hashes: list[Any]
     rewards: list[Sequence[np.ndarray[Any, Any]]] = field(default_factory=list)
     columns: dict[str, list[np.ndarray[Any, Any]]] = field(default_factory=dict)
-    parts: list[dict[Key, torch.Tensor]] = field(default_factory=list)
+    parts: list[dict[Key, Any]] = field(default_factory=list)
     steps: int = 0
 
 
@@ -235,8 +244,9 @@ class Assembly:
         metrics: Metrics,
         bound: float = math.inf,
         keep_steps: bool = False,
+        texts: Mapping[Key, TextLeaf] = MappingProxyType({}),
     ):
-        self._dims = dims
+        self._dims, self.texts = dims, texts
         self._most = math.inf if keep_steps else MOST
         self._returns = returns
         self.seeds = seeds
@@ -245,7 +255,7 @@ class Assembly:
         self._joins = keep or bool(metrics.functions)
         self._joined = None if keep else metrics.reads
         self._bound = bound
-        acted = sorted(env.action_keys, key=entry_path)
+        acted = sorted(entries_of(env.full_action_spec), key=entry_path)
         self._acted, observed = acted, _observed(env)
         self._digested = _digested(observed, acted, returns.entries)
         self._observed = frozenset(observed)
@@ -271,6 +281,8 @@ class Assembly:
         # If the env raised at once, the block has no entries, only pieces without steps.
         digested = self._digested if block.entries else []
         entries = {key: by_slot(entry, self._dims) for key, entry in block.entries.items()}
+        for key in self.texts.keys() & entries.keys():
+            entries[key] = self.texts[key].read(entries[key])
         exact = entries.pop(_EXACT, None)
         arrays = {key: _array(entries[key]) for key, _ in digested}
         last = {key: _array(entries[under_next(key)]) for key, on in digested if on}
@@ -305,15 +317,18 @@ class Assembly:
                     "length"
                 )
             for digest, array in zip(held.hashes, arrays.values(), strict=True):
-                digest.update(np.ascontiguousarray(rows_of(piece, array)))
+                digest.update(_bytes(rows_of(piece, array)))
             held.rewards.append(own)
             if self._joins:
                 wanted = self._joined or entries
-                held.parts.append({key: rows_of(piece, entries[key]).clone() for key in wanted})
+                rows = {key: rows_of(piece, entries[key]) for key in wanted}
+                held.parts.append(
+                    {k: v.clone() if hasattr(v, "clone") else v for k, v in rows.items()}
+                )
             if piece.ended:
                 for digest, (key, on) in zip(held.hashes, self._digested, strict=True):
                     if on:
-                        digest.update(np.ascontiguousarray(rows_of(piece, last[key])[-1]))
+                        digest.update(_bytes(rows_of(piece, last[key])[-1:]))
                 yield self._finish(piece, arrays), piece.start.traj_id
 
     def _columns(
@@ -329,7 +344,9 @@ class Assembly:
             array = arrays[key] if key in arrays else _array(_plain(entries[key]))
             columns[kept_steps.field(kind, key)] = kept_steps.sketch(array)
         columns = {name: columns[name] for name in sorted(columns)}
-        columns |= {kept_steps.field(kept_steps.ACTION, key): arrays[key] for key in self._acted}
+        for key in self._acted:
+            array = arrays[key] if arrays[key].dtype != object else kept_steps.sketch(arrays[key])
+            columns[kept_steps.field(kept_steps.ACTION, key)] = array
         for path, entry in sent.items():
             key = path[0] if len(path) == 1 else path
             columns[kept_steps.field(kept_steps.ENV_ACTION, key)] = _array(entry)
@@ -379,12 +396,19 @@ class Assembly:
         restarts = self.restarts.get(start.traj_id, 0)
         return Finished(Episode(start.index, *self.seeds(start.index), FAILED, restarts))
 
-    def _data(self, parts: Sequence[Mapping[Key, torch.Tensor]]) -> TensorDict:
+    def _data(self, parts: Sequence[Mapping[Key, Any]]) -> TensorDict:
         import torch
+        from tensordict import NonTensorStack
 
         from tdcollect.envs.spaces import nested
 
-        entries = {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
+        joined = {key: [part[key] for part in parts] for key in parts[0]}
+        entries = {
+            key: torch.cat(rows)
+            if isinstance(rows[0], torch.Tensor)
+            else NonTensorStack(*np.concatenate(rows))
+            for key, rows in joined.items()
+        }
         data = nested(entries.items(), [len(entries[keys.NEXT_DONE])])
         data.refine_names(keys.TIME)
         return data
@@ -395,7 +419,7 @@ def _observed(env: EnvBase) -> list[Key]:
 
     Also without the masks that TorchRL names by the place in memory of a dropout's module.
     """
-    unsorted = {*env.observation_spec.keys(True, True)} - {*env.action_keys}
+    unsorted = entries_of(env.observation_spec).keys() - entries_of(env.full_action_spec).keys()
     named = (key for key in unsorted if not re.fullmatch(r"mask_\d{9,}", name_of(key)))
     return sorted(named, key=entry_path)
 
@@ -409,7 +433,7 @@ def digested_entries(env: EnvBase, returns: Returns, policy: Any = None) -> dict
     """
     entries = {
         "observation": [*map(entry_path, _observed(env))],
-        "action": sorted(map(entry_path, env.action_keys)),
+        "action": sorted(map(entry_path, entries_of(env.full_action_spec))),
     }
     written = {*map(entry_path, getattr(policy, "out_keys", None) or ())}
     if over := sorted(written.intersection(entries["observation"])):
@@ -450,9 +474,9 @@ def disagreements(
     for key, on in _digested(observed, acted, rewarded):
         rows = data[entry_path(key)]
         hashes.append(_hash(key, rows))
-        hashes[-1].update(np.ascontiguousarray(rows))
+        hashes[-1].update(_bytes(rows))
         if on:
-            hashes[-1].update(np.ascontiguousarray(data[entry_path(under_next(key))][-1]))
+            hashes[-1].update(_bytes(data[entry_path(under_next(key))][-1:]))
     terminated, truncated = (bool(data[flag][-1]) for flag in _FLAG_PATHS)
     total, groups = combined(rewards)
     rounding = 1e-6 * sum(float(np.abs(values).sum()) for values in rewards.values())
@@ -471,7 +495,7 @@ def disagreements(
     texts = [f"{name} {b!r}, in the ledger {a!r}" for name, a, b in compared if a != b]
     for name in sorted({*observed} - {*entries.get("overwritten", ())}):
         # Each row leads to the one after it.
-        if data[name][1:].tobytes() != data[f"{keys.NEXT}/{name}"][:-1].tobytes():
+        if bytes(_bytes(data[name][1:])) != bytes(_bytes(data[f"{keys.NEXT}/{name}"][:-1])):
             texts.append(f"{name} is not the one that the row before led to")
     return texts
 
@@ -508,8 +532,9 @@ def _plain(entry: torch.Tensor) -> torch.Tensor:
     return entry.float() if entry.is_floating_point() and entry.element_size() < 4 else entry
 
 
-def _array(entry: torch.Tensor) -> np.ndarray[Any, Any]:
-    return entry.cpu().numpy()
+def _array(entry: Any) -> np.ndarray[Any, Any]:
+    array: np.ndarray[Any, Any] = entry if isinstance(entry, np.ndarray) else entry.cpu().numpy()
+    return array
 
 
 def _by_step(rewards: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -519,7 +544,28 @@ def _by_step(rewards: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 def _hash(key: Key, rows: np.ndarray[Any, Any]) -> Any:
     """Return a hash that starts from an entry's name, dtype and shape."""
-    return hashlib.sha256(f"{entry_path(key)} {rows.dtype.str} {rows.shape[1:]}\n".encode())
+    dtype = "str" if rows.dtype == object else rows.dtype.str
+    return hashlib.sha256(f"{entry_path(key)} {dtype} {rows.shape[1:]}\n".encode())
+
+
+def _bytes(rows: np.ndarray[Any, Any]) -> Any:
+    """The bytes of rows in a digest; of a text, its length in UTF-8 as 8 bytes goes before."""
+    if rows.dtype != object:
+        return np.ascontiguousarray(rows)
+    return b"".join(len(text).to_bytes(8, "little") + text for text in map(kept_steps.utf8, rows))
+
+
+def entries_of(spec: Any) -> dict[Key, bool]:
+    """The entries of a spec, and whether each is words.
+
+    Texts of which there are more or fewer, as in a ``History``, are one entry together.
+    """
+    found: dict[Key, bool] = {}
+    for key, leaf in spec.items(True, True):
+        several = leaf.dtype is None and -1 in leaf.shape
+        path = as_path(key)[: -1 if several else None]
+        found[path[0] if len(path) == 1 else path] = leaf.dtype is None
+    return found
 
 
 def unlike(first: Finished, again: Finished) -> StepDifference | str | None:

@@ -17,8 +17,7 @@ from tdcollect.evaluation.episodes.actions import LegalActions
 from tdcollect.evaluation.episodes.agents import BatchedFunction, actors_of, shown
 from tdcollect.evaluation.episodes.data import SUCCESS
 from tdcollect.evaluation.episodes.groups import Group, GroupPolicies, checked_groups, is_absolute
-from tdcollect.evaluation.episodes.inference import Inference, stream
-from tdcollect.evaluation.episodes.policy import Actor, Layout
+from tdcollect.evaluation.episodes.inference import Actor, Inference, Layout, stream
 from tdcollect.keys import ACTION, Key, as_path, entry_path
 from tdcollect.policies import SpacePolicy
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -26,18 +27,18 @@ from tdcollect.envs.beside import HonouredStarts
 from tdcollect.envs.make import alike, make_env
 from tdcollect.envs.process.values import options_of
 from tdcollect.envs.slots import Can, SlotError
-from tdcollect.envs.spaces import nested
+from tdcollect.envs.spaces import TextLeaf, nested
 from tdcollect.envs.traits import (
     all_transforms_of,
     innermost,
     leaves_random_numbers_alone,
     transforms_of,
 )
-from tdcollect.envs.wrapper import GymnasiumEnv, lacks_action
-from tdcollect.evaluation.episodes.data import SUCCESS
+from tdcollect.envs.wrapper import GymnasiumEnv, lacks_action, texts_of
+from tdcollect.evaluation.episodes.data import SUCCESS, entries_of
 from tdcollect.evaluation.requested import RequestedEnv, closed_on_error, freeze, is_unstarted
 from tdcollect.evaluation.settings import EvaluationSettings
-from tdcollect.keys import Key, entry_path, from_next
+from tdcollect.keys import Key, entry_path, from_next, under_next
 from tdcollect.randomness import GlobalStream, NotReproducibleError, Outside, WithStreams
 
 SLOTS = 16
@@ -226,13 +227,15 @@ def _with_streams(env: Any, how: dict[str, Any], finish: Finish) -> EnvBase:
 def _runs_alone(env: EnvBase) -> bool:
     """Return whether an env is one slot, to be stepped through its own methods.
 
-    One of ``make_env`` is stepped below them, unless it is under a transform that may draw.
+    One of ``make_env`` is stepped below them, unless it is under a transform that may draw, or that
+    may read its texts.
     """
     base = innermost(env)
     if isinstance(base, (SerialEnv, ParallelEnv)) or env.batch_size.numel() != 1:
         return False
     plain = type(env) is TransformedEnv or env is base
     known = plain and all(map(leaves_random_numbers_alone, transforms_of(env)))
+    known &= env is base or not texts_of(env)
     return not (isinstance(base, GymnasiumEnv) and (env.batch_size or known))
 
 
@@ -288,7 +291,10 @@ class SlotEnvs(SteppedEnv):
     are done.
 
     ``envs`` are alike, each of batch size ``[]`` or of one element, whose entries must be tensors
-    of fixed shapes; ``make`` makes another one.
+    of fixed shapes, or words; ``make`` makes another one.
+
+    Attributes:
+        now: with words, the TensorDict of each slot, as TorchRL's own loop would have it.
     """
 
     apart = True  # each slot is an env of its own
@@ -308,13 +314,20 @@ class SlotEnvs(SteppedEnv):
             for spec in (env.full_observation_spec, env.full_reward_spec, env.full_done_spec)
             for key, leaf in spec.items(True, True)
         }
-        odd = [key for key, leaf in leaves.items() if leaf.dtype is None or -1 in leaf.shape]
+        leaves = {key: leaf for key, leaf in leaves.items() if leaf.dtype is not None}
+        odd = [key for key, leaf in leaves.items() if -1 in leaf.shape]
         if odd:
             raise ValueError(
-                "expected an env whose entries are tensors of fixed shapes, got other ones in "
-                f"{odd}; encode text as numbers, pad what varies, and put agents that differ into "
-                "groups of their own (group_map=MarlGroupMapType.ONE_GROUP_PER_AGENT)"
+                "expected an env whose entries are texts, or tensors of fixed shapes, got other "
+                f"ones in {odd}; pad what varies, and put agents that differ into groups of their "
+                "own (group_map=MarlGroupMapType.ONE_GROUP_PER_AGENT)"
             )
+        self.acted = entries_of(env.full_action_spec)
+        self.texts: dict[Key, TextLeaf] = {}
+        for key, is_text in {**entries_of(env.full_observation_spec), **self.acted}.items():
+            if is_text:
+                self.texts[key] = self.texts[under_next(key)] = TextLeaf(gym.spaces.Text(1))
+        self.now: dict[int, TensorDictBase] = {}
         self.name = env_name(env)
         self.transformed = env
         self.carried = carried_entries(env)
@@ -341,6 +354,11 @@ class SlotEnvs(SteppedEnv):
     @property
     def transforms(self) -> list[T.Transform]:
         return [transform for env in self.envs for transform in all_transforms_of(env)]
+
+    @property
+    def loads_data(self) -> bool:
+        """True if episodes begin with rows of a data loader, as those of ``DatasetChatEnv`` do."""
+        return any(type(one).__name__ == "DataLoadingPrimer" for one in self.transforms)
 
     def outside(self) -> Outside:
         """Keep the global generators as they are outside, while slots are reset and stepped."""
@@ -390,7 +408,7 @@ class SlotEnvs(SteppedEnv):
                 infos[slot] = base.stepper.backend.latest_infos([0], names)[0]
                 continue
             row = (self._following[slot] or StepDict()).items()
-            infos[slot] = {entry_path(key): value for key, value in row}
+            infos[slot] = {entry_path(k): value for k, value in row if k not in self.texts}
         return infos
 
     def reset_slot(self, slot: int, seed: int, options: Any = None) -> StepDict:
@@ -404,14 +422,16 @@ class SlotEnvs(SteppedEnv):
             else:
                 env.set_seed(seed)
                 tensordict = env.reset(**how)
-        self._latest[slot] = self._row(tensordict)
+        self.now[slot], self._latest[slot] = tensordict, self._row(tensordict)
         return self._latest[slot]
 
     def step_slot(self, slot: int, tensordict: TensorDictBase) -> StepDict:
         """Step one slot, within :meth:`outside`; the row of the following step."""
         with self._streams[slot], self._starts[slot]:
-            stepped = self.envs[slot].step(tensordict).get(keys.NEXT)
-        row = self._following[slot] = self._row(stepped)
+            stepped = self.envs[slot].step(tensordict)
+        row = self._following[slot] = self._row(stepped.get(keys.NEXT))
+        if self.texts:
+            self.now[slot] = self.envs[slot].step_mdp(stepped)
         self._latest[slot] = StepDict({**self._latest[slot], **row})
         return row
 
@@ -421,6 +441,19 @@ class SlotEnvs(SteppedEnv):
         lead = (1,) * self._dims
         entries = ((key, value.reshape(lead + value.shape)) for key, value in row.items())
         return nested(entries, env.batch_size, self.device)
+
+    def _with_actions(self, slot: int, row: StepDict) -> TensorDictBase:
+        """The TensorDict of one slot with the action of its row."""
+        given, now = self.given(row), self.now[slot]
+        if not self.texts:
+            return given
+        there = self.entries(now)
+        for key, is_text in self.acted.items():
+            if not is_text:
+                now.set(key, given[key])
+            elif key not in there or there[key] != row[key]:  # else it may be more than a text
+                now.set(key, self.texts[key].read(row[key]).item())
+        return now
 
     def reset_all(self, seeds: list[int] | None, options: dict[str, Any] | None) -> StepDict:
         rows = self._reset(list(range(len(self.envs))), seeds, options)
@@ -435,7 +468,7 @@ class SlotEnvs(SteppedEnv):
 
         def step_one(slot: int) -> None:
             row = StepDict((key, value[slot]) for key, value in step.items())
-            self.step_slot(slot, self.given(row))
+            self.step_slot(slot, self._with_actions(slot, row))
 
         with self.outside():
             causes = failures(range(len(self.envs)) if slots is None else slots, step_one)
@@ -449,7 +482,7 @@ class SlotEnvs(SteppedEnv):
         return following, SlotError("step", causes) if causes else None
 
     def check_acted(self, step: StepDict) -> None:
-        missing = [key for key in self.transformed.action_keys if key not in step]
+        missing = [key for key in self.acted if key not in step]
         if missing:
             raise lacks_action(missing[0], step)
 
@@ -491,7 +524,12 @@ class SlotEnvs(SteppedEnv):
 
     def entries(self, tensordict: TensorDictBase) -> StepDict:
         dims, row = self._dims, flat(tensordict)
-        return StepDict((k, v.reshape(v.shape[dims:])) for k, v in row.items()) if dims else row
+        if dims:
+            row = StepDict((key, value.reshape(value.shape[dims:])) for key, value in row.items())
+        for key, leaf in self.texts.items():
+            if (value := tensordict.get(key, None)) is not None:
+                row[key] = leaf.numbers(np.array(text_of(value, dims), object))
+        return row
 
     def _row(self, tensordict: TensorDictBase) -> StepDict:
         row = self.entries(tensordict)
@@ -502,6 +540,16 @@ class SlotEnvs(SteppedEnv):
 
     def __repr__(self) -> str:
         return one_line(self, self.name, f"{len(self.envs)} slots")
+
+
+def text_of(value: Any, dims: int) -> str:
+    """An entry of a slot as text: itself, or anything else, such as a ``History``, as JSON."""
+    plain = value.tolist()
+    for _ in range(dims):
+        plain = plain[0]
+    return (
+        plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False, sort_keys=True)
+    )
 
 
 _NAMES = ("scenario_name", "env_name", "task_name")

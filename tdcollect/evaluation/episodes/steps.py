@@ -6,13 +6,14 @@ fields are named for what they hold, in the order in which one thing of a step l
 - ``observation/NAME`` and ``output/NAME``: float64, the *sketch* of what the policy saw, and of
   what else it gave (logits, a value, a hidden state). A sketch is the product of the entry with a
   fixed vector, so that entries that differ have sketches that differ;
-- ``action/NAME``: the action as the policy gave it; ``env_action/NAME``: as the env got it, where a
-  transform changed it;
+- ``action/NAME``: the action as the policy gave it; ``env_action/NAME``: as the env got it, where
+  it is under transforms that are known;
 - ``reward/NAME``: float64, after transforms; ``[agents]`` where there are several.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -49,12 +50,21 @@ def _weights(size: int) -> Array:
     return words * 2.0**-31 - 1
 
 
+def utf8(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
 def sketch(rows: Array) -> Array:
     """Return the sketch of each row of an entry ``[n, t, ...]``, float64 ``[n, t]``.
 
-    The sum over a row does not depend on the other rows, as a matrix product's would.
+    The sum over a row does not depend on the other rows, as a matrix product's would. That of a
+    text is the first 53 bits of its SHA-256, as a number.
     """
     lead = rows.shape[:2]
+    if rows.dtype == object:
+        digests = (hashlib.sha256(utf8(text)).digest() for text in rows.reshape(-1))
+        numbers = [int.from_bytes(digest[:7]) >> 3 for digest in digests]
+        return np.array(numbers, np.float64).reshape(lead)
     if rows.dtype.kind == "c":
         rows = rows.view(rows.real.dtype)
     flat = rows.reshape(lead[0] * lead[1], -1)
@@ -111,6 +121,16 @@ class StepDifference(NamedTuple):
     def of_policy(self) -> bool:
         """True if the policy saw the same at the step, and did another thing."""
         return self.field.startswith((OUTPUT, ACTION))
+
+    @property
+    def size(self) -> float:
+        """Its size, as a share of the larger value; infinite of lengths, and of unlike shapes."""
+        one, other = np.asarray(self.first, float), np.asarray(self.second, float)
+        if self.field == "length" or one.shape != other.shape:
+            return np.inf
+        with np.errstate(all="ignore"):
+            size = np.abs(one - other).max() / max(np.abs(one).max(), np.abs(other).max())
+        return float(np.nan_to_num(size, nan=np.inf))
 
     def __str__(self) -> str:
         name = self.field.removeprefix(f"{OUTPUT}/")

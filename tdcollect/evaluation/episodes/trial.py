@@ -269,6 +269,11 @@ class Trial(RunStarts):
             advice = "Have it draw from env.np_random alone, and reset all that it keeps"
             if not env.can.each_seed:
                 advice = "If its slots share a generator, evaluate it with episodes_per_slot=1"
+        elif getattr(env, "loads_data", False):
+            advice = (
+                "A DataLoadingPrimer takes the next row of its data at each reset, whatever the "
+                "seed: write the prompt in a transform that draws it from torch's generator"
+            )
         elif env.can.rebuild:
             advice = "Seed all its generators in _set_seed, and reset all that it keeps in _reset"
         return NotReproducibleError(

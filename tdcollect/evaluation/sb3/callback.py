@@ -80,7 +80,7 @@ class EvalCallback(EventCallback):
             are called at the next evaluation, or at the end of training: at the same step in
             every run, beside a model that has learnt further.
         evaluator: further arguments of :class:`tdcollect.Evaluator`: ``seed``, ``metrics``,
-            ``episode_options``, ``max_steps``, ``workers``, ``report_episodes``...
+            ``episode_options``, ``max_steps``, ``workers``...
 
     Attributes:
         evaluator: the evaluator of the training that runs, or ran last.
@@ -189,7 +189,7 @@ class EvalCallback(EventCallback):
 
     def _on_training_end(self) -> None:
         assert self.evaluator is not None
-        with self.evaluator:  # which reports on the best, if it is asked to
+        with self.evaluator:
             self._take(wait=True)
 
     def _ask(self) -> None:

@@ -326,15 +326,6 @@ class Weights(NamedTuple):
     tensors: TensorDictBase
     states: dict[str, Any]
 
-    def to_save(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """Return them as plain dicts, which torch loads without running code."""
-        return dict(self.tensors.flatten_keys(".").items()), self.states
-
-    @classmethod
-    def from_saved(cls, tensors: dict[str, torch.Tensor], states: dict[str, Any]) -> Weights:
-        """Return what :meth:`to_save` gave."""
-        return cls(TensorDict(tensors).unflatten_keys("."), states)
-
 
 def check_model_ids(ids: Iterable[Any], what: str) -> None:
     """Refuse model ids that no evaluation has."""

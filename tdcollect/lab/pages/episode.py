@@ -30,6 +30,7 @@ EPISODES = "episodes"
 _WHERE = "the folder of the comparison"
 SMALL = 16  # numbers per step of an entry that is drawn
 COMPARED = 3  # episodes that differ most, of each policy
+_SAID, _LONGEST = 500, 4000  # at most: steps of a transcript, characters of a text
 _LINES, _FIGURES = 6, 40  # at most: lines in a figure, figures on a page
 _MOST_DATA, _MOST_FILM = 1 << 32, 1 << 25  # bytes that are read, of data and of a film
 _REWARDS, _ACTIONS, _OBSERVATIONS, _OTHERS = "Rewards", "Actions", "Observations", "Other entries"
@@ -145,6 +146,7 @@ def episode_page(played: Sequence[Played], env: str, links: Sequence[tuple[str, 
         ("Film", films),
         ("The first difference", differences),
     ]
+    sections.append(("Transcript", [*_transcript(played, entries)]))
     for name in (_REWARDS, _ACTIONS, _OBSERVATIONS, _OTHERS):
         figures = [figure for section, figure in drawn if section == name]
         sections.append((name, [build.Figures(figures)] if figures else []))
@@ -245,6 +247,11 @@ def first_difference(first: Rows, second: Rows) -> tuple[int, str] | None:
     None if there is none; rows that only one has are no difference.
     """
     for at, (a, b) in enumerate(zip(chain(*first), chain(*second), strict=False)):
+        if isinstance(a, str) and isinstance(b, str):
+            if a != b:
+                return at, f" is {_said(repr(a), 100)} and {_said(repr(b), 100)}"
+            continue
+        a, b = np.asarray(a), np.asarray(b)
         if (a.dtype, a.shape) != (b.dtype, b.shape):
             return at, f" is {a.dtype} {[*a.shape]} and {b.dtype} {[*b.shape]}"
         if a.tobytes() != b.tobytes():
@@ -252,6 +259,36 @@ def first_difference(first: Rows, second: Rows) -> tuple[int, str] | None:
             place, both = next((n, (x, y)) for n, (x, y) in pairs if x.tobytes() != y.tobytes())
             return at, f"[{place}]" * (a.size > 1) + f" is {' and '.join(map(str, both))}"
     return None
+
+
+def _transcript(played: Sequence[Played], entries: Sequence[_Entry]) -> Iterator[Part]:
+    """Yield the texts of an episode in the order of its steps, with their rewards, as a table."""
+    order = [_ACTIONS, _REWARDS, _OBSERVATIONS, _OTHERS]
+    texts = [one for one in entries if any(rows and rows[0].dtype == object for rows in one.rows)]
+    if not texts:
+        return
+    texts += [one for one in entries if one.section == _REWARDS]
+    texts.sort(key=lambda one: order.index(one.section))
+    told = [(one, [[*chain(*rows)] for rows in one.rows]) for one in texts]
+    steps = max(one.first + len(rows) for one, runs in told for rows in runs)
+    lines = list[list[str | None]]()
+    for step in range(min(steps, _SAID)):
+        for one, runs in told:
+            at = step - one.first
+            said = [_said(rows[at]) if 0 <= at < len(rows) else None for rows in runs]
+            if any(said):
+                lines.append([f"{step} {one.name}", *said])
+    heads = ["", *(one.name for one in played)]
+    columns = [Column(head, [row[at] for row in lines], "t") for at, head in enumerate(heads)]
+    yield DataTable(columns, sort=False, name="Transcript")
+    if steps > _SAID:
+        yield f"Of {steps} steps, the first {_SAID} are shown."
+
+
+def _said(row: Any, most: int = _LONGEST) -> str:
+    if not isinstance(row, str):
+        return ", ".join(map(number_text, row.reshape(-1).tolist()))
+    return row if len(row) <= most else f"{row[:most]}... ({len(row)} characters)"
 
 
 def _drawn(
@@ -326,7 +363,7 @@ def _plain(rows: Rows, section: str) -> Rows:
 def _undrawn(entries: Iterable[_Entry]) -> Iterator[str]:
     for entry in entries:
         rows = next(filter(None, entry.rows))
-        if _numbers(rows, entry.section) is None:
+        if _numbers(rows, entry.section) is None and rows[0].dtype != object:
             yield f"{entry.name}: {rows[0].dtype}, {[*rows[0].shape[1:]]} in each step. Not drawn."
 
 

@@ -7,20 +7,17 @@ that are found there are neither copied nor linked.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import unquote
 
 from tdcollect.display import count_text
 from tdcollect.evaluation import curve as learning
 from tdcollect.evaluation import ledger
 from tdcollect.evaluation.comparison import compare
-from tdcollect.evaluation.curve import Best, Point
+from tdcollect.evaluation.curve import Best, Point, curve_page
 from tdcollect.evaluation.statistics import MOST_RESAMPLES, Summary, ends, summarize
 from tdcollect.files import replaced, write_atomically
 from tdcollect.lab.pages.episode import (
@@ -31,13 +28,11 @@ from tdcollect.lab.pages.episode import (
     read_played,
     with_data,
 )
-from tdcollect.lab.pages.race import race_page
 from tdcollect.lab.pages.suite import suite_page
-from tdcollect.lab.race import RaceResult, path_of
+from tdcollect.lab.race import RaceResult, path_of, race_page
 from tdcollect.lab.results import FINISHED, SuiteResults, is_suite, results_of
 from tdcollect.pages import build, evaluation
 from tdcollect.pages.build import REPORT, Cell, Column, DataTable, Figure, Figures, Page, Part
-from tdcollect.pages.curve import curve_page
 from tdcollect.pages.evaluation import (
     COMPARED,
     COMPARISON_REPORT,
@@ -49,7 +44,6 @@ from tdcollect.pages.evaluation import (
 )
 from tdcollect.pages.plots import Mark, intervals
 
-HOST = "127.0.0.1"
 INDEX = "index.html"
 PAGES = "pages"
 COMPARISON = "comparison"
@@ -193,7 +187,7 @@ class _Pages:
                 folders.clear()
                 yield self.race(here)
             elif (here / learning.CURVE).is_file():  # a pipe has no end
-                parts = {part.name for part in learning.evaluations_of(here)}.intersection(folders)
+                parts = {*map(learning.step_name, learning.steps_of(here))}.intersection(folders)
                 folders[:] = [name for name in folders if name not in parts]
                 yield self.curve(here, sorted(parts))
         yield from map(self.comparison, comparisons)
@@ -266,15 +260,14 @@ class _Pages:
         path = self._path(here)
         try:
             curve, best, by = learning.read_folder(here)
-            report = learning.report_point(here, best)
         except (ValueError, OSError) as error:
             return Viewed(path, "curve", f"unreadable: {self._within(error)}")
         page_path = f"{PAGES}/{path}/{learning.PAGE}"
         viewed = {n: self.evaluation(here / n, page_path, "The learning curve") for n in parts}
         known = next(((o.env, o.policy) for o in viewed.values() if o.env != "-"), ("-", "-"))
         pages = {name: f"{name}/{REPORT}" for name, one in viewed.items() if one.page is not None}
-        page_of, back = lambda *part: pages.get(learning.step_name(*part)), _back(page_path)
-        page = curve_page(curve, best, known[0], by, page_of, report, back)
+        page_of, back = lambda step: pages.get(learning.step_name(step)), _back(page_path)
+        page = curve_page(curve, best, known[0], by, page_of, back)
         self._write(page_path, page)
         return Viewed(path, "curve", FINISHED, page_path, *known, curve=curve, best=best)
 
@@ -442,38 +435,3 @@ def _listing(
     kind_of = "" if all(one.status == FINISHED for one in viewed) else "t"
     columns = [Column(kind, links), *columns, Column("status", statuses, kind_of)]
     return DataTable(columns, hint=hint, name=f"{kind.capitalize()}s")
-
-
-def server_of(folder: Path, port: int) -> ThreadingHTTPServer:
-    """Return a server of the pages that a folder holds now, for this machine alone."""
-    files = {f"/{file.relative_to(folder).as_posix()}": file for file in folder.rglob("*.html")}
-    films = build.content_policy(films=True).encode()
-    pages = {path: films in file.read_bytes()[:2000] for path, file in files.items()}
-    handler = type("Handler", (_Handler,), {"pages": {"/": False, **pages}})
-    return ThreadingHTTPServer((HOST, port), partial(handler, directory=str(folder)))
-
-
-class _Handler(SimpleHTTPRequestHandler):
-    """Answers requests to this machine by its own names, quietly, with pages that it knows."""
-
-    pages: Mapping[str, bool]  # True for one with films
-
-    def send_head(self) -> Any:
-        """Refuse other names: a page of somebody else may have resolved its own name to here."""
-        host = (self.headers.get("Host") or "").rpartition(":")[0] or self.headers.get("Host")
-        if host not in (HOST, "localhost"):
-            self.send_error(403, "only for this machine")
-        elif unquote(self.path.partition("?")[0]) not in self.pages:
-            self.send_error(404)
-        else:
-            return super().send_head()
-        return None
-
-    def end_headers(self) -> None:
-        """Have the policy of pages hold for every answer."""
-        films = self.pages.get(unquote(getattr(self, "path", "")), False)
-        self.send_header("Content-Security-Policy", build.content_policy(films))
-        super().end_headers()
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Print nothing."""

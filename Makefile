@@ -7,7 +7,7 @@ PARALLEL := -n auto --dist worksteal
 # One process a core; torch takes one thread in each, so that they do not fight over cores.
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo suite docs test test-slow test-versions test-oldest test-newest test-torch test-next lerobot package soak lint bench bench-quick simulate-races gpu clean
+.PHONY: demo suite docs test test-slow test-versions test-oldest test-newest test-torch test-next lerobot census package soak lint bench bench-quick simulate-races gpu clean
 
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -120,6 +120,11 @@ package: .venv/installed
 	$(BIN)/python -m build --no-isolation --outdir dist build/package
 	$(BIN)/python -m twine check --strict dist/*
 	TDCOLLECT_DIST=dist $(BIN)/python -m pytest -m slow tests/package/test_wheel.py
+
+# Env packages of PyPI, each in an environment of its own: docs/census.md. An hour and more; it goes on
+# where it was stopped. It runs the code of all of them.
+census: .venv/installed
+	PYTHONPATH=$(CURDIR) $(BIN)/python benchmarks/census.py --jobs 2
 
 # Envs that fail at random, for MINUTES.
 MINUTES ?= 10

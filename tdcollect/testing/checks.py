@@ -498,6 +498,8 @@ class Row:
 Episodes: TypeAlias = Sequence[Sequence[Row]]
 """Episodes of one env, one after the other: the first after ``reset(seed)``."""
 
+SUMS = "a difference of the size of rounding: sums in another order, as that of a set of objects"
+
 _ADDRESS = re.compile(r"\bat 0x[0-9a-f]+")
 
 

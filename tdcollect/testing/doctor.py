@@ -82,6 +82,8 @@ def _why_unrepeatable(exam: Examination, difference: checks.Divergence) -> str:
             return f"{said}: the runs agree once that global generator starts from the same state"
     if exam.repeats_with(GLOBAL):
         return "several of the global generators of numpy, random and torch"
+    if difference.is_small:
+        return checks.SUMS
     return (
         f"random numbers in {where} from a generator of the env's own that reset(seed=) does not "
         "seed, state shared by envs, or the clock (seeding the global generators changes nothing)"
@@ -257,14 +259,14 @@ def _ends(exam: Examination) -> str:
     played = [*exam.episodes, *exam.varied]
     ended = [episode for episode in played if episode[-1].ends]
     steps, limit = exam.max_episode_steps, exam.limit
-    limited = f"a time limit of {limit} steps" if limit else "no time limit"
+    limited = f"a time limit of {limit} steps" if limit else "no TimeLimit around it"
     if not ended:
         if limit:
             return f"{limited}; no episode ended in {steps} steps of random actions"
         raise Warned(
-            f"no episode ended in {steps} steps, and the env has no time limit",
-            advice="give it one, as collecting or testing by episodes would wait for ever: "
-            "make_env(..., max_episode_steps=1000)",
+            f"no episode ended in {steps} steps, and there is no TimeLimit around the env",
+            advice="unless it has a longer limit of its own, give it one, as collecting or testing "
+            "by episodes would wait for ever: make_env(..., max_episode_steps=1000)",
         )
     hidden_limit = _hidden_limit(ended)
     if hidden_limit:

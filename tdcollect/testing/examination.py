@@ -22,7 +22,7 @@ from tdcollect.envs.process.resumable import make_resumable
 from tdcollect.envs.process.values import Begun, Options, slot_of
 from tdcollect.envs.process.worker import make_by_id, old_api
 from tdcollect.envs.spaces import SpaceCodec
-from tdcollect.randomness import global_states_kept
+from tdcollect.randomness import GlobalRandomness, global_states_kept
 from tdcollect.testing import checks
 from tdcollect.testing.checks import (
     Divergence,
@@ -48,6 +48,8 @@ OWN_RANDOM = (
     "draw all random numbers from self.np_random, which gymnasium's Env.reset(seed=seed) seeds; "
     "call super().reset(seed=seed) first in reset"
 )
+
+_NOW_AND_THEN = "random numbers that reset(seed=) does not reach, drawn now and then, or the clock"
 
 _MANY = 1000  # items of a container that is compared as an attribute
 
@@ -210,7 +212,7 @@ class Examination(GymnasiumPlayer):
         leak = self._leak()
         if leak is None or self.is_changed(leak.divergence.seed):
             return None
-        again = self._leak()
+        again = self._leak() if leak.played else None  # a new env differed: that is no leak
         if again is None or str(again.divergence) != str(leak.divergence):
             self.unsteady = leak.divergence
             return None
@@ -248,9 +250,12 @@ class Examination(GymnasiumPlayer):
         raise AssertionError
 
     def is_changed(self, seed: int) -> bool:
-        """Compare a new env with the first ones; return True and set ``changed`` if they differ."""
+        """Compare new envs with the first ones; True, and ``changed`` is set, if two differ."""
         if self.changed is None:
-            self.changed = first_divergence(seed, self.fresh[seed][:1], self.run_new(seed))
+            first = self.fresh[seed][:1]
+            found, again = (first_divergence(seed, first, self.run_new(seed)) for _ in range(2))
+            self.changed = found if again else None
+            self.unsteady = self.unsteady or (None if again else found)
         return self.changed is not None
 
     def check_unchanged(self) -> None:
@@ -262,6 +267,8 @@ class Examination(GymnasiumPlayer):
                 advice="keep state in self, made in __init__ or reset",
                 data=self.changed.to_dict() if self.changed else {},
             )
+        if self.unsteady is not None:
+            raise self.by_chance(f"two new envs: {self.unsteady}", self.unsteady)
 
     def _left_over(self, used: Env, seed: int) -> list[str]:
         with self.another() as new:
@@ -270,13 +277,16 @@ class Examination(GymnasiumPlayer):
             return unlike_attributes(new, used)
 
     def repeats_with(self, generators: Iterable[str]) -> bool:
-        """Return whether new envs agree once these global generators start from one state."""
+        """Return whether new envs draw from these global generators, and agree if seeded."""
         runs = []
         with global_states_kept():
             for _ in range(2):
                 for name in generators:
                     _SEED[name](0)
+                watch = GlobalRandomness()
                 runs.append({s: self.run_new(s, len(self.fresh[s])) for s in self.seeds})
+            if not {*generators} & {*watch.moved()}:
+                return False  # runs that differ by chance may also agree by chance
         return all(first_divergence(s, runs[0][s], runs[1][s]) is None for s in self.seeds)
 
     @cached_property
@@ -289,8 +299,7 @@ class Examination(GymnasiumPlayer):
         self.has_chance = len(self.failed)
         return Failed(
             f"{evidence}; run again, these do not differ there",
-            cause="random numbers that reset(seed=) does not reach, drawn now and then, or the "
-            "clock",
+            cause=checks.SUMS if difference and difference.is_small else _NOW_AND_THEN,
             advice=OWN_RANDOM,
             data={} if difference is None else difference.to_dict(),
         )

@@ -224,6 +224,16 @@ class DrawsSeldom(Sound):
         super().move(action)
 
 
+class SumsInAnyOrder(Sound):
+    """Adds up a set whose order differs now and then, which shows in the reward's last bit."""
+
+    order: Any = random.Random(0)
+
+    def step(self, action: Any) -> Any:
+        observation, reward, *rest = super().step(action)
+        return observation, reward * (1 + 2e-16 * (self.order.random() < 0.1)), *rest
+
+
 class InnerGenerator(Sound):
     """Seeds its own generator, which gymnasium does not know, as in ALE."""
 

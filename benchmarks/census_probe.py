@@ -396,6 +396,8 @@ def _compared(name: str, env: Any, action: Callable[[Any], Any], start: Callable
 
 
 def _unlike(space: Any, row: Any, observation: Any, path: tuple[str, ...] = ()) -> str:
+    if isinstance(space, gym.spaces.Tuple) and row.get("0") is None:  # parts alike are stacked
+        space, observation = None, np.stack(observation)
     if isinstance(space, gym.spaces.Dict):
         parts = [(key, part, observation[key]) for key, part in space.spaces.items()]
     elif isinstance(space, gym.spaces.Tuple):

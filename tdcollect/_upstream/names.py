@@ -55,7 +55,9 @@ NAMES = {
     "tensordict.nn:ProbabilisticTensorDictSequential": f"_requires_sample {SEQUENTIAL_METHODS}",
     "tensordict.nn:ProbabilisticTensorDictModule": "_generator _generator_key "
     f"{PROBABILISTIC_METHODS}",
-    "tensordict:TensorDict": "_fast_apply _new_unsafe",
+    "tensordict:TensorDict": "_fast_apply _new_unsafe _set_tuple",
+    "tensordict:NonTensorStack": "_new_lazy_unsafe",
+    "tensordict:NonTensorData": "_non_tensordict",
     "torch.nn:Module": "_backward_hooks _backward_pre_hooks _compiled_call_impl _forward_hooks "
     "_forward_hooks_with_kwargs _forward_pre_hooks _parameters",
     "torch.distributions:Distribution": "_validate_args",

@@ -333,7 +333,7 @@ class GymnasiumEnv(EnvBase):
                     f"expected {key!r} of shape {list(shape)}, as the action spec says, got "
                     f"{list(action.shape)}; compare the policy's output with env.action_spec"
                 )
-            if (leaf := texts.get(key)) and not isinstance(action, torch.Tensor):
+            if (leaf := texts.get(key)) and isinstance(source, TensorDictBase):
                 leaf.keep(())
                 action = leaf.numbers(action)
             actions.append(self._to_array(action))

@@ -565,10 +565,11 @@ def _compare_with_plain_loop(exam: Examination, env: GymnasiumEnv, steps: int) -
                     following, reward, terminated, truncated, _ = plain.step(actions[t][slot])
                     backend.observation.write_slot(following, values, 0)
                     for where, source, rows in (("", batch, roots), ("next ", nexts, values)):
-                        for path, expected in zip(paths, rows, strict=False):
+                        for path, row in zip(paths, rows, strict=False):
                             key = path if len(path) > 1 else path[0]
                             first = not where and key in env.reward_keys  # of agents
-                            if not first and mismatch("", source[key][slot, t], expected[0]):
+                            expected = env.texts[key].read(row) if key in env.texts else row
+                            if not first and mismatch("", source[slot, t][key], expected[0]):
                                 return 0, f"slot {slot}, step {t}: {where}{key!r} differs"
                     scalars = {
                         keys.REWARD: np.float32(reward),

@@ -107,6 +107,14 @@ class WithOtherText(WithText):
     )
 
 
+class TellsItsProcess(WithText):
+    """Observes another mission in a worker process."""
+
+    def observed(self) -> Any:
+        there = multiprocessing.parent_process() is not None or "torchrl" not in sys.modules
+        return {**super().observed(), "mission": "go right" if there else "go"}
+
+
 class OutOfBounds(Sound):
     observation_space = spaces.Box(-2.0, 2.0, (2,), np.float32)
 

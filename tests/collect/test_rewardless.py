@@ -12,6 +12,7 @@ from torchrl.data import Composite, Unbounded
 from torchrl.data.llm import History
 from torchrl.envs import EnvBase, StepCounter, TransformedEnv
 from torchrl.envs.llm import DatasetChatEnv
+from torchrl.envs.llm.transforms import SimpleToolTransform
 
 from tdcollect import Collector, Hooks
 
@@ -72,9 +73,9 @@ def test_an_env_without_rewards_has_lengths_alone(
 
 
 def answer(tensordict: TensorDictBase) -> TensorDictBase:
-    """A policy of words: it counts the words of the prompt."""
+    """A policy of words: it counts the words of the last message, and calls a tool on them."""
     prompt = tensordict["history"].prompt
-    words = str(len(prompt[0, -1].content.split()))
+    words = f'<tool>add\n{{"number": {len(prompt[0, -1].content.split())}}}</tool>'
     response = History(role=[["assistant"]], content=[[words]], batch_size=(1, 1))
     tensordict["history"].response = response
     tensordict["history"].full = prompt.extend(response, inplace=False, dim=-1)
@@ -86,15 +87,25 @@ def questions() -> EnvBase:
     return DatasetChatEnv.from_dataloader(dataloader=data, batch_size=(1,), data_key="query")
 
 
-@pytest.mark.parametrize("make", [questions, lambda: TransformedEnv(questions(), StepCounter())])
+def tools() -> EnvBase:
+    adds = SimpleToolTransform({"add": lambda number: f"it is {number + 2}"})
+    return TransformedEnv(questions(), adds)
+
+
+@pytest.mark.parametrize(
+    "make", [questions, tools, lambda: TransformedEnv(questions(), StepCounter())]
+)
 def test_a_chat_has_torchrls_batches(make: Callable[[], EnvBase]) -> None:
     check_same(make, lambda env: answer, make_options=lambda: {"frames_per_batch": 3})
     collector = Collector(make(), answer, frames_per_batch=3, total_frames=6)
-    assert any("TensorDict" in part.how for part in collector.explain())
+    assert "entries that are no tensors" in str(collector.explain())
     first, second = collector
     history = first["history"][0, 0]
     asked = history.prompt[-1].content
-    assert history.response.content == [str(len(asked.split()))]
+    assert f'"number": {len(asked.split())}}}' in history.response.content[0]
+    said = first["next", "history"][0, 0].prompt
+    assert (said[-1].role == "tool") is (make is tools)
+    assert (f"it is {len(asked.split()) + 2}" in said[-1].content) is (make is tools)
     assert second.shape == (1, 3)
     assert collector.stats.latest.steps == 3
     assert collector.stats.latest.returns.size == 0

@@ -16,8 +16,8 @@ from tensordict import NonTensorStack, TensorDict
 from tensordict.nn import TensorDictModule
 from torchrl.data import Composite, Unbounded
 from torchrl.data.llm import History
-from torchrl.envs import GymWrapper, Transform, TransformedEnv
-from torchrl.envs.llm import DatasetChatEnv
+from torchrl.envs import Compose, GymWrapper, Transform, TransformedEnv
+from torchrl.envs.llm import ChatEnv, DatasetChatEnv
 
 import tdcollect
 from tdcollect.evaluation.directory import read_trajectory, write_trajectory
@@ -198,6 +198,14 @@ class Length(Transform):
         return Composite(reward=Unbounded((1, 1)), shape=(1,))
 
 
+class Asks(Transform):
+    """Draws the first prompt from torch's generator."""
+
+    def _reset_env_preprocess(self, tensordict: Any) -> Any:
+        tensordict = TensorDict(batch_size=1) if tensordict is None else tensordict
+        return tensordict.set("query", ROWS[int(torch.randint(len(ROWS), ()))]["query"])
+
+
 def chat(rows: Any) -> Any:
     return DatasetChatEnv.from_dataloader(dataloader=rows, batch_size=(1,), data_key="query")
 
@@ -209,6 +217,23 @@ def answers(tensordict: Any) -> Any:
     history.response = answer
     history.full = history.prompt.extend(answer, inplace=False, dim=-1)
     return tensordict
+
+
+def test_chats_whose_prompt_is_drawn_are_numbered_episodes() -> None:
+    runs = [
+        tdcollect.evaluate(
+            lambda: TransformedEnv(ChatEnv(batch_size=(1,)), Compose(Asks(), Length())), answers, 4,
+            num_envs=slots, max_episode_steps=3, keep_trajectories=True, progress=False,
+        )
+        for slots in (1, 3)
+    ]  # fmt: skip
+    assert runs[0].digest == runs[1].digest
+    episodes = [runs[0].trajectory(index) for index in range(4)]
+    for data in episodes:
+        asked, heard = data["history", "prompt"], data["next", "history", "prompt"]
+        assert asked[1:] == heard[:-1]
+        assert len(asked[0]) < len(heard[0]) < len(heard[1])
+    assert len({data["history", "prompt"][0] for data in episodes}) > 1
 
 
 def test_chats_that_take_row_after_row_are_refused() -> None:

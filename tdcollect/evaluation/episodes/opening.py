@@ -330,7 +330,8 @@ class SlotEnvs(SteppedEnv):
         self.now: dict[int, TensorDictBase] = {}
         self.name = env_name(env)
         self.transformed = env
-        self.carried = carried_entries(env)
+        seen = entries_of(env.full_observation_spec)  # a History is one entry, not its group
+        self.carried = [*dict.fromkeys([*carried_entries(env), *filter(seen.get, seen)])]
         self.batch_size = torch.Size([len(self.envs)])
         self.step_bytes = len(self.envs) * sum(
             leaf.shape.numel() * leaf.dtype.itemsize for leaf in leaves.values()

@@ -7,45 +7,22 @@ from functools import partial
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 import pytest
 
 from tdcollect import EvaluationCollector, evaluate, make_env
 from tdcollect.testing import check_env, diagnose
 
+from ..counting import CountingEnv
 from .oracle import UPSTREAM
 
 pytestmark = [pytest.mark.filterwarnings(UPSTREAM), pytest.mark.usefixtures("quick_children")]
 
 
-class Levels(gym.Env[Any, Any]):
-    """Starts on the level of its options, or else on its own."""
-
-    observation_space = gym.spaces.Box(-np.inf, np.inf, (3,), np.float64)
-    action_space = gym.spaces.Discrete(2)
-    start = -1
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.level = options["level"] if options else self.start
-        self.left = 1 + self.level % 3 + int(self.np_random.integers(3))
-        return self.look(), {}
-
-    def look(self) -> Any:
-        return np.array([self.level, self.left, self.np_random.normal()])
-
-    def step(self, action: Any) -> Any:
-        self.left -= 1
-        return self.look(), float(action), self.left == 0, False, {}
-
-
 SLOTS = 3
 
 
-def made(slot: int, longest: int = 3) -> gym.Env[Any, Any]:
-    env = Levels()
-    env.start = 10 * slot + longest
-    return env
+def made(slot: int, shift: int = 0) -> gym.Env[Any, Any]:
+    return CountingEnv(slot + shift, wrong_action="record")
 
 
 def made_with_default(slot: int = 7) -> gym.Env[Any, Any]:
@@ -54,18 +31,18 @@ def made_with_default(slot: int = 7) -> gym.Env[Any, Any]:
 
 @pytest.mark.parametrize("backend", ["serial", "process"])
 def test_a_function_with_a_slot_is_given_it(backend: str) -> None:
-    def levels(make: Any, **kwargs: Any) -> list[int]:
+    def slots_of(make: Any, **kwargs: Any) -> list[int]:
         env = make_env(make, SLOTS, backend=backend, env_kwargs=kwargs)
-        found = [env.reset()["observation"][:, 0].int().tolist()]
+        found = [env.reset()["observation"][:, 2].int().tolist()]
         env.stepper.rebuild([1])
-        found.append(env.reset()["observation"][:, 0].int().tolist())
+        found.append(env.reset()["observation"][:, 2].int().tolist())
         env.close()
         assert found[0] == found[1]
         return found[0]
 
-    assert levels(made) == levels(made_with_default) == [3, 13, 23]
-    assert levels(made, longest=4) == [4, 14, 24]
-    assert levels(partial(made, slot=2)) == levels(made, slot=2) == [23] * SLOTS
+    assert slots_of(made) == slots_of(made_with_default) == [0, 1, 2]
+    assert slots_of(made, shift=4) == [4, 5, 6]
+    assert slots_of(partial(made, slot=2)) == slots_of(made, slot=2) == [2] * SLOTS
 
 
 TAKES: dict[str, Callable[[Any], Any]] = {

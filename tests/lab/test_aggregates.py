@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from tdcollect.lab import aggregates
 from tdcollect.lab.aggregates import (
     METRICS,
     Aggregates,
@@ -123,14 +122,6 @@ def test_estimates_come_from_the_draws_of_each_policys_generator(drawn_runs: str
         interval = found.improvement[pair[0]][pair[1]].interval
         assert interval is not None
         close([interval.low, interval.high], np.quantile(values, [0.025, 0.975]))
-
-
-def test_blocks_bound_the_memory_and_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    scores = suite(a=3, b=7)
-    expected = quick(scores)
-    for held in (1, 100, 1_000_000):
-        monkeypatch.setattr(aggregates, "BATCH_VALUES", held)
-        assert quick(scores) == expected
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_one_others() -> None:

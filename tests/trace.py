@@ -30,7 +30,7 @@ class Trace:
     def __init__(self, run: Callable[[], object]) -> None:
         self.calls: Counter[tuple[str, str]] = Counter()
         self.stack: list[tuple[str, str]] = []
-        self.to_the_env = 0
+        self.to_the_env: list[tuple[str, str]] = []  # at its latest step
         sys.setprofile(self._note)
         try:
             run()
@@ -51,7 +51,7 @@ class Trace:
             self.calls[stack[0]] += 1
             self.stack = max(self.stack, stack, key=len)
         else:
-            self.to_the_env = max(self.to_the_env, len(stack))
+            self.to_the_env = stack
 
 
 def traced() -> tuple[Trace, Trace]:
@@ -86,7 +86,7 @@ def figures(batch: Trace, episode: Trace) -> dict[str, int]:
     return {
         "files of one step": len({file for file, _ in step}),
         "functions of one step": len(step),
-        "frames from iteration to the env": batch.to_the_env,
+        "frames from iteration to the env": len(batch.to_the_env),
         "functions of one batch": len(batch.calls),
         "files of one test episode": len({file for file, _ in episode.calls}),
         "functions of one test episode": len(episode.calls),

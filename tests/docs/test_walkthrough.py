@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
-import sys
 from pathlib import Path
-from typing import Any, ClassVar
-
-import gymnasium as gym
-import numpy as np
-import pytest
-import torch
-from tensordict.nn import TensorDictModule
-from torch import nn
-from torchrl.modules import OneHotCategorical, ProbabilisticActor
+from typing import Any
 
 import tdcollect
 
-from .. import sizes
+from .. import sizes, trace
 from . import listing
 
 PACKAGE = Path(tdcollect.__file__).parent
@@ -29,60 +20,10 @@ NAMED = re.findall(r"`([\w.]+)` \(`([\w/]+\.py)`[^)]*\)", PAGE)
 FILES = sorted(set(re.findall(r"\b(?:[a-z_]+/)*[a-z_]+\.py\b", PAGE)))
 
 
-class Noting(gym.Env[Any, Any]):
-    """Notes the stack of tdcollect's functions at each step, outermost first."""
-
-    observation_space = gym.spaces.Box(-1, 1, (4,), np.float32)
-    action_space = gym.spaces.Discrete(2)
-    stacks: ClassVar[list[list[tuple[str, str]]]] = []
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.left = 3
-        return self.np_random.uniform(-1, 1, 4).astype(np.float32), {}
-
-    def step(self, action: Any) -> Any:
-        stack = []
-        frame: Any = sys._getframe(1)
-        while frame is not None:
-            file = Path(frame.f_code.co_filename)
-            if file.is_relative_to(PACKAGE):
-                name = frame.f_code.co_qualname
-                stack.append((file.relative_to(PACKAGE).as_posix(), name))
-            frame = frame.f_back
-        self.stacks.append(stack[::-1])
-        self.left -= 1
-        return self.np_random.uniform(-1, 1, 4).astype(np.float32), 1.0, self.left == 0, False, {}
-
-
-def policy() -> Any:
-    torch.manual_seed(0)
-    return ProbabilisticActor(
-        TensorDictModule(nn.Linear(4, 2), in_keys=["observation"], out_keys=["logits"]),
-        in_keys=["logits"],
-        distribution_class=OneHotCategorical,
-    )
-
-
-def collect() -> None:
-    collector = tdcollect.Collector(
-        tdcollect.make_env(Noting, 2), policy(), frames_per_batch=8, total_frames=16
-    )
-    list(collector)
-
-
-def evaluate() -> None:
-    tdcollect.evaluate(Noting, policy(), 2, progress=False)
-
-
-@pytest.mark.parametrize(
-    ("way", "run"), [("one step", collect), ("one test episode", evaluate)], ids=["step", "episode"]
-)
-def test_the_way_is_the_stack_of_the_latest_step(way: str, run: Any) -> None:
-    Noting.stacks.clear()
-    run()
-    shown = [tuple(line.split()[:2]) for line in WAYS[way].splitlines()]
-    assert Noting.stacks[-1] == shown
+def test_the_way_is_the_stack_of_the_latest_step() -> None:
+    for way, traced in zip(("one step", "one test episode"), trace.traced(), strict=True):
+        shown = [tuple(line.split()[:2]) for line in WAYS[way].splitlines()]
+        assert traced.to_the_env[::-1] == shown
 
 
 def test_the_files_that_the_page_names_are_there_with_the_functions() -> None:

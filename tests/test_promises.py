@@ -5,13 +5,10 @@ Those of the command line, and of suites, are in tests/cli and in tests/lab/test
 
 from __future__ import annotations
 
-import itertools
 import json
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
 import pytest
 import torch
 from tensordict import TensorDictBase
@@ -36,7 +33,6 @@ from tdcollect.testing import check_env
 
 from .counting import (
     CountingEnv,
-    CountingRules,
 )
 from .evaluation.ledgers import contents
 from .zoo.reports import small_reports
@@ -86,27 +82,6 @@ def stock_env() -> TransformedEnv:
     return env
 
 
-def test_rows_are_those_of_a_plain_gymnasium_loop() -> None:
-    collector = tdcollect.Collector(
-        tdcollect.make_env(CARTPOLE, 2), actor(), frames_per_batch=120, total_frames=120
-    )
-    collector.set_seed(5)
-    (batch,) = list(collector)
-    for slot in range(2):
-        env = gym.make(CARTPOLE)
-        observation, _ = env.reset(seed=tdcollect.slot_seed(5, slot))
-        for row in batch[slot]:
-            assert torch.equal(row["observation"], torch.from_numpy(observation))
-            action = int(row["action"].argmax())
-            observation, reward, terminated, truncated, _ = env.step(action)
-            assert torch.equal(row["next", "observation"], torch.from_numpy(observation))
-            assert row["next", "reward"].item() == reward
-            assert row["next", "terminated"].item() == terminated
-            assert row["next", "truncated"].item() == truncated
-            if terminated or truncated:
-                observation, _ = env.reset()
-
-
 def test_batches_are_torchrls_to_the_bit() -> None:
     ours = collected(tdcollect.Collector, stock_env())
     after = torch.get_rng_state()
@@ -125,32 +100,6 @@ def test_worker_processes_give_the_same_rows() -> None:
         env.set_seed(3)
         found.append(collected(tdcollect.Collector, env))
     assert all(map(equal, *found))
-
-
-def test_collected_episodes_are_whole_and_the_first_to_start() -> None:
-    lengths = {0: 2, 1: 7, 2: 3, 3: 5, 4: 2, 5: 4}  # by the order of their starts
-    starts = iter(range(100))
-
-    class Numbered(gym.Env[Any, Any]):
-        observation_space = gym.spaces.Box(0, 1000, (1,), np.float32)
-        action_space = gym.spaces.Discrete(2)
-
-        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-            self.number = next(starts) - 3  # the first three resets are of the construction
-            self.left = lengths.get(self.number, 1)
-            return np.full(1, max(self.number, 0), np.float32), {}
-
-        def step(self, action: Any) -> Any:
-            self.left -= 1
-            return np.full(1, max(self.number, 0), np.float32), 1.0, self.left == 0, False, {}
-
-    env = tdcollect.make_env(Numbered, 3)
-    collector = tdcollect.Collector(env, frames_per_batch=9, total_frames=-1)
-    episodes = collector.collect(episodes=6)
-    collector.shutdown()
-    expected = [number for number, length in lengths.items() for _ in range(length)]
-    first = int(episodes["observation"][0])
-    assert [int(number) - first for number in episodes["observation"]] == expected
 
 
 def test_a_resumed_collection_goes_on_with_the_same_bits(tmp_path: Path) -> None:
@@ -203,36 +152,6 @@ def test_hooks_and_statistics_see_every_episode() -> None:
     assert len(seen) == ended == collector.stats.lifetime.episodes > 0
 
 
-def test_an_error_names_slot_and_episode_and_a_restart_loses_no_row() -> None:
-    class Fails(CountingEnv):
-        def step(self, action: Any) -> Any:
-            if self._count == 3 and self.slot == 1 and not broken:
-                broken.append(self.slot)
-                raise OSError("the simulator has gone")
-            return super().step(action)
-
-    broken: list[int] = []
-    rules = CountingRules(lengths=5)
-
-    def env(**options: Any) -> Any:
-        slots = itertools.count()
-        return tdcollect.make_env(
-            lambda: Fails(next(slots) % 2, rules, wrong_action="record"), 2, **options
-        )
-
-    collector = tdcollect.Collector(env(), frames_per_batch=20, total_frames=20)
-    with pytest.raises(Exception, match="the simulator has gone") as error:
-        next(iter(collector))
-    assert "slot 1" in str(error.value)
-    broken.clear()
-    restarting = tdcollect.Collector(
-        env(on_env_error="restart"), frames_per_batch=20, total_frames=20
-    )
-    (batch,) = list(restarting)
-    assert batch.shape == (2, 10)
-    assert batch["next", "env_error"].sum() == 1
-
-
 def test_trajectories_are_split_as_by_torchrl_and_joined_again() -> None:
     batch = collected(tdcollect.Collector, tdcollect.make_env(CARTPOLE, 4), batches=1)[0]
     index = trajectories.TrajectoryIndex.of(batch)
@@ -247,28 +166,6 @@ def test_episodes_do_not_depend_on_slots_backends_or_workers(tmp_path: Path) -> 
         evaluated(output_dir=tmp_path / str(i), **way)
     ledgers = [(tmp_path / str(i) / "episodes.jsonl").read_bytes() for i in range(len(ways))]
     assert len(set(ledgers)) == 1
-
-
-def test_an_interrupted_evaluation_goes_on_to_the_same_contents(tmp_path: Path) -> None:
-    class Interrupts(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = actor()
-
-        def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-            if calls:
-                calls.pop()
-            elif interrupts:
-                raise KeyboardInterrupt
-            return self.net(tensordict)
-
-    calls, interrupts = [None] * 60, [True]
-    with pytest.raises(KeyboardInterrupt):
-        evaluated(Interrupts(), output_dir=tmp_path / "resumed")
-    interrupts.clear()
-    evaluated(Interrupts(), output_dir=tmp_path / "resumed")
-    evaluated(Interrupts(), output_dir=tmp_path / "whole")
-    assert contents(tmp_path / "resumed") == contents(tmp_path / "whole")
 
 
 def test_shards_merge_to_the_files_of_one_run(tmp_path: Path) -> None:
@@ -292,24 +189,6 @@ def test_any_episode_is_replayed_and_an_altered_ledger_is_found(tmp_path: Path) 
     ledger.write_text("".join([json.dumps(record) + "\n", *others]))
     assert tdcollect.verify(tmp_path / "one").problems
     assert cli.main(["verify", str(tmp_path / "one")]) == 1
-
-
-def test_training_is_the_same_with_an_evaluation_in_its_middle() -> None:
-    def batches(between: bool) -> list[TensorDictBase]:
-        env = tdcollect.make_env(CARTPOLE, 2)
-        policy = actor()
-        collector = tdcollect.Collector(env, policy, frames_per_batch=40, total_frames=120)
-        collector.set_seed(0)
-        torch.manual_seed(0)
-        found = []
-        for batch in collector:
-            found.append(batch.clone())
-            if between:
-                evaluated(policy, 2)
-        return found
-
-    alone, beside = batches(False), batches(True)
-    assert all(map(equal, alone, beside))
 
 
 def test_policies_are_compared_on_the_same_episodes_alone() -> None:

@@ -493,7 +493,7 @@ REFUSED = {
     "hooks": "the policy has hooks",
     "function": "the policy is no module",
 }
-Change = Callable[[Any], None]
+Change = Callable[[Any], Any]
 
 
 @pytest.fixture
@@ -518,12 +518,12 @@ def explained(made: Any) -> str:
 def with_and_without(
     make_env: Callable[[], EnvBase],
     make_policy: Callable[[EnvBase], Any],
-    *changes: Change,
+    *changes: Change | None,
     **more: Any,
 ) -> str:
     """Compare batches of a graph with those of its policy at each step; how it is explained.
 
-    Each change is made before a batch, the first before the second.
+    Each change, if it is one, is made before a batch, the first before the second.
     """
     found = []
     for asked in (False, True):
@@ -580,15 +580,6 @@ def net_of(made: Any) -> nn.Linear:
     return next(m for m in made.policy.modules() if isinstance(m, nn.Linear))
 
 
-def nothing(made: Any) -> None:
-    pass
-
-
-def in_place(made: Any) -> None:
-    with torch.no_grad():
-        net_of(made).weight.mul_(-1)
-
-
 def moved(made: Any) -> None:
     weight = net_of(made).weight
     weight.data = new = weight.detach().neg()
@@ -600,54 +591,42 @@ def replaced(made: Any) -> None:
     net_of(made).weight = nn.Parameter(net_of(made).weight.detach().neg())
 
 
-def loaded(made: Any) -> None:
-    made.load_state_dict(made.state_dict())
-
-
-def shorter(made: Any) -> None:
-    made.collect(frames=made.n_env * 4)
-
-
-def longer(made: Any) -> None:
-    made.collect(frames=made.n_env * 15)
-
-
-def hooked(made: Any) -> None:
-    net_of(made).register_forward_hook(lambda module, args, out: out + 1)
-
-
-def most_likely(made: Any) -> None:
-    made.exploration_type = ExplorationType.DETERMINISTIC
-
-
-def evaluating(made: Any) -> None:
-    made.policy.eval()
-
-
 def drops(env: EnvBase) -> Any:
     body = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 2))
     module = TensorDictModule(body, in_keys=["observation"], out_keys=["logits"])
     return policies.one_hot_actor(env, module)
 
 
-@pytest.mark.parametrize(
-    ("change", "made"),
-    [
-        (in_place, 1),
-        (moved, 2),
-        (replaced, 2),
-        (loaded, 1),
-        (shorter, 1),
-        (longer, 2),
-        (most_likely, 2),
-        (evaluating, 2),
-        (hooked, 1),
-    ],
-)
-def test_what_a_graph_is_made_for(change: Change, made: int, captures: list[Any]) -> None:
+def in_place(made: Any) -> None:
+    net_of(made).weight.detach().mul_(-1)
+
+
+def shorter(made: Any) -> None:
+    made.collect(frames=made.n_env * 4)
+
+
+CHANGES: dict[str, tuple[Change, int]] = {  # and the number of graphs that are made
+    "in place": (in_place, 1),
+    "moved": (moved, 2),
+    "replaced": (replaced, 2),
+    "loaded": (lambda made: made.load_state_dict(made.state_dict()), 1),
+    "shorter": (shorter, 1),
+    "longer": (lambda made: made.collect(frames=made.n_env * 15), 2),
+    "most likely": (
+        lambda made: setattr(made, "exploration_type", ExplorationType.DETERMINISTIC),
+        2,
+    ),
+    "evaluating": (lambda made: made.policy.eval(), 2),
+    "hooked": (lambda made: net_of(made).register_forward_hook(lambda _, args, out: out + 1), 1),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_a_graph_is_made_for(name: str, captures: list[Any]) -> None:
+    change, made = CHANGES[name]
     how = with_and_without(cartpole, drops, change)
     assert len(captures) == made
-    assert ("hooks" in how) == (change is hooked)
+    assert ("hooks" in how) == (name == "hooked")
 
 
 @pytest.mark.parametrize("storing", ["cpu", GPU])
@@ -656,7 +635,7 @@ def test_graphs_over_several_chunks(
 ) -> None:
     """A hidden state goes from one chunk to the next, in rings that are written over."""
     monkeypatch.setattr("tdcollect.collect.step_dict._CHUNK_BYTES", 300)
-    how = with_and_without(*graph_case("lstm"), nothing, storing_device=storing)
+    how = with_and_without(*graph_case("lstm"), None, storing_device=storing)
     assert (how[:14], len(captures)) == ("one CUDA graph", 1)
 
 
@@ -745,13 +724,13 @@ def test_whole_turns_as_graphs(
 ) -> None:
     env = lambda: transformed(Captured(SLOTS, GPU), *of())  # noqa: E731
     options = {"storing_device": storing, "frames_per_batch": SLOTS * 12}
-    how = with_and_without(env, policies.actor, nothing, *changes, **options)
+    how = with_and_without(env, policies.actor, None, *changes, **options)
     assert how.startswith("with env and resets: one CUDA graph of ")
     assert len(captures) == 1 + (moved in changes)
 
 
 def test_an_env_that_waits_is_no_part_of_a_graph() -> None:
-    how = with_and_without(lambda: Asks(SLOTS, GPU), policies.actor, nothing)
+    how = with_and_without(lambda: Asks(SLOTS, GPU), policies.actor, None)
     assert how.endswith(f"operations; not the env: {WAITS}")
 
 

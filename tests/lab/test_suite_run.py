@@ -8,9 +8,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -121,26 +119,6 @@ def test_shards_end_with_the_same_files(whole: Path, folder: Path) -> None:
     shutil.copytree(folder / "part0", folder / "part1", dirs_exist_ok=True)
     quiet(small(folder), folder / "part1")
     assert contents(folder / "part1") == contents(whole)
-
-
-def test_interrupted_after_some_episodes_and_run_again(
-    crew: LocalWorkers, whole: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    add: Callable[..., bool] = Recording.add
-    out, added, finished = folder / "stopped", count(1), False
-
-    def stopping(self: Recording, *finished: Any) -> bool:
-        if next(added) % 10 == 0:
-            raise KeyboardInterrupt
-        return add(self, *finished)
-
-    monkeypatch.setattr(Recording, "add", stopping)
-    while not finished:
-        with suppress(KeyboardInterrupt):
-            finished = quiet(small(folder), out, workers=crew).finished
-    assert 40 < next(added) <= 70  # one episode of each evaluation runs once more
-    assert not crew.in_use
-    assert contents(out) == contents(whole)
 
 
 def typed_quickly(typed: list[str]) -> None:

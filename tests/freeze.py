@@ -107,7 +107,7 @@ def batches() -> Found:
 
 def files(root: Path) -> Found:
     """The files of evaluations, shards, a learning curve and a suite."""
-    actor = digests.categorical(None)
+    actor = digests.policy_of("categorical")
 
     def evaluate(env: Any, policy: Any, episodes: int, **how: Any) -> Callable[[Path], Any]:
         return lambda path: tdcollect.evaluate(
@@ -133,10 +133,10 @@ def files(root: Path) -> Found:
         "kept": evaluate("CartPole-v1", actor, 5, keep_trajectories=True, **limited),
         "recurrent": evaluate(
             lambda: TransformedEnv(GymEnv("CartPole-v1"), StepCounter(50)),
-            digests.recurrent(None),
+            digests.policy_of("recurrent"),
             6,
         ),
-        "squashed": evaluate("Pendulum-v1", digests.squashed(None), 6, **sampled, **limited),
+        "squashed": evaluate("Pendulum-v1", digests.policy_of("squashed"), 6, **sampled, **limited),
         "workers": evaluate("CartPole-v1", actor, 12, workers=2, num_envs=2),
         "shards": shards,
         "curve": curve,

@@ -2,49 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
-from tensordict.nn import TensorDictModule, TensorDictSequential
-from torch import nn
 from torchrl.envs import Compose, InitTracker, RewardSum, StepCounter, TransformedEnv
 from torchrl.envs.utils import ExplorationType
-from torchrl.modules import (
-    GRUModule,
-    NormalParamExtractor,
-    OneHotCategorical,
-    ProbabilisticActor,
-    TanhNormal,
-)
 
 from tdcollect import Collector, EvaluationCollector, make_env
 
-
-def categorical(env: Any) -> Any:
-    torch.manual_seed(0)
-    net = TensorDictModule(nn.Linear(4, 2), ["observation"], ["logits"])
-    return ProbabilisticActor(
-        net, ["logits"], distribution_class=OneHotCategorical, return_log_prob=True
-    )
-
-
-def recurrent(env: Any) -> Any:
-    torch.manual_seed(0)
-    gru = GRUModule(4, 8, in_key="observation", out_key="hidden")
-    net = TensorDictSequential(gru, TensorDictModule(nn.Linear(8, 2), ["hidden"], ["logits"]))
-    return ProbabilisticActor(net, ["logits"], distribution_class=OneHotCategorical)
-
-
-def squashed(env: Any) -> Any:
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(3, 2), NormalParamExtractor())
-    return ProbabilisticActor(
-        TensorDictModule(net, ["observation"], ["loc", "scale"]),
-        ["loc", "scale"],
-        distribution_class=TanhNormal,
-        distribution_kwargs={"low": -2.0, "high": 2.0},
-        return_log_prob=True,
-    )
+from . import policies
 
 
 def cartpole() -> Any:
@@ -58,25 +25,30 @@ def pendulum() -> Any:
 
 
 CASES = {
-    "categorical": (cartpole, categorical),
-    "recurrent": (cartpole, recurrent),
-    "squashed": (pendulum, squashed),
+    "categorical": (cartpole, policies.actor),
+    "recurrent": (cartpole, partial(policies.recurrent, "gru")),
+    "squashed": (pendulum, policies.actor),
 }
+
+
+def policy_of(name: str) -> Any:
+    """The policy of a case, with the same weights each time."""
+    make, policy = CASES[name]
+    torch.manual_seed(0)
+    return policy(make())
 
 
 def main() -> dict[str, Any]:
     """The batches by frames, by episodes and of evaluations, for each kind of policy."""
     found: dict[str, Any] = {}
-    for name, (make, policy) in CASES.items():
-        env = make()
-        collector = Collector(env, policy(env), frames_per_batch=30)
+    for name, (make, _) in CASES.items():
+        collector = Collector(make(), policy_of(name), frames_per_batch=30)
         torch.manual_seed(1)
         found[f"{name}, by frames"] = collector.collect(frames=60, seed=3)
         found[f"{name}, by episodes"] = collector.collect(episodes=7, seed=3)
         collector.shutdown()
         for kind in (ExplorationType.DETERMINISTIC, ExplorationType.RANDOM):
-            env = make()
-            episodes = EvaluationCollector(env, policy(env), episodes=5, exploration_type=kind)
+            episodes = EvaluationCollector(make(), policy_of(name), 5, exploration_type=kind)
             in_order = sorted(episodes, key=lambda e: int(e["collector", "traj_ids"][0]))
             found[f"{name}, evaluated {kind.name}"] = in_order
     return found

@@ -7,25 +7,19 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict.nn import TensorDictModule
 from torch import nn
 from torchrl.envs import RewardScaling, StepCounter, TransformedEnv
 from torchrl.envs.utils import ExplorationType
-from torchrl.modules import NormalParamExtractor, OneHotCategorical, ProbabilisticActor, TanhNormal
 
 from tdcollect import Collector, make_env
+
+from .policies import actor
 
 
 def collector() -> Any:
     torch.manual_seed(0)
-    policy = ProbabilisticActor(
-        TensorDictModule(nn.Linear(4, 2), in_keys=["observation"], out_keys=["logits"]),
-        in_keys=["logits"],
-        distribution_class=OneHotCategorical,
-        return_log_prob=True,
-    )
     env = TransformedEnv(make_env("CartPole-v1", 4), StepCounter())
-    found = Collector(env, policy, frames_per_batch=32, total_frames=-1)
+    found = Collector(env, actor(env), frames_per_batch=32, total_frames=-1)
     found.set_seed(0)
     return found
 
@@ -70,17 +64,8 @@ def test_a_bound_that_is_changed_in_place_counts_from_the_next_batch(
         monkeypatch.setattr("tdcollect.collect.arrays.RUN_ON_ARRAYS", arrays)
         torch.manual_seed(0)
         low = torch.full((1,), -2.0)
-        policy = ProbabilisticActor(
-            TensorDictModule(
-                nn.Sequential(nn.Linear(3, 2), NormalParamExtractor()),
-                in_keys=["observation"],
-                out_keys=["loc", "scale"],
-            ),
-            in_keys=["loc", "scale"],
-            distribution_class=TanhNormal,
-            distribution_kwargs={"low": low, "high": torch.full((1,), 2.0)},
-        )
         env = make_env("Pendulum-v1", 2)
+        policy = actor(env, distribution_kwargs={"low": low, "high": torch.full((1,), 2.0)})
         changed = Collector(env, policy, frames_per_batch=8, total_frames=-1)
         changed.set_seed(0)
         stream = iter(changed)

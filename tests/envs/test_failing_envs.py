@@ -15,11 +15,8 @@ import numpy as np
 import pytest
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModule
-from torch import nn
 from torchrl.collectors import Collector as TorchRLCollector
 from torchrl.envs import EnvBase, GymWrapper, RewardSum, SerialEnv, StepCounter, TransformedEnv
-from torchrl.modules import OneHotCategorical, ProbabilisticActor
 
 from tdcollect import (
     Collector,
@@ -34,6 +31,7 @@ from tdcollect.envs.spaces import Bookkeeping
 from tdcollect.seeding import restart_seed, slot_seed, slot_seeds
 from tdcollect.testing import check_env, diagnose
 
+from ..collect.policies import actor
 from ..counting import (
     StatelessCountingPolicy,
     check_counting_batch,
@@ -75,19 +73,11 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Any]]:
         env.close()
 
 
-def random_policy() -> ProbabilisticActor:
-    torch.manual_seed(0)
-    return ProbabilisticActor(
-        TensorDictModule(nn.Linear(3, 5), in_keys=["observation"], out_keys=["logits"]),
-        in_keys=["logits"],
-        distribution_class=OneHotCategorical,
-        return_log_prob=True,
-    )
-
-
 def collected(env: EnvBase, steps: int = 40, policy: Any = None, of: Any = Collector) -> Any:
     """One batch ``[N, steps]`` from ``SEED``, and its collector."""
-    collector = of(env, policy or random_policy(), frames_per_batch=steps * env.batch_size.numel())
+    torch.manual_seed(0)
+    frames = steps * env.batch_size.numel()
+    collector = of(env, policy or actor(env), frames_per_batch=frames)
     env.set_seed(SEED)
     collector.reset()
     torch.manual_seed(1)

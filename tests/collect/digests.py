@@ -10,6 +10,7 @@ from torchrl.envs import Compose, InitTracker, RewardSum, StepCounter, Transform
 from torchrl.envs.utils import ExplorationType
 
 from tdcollect import Collector, EvaluationCollector, make_env
+from tdcollect.envs.traits import base_of
 
 from . import policies
 
@@ -32,10 +33,10 @@ CASES = {
 
 
 def policy_of(name: str) -> Any:
-    """The policy of a case, with the same weights each time."""
+    """The policy of a case, with the same weights each time; it reads what the env itself shows."""
     make, policy = CASES[name]
     torch.manual_seed(0)
-    return policy(make())
+    return policy(base_of(make()))
 
 
 def main() -> dict[str, Any]:

@@ -29,11 +29,7 @@ from torchrl.modules import OneHotCategorical, ProbabilisticActor
 
 import tdcollect
 from tdcollect import cli, trajectories
-from tdcollect.testing import check_env
 
-from .counting import (
-    CountingEnv,
-)
 from .evaluation.ledgers import contents
 from .zoo.reports import small_reports
 
@@ -137,21 +133,6 @@ def test_collectors_in_worker_processes_seed_their_slots_in_one_row() -> None:
     assert torch.equal(alone, many[: len(alone)])
 
 
-def test_hooks_and_statistics_see_every_episode() -> None:
-    seen: list[float] = []
-
-    class Noting(tdcollect.Hooks):
-        def episodes_ended(self, slots: Any, returns: Any, lengths: Any) -> None:
-            seen.extend(returns)
-
-    env = tdcollect.make_env(CARTPOLE, 2)
-    collector = tdcollect.Collector(
-        env, actor(), frames_per_batch=200, total_frames=400, hooks=Noting()
-    )
-    ended = sum(int(batch["next", "done"].sum()) for batch in collector)
-    assert len(seen) == ended == collector.stats.lifetime.episodes > 0
-
-
 def test_trajectories_are_split_as_by_torchrl_and_joined_again() -> None:
     batch = collected(tdcollect.Collector, tdcollect.make_env(CARTPOLE, 4), batches=1)[0]
     index = trajectories.TrajectoryIndex.of(batch)
@@ -211,17 +192,6 @@ def test_an_evaluator_beside_training_gives_what_evaluate_gives(tmp_path: Path) 
     assert results is not None
     assert results["eval/reward"] == pytest.approx(float(alone.returns.mean()))
     assert (tmp_path / "curve" / "curve.csv").exists()
-
-
-def test_an_env_that_breaks_the_rules_is_found() -> None:
-    class Unseeded(CountingEnv):
-        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-            return super().reset(seed=next(seeds), options=options)
-
-    seeds = iter(range(10**6))
-    check_env(lambda: CountingEnv(wrong_action="record")).raise_if_failed()
-    with pytest.raises(AssertionError, match="seed"):
-        check_env(lambda: Unseeded(wrong_action="record")).raise_if_failed()
 
 
 def test_bad_input_is_refused_before_an_env_starts() -> None:

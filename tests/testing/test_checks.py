@@ -71,11 +71,6 @@ def test_first_divergence_is_the_first_of_all_episodes() -> None:
     assert str(found) == "seed 0, episode 0, the reset: ('next', 'x') is there and gone"
 
 
-def test_zeros_of_either_sign_and_nans_are_equal() -> None:
-    first, second = run(np.array([0.0, np.nan])), run(np.array([-0.0, np.nan]))
-    assert first_divergence(3, first, second) is None
-
-
 def player() -> GymnasiumPlayer:
     return GymnasiumPlayer(None, None, None, 1, 0)
 

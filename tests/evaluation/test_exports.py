@@ -42,24 +42,11 @@ def test_a_result_is_a_table_of_a_notebook() -> None:
     assert "0 episodes" in nothing._repr_html_()
 
 
-EXTRA = r"'\.\[evaluate\]' in a clone"
-
-
-@pytest.mark.parametrize(
-    ("missing", "use", "said"),
-    [
-        (
-            "scipy.special",
-            lambda: summarize(ledger([1.0, 2.0])),
-            f"a bootstrap interval needs the scipy package: pip install {EXTRA}",
-        ),
-    ],
-)
-def test_missing_packages_are_named(tmp_path: Path, monkeypatch, missing, use, said) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(ModuleNotFoundError, match=said):
-        use()
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scipy.special", None)
+    told = r"a bootstrap interval needs the scipy package: pip install '\.\[evaluate\]' in a clone"
+    with pytest.raises(ModuleNotFoundError, match=told):
+        summarize(ledger([1.0, 2.0]))
 
 
 # The card of a model hub

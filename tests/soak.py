@@ -10,7 +10,6 @@ processes and file descriptors must be what they were after the first tenth of t
 from __future__ import annotations
 
 import argparse
-import collections
 import gc
 import math
 import os
@@ -23,7 +22,6 @@ from typing import Any
 import torch
 
 from tdcollect import Collector
-from tdcollect.envs import GymnasiumEnv
 
 from .counting import (
     CountingRules,
@@ -65,15 +63,6 @@ class Unlucky(Faulty):
         return result
 
 
-def make(backend: str) -> GymnasiumEnv:
-    """Slots of unlucky envs."""
-    faults = dict.fromkeys(IN_STEP, 3e-4)
-    if backend == "process":
-        faults |= {"kill": 2e-4, "hang": 4e-5}
-    factories = [partial(Unlucky, slot, faults) for slot in range(SLOTS)]
-    return env_of(factories, backend, num_workers=3, max_restarts=10**9)
-
-
 def held() -> dict[str, float]:
     """Resources of this process: memory in MiB, children, file descriptors, mappings."""
     gc.collect()
@@ -95,29 +84,30 @@ def check(late: dict[str, float], early: dict[str, float]) -> None:
 
 def soak(backend: str, seconds: float) -> None:
     """Collect for a given time; raise if a row is wrong or a resource leaks."""
-    env = make(backend)
+    faults = dict.fromkeys(IN_STEP, 3e-4)
+    if backend == "process":
+        faults |= {"kill": 2e-4, "hang": 4e-5}
+    factories = [partial(Unlucky, slot, faults) for slot in range(SLOTS)]
+    env = env_of(factories, backend, num_workers=3, max_restarts=10**9)
     collector = Collector(env, StatelessCountingPolicy(), frames_per_batch=SLOTS * STEPS)
-    counts: collections.Counter[str] = collections.Counter()
     start = time.monotonic()
     early: dict[str, float] = {}
-    previous = None
+    previous, marked = None, 0
     while (passed := time.monotonic() - start) < seconds:
         batch = collector.rollout()
-        assert batch is not None
         check_counting_batch(batch, RULES, previous=previous, require=[("collector", "traj_ids")])
-        counts["rows"] += batch.numel()
-        counts["marked"] += int(batch["next", "env_error"].sum())
+        marked += int(batch["next", "env_error"].sum())
         previous = batch
         if not early and passed > seconds / 10:
             early = held()
     late = held()
     life = collector.stats.lifetime
     print(
-        f"{backend}: {counts['rows']:,} rows in {seconds:.0f} s, all checked; {life.episodes:,} "
-        f"episodes, {counts['marked']:,} broken off, {life.restarts:,} envs built anew"
+        f"{backend}: {life.steps:,} rows in {seconds:.0f} s, all checked; {life.episodes:,} "
+        f"episodes, {marked:,} broken off, {life.restarts:,} envs built anew"
     )
     collector.shutdown()
-    assert counts["marked"] > 0, "nothing failed: make it longer"
+    assert marked > 0, "nothing failed: make it longer"
     check(late, early)
 
 

@@ -263,11 +263,6 @@ def broken(slots: int = SLOTS, hooks: Any = None, **options: Any) -> Collector:
     return Collector(env, StatelessCountingPolicy(rules), frames_per_batch=30, hooks=hooks)
 
 
-def test_an_episode_whose_env_fails_in_its_middle_starts_again() -> None:
-    batch = broken(on_env_error="restart").collect(episodes=5)
-    assert batch["observation"][:, 0].tolist() == [0, 1, 2, 3, 4] * 5
-
-
 @pytest.mark.parametrize("count", [{"frames": 30}, {"episodes": 5}])
 def test_what_follows_an_env_that_raised_starts_afresh(count: dict[str, int], arrays: bool) -> None:
     """The other slots may have taken the lost step."""

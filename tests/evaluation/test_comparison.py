@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -26,15 +25,10 @@ from tdcollect.evaluation.statistics import (
 
 from .ledgers import ENV, ledger, run
 
+pytestmark = pytest.mark.filterwarnings("error")
+
 RNG = np.random.default_rng(0)
 EASE = RNG.normal(300, 80, size=100)  # how good an episode's start is, for any policy
-
-
-@pytest.fixture(autouse=True)
-def no_warnings():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        yield
 
 
 def text_of(comparison: Comparison) -> str:

@@ -7,35 +7,19 @@ import math
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
 import pytest
 
 from tdcollect import evaluate
 from tdcollect.evaluation import settings
 from tdcollect.evaluation.ledger import read_directory
 
+from ..counting import CountingEnv, CountingRules
 
-class Counting(gym.Env[np.ndarray[Any, Any], int]):
+
+def counting(length: int | None = None) -> CountingEnv:
     """An episode has the given number of steps; None for no end."""
-
-    observation_space = gym.spaces.Box(0, np.inf, (1,), np.float32)
-    action_space = gym.spaces.Discrete(2)
-
-    def __init__(self, length: int | None = None):
-        self.length = length
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.steps = 0
-        return self._seen(), {}
-
-    def step(self, action: int) -> Any:
-        self.steps += 1
-        return self._seen(), 1.0, self.steps == self.length, False, {}
-
-    def _seen(self) -> np.ndarray[Any, Any]:
-        return np.array([self.steps], np.float32)
+    rules = CountingRules(length or 10**9, ends="terminated")
+    return CountingEnv(rules=rules, wrong_action="record")
 
 
 @pytest.fixture
@@ -56,27 +40,27 @@ def test_an_episode_that_does_not_end_ends_the_run_and_is_not_recorded(
     """Whatever the blocks are in which it comes."""
     how: dict[str, Any] = {"env_kwargs": {"length": length}, "num_envs": num_envs}
     with pytest.raises(RuntimeError, match=TOLD):
-        evaluate(Counting, None, 3, output_dir=tmp_path / "run", progress=False, **how)
+        evaluate(counting, None, 3, output_dir=tmp_path / "run", progress=False, **how)
     assert not (tmp_path / "run").exists()
 
 
 def test_the_bound_is_no_limit(bound: int, tmp_path: Path) -> None:
     how: dict[str, Any] = {"num_envs": 2, "progress": False}
-    result = evaluate(Counting, None, 3, env_kwargs={"length": bound}, **how)
+    result = evaluate(counting, None, 3, env_kwargs={"length": bound}, **how)
     assert [(e.length, e.terminated, e.truncated) for e in result.episodes] == 3 * [
         (bound, True, False)
     ]
     how["max_episode_steps"] = bound + 50
-    result = evaluate(Counting, None, 2, **how)
+    result = evaluate(counting, None, 2, **how)
     assert [(e.length, e.truncated) for e in result.episodes] == 2 * [(bound + 50, True)]
 
 
 def test_infinity_takes_the_bound_off_and_the_manifest_stays(bound: int, tmp_path: Path) -> None:
     run, how = tmp_path / "run", {"env_kwargs": {"length": bound + 1}, "progress": False}
-    result = evaluate(Counting, None, 2, output_dir=run, max_episode_steps=math.inf, **how)
+    result = evaluate(counting, None, 2, output_dir=run, max_episode_steps=math.inf, **how)
     assert [episode.length for episode in result.episodes] == [bound + 1] * 2
     assert json.loads((run / "manifest.json").read_text())["max_episode_steps"] is None
-    again = type(result).load(run, Counting, env_kwargs=how["env_kwargs"])
+    again = type(result).load(run, counting, env_kwargs=how["env_kwargs"])
     assert len(again.replay(1)) == bound + 1
-    assert evaluate(Counting, None, 2, output_dir=run, **how).digest == result.digest
+    assert evaluate(counting, None, 2, output_dir=run, **how).digest == result.digest
     assert len(read_directory(run).episodes) == 2

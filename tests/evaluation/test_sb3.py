@@ -24,29 +24,18 @@ from tdcollect.evaluation.sb3 import load_policy
 from tdcollect.policies import from_function
 from tdcollect.randomness import GlobalStream, Outside
 
+from ..zoo.process_envs import Drawn
+
 sb3 = pytest.importorskip("stable_baselines3", reason="needs Stable-Baselines3 (extra dev)")
 sb3_contrib = pytest.importorskip("sb3_contrib", reason="needs sb3-contrib (extra dev)")
 
 
-class Shown(gym.Env[Any, Any]):
-    """Shows samples of an observation space; the reward is the mean of the action, as numbers."""
-
-    def __init__(self, observation: spaces.Space[Any], action: spaces.Space[Any]):
-        self.observation_space, self.action_space = observation, action
-
-    def _observe(self) -> Any:
-        self.observation_space.seed(int(self.np_random.integers(2**31)))
-        return self.observation_space.sample()
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.left = 3
-        return self._observe(), {}
+class Shown(Drawn):
+    """Refuses actions outside its space."""
 
     def step(self, action: Any) -> Any:
         assert self.action_space.contains(action), action
-        self.left -= 1
-        return self._observe(), float(np.mean(action)), False, self.left == 0, {}
+        return super().step(action)
 
 
 UNIT, IMAGE = spaces.Box(-1, 1, (3,), np.float32), spaces.Box(0, 255, (36, 40, 3), np.uint8)

@@ -8,7 +8,6 @@ import math
 import statistics
 import sys
 import time
-import warnings
 from dataclasses import astuple, replace
 from types import SimpleNamespace
 
@@ -31,15 +30,10 @@ from tdcollect.evaluation.statistics import (
 
 from .ledgers import ENV, ledger
 
+pytestmark = pytest.mark.filterwarnings("error")
+
 RNG = np.random.default_rng(0)
 RETURNS = RNG.normal(300, 80, size=100).tolist()
-
-
-@pytest.fixture(autouse=True)
-def no_warnings():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        yield
 
 
 def text_of(summary: Summary) -> str:

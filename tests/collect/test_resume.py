@@ -36,7 +36,7 @@ from tdcollect import Collector, load_checkpoint, make_env, save_checkpoint
 from tdcollect.envs.traits import base_of
 
 from ..forkserver import run as forked
-from .oracle import UPSTREAM, assert_same
+from .oracle import UPSTREAM, assert_same, seed_everything
 from .policies import actor, recurrent
 
 pytestmark = [pytest.mark.filterwarnings(UPSTREAM), pytest.mark.behaviour(29)]
@@ -144,12 +144,6 @@ CASES: dict[str, Callable[[], Collector]] = {
 }
 
 
-def seed_all(seed: int) -> None:
-    torch.manual_seed(seed)
-    np.random.seed(seed)  # noqa: NPY002
-    random.seed(seed)
-
-
 def make(case: str) -> tuple[Collector, TensorDictReplayBuffer]:
     return CASES[case](), TensorDictReplayBuffer(storage=LazyTensorStorage(500), batch_size=5)
 
@@ -177,7 +171,7 @@ def collected(made: Collector, buffer: TensorDictReplayBuffer, count: int) -> di
 
 def first_half(case: str, folder: Path) -> dict[str, Any]:
     """Collect and save, then continue: the data that the other process should see."""
-    seed_all(1)
+    seed_everything(1)
     made, buffer = make(case)
     try:
         collected(made, buffer, SAVED_AFTER)
@@ -193,7 +187,7 @@ def second_halves(folder: Path) -> None:
     for case in CASES:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            seed_all(2)
+            seed_everything(2)
             made, buffer = make(case)
             load_checkpoint(folder / f"{case}.pt", collector=made, buffer=buffer)
             result = collected(made, buffer, MORE)
@@ -223,14 +217,14 @@ def test_another_process_goes_on_with_the_same_data(
 
 
 def test_a_run_that_is_saved_is_the_run_that_is_not(halves: dict[str, tuple[Any, Any]]) -> None:
-    seed_all(1)
+    seed_everything(1)
     made, buffer = make("seeded")
     collected(made, buffer, SAVED_AFTER)
     assert_same(collected(made, buffer, MORE), halves["seeded"][0])
 
 
 def test_the_same_collector_goes_back_and_another_between_collections_by_episodes() -> None:
-    seed_all(0)
+    seed_everything(0)
     made, other = (collector("CartPole-v1", seed=1) for _ in range(2))
 
     def run(one: Collector) -> Any:
@@ -275,7 +269,7 @@ LOST = {
 @pytest.mark.parametrize("case", LOST)
 def test_an_env_that_cannot_be_brought_back_starts_a_new_episode_and_says_so(case: str) -> None:
     make_collector, reason = LOST[case]
-    seed_all(0)
+    seed_everything(0)
     made, other = make_collector(), make_collector()
     stream = iter(made)
     next(stream)
@@ -300,7 +294,7 @@ def test_an_env_that_cannot_be_brought_back_starts_a_new_episode_and_says_so(cas
 
 def test_other_slots_go_on_where_one_is_lost() -> None:
     kinds = itertools.cycle([Dice, NoSnapshot, Dice])
-    seed_all(0)
+    seed_everything(0)
     made, other = (collector(lambda: gym.wrappers.TimeLimit(next(kinds)(), 50)) for _ in range(2))
     stream = iter(made)
     next(stream)
@@ -323,7 +317,7 @@ def test_trajectories_per_batch_start_anew_and_say_so() -> None:
         env = make_env("CartPole-v1", 3, resumable=True)
         return Collector(env, actor(env), frames_per_batch=30, trajs_per_batch=2, traj_format="cat")
 
-    seed_all(0)
+    seed_everything(0)
     made, other = build(), build()
     next(iter(made))
     with pytest.warns(UserWarning, match="the rows of unfinished episodes are not saved"):
@@ -334,7 +328,7 @@ def test_trajectories_per_batch_start_anew_and_say_so() -> None:
 
 
 def test_the_state_of_torchrls_own_collector_is_loaded_as_that_one_does() -> None:
-    seed_all(0)
+    seed_everything(0)
     env = make_env("CartPole-v1", 3, seed=0)
     theirs = ParentCollector(env, actor(env), frames_per_batch=30)
     next(iter(theirs))
@@ -364,7 +358,7 @@ def test_the_state_of_another_env_is_refused() -> None:
 
 
 def test_each_component_is_saved_and_loaded_by_name() -> None:
-    seed_all(0)
+    seed_everything(0)
     made, other = (collector("CartPole-v1", normed) for _ in range(2))
     next(iter(made))
     kept = {
@@ -392,7 +386,7 @@ def test_each_component_is_saved_and_loaded_by_name() -> None:
 
 
 def test_statistics_alone_count_no_episode_that_they_did_not_see_begin() -> None:
-    seed_all(0)
+    seed_everything(0)
     made, other, third = (collector("CartPole-v1", seed=0) for _ in range(3))
     next(iter(made))
     next(iter(other))
@@ -443,7 +437,7 @@ def test_torchrls_checkpoint_saves_and_loads_collectors(tmp_path: Path) -> None:
         adapter = StateDictCheckpointAdapter(payload_format="directory")
         return Checkpoint().register("collector", made, adapter=adapter)
 
-    seed_all(0)
+    seed_everything(0)
     made, other = (collector("CartPole-v1", normed) for _ in range(2))
     stream = iter(made)
     next(stream)
@@ -482,7 +476,7 @@ def test_a_collector_is_saved_after_its_last_batch(case: str) -> None:
     env, options, more = LAST[case]
 
     def made(total: int) -> Collector:
-        seed_all(0)
+        seed_everything(0)
         slots = make_env(env, 4, resumable=True, **options)
         found = Collector(slots, frames_per_batch=40, total_frames=total, **more)
         found.set_seed(0)

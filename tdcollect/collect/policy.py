@@ -221,7 +221,9 @@ class LoweredPolicy:
                 entries = dict(zip(_parameters(module), module.in_keys, strict=True))
                 in_keys = [entries[name] for name in draw.names]
                 call = _draw_call(module, _reading(drawing, in_keys))
-                self._add_draws(call, label(module), drawing)
+                self._add(call, label(module), "computed straight, checked once per batch")
+                self._samplers.append(drawing)
+                self.sampling.add(call)
                 if draw.scored and not missing:
                     self._leave_score(module, draw, drawing, in_keys)
         if missing:
@@ -263,11 +265,6 @@ class LoweredPolicy:
             self._samplers.append(unscored)
             call = _draw_call(module, _reading(unscored, in_keys))
             self._unscored = Unscored(at, entries, call, None)
-
-    def _add_draws(self, call: Call, name: str, sampler: Sampler) -> None:
-        self._add(call, name, "computed straight, checked once per batch")
-        self._samplers.append(sampler)
-        self.sampling.add(call)
 
     def _add(self, call: Call, name: str, how: str, touched: set[Key] | None = None) -> None:
         self.calls.append(call)

@@ -265,8 +265,7 @@ def _merged_witness(parts: Sequence[ledger.Files], manifest: Mapping[str, Any]) 
             continue
         index = witness.record.index
         before, root = by_index.setdefault(index, (witness, part.root))
-        differs = unlike(before, witness)
-        if differs is not None:
+        if (differs := unlike(before, witness)) is not None:
             raise ValueError(
                 f"expected shards of one evaluation, but episode {index}, which each of them ran, "
                 f"is not the same in {root} and in {part.root}: {differs}. Their envs or policies "

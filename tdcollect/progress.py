@@ -9,12 +9,10 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from tdcollect.packages import install_text
-
 SECONDS_BETWEEN_LINES = 30.0  # a shorter run writes none
 
 
-def progress_bar(total: int | None, unit: str, initial: int = 0, *, leave: bool = True) -> Any:
+def progress_bar(total: int, unit: str, *, leave: bool = True) -> Any:
     """Show the progress of a run on stderr, with tqdm's bar or :class:`Lines`.
 
     A bar is drawn in a terminal or a notebook (a widget, or text without ipywidgets) if tqdm is
@@ -22,11 +20,11 @@ def progress_bar(total: int | None, unit: str, initial: int = 0, *, leave: bool 
     """
     if _can_be_drawn():
         try:
-            return _tqdm()(total=total, initial=initial, unit=f" {unit}", leave=leave)
+            return _tqdm()(total=total, unit=f" {unit}", leave=leave)
         except ModuleNotFoundError as error:
             if error.name not in ("tqdm", "tqdm.auto"):
                 raise
-    return Lines(total, unit, initial)
+    return Lines(total, unit)
 
 
 def line_above(bar: Any, text: str) -> None:
@@ -34,19 +32,11 @@ def line_above(bar: Any, text: str) -> None:
     bar.write(f"tdcollect: {text}", file=sys.stderr)
 
 
-def check_tqdm() -> None:
-    """Raise ModuleNotFoundError, naming the extra, where tqdm is not installed."""
-    try:
-        _tqdm()
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(install_text("tqdm", "progress=True")) from error
-
-
 class Lines:
     """A line every 30 seconds, for logs; used as tqdm's bar is. ``n`` is the count."""
 
-    def __init__(self, total: int | None, unit: str, initial: int = 0):
-        self.n = self._initial = initial
+    def __init__(self, total: int, unit: str):
+        self.n = 0
         self._total = total
         self._unit = unit
         self._began = self._told = time.monotonic()
@@ -76,11 +66,9 @@ class Lines:
             print(text, file=file, flush=True)
 
     def _line(self, passed: float) -> str:
-        of_total = "" if self._total is None else f" of {self._total}"
-        parts = [f"{self.n}{of_total} {self._unit}", seconds_text(passed)]
-        done = self.n - self._initial
-        if self._total is not None and done:
-            left = passed / done * max(0, self._total - self.n)
+        parts = [f"{self.n} of {self._total} {self._unit}", seconds_text(passed)]
+        if self.n:
+            left = passed / self.n * max(0, self._total - self.n)
             parts.append(f"about {seconds_text(round(left))} left")
         return ", ".join([*parts, *(f"{name} {text}" for name, text in self._postfix.items())])
 

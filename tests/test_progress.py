@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tdcollect import Collector, evaluate, make_env
+from tdcollect import evaluate
 from tdcollect.progress import Lines, progress_bar, seconds_text
 
 Clock = Callable[[float], None]
@@ -40,46 +40,38 @@ def evaluated(**options: Any) -> None:
     evaluate("CartPole-v1", None, 12, max_episode_steps=3, **options)
 
 
-def collected(**options: Any) -> None:
-    env = make_env("CartPole-v1", 2)
-    collector = Collector(env, frames_per_batch=10, total_frames=120, **options)
-    assert len(list(collector)) == 12
-
-
-@pytest.mark.parametrize("run", [evaluated, collected])
 def test_a_log_gets_a_line_every_30_seconds(
-    run: Any, each_look_takes: Clock, capsys: pytest.CaptureFixture[str]
+    each_look_takes: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     each_look_takes(10)  # 120 seconds in all
-    run(progress=True)
+    evaluated(progress=True)
     lines = capsys.readouterr().err.splitlines()
-    unit, step = ("12 test episodes", 3) if run is evaluated else ("120 frames", 30)
     expected = ["30 s, about 90 s left", "60 s, about 60 s left"]
     expected += ["90 s, about 30 s left", "2 min, about 0 s left"]
-    counted = [f"tdcollect: {step * n} of {unit}, {text}" for n, text in enumerate(expected, 1)]
+    counted = [
+        f"tdcollect: {3 * n} of 12 test episodes, {text}" for n, text in enumerate(expected, 1)
+    ]
     assert [", ".join(line.split(", ")[:3]) for line in lines] == counted
 
 
-@pytest.mark.parametrize("run", [evaluated, collected])
 def test_a_short_run_in_a_log_and_any_without_progress_are_silent(
-    run: Any, each_look_takes: Clock, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    each_look_takes: Clock, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     each_look_takes(2)
-    run(progress=True)
+    evaluated(progress=True)
     assert capsys.readouterr() == ("", "")
     each_look_takes(100)
     screen = Screen()
     monkeypatch.setattr(sys, "stderr", screen)
-    run(progress=False)
+    evaluated(progress=False)
     assert screen.getvalue() == ""
 
 
-@pytest.mark.parametrize(("run", "said"), [(evaluated, "/12 ["), (collected, "120/120")])
-def test_a_terminal_gets_a_bar(run: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Screen()
     monkeypatch.setattr(sys, "stderr", screen)
-    run(progress=True)
-    assert said in screen.getvalue()
+    evaluated(progress=True)
+    assert "/12 [" in screen.getvalue()
     assert "\r" in screen.getvalue()
 
 
@@ -103,12 +95,15 @@ def test_lines_tell_what_is_known(
     each_look_takes: Clock, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     each_look_takes(40)
-    with Lines(None, "frames", initial=5) as lines:
+    with Lines(10, "frames") as lines:
         lines.set_postfix({"return": "21.5"})
         lines.update(3)
         monkeypatch.setattr(sys, "stderr", None)
         lines.update(3)  # which is told nowhere
-    assert capsys.readouterr() == ("", "tdcollect: 8 frames, 40 s, return 21.5\n")
+    assert capsys.readouterr() == (
+        "",
+        "tdcollect: 3 of 10 frames, 40 s, about 93 s left, return 21.5\n",
+    )
 
 
 def test_durations() -> None:

@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 @options.shard(
     help="Run shard I of N alone, I from 0; `tdcollect merge` makes one evaluation of them."
 )
-@options.allow_mixed
 @options.retry_lost
 @options.recheck
 @options.flag("--keep-trajectories", help="Keep the episodes' data in --output-dir.")
@@ -139,15 +138,9 @@ def settle(settings: dict[str, Any]) -> None:
 @program.command()
 @click.argument("directories", nargs=-1, required=True, type=options.FOLDER, metavar="DIR...")
 @options.output_dir(required=True, help="Directory of the merged evaluation.")
-@options.flag(
-    "--allow-mixed",
-    help="Merge shards whose versions, platform or device differ; the manifest tells.",
-)
 @options.flag("--quiet", help="Show no table.")
 @options.as_json
-def merge(
-    directories: tuple[Path, ...], output_dir: Path, allow_mixed: bool, quiet: bool, as_json: bool
-) -> int:
+def merge(directories: tuple[Path, ...], output_dir: Path, quiet: bool, as_json: bool) -> int:
     """Merge the shards of an evaluation into one, as one process would have written it.
 
     The shards must be of one evaluation, complete together and unaltered. The exit status is 3 if
@@ -156,7 +149,7 @@ def merge(
     with terminal.resumable(output_dir):
         import tdcollect
 
-        result = tdcollect.merge(directories, output_dir, allow_mixed=allow_mixed)
+        result = tdcollect.merge(directories, output_dir)
     return terminal.say_result(result, output_dir, as_json, quiet)
 
 

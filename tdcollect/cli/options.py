@@ -153,9 +153,6 @@ episode = together(
     shown("--max-restarts", default=2, help="Restarts of an episode before it counts as failed."),
 )
 """The options that decide an episode, and those for making envs and for their failures."""
-allow_mixed = flag(
-    "--allow-mixed", help="Resume under other versions, platform or device; the manifest tells."
-)
 retry_lost = flag(
     "--retry-lost",
     help="Run the episodes again that were lost with their workers, and nothing else.",

@@ -42,7 +42,7 @@ from tdcollect.collect.arguments import (
     round_up,
     whole_trajectories,
 )
-from tdcollect.collect.monitor import Monitor, StatsAttribute, changed, slots_of, with_progress
+from tdcollect.collect.monitor import Monitor, StatsAttribute, changed, slots_of
 from tdcollect.collect.policy import unknown_class
 from tdcollect.collect.resume import FirstStates, add_state, keep_state, load_state
 from tdcollect.collect.run import Explanation, Runner, short
@@ -51,7 +51,6 @@ from tdcollect.envs.adopted import lost_ends, take_over
 from tdcollect.envs.traits import base_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.keys import IS_INIT, as_path
-from tdcollect.progress import check_tqdm
 from tdcollect.randomness import OwnLibraryStates
 from tdcollect.threads import collecting
 
@@ -182,7 +181,6 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
             ``track_policy_version`` is on, ``"policy_version"`` is that of the weights that acted.
             A ``replay_buffer`` that is a ``ReplayBufferEnsemble`` of N, with ``routing_key=
             ("collector", "slot")``, keeps the slots apart.
-        progress: show a progress bar while iterating (needs tqdm), or a line every 30 seconds.
         **kwargs: as the parent has them.
 
     Attributes:
@@ -206,7 +204,6 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
         timers: bool = False,
         hooks: AnyHooks = None,
         by_arrival: bool = False,
-        progress: bool = False,
         **kwargs: Any,
     ):
         self.by_arrival = by_arrival
@@ -225,9 +222,6 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
             watch = watch_of(hooks)
         self._monitor = Monitor(statistics, stats_window, timers, watch)
         self._runner = Runner(self)
-        self._progress = progress
-        if progress:
-            check_tqdm()
         self._made_env = False
         try:
             super().__init__(*args, **kwargs)
@@ -362,9 +356,6 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
 
     def iterator(self) -> Iterator[TensorDictBase]:
         """Iterate over batches; see the parent's method."""
-        return with_progress(self._batches(), self) if self._progress else self._batches()
-
-    def _batches(self) -> Iterator[TensorDictBase]:
         if self._runner.explained is not None:  # it ended here; one that was loaded so is no error
             self._runner.check_open(to_go_on=True)
         with collecting(pauses=True):

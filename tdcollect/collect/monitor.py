@@ -5,12 +5,11 @@ Nothing here runs in the loop on arrays, unless times were asked for.
 
 from __future__ import annotations
 
-import math
 import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from copy import copy
 from itertools import chain, repeat
 from typing import Any, TypeVar, cast
@@ -42,7 +41,6 @@ from tdcollect.collect.step_dict import StepDict
 from tdcollect.envs.traits import base_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.keys import Key, entry_path, under_next
-from tdcollect.progress import progress_bar
 
 Env = TypeVar("Env", bound=SteppedEnv)
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -367,26 +365,6 @@ class StatsAttribute:
 
     def __get__(self, collector: Any, owner: type) -> Any:
         return TorchRLCollector.stats if collector is None else collector._monitor.stats
-
-
-def with_progress(batches: Iterator[Any], collector: Any) -> Iterator[Any]:
-    """The batches, while a bar shows the frames collected and the latest mean return.
-
-    The bar closes with the iteration, however that ends.
-    """
-    parent, total = CollectorState(collector), collector.total_frames
-    total = None if math.isinf(total) else total
-    with (
-        closing(batches),  # type: ignore[type-var]
-        progress_bar(total, "frames", parent.frames) as bar,
-    ):
-        for batch in batches:
-            latest = collector.stats.latest if collector.stats.on else None
-            if latest is not None and latest.return_stats is not None:
-                bar.set_postfix({"return": f"{latest.return_stats.mean:.4g}"}, refresh=False)
-            bar.update(parent.frames - bar.n)
-            yield batch
-            del batch  # or it would take memory beside the next one
 
 
 # ---------------------------------------------------------------------------- TorchRL's own rollout

@@ -41,7 +41,7 @@ from tdcollect import keys
 from tdcollect._upstream import torchrl as upstream
 from tdcollect._upstream.names import missing
 from tdcollect.collect.arguments import missing_entries, no_tensordict
-from tdcollect.collect.samplers import CompositeDraw, Draw, GlobalNoise, Noise, Sampler, sampler
+from tdcollect.collect.samplers import Draw, GlobalNoise, Noise, Sampler, sampler
 from tdcollect.collect.step_dict import StepDict, is_plain, leaves
 from tdcollect.envs.spaces import DrawableBox, nested, overflows
 from tdcollect.envs.traits import NotKnown
@@ -200,14 +200,6 @@ class LoweredPolicy:
             self._add(_safe_outputs(module), name, _OWN)
 
     def _lower_one(self, module: Any) -> None:
-        if getattr(module, "distribution_class", None) is CompositeDistribution:
-            draw = self._draw(module)
-            if draw is None:
-                raise NotKnown("draws from a composite distribution, which checks its arguments")
-            parts = CompositeDraw(module, draw, self._given | self.writes, self._batch_size)
-            self.reads_first.update(parts.reads - self.writes)
-            self._add_draws(parts, label(module), parts.samplers)
-            return
         missing = set(module.in_keys) - self._given - self.writes
         if missing and (self.straight or not isinstance(self._noise, GlobalNoise)):
             raise NotKnown("reads an entry that is no tensor of the env or the policy")
@@ -229,7 +221,9 @@ class LoweredPolicy:
                 entries = dict(zip(_parameters(module), module.in_keys, strict=True))
                 in_keys = [entries[name] for name in draw.names]
                 call = _draw_call(module, _reading(drawing, in_keys))
-                self._add_draws(call, label(module), [drawing])
+                self._add(call, label(module), "computed straight, checked once per batch")
+                self._samplers.append(drawing)
+                self.sampling.add(call)
                 if draw.scored and not missing:
                     self._leave_score(module, draw, drawing, in_keys)
         if missing:
@@ -271,11 +265,6 @@ class LoweredPolicy:
             self._samplers.append(unscored)
             call = _draw_call(module, _reading(unscored, in_keys))
             self._unscored = Unscored(at, entries, call, None)
-
-    def _add_draws(self, call: Call, name: str, samplers: list[Sampler]) -> None:
-        self._add(call, name, "computed straight, checked once per batch")
-        self._samplers += samplers
-        self.sampling.add(call)
 
     def _add(self, call: Call, name: str, how: str, touched: set[Key] | None = None) -> None:
         self.calls.append(call)
@@ -398,9 +387,9 @@ def _check_known(module: Any) -> None:
         if drawing and not upstream.draws_sample(module):
             raise NotKnown("does not sample")
     elif isinstance(module, ProbabilisticTensorDictModule):
-        several = module.distribution_class is not CompositeDistribution and (
-            len(module.dist_sample_keys) != 1
-        )
+        if module.distribution_class is CompositeDistribution:
+            raise NotKnown("draws from a composite distribution")
+        several = len(module.dist_sample_keys) != 1
         if several or module.num_samples is not None or upstream.has_generator(module):
             raise NotKnown("draws several samples or brings a generator")
     elif module.inplace is not True or upstream.get_options(module):

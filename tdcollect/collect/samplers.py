@@ -8,15 +8,13 @@ same random numbers, so the results are the same to the bit. What its class chec
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tensordict import TensorDict, unravel_key
-from tensordict.nn import ProbabilisticTensorDictModule, composite_lp_aggregate
 from tensordict.nn.probabilistic import InteractionType
 from torch import Tensor, distributions
 from torch.nn.functional import cross_entropy, softplus
@@ -28,13 +26,6 @@ from torchrl.modules import (
     TanhDelta,
     TanhNormal,
 )
-from torchrl.modules.tensordict_module import SafeProbabilisticModule
-
-from tdcollect import keys
-from tdcollect._upstream import torchrl as upstream
-from tdcollect.collect.step_dict import StepDict
-from tdcollect.envs.traits import NotKnown
-from tdcollect.keys import Key, as_path, beside, name_of
 
 _RANDOM, _DETERMINISTIC = InteractionType.RANDOM, InteractionType.DETERMINISTIC
 _MODES = (_DETERMINISTIC, InteractionType.MODE)
@@ -584,85 +575,3 @@ class _Squash:
 
 
 _SafeTanh: type = type(TanhNormal(torch.zeros(1), torch.ones(1)).transforms[0])
-
-
-# --------------------------------------------------------------------------------------- composite
-
-_COMPOSITE = {"distribution_map", "name_map", "extra_kwargs", "log_prob_key", "entropy_key"}
-
-
-class CompositeDraw:
-    """The draws of a module whose distribution is composite: one sampler for each of its parts.
-
-    ``known`` has the entries of a step, among them the parameters, below the module's entry.
-    """
-
-    def __init__(
-        self,
-        module: ProbabilisticTensorDictModule,
-        draw: Draw,
-        known: Iterable[Key],
-        batch_size: torch.Size,
-    ):
-        self.samplers: list[Sampler] = []
-        self.reads: set[Key] = set()
-        kwargs = draw.kwargs
-        if draw.names != ("params",) or not _COMPOSITE.issuperset(kwargs):
-            raise NotKnown("draws from a composite distribution with options that are not known")
-        prefix = as_path(module.in_keys[0])
-        paths = [*map(as_path, known)]
-        below = [path[len(prefix) :] for path in paths if path[: len(prefix)] == prefix]
-        names = {as_path(k): unravel_key(v) for k, v in (kwargs.get("name_map") or {}).items()}
-        extra = kwargs.get("extra_kwargs") or {}
-        self._parts: list[tuple[Key, list[Key], Sampler]] = []
-        for entry, kind in kwargs["distribution_map"].items():
-            key, name = unravel_key(entry), as_path(entry)
-            parameters = tuple(sorted(path[-1] for path in below if path[:-1] == name))
-            part = draw._replace(kind=kind, names=parameters, kwargs=extra.get(key, {}))
-            drawing = None
-            if draw.interaction is not _DETERMINISTIC or hasattr(kind, "deterministic_sample"):
-                drawing = sampler(part)
-            if drawing is None:
-                raise NotKnown(
-                    "draws from a composite distribution, of whose parts "
-                    f"{getattr(kind, '__name__', kind)} needs an object"
-                )
-            entries: list[Key] = [(*prefix, *name, parameter) for parameter in parameters]
-            self._parts.append((names.get(name, key), entries, drawing))
-            self.samplers.append(drawing)
-            self.reads.update(entries)
-        written = [name for name, _, _ in self._parts]
-        if sorted(map(as_path, written)) != sorted(map(as_path, module.dist_sample_keys)):
-            raise NotKnown("draws from a composite distribution whose names are not its out_keys")
-        self._batch_size = batch_size
-        self._as_torchrl = draw.together and isinstance(module, SafeProbabilisticModule)
-        self._scores: dict[Key, Key] = {}
-        self._total: Key | None = None
-        if not draw.scored:
-            return
-        self._scores = {name: beside(name, f"{name_of(name)}_{keys.LOG_PROB}") for name in written}
-        if composite_lp_aggregate():
-            if len(prefix) > 1:
-                raise NotKnown("sums the log-probs of a composite distribution of nested entries")
-            self._total = module.log_prob_key
-        elif draw.together or upstream.SCORES_DRAWS:
-            # Before 0.15, tensordict's own module did not get to its log_prob_keys.
-            self._scores = dict(zip(module.dist_sample_keys, module.log_prob_keys, strict=True))
-
-    def __call__(self, step: StepDict) -> None:
-        scores: dict[Key, Tensor] = {}
-        for name, entries, draw in self._parts:
-            step[name], log_prob = draw(*[step[key] for key in entries])
-            if log_prob is not None:
-                scores[self._scores[name]] = log_prob
-        step.update(scores)
-        if self._total is None:
-            return
-        # What is flattened, and the order of the sum, are TensorDict's.
-        if self._as_torchrl:
-            held = TensorDict(scores, self._batch_size)
-            step[self._total] = held.sum(dim="feature", reduce=True)
-        else:
-            held = TensorDict({name: step[name] for name, _, _ in self._parts}, self._batch_size)
-            held = held.empty(recurse=True).update(scores)
-            step[self._total] = sum(held.sum(dim="feature").values(True, True))

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
-from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -594,7 +593,7 @@ def vec_norm(transform: T.VecNorm | T.VecNormV2, env: EnvBase) -> StepTransform:
             raise NotKnown("keeps its statistics in a TensorDict of another kind")
         return _VecNorm(transform, pairs, env.batch_size)
     if not transform.stateful:
-        return _StatelessNorm(transform, pairs, env.batch_size)
+        raise NotKnown("keeps its statistics in the data")
     if not upstream.VecNormV2Statistics(transform).on_cpu(in_keys):
         raise NotKnown("has no statistics on the CPU yet")
     return _VecNormV2(transform, pairs, env.batch_size)
@@ -620,14 +619,14 @@ class Norm(StepTransform):
 
     def step(self, step: StepDict, following: StepDict) -> None:
         with self._transform.lock:
-            self._normalize(self._pairs, step, following)
+            self._normalize(self._pairs, following)
 
     def reset(self, begun: StepDict, marks: StepDict, before: StepDict) -> None:
         with self._transform.lock:
-            self._normalize([pair for pair in self._pairs if pair[0] in begun], begun, begun)
+            self._normalize([pair for pair in self._pairs if pair[0] in begun], begun)
 
-    def _normalize(self, pairs: Pairs, source: StepDict, entries: StepDict) -> None:
-        """Update the statistics, which may come with the data (``source``), then normalize."""
+    def _normalize(self, pairs: Pairs, entries: StepDict) -> None:
+        """Update the statistics, then normalize."""
         raise NotImplementedError
 
 
@@ -647,7 +646,7 @@ class _VecNorm(Norm):
     def step(self, step: StepDict, following: StepDict) -> None:
         self.reset(following, step, step)  # it skips entries that are missing in steps, too
 
-    def _normalize(self, pairs: Pairs, source: StepDict, entries: StepDict) -> None:
+    def _normalize(self, pairs: Pairs, entries: StepDict) -> None:
         if self._sums.kept is not self._kept:
             self._kept, self._found = self._sums.kept, {}
         with np.errstate(all="ignore"):  # as torch
@@ -745,29 +744,22 @@ class _VecNormV2(Norm):
     """VecNormV2: moving averages, of each slot or of all."""
 
     _transform: T.VecNormV2
-    _kept: Mapping[Key, Sequence[Key]] = MappingProxyType({})
-    """The entries in which the data carry the averages of an entry."""
 
     def __init__(self, transform: T.VecNormV2, pairs: Pairs, batch_size: torch.Size):
         super().__init__(transform, pairs, batch_size)
         self._statistics = upstream.VecNormV2Statistics(transform)
         self._casts = upstream.casts_integers(transform)
-        reduces = transform.stateful and transform.reduce_batch_dims
-        self._dims = tuple(range(len(batch_size))) if reduces else ()
+        self._dims = tuple(range(len(batch_size))) if transform.reduce_batch_dims else ()
 
-    def _normalize(self, pairs: Pairs, source: StepDict, entries: StepDict) -> None:
+    def _normalize(self, pairs: Pairs, entries: StepDict) -> None:
         transform, results = self._transform, StepDict()
         for in_key, out_key in pairs:
             value = entries[in_key]
-            averages = self._averages(in_key, value, source)
+            averages = _Averages(*self._statistics.of(in_key))
             if self._count:
                 self._update(value, averages)
             results[out_key] = averages.normed(value, transform.decay, transform.eps)
-            results.update(zip(self._kept.get(in_key, ()), averages, strict=False))
         entries.update(results)
-
-    def _averages(self, key: Key, value: Tensor, source: StepDict) -> _Averages:
-        return _Averages(*self._statistics.of(key))
 
     def _update(self, value: Tensor, averages: _Averages) -> None:
         if self._casts:
@@ -785,30 +777,6 @@ class _VecNormV2(Norm):
             weight = weight * like_rows(rows.unsqueeze(-1), value)
         averages.loc.lerp_(value, weight)
         averages.var.lerp_(squares, weight)
-
-
-class _StatelessNorm(_VecNormV2):
-    """A stateless VecNormV2: moving averages of each row, which the data carry."""
-
-    def __init__(self, transform: T.VecNormV2, pairs: Pairs, batch_size: torch.Size):
-        super().__init__(transform, pairs, batch_size)
-        self._kept = {
-            key: [under(f"{transform.prefix}_{name}", key) for name in ("loc", "var", "count")]
-            for key, _ in pairs
-        }
-        self.keys = [key for names in zip(*self._kept.values(), strict=True) for key in names]
-
-    def _normalize(self, pairs: Pairs, source: StepDict, entries: StepDict) -> None:
-        super()._normalize(pairs, source, entries)
-        self._transform.initialized = True
-
-    def _averages(self, key: Key, value: Tensor, source: StepDict) -> _Averages:
-        entries = self._kept[key]
-        if not self._transform.initialized or entries[0] not in source:
-            zeros = torch.zeros_like(_as_float(value))
-            source[entries[0]], source[entries[1]] = zeros, zeros.clone()
-            source[entries[2]] = torch.zeros_like(value, dtype=torch.int64)
-        return _Averages(*(source[key].clone() for key in entries))
 
 
 def _as_float(value: Tensor) -> Tensor:

@@ -128,9 +128,6 @@ def remarks(
     for name, evaluation in zip(names, (first, second), strict=True):
         if ledger.BATCHES in evaluation.manifest:
             yield f"{name}: {ledger.repeatability(evaluation.manifest)}"
-        for path, values in ledger.mixed_values(evaluation.manifest).items():
-            of = f"{path}, {display.listed_text(values)}"
-            yield f"Not the same for all episodes of {name}: {of}."
 
 
 def _manifest_differences(

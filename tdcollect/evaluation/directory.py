@@ -37,11 +37,10 @@ if TYPE_CHECKING:
 class Directory:
     """The directory of one evaluation, open for writing by one process.
 
-    ``allow_mixed`` goes on from a manifest that differs in entries that may be mixed, and
     ``retry_lost`` forgets the episodes that are recorded as lost.
 
     Attributes:
-        manifest: the manifest found there, or written; what :meth:`note_mixed` adds is in it.
+        manifest: the manifest found there, or written.
         shard: the shard that runs there, or None.
         episodes: the records found there.
         kept: the digests of the files with data, by name, as a finished ledger lists them.
@@ -61,7 +60,6 @@ class Directory:
         path: str | os.PathLike[str],
         manifest: Mapping[str, Any],
         shard: ledger.Shard | None = None,
-        allow_mixed: bool = False,
         retry_lost: bool = False,
     ):
         self.path, self.shard = Path(os.path.abspath(path)), shard
@@ -77,7 +75,7 @@ class Directory:
             self.manifest, self.episodes = before.manifest, before.episodes
             self.kept, self.rechecked = before.kept, before.rechecked
             self.was_finished = before.last is not None
-            self._check_manifest(manifest, allow_mixed)
+            self._check_manifest(manifest)
             self._check_shard(before)
             files.check_no_links(
                 self.path,
@@ -127,15 +125,12 @@ class Directory:
         self.is_tried = bool(size)
         self.begun = True
 
-    def _check_manifest(self, manifest: Mapping[str, Any], allow_mixed: bool) -> None:
+    def _check_manifest(self, manifest: Mapping[str, Any]) -> None:
         """Refuse to go on from the manifest found there if it is of another evaluation."""
-        unlike = ledger.differences(self.manifest, manifest)
-        mixable = all(ledger.may_be_mixed(path) for path, *_ in unlike)
-        if unlike and not (allow_mixed and mixable):
-            advice = "; or go on with allow_mixed=True (--allow-mixed)" if mixable else ""
+        if unlike := ledger.differences(self.manifest, manifest):
             raise ValueError(
                 f"{self.path} holds another evaluation: {ledger.differences_text(unlike)}. Choose "
-                f"another directory, or remove this one to start again{advice}"
+                "another directory, or remove this one to start again"
             )
 
     def _check_shard(self, before: ledger.Files) -> None:
@@ -182,14 +177,6 @@ class Directory:
             ledger.trajectory_path(self.path, index).unlink()
         self.manifest = dict(manifest)
         files.write_json(self.path / ledger.MANIFEST, self.manifest)
-
-    def note_mixed(self, manifest: Mapping[str, Any]) -> None:
-        """Add to the manifest, before they run, that episodes run here under another one, too."""
-        mixed = ledger.mixed_entries(self.manifest, manifest)
-        if mixed != ledger.mixed_values(self.manifest):
-            self._unmark()
-            self.manifest[ledger.MIXED] = mixed
-            files.write_json(self.path / ledger.MANIFEST, self.manifest)
 
     def note(self, entries: Mapping[str, Any]) -> None:
         """Add entries to the manifest that are known once episodes run."""

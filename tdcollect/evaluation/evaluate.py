@@ -30,7 +30,6 @@ from tdcollect.evaluation.ledger import (
     CUT,
     FAILED,
     FRESH_ENVS,
-    MIXED,
     REPEATED,
     REQUEST,
     RUN,
@@ -66,7 +65,6 @@ def evaluate(
     request: Request | None = None,
     workers: Workers | int | None = None,
     shard: tuple[int, int] | None = None,
-    allow_mixed: bool = False,
     retry_lost: bool = False,
     recheck: bool = True,
     **settings: Any,
@@ -97,9 +95,6 @@ def evaluate(
         shard: ``(i, n)`` to run only the i-th of n parts, i from 0: the episodes at positions i,
             i + n, i + 2n, .... Each has an ``output_dir`` of its own, with the manifest of the
             whole evaluation; :func:`tdcollect.merge` makes one evaluation of them.
-        allow_mixed: take workers, and resume an evaluation, whose ``versions``, ``platform`` or
-            ``device`` are others, which may change episodes. The manifest then has the values in
-            its entry ``mixed``.
         retry_lost: run the episodes again that ``output_dir`` has as lost: they were given up
             because their workers ended. Nothing else runs again.
         recheck: run a short episode once more at the end, in its first 1,000 steps, and end with an
@@ -141,7 +136,6 @@ def evaluate(
         keep_steps=keep_steps,
         output_dir=output_dir,
         shard=part,
-        allow_mixed=allow_mixed,
         retry_lost=retry_lost,
         recheck=recheck,
         request=request,
@@ -156,7 +150,7 @@ def evaluate(
     with resumable(output_dir), ExitStack() as stack:
         if crew is not None and crew is not workers:
             stack.callback(crew.close)
-        events = run([evaluation], crew, allow_mixed=allow_mixed, note=note)
+        events = run([evaluation], crew, note=note)
         for _, what in stack.enter_context(closing(events)):
             if isinstance(what, Exception):
                 try:
@@ -203,7 +197,6 @@ def run(
     evaluations: Iterable[Evaluation],
     workers: Workers | None = None,
     *,
-    allow_mixed: bool = False,
     note: Callable[[str], None] = warn,
     refuse_exits: bool = False,
 ) -> Generator[Event, None, None]:
@@ -218,7 +211,7 @@ def run(
         if workers is None:
             yield from _by_turns(every, refuse_exits)
         else:
-            with closing(Dispatcher(workers, allow_mixed, note)) as dispatcher:
+            with closing(Dispatcher(workers, note)) as dispatcher:
                 yield from _on_workers(every, dispatcher)
     except BaseException as error:
         for one in every:
@@ -389,7 +382,6 @@ class Recording:
         keep_steps: bool = True,
         output_dir: str | os.PathLike[str] | None = None,
         shard: Shard | None = None,
-        allow_mixed: bool = False,
         retry_lost: bool = False,
         recheck: bool = True,
         request: Request | None = None,
@@ -422,7 +414,7 @@ class Recording:
         self._trajectories: dict[int, TensorDict] = {}
         self.directory: Directory | None = None
         if output_dir is not None:
-            self.directory = Directory(output_dir, manifest, shard, allow_mixed, retry_lost)
+            self.directory = Directory(output_dir, manifest, shard, retry_lost)
             self._ended = list(self.directory.episodes)
             self.witness = self.directory.witness
         with ended_on_error(self.close):
@@ -446,18 +438,8 @@ class Recording:
         return self._manifest if self.directory is None else self.directory.manifest
 
     @property
-    def _asks(self) -> bool:
-        """True if episodes run again; false where workers are mixed, whose episodes may differ."""
-        return self.recheck and MIXED not in self._known
-
-    @property
     def _has_witness(self) -> bool:
-        return self._asks and self._batches is None
-
-    def let_in(self, manifest: Mapping[str, Any]) -> None:
-        """Note that episodes run under another manifest, too."""
-        if self.directory is not None:
-            self.directory.note_mixed(manifest)
+        return self.recheck and self._batches is None
 
     def note(self, entries: Mapping[str, Any]) -> None:
         """Note entries of the manifest that are known once episodes run.
@@ -493,8 +475,6 @@ class Recording:
             yield self._run_again({self.witness.record.index: self.witness})
         if self.directory is not None:
             self.directory.begin()
-            if self.left:
-                self.let_in(self._manifest)
         own = {*self.left}
         if asks and self._shard is not None and self.witness is None and self.left:
             for index in self._listed[:_WITNESSES]:
@@ -513,7 +493,7 @@ class Recording:
         It is the shortest that ran first in its slot.
         """
         completed = [episode for episode in self._ended if episode.completed]
-        if completed and self._asks and not self._was_finished:
+        if completed and self.recheck and not self._was_finished:
             if self._batches is not None:
                 again = self._shortest_batch(completed)
                 batch = again[0].index // self._batches.size

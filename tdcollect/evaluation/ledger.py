@@ -366,8 +366,6 @@ class Shard(NamedTuple):
 
 RANDOM = "random actions"
 """The ``policy.class`` of an evaluation without a policy."""
-MIXED = "mixed"
-"""The entry with the values of the entries that were not the same for all episodes, by path."""
 
 
 def manifest_entry(manifest: Mapping[str, Any], path: str) -> Any:
@@ -386,22 +384,15 @@ def policy_name(manifest: Mapping[str, Any]) -> str:
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
     """Return the differences of two manifests: the path of each entry, and its two values.
 
-    Values that the ``mixed`` entry of the first one has are no differences, nor is what is only
-    known once all has run, nor settings of the process that one of them does not tell.
+    What is only known once all has run is no difference, nor are settings of the process that one
+    of them does not tell.
     """
-    mixed = sorted({*mixed_values(first), *mixed_values(second)})
-    untold = {MIXED, *LATER, PROCESS} - ({PROCESS} & first.keys() & second.keys())
-    unlike = [
+    untold = {*LATER, PROCESS} - ({PROCESS} & first.keys() & second.keys())
+    return [
         difference
         for key in sorted({*first, *second} - untold)
         for difference in leaf_differences(visible(str(key)), first.get(key), second.get(key))
-        if difference[0] not in mixed
     ]
-    for path in mixed:
-        a, b = _values(first, path), _values(second, path)
-        if any(value not in a for value in b):
-            unlike.append((path, a[0] if len(a) == 1 else a, b[0] if len(b) == 1 else b))
-    return unlike
 
 
 def differences_text(
@@ -415,38 +406,6 @@ def record_differences(first: Episode, second: Episode) -> list[tuple[str, Any, 
     """Return the differences of two records of one episode; restarts belong to a run."""
     one, other = (json.loads(episode.to_json()) | {"restarts": 0} for episode in (first, second))
     return differences(one, other)
-
-
-def may_be_mixed(path: str) -> bool:
-    """Return whether ``allow_mixed=True`` lets the entry at a path differ between episodes."""
-    return path == "device" or path.startswith(("versions.", "platform."))
-
-
-def mixed_entries(manifest: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Return the ``mixed`` entry of an evaluation whose episodes ran under either manifest.
-
-    It has the values by path, in a fixed order, of each entry that may be mixed and is not the same
-    in both, and those of the ``mixed`` entries of the two. None stands for no value, such as the
-    version of a package that is not installed.
-    """
-    paths = {path for path, *_ in differences(manifest, other) if may_be_mixed(path)}
-    paths |= {*mixed_values(manifest), *mixed_values(other)}
-    entry = {}
-    for path in sorted(paths):
-        values = [*_values(manifest, path), *_values(other, path)]
-        entry[path] = [*map(json.loads, sorted({json.dumps(v, sort_keys=True) for v in values}))]
-    return entry
-
-
-def mixed_values(manifest: Mapping[str, Any]) -> Mapping[str, list[Any]]:
-    """Return the ``mixed`` entry of a manifest; empty if all its episodes ran alike."""
-    return manifest.get(MIXED) or {}
-
-
-def _values(manifest: Mapping[str, Any], path: str) -> list[Any]:
-    """Return the values of an entry that may be mixed."""
-    mixed = mixed_values(manifest)
-    return mixed[path] if path in mixed else [manifest_entry(manifest, path)]
 
 
 def leaf_differences(path: str, a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
@@ -797,13 +756,6 @@ def _is_asked(value: Any) -> bool:
     return is_count(value) and value <= _MOST_EPISODES
 
 
-def _is_mixed(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(
-        may_be_mixed(path) and isinstance(values, list) and len(values) > 1
-        for path, values in value.items()
-    )
-
-
 _is_object, _is_text, _is_names = _a(Mapping), _a(str), _list_of(_a(str))
 _is_positive = partial(is_count, least=1)
 # The check of each entry of a manifest.
@@ -825,7 +777,6 @@ _MANIFEST: dict[str, Accepts] = {
     "versions": _is_object,
     "platform": _is_object,
     PROCESS: _or_none(_is_object),
-    MIXED: _or_none(_is_mixed),
     "git": _or_none(_is_object),
     "entries.observation": _is_names,
     "entries.action": _is_names,

@@ -33,8 +33,6 @@ from tdcollect.files import write_json
 def merge(
     directories: Iterable[str | os.PathLike[str]],
     output_dir: str | os.PathLike[str],
-    *,
-    allow_mixed: bool = False,
 ) -> EvaluationResult:
     """Merge the shards of an evaluation, as ``evaluate(..., shard=(i, n))`` writes them.
 
@@ -47,8 +45,6 @@ def merge(
         directories: the ``output_dir`` of each shard, in any order. Shards may overlap, and have
             been cut in several ways, if they are complete together.
         output_dir: the directory of the merged evaluation.
-        allow_mixed: merge shards whose ``versions``, ``platform`` or ``device`` differ, which may
-            change their episodes. The manifest then has the values in its entry ``mixed``.
 
     Returns:
         The result of the whole evaluation.
@@ -70,7 +66,7 @@ def merge(
             parts.append(ledger.read_directory(path))
         except FileNotFoundError:  # a job never started
             absent.append(path)
-    manifest = _merged_manifest(parts, allow_mixed)
+    manifest = _merged_manifest(parts)
     _check_complete(parts, absent)
     for problem in (problem for part in parts for problem in step_files.problems(part)):
         raise ValueError(str(problem))
@@ -130,7 +126,7 @@ def _checked_paths(
     return paths, output
 
 
-def _merged_manifest(parts: Sequence[ledger.Files], allow_mixed: bool) -> dict[str, Any]:
+def _merged_manifest(parts: Sequence[ledger.Files]) -> dict[str, Any]:
     """Return the manifest of all parts, the same for any order of them."""
     if not parts:
         return {}
@@ -142,23 +138,12 @@ def _merged_manifest(parts: Sequence[ledger.Files], allow_mixed: bool) -> dict[s
         if known:
             merged[name] = known[0]
     for other in others:
-        one, two = first, other
-        # Values that one of them has as mixed are none of its differences from the other.
-        if not (unlike := ledger.differences(one.manifest, two.manifest)):
-            one, two = other, first
-            unlike = ledger.differences(one.manifest, two.manifest)
-        mixable = all(ledger.may_be_mixed(path) for path, *_ in unlike)
-        if unlike and not (allow_mixed and mixable):
-            texts = ledger.differences_text(unlike, f"in {one.root}", f"in {two.root}")
-            advice = "merge only shards of one evaluation"
-            if mixable:
-                advice = (
-                    "run one of them again where it is the same, or pass allow_mixed=True "
-                    "(--allow-mixed), which the manifest then tells"
-                )
-            raise ValueError(f"expected shards of one evaluation, but {texts}; {advice}")
-        if unlike:
-            merged[ledger.MIXED] = ledger.mixed_entries(merged, other.manifest)
+        if unlike := ledger.differences(first.manifest, other.manifest):
+            texts = ledger.differences_text(unlike, f"in {first.root}", f"in {other.root}")
+            raise ValueError(
+                f"expected shards of one evaluation, but {texts}; merge only shards of one "
+                "evaluation, run under the same versions and on machines of one kind"
+            )
     return merged
 
 
@@ -280,8 +265,7 @@ def _merged_witness(parts: Sequence[ledger.Files], manifest: Mapping[str, Any]) 
             continue
         index = witness.record.index
         before, root = by_index.setdefault(index, (witness, part.root))
-        differs = None if ledger.MIXED in manifest else unlike(before, witness)
-        if differs is not None:
+        if (differs := unlike(before, witness)) is not None:
             raise ValueError(
                 f"expected shards of one evaluation, but episode {index}, which each of them ran, "
                 f"is not the same in {root} and in {part.root}: {differs}. Their envs or policies "
@@ -303,7 +287,7 @@ def _unlike(
     if not data and (directory.path / ledger.TRAJECTORIES).exists():
         yield "it holds data of episodes, and the shards have none"
     if directory.manifest != manifest:
-        yield f"its manifest has other values in {ledger.MIXED!r}"
+        yield "its manifest is another one"
     for episode in directory.episodes:
         if by_index[episode.index].to_json() != episode.to_json():
             yield f"episode {episode.index} is not the same there"

@@ -141,7 +141,7 @@ CLOSE = "as by rounding, with the same outcome"
 APART = "as by rounding at first, with another outcome: it cannot be told"
 _ROUNDING = 1e-4  # of a value: a difference that rounding may begin with
 _SAME = ("wrappers", "added_wrappers", "observation_space", "action_space")
-_TOLD = ("env", BATCHES, "versions", "platform", ledger.PROCESS, ledger.MIXED)
+_TOLD = ("env", BATCHES, "versions", "platform", ledger.PROCESS)
 
 
 @dataclass(frozen=True)

@@ -214,7 +214,6 @@ of_policy = partial(click.option, multiple=True, callback=options.by_name)
 @options.crew
 @options.output_dir(help="Directory for the race and its report. Resumes the race found there.")
 @options.episode
-@options.allow_mixed
 @options.recheck
 @options.flag("--keep-trajectories", help="Keep the episodes' data in --output-dir.")
 @options.flag("--quiet", help="Show no progress and no table.")
@@ -334,7 +333,6 @@ def suite() -> None:
 @options.crew
 @options.shard(help="Run shard I of N of the evaluations, I from 0; shards may share --output-dir.")
 @options.flag("--keep-trajectories", help="Keep the episodes' data.")
-@options.allow_mixed
 @options.retry_lost
 @options.recheck
 @options.flag("--quiet", help="Show no progress and no table.")

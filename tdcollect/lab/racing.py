@@ -60,7 +60,6 @@ def race(
     progress: bool = True,
     requests: Mapping[str, Request] | None = None,
     workers: Workers | int | None = None,
-    allow_mixed: bool = False,
     recheck: bool = True,
     **settings: Any,
 ) -> files.RaceResult:
@@ -86,8 +85,7 @@ def race(
         lower_is_better: of a metric such as a cost.
         block: the number of episodes between two looks. It belongs to the rule: workers and slots
             do not change it.
-        keep_trajectories, progress, workers, allow_mixed, recheck, settings: as for
-            :func:`tdcollect.evaluate`.
+        keep_trajectories, progress, workers, recheck, settings: as for :func:`tdcollect.evaluate`.
         output_dir: the directory of the race, with the evaluation of each policy in
             ``policies/NAME``: that of the episodes that count, as ``evaluate`` writes it.
         requests: env and policy of each, by name, as the command line takes them.
@@ -114,7 +112,7 @@ def race(
     crew = as_workers(workers)
     count = 1 if crew is None else crew.num_workers
     bar, evaluations, results = None, {}, dict[str, EvaluationResult]()
-    how = {"keep_trajectories": keep_trajectories, "allow_mixed": allow_mixed, "recheck": recheck}
+    how = {"keep_trajectories": keep_trajectories, "recheck": recheck}
     for name, policy in policies.items():
         racer = _evaluation(
             Job(env, recognized(policy, env, most), most, max(1, count // len(policies))),
@@ -136,7 +134,7 @@ def race(
         if progress:
             total = max_episodes * len(policies)
             bar = stack.enter_context(progress_bar(total, "test episodes", leave=False))
-        events = run(evaluations, crew, allow_mixed=allow_mixed, note=note)
+        events = run(evaluations, crew, note=note)
         for one, what in stack.enter_context(closing(events)):
             if isinstance(what, Exception):
                 try:

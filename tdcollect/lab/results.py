@@ -444,8 +444,6 @@ def _differing(manifests: Mapping[str, Mapping[str, Any]]) -> list[str]:
         for key in ("versions", "platform", "device"):
             for path, a, b in leaf_differences(key, first.get(key), manifest.get(key)):
                 values.setdefault(path, {next(iter(manifests)): repr(a)})[name] = repr(b)
-        for path, mixed in ledger.mixed_values(manifest).items():
-            values.setdefault(path, {})[name] = listed_text(mixed)
     return [
         f"Not the same for all evaluations: {path}, "
         f"{listed_text([f'{value} in {name}' for name, value in by_name.items()])}."

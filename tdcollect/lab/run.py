@@ -84,7 +84,6 @@ def run_suite(
         events = run(
             runs,
             crew if left else None,
-            allow_mixed=how["allow_mixed"],
             note=warn if bar is None else say,
             refuse_exits=True,
         )

@@ -400,12 +400,6 @@ def ended(episode: Episode) -> str | Cell:
 
 
 def _manifest(manifest: Mapping[str, Any]) -> Iterator[build.Part]:
-    for path, values in ledger.mixed_values(manifest).items():
-        yield Paragraph(
-            "warn",
-            f"Not the same for all episodes: {path}, {listed_text(values)}. Episodes may differ "
-            "from those of one machine.",
-        )
     if BATCHES in manifest:
         repeated = manifest.get(ledger.REPEATED)
         sound = repeated is not None and not repeated["differing"]

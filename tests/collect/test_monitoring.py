@@ -1,10 +1,9 @@
-"""Loggers, the progress bar, rendering."""
+"""Loggers, rendering."""
 
 from __future__ import annotations
 
 import csv
 import itertools
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from torchrl.data import LazyTensorStorage, ReplayBuffer
 from torchrl.envs import EnvBase, GymEnv, StepCounter, TransformedEnv
 from torchrl.record.loggers import CSVLogger
 
@@ -74,91 +72,6 @@ def test_a_hook_logs_every_so_many_collections(tmp_path: Path) -> None:
     assert logged(tmp_path, "c")["steps"] == [(24, 24), (48, 48)]
     with pytest.raises(ValueError, match="expected every to be a positive int, got 0"):
         LogStatistics(CSVLogger("run", log_dir=str(tmp_path)), every=0)
-
-
-# --------------------------------------------------------------------------------------- progress
-
-
-class Bar:
-    """A stand-in for tqdm's bar."""
-
-    made: list[Bar]
-
-    def __init__(self, total: int | None, initial: int, unit: str, leave: bool):
-        self.total, self.n, self.unit, self.closed = total, initial, unit, False
-        self.shown: list[tuple[int, dict[str, str]]] = []
-        self.postfix: dict[str, str] = {}
-        Bar.made.append(self)
-
-    def __enter__(self) -> Bar:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self.closed = True
-
-    def set_postfix(self, postfix: dict[str, str], refresh: bool) -> None:
-        self.postfix = postfix
-
-    def update(self, more: int) -> None:
-        self.n += more
-        self.shown.append((self.n, self.postfix))
-
-
-@pytest.fixture
-def bars(monkeypatch: pytest.MonkeyPatch) -> list[Bar]:
-    """The bars that are made."""
-    Bar.made = []
-    monkeypatch.setattr("tdcollect.progress._tqdm", lambda: Bar)
-    monkeypatch.setattr("tdcollect.progress._can_be_drawn", lambda: True)
-    return Bar.made
-
-
-@both_ways
-def test_the_bar_counts_frames_and_shows_the_latest_mean_return(bars: list[Bar]) -> None:
-    collector = Collector(
-        cartpole(max_episode_steps=5), frames_per_batch=12, total_frames=36, progress=True
-    )
-    assert len(list(collector)) == 3
-    (bar,) = bars
-    assert (bar.total, bar.unit, bar.closed) == (36, " frames", True)
-    five = {"return": "5"}
-    assert bar.shown == [(12, {}), (24, five), (36, five)]
-
-
-def test_the_bar_closes_with_the_iteration_and_goes_on_with_the_next(bars: list[Bar]) -> None:
-    collector = Collector(cartpole(), frames_per_batch=12, total_frames=-1, progress=True)
-    for _ in range(2):
-        stream = iter(collector)
-        next(stream)
-        assert (bars[-1].total, bars[-1].closed) == (None, False)
-        stream.close()
-        assert bars[-1].closed
-    assert [bar.shown[-1][0] for bar in bars] == [12, 24]
-
-
-@pytest.mark.parametrize("extend", [True, False])
-def test_the_bar_with_a_replay_buffer(bars: list[Bar], extend: bool) -> None:
-    buffer = ReplayBuffer(storage=LazyTensorStorage(100), batch_size=4)
-    collector = Collector(
-        cartpole(),
-        frames_per_batch=12,
-        total_frames=24,
-        replay_buffer=buffer,
-        extend_buffer=extend,
-        statistics=False,
-        progress=True,
-    )
-    assert list(collector) == [None, None]
-    assert bars[0].n == 24
-    assert bars[0].closed
-
-
-def test_tqdm_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
-    expected = r"progress=True needs the tqdm package: pip install '\.\[evaluate\]' in a clone"
-    with pytest.raises(ModuleNotFoundError, match=expected):
-        Collector(cartpole(), frames_per_batch=12, progress=True)
-    Collector(cartpole(), frames_per_batch=12)
 
 
 # -------------------------------------------------------------------------------------- rendering

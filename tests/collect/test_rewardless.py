@@ -60,7 +60,7 @@ def test_an_env_without_rewards_has_lengths_alone(
     check_same(make, lambda env: None)
     hook = Ends()
     frames = 20 * max(1, *slots, 1)
-    collector = Collector(make(), None, frames_per_batch=frames, hooks=hook, progress=True)
+    collector = Collector(make(), None, frames_per_batch=frames, hooks=hook)
     batch = next(iter(collector))
     latest = collector.stats.latest
     ended = batch["next", "step_count"][batch["next", "done"]].tolist()

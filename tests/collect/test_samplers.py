@@ -630,81 +630,26 @@ def test_exponential_numbers_that_are_not_made_of_uniform_ones_are_drawn(
 # -------------------------------------------------------------------------- composite distributions
 
 
-def parameters(*parts: tuple[Any, ...]) -> TensorDictModule:
-    """Writes the parameters of parts: (name, parameter, value)."""
-    keys = [("params", *(name if isinstance(name, tuple) else (name,)), p) for name, p, _ in parts]
-    values = tuple(value for *_, value in parts)
-    return TensorDictModule(lambda _: values, in_keys=["observation"], out_keys=keys)
-
-
-def composite(cls: Any, scored: bool, **kwargs: Any) -> TensorDictSequential:
-    parts = parameters(
-        ("turn", "logits", LOGITS["logits"]),
-        (("arm", "push"), "loc", LOC_SCALE["loc"]),
-        (("arm", "push"), "scale", LOC_SCALE["scale"]),
-        ("lift", "loc", LOC_SCALE["loc"][:, :1]),
-        ("lift", "scale", LOC_SCALE["scale"][:, :1]),
-    )
-    kinds = {"turn": OneHotCategorical, ("arm", "push"): TanhNormal, "lift": TanhNormal}
-    kwargs = {"distribution_map": kinds, "extra_kwargs": {"lift": {"low": -2.0}}, **kwargs}
-    sample = cls(
-        in_keys=["params"],
-        distribution_class=CompositeDistribution,
-        distribution_kwargs=kwargs,
-        return_log_prob=scored,
-    )
-    return TensorDictSequential(parts, sample)
-
-
 OBSERVED = {"observation": POINTS["param"]}
 
 
-@pytest.mark.parametrize(
-    ("cls", "scored", "aggregate"),
-    [
-        *((cls, True, summed) for cls in MODULES for summed in (True, False)),
-        (MODULES[0], False, True),
-    ],
-)
-def test_composite_distributions(cls: Any, scored: bool, aggregate: bool) -> None:
-    names = {"turn": ("agent", "turn"), ("arm", "push"): "push", "lift": "lift"}
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("aggregate", [True, False])
+def test_composite_distributions(aggregate: bool, kind: ExplorationType) -> None:
+    values = LOGITS["logits"], LOC_SCALE["loc"], LOC_SCALE["scale"]
+    keys = [("params", *key) for key in (("turn", "logits"), ("push", "loc"), ("push", "scale"))]
+    parts = TensorDictModule(lambda _: values, in_keys=["observation"], out_keys=keys)
+    how = [CALLED, "on a TensorDict: draws from a composite distribution"]
     with set_composite_lp_aggregate(aggregate):
-        for options in ({}, {"name_map": names}):
-            module = composite(cls, scored, **options)
-            for kind in KINDS:
-                check(module, OBSERVED, [CALLED, STRAIGHT], kind=kind)
-
-
-@pytest.mark.parametrize("cls", MODULES)
-def test_composite_log_probs_under_names_of_their_own(cls: Any) -> None:
-    with set_composite_lp_aggregate(False):
-        sample = cls(
+        sample = SafeProbabilisticModule(
             in_keys=["params"],
-            out_keys=["turn", "lift"],
             distribution_class=CompositeDistribution,
-            distribution_kwargs={"distribution_map": {"turn": D.Categorical, "lift": D.Normal}},
+            distribution_kwargs={
+                "distribution_map": {"turn": OneHotCategorical, "push": TanhNormal}
+            },
             return_log_prob=True,
-            log_prob_keys=["a", "b"],
         )
-        parts = parameters(
-            ("turn", "logits", LOGITS["logits"]),
-            ("lift", "loc", LOC_SCALE["loc"]),
-            ("lift", "scale", LOC_SCALE["scale"]),
-        )
-        for kind in KINDS:
-            check(TensorDictSequential(parts, sample), OBSERVED, None, kind=kind)
-
-
-def test_a_composite_part_that_needs_an_object_costs_this_module_only() -> None:
-    parts = parameters(("lift", "scores", LOGITS["logits"]))
-    sample = ProbabilisticTensorDictModule(
-        in_keys=["params"],
-        distribution_class=CompositeDistribution,
-        distribution_kwargs={"distribution_map": {"lift": Ordinal}},
-        return_log_prob=False,
-    )
-    reason = "draws from a composite distribution, of whose parts Ordinal needs an object"
-    check(TensorDictSequential(parts, sample), OBSERVED, [CALLED, f"on a TensorDict: {reason}"])
+        check(TensorDictSequential(parts, sample), OBSERVED, how, kind=kind)
 
 
 # ------------------------------------------------------------------------ nets, most likely actions

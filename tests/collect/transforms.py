@@ -364,16 +364,6 @@ STATEFUL: dict[str, Case] = {
         composed(normed(E.VecNormV2), books, normed(E.VecNormV2, [R], ["normed"], decay=0.9)),
     ),
     "vec-norm-2-serial-env": ("torchrl-serial", normed(E.VecNormV2, reduce_batch_dims=True)),
-    "stateless": ("cartpole", normed(E.VecNormV2, stateful=False, decay=0.9)),
-    "stateless-mean": ("toy", normed(E.VecNormV2, [OBS], ["normed"], stateful=False, decay=1.0)),
-    "stateless-unbatched": (
-        "cartpole-unbatched",
-        composed(normed(E.VecNormV2, stateful=False), books),
-    ),
-    "stateless-nested": (
-        "toy-nested",
-        normed(E.VecNormV2, ["position", ("inner", "flag")], stateful=False),
-    ),
     "frames": ("cartpole-same-step", frames(4, reset_key="_reset")),
     "frames-constant": ("toy", frames(3, padding="constant", padding_value=0.5)),
     "frames-nested": (
@@ -398,6 +388,7 @@ SINCE_0_15: dict[str, Case] = {
         lambda: E.DoneTransform(out_keys=[("agents", "done"), ("agents", "terminated")]),
     ),
 }
+ISLANDS["stateless"] = ("cartpole", normed(E.VecNormV2, stateful=False, decay=0.9))
 if hasattr(E, "LastAction"):
     STATELESS |= SINCE_0_15
     ISLANDS["last-action-ones"] = ("pendulum", lambda: E.LastAction(default=1.0))

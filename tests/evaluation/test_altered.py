@@ -134,8 +134,6 @@ MANIFESTS: list[tuple[Any, str]] = [
     ({("policy", "exploration"): "any"}, f"{WRITES}policy.exploration 'any'"),
     ({"inference_threads": 0}, f"{WRITES}inference_threads 0"),
     ({("entries", "observation"): [1]}, rf"{WRITES}entries.observation \[1\]"),
-    *(({"mixed": mixed}, f"{WRITES}mixed") for mixed in ([], {"env.id": ["a", "b"]})),
-    *(({"mixed": {"device": of}}, f"{WRITES}mixed") for of in ("cpu", ["cpu"])),
 ]
 
 

@@ -191,16 +191,11 @@ def test_without_a_directory_the_result_has_the_episodes_of_the_shard(written: P
 
 
 def test_a_finished_shard_is_found_done(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also elsewhere, where another version would be mixed in."""
     before = contents(runs)
     ran = []
     monkeypatch.setattr(Directory, "add", lambda *args: ran.append(args))
     result = evaluate(runs / "shard-1", (1, 2), keep_trajectories=True)
     assert [episode.index for episode in result.episodes] == [1, 3, 5, 7]
-    versions = manifests.versions()
-    monkeypatch.setattr(manifests, "versions", lambda: versions | {"torch": "9.9"})
-    evaluate(runs / "whole", allow_mixed=True)
-    evaluate(runs / "shard-0", (0, 2), allow_mixed=True)
     assert ran == []
     assert contents(runs) == before
 
@@ -391,53 +386,20 @@ def other_manifest(out: Path, changed: dict[Any, Any]) -> None:
 
 def test_shards_of_two_evaluations_are_refused(runs: Path) -> None:
     other_manifest(runs / "shard-1", {("policy", "class"): "lab.Actor", "device": "cuda"})
-    for allow in (False, True):
-        with pytest.raises(ValueError, match="merge only shards of one evaluation") as refused:
-            tdcollect.merge(both(runs), runs / "merged", allow_mixed=allow)
-        assert re.search("but device is 'c.*' in .*; policy.class is '.*' in", str(refused.value))
-        assert f"'lab.Actor' in {runs / 'shard-1'}" in str(refused.value)
+    with pytest.raises(ValueError, match="merge only shards of one evaluation") as refused:
+        tdcollect.merge(both(runs), runs / "merged")
+    assert re.search("but device is 'c.*' in .*; policy.class is '.*' in", str(refused.value))
+    assert f"'lab.Actor' in {runs / 'shard-1'}" in str(refused.value)
     assert not (runs / "merged").exists()
 
 
-def test_mixed_shards_are_merged_if_allowed_and_the_manifest_tells(runs: Path) -> None:
-    own = json.loads((runs / "shard-0" / "manifest.json").read_text())
-    other = {("platform", "cpu"): "AAA", ("versions", "torch"): "1.0", ("versions", "gone"): "2"}
-    other_manifest(runs / "shard-1", other)
-    with pytest.raises(ValueError, match=r"but platform\.cpu is .* \(--allow-mixed\), which the"):
-        tdcollect.merge(both(runs), runs / "merged")
-    for order, name in [(both(runs), "merged"), (both(runs)[::-1], "reversed")]:
-        tdcollect.merge(order, runs / name, allow_mixed=True)
-    found = tdcollect.EvaluationResult.load(runs / "merged")
-    assert found.manifest["mixed"] == {
-        "platform.cpu": ["AAA", own["platform"]["cpu"]],
-        "versions.gone": ["2", None],
-        "versions.torch": ["1.0", own["versions"]["torch"]],
-    }
-    assert contents(runs / "merged") == contents(runs / "reversed")
-    assert tdcollect.verify(runs / "merged").passed
-    whole = tdcollect.EvaluationResult.load(runs / "whole")
-    compared = str(tdcollect.compare(whole, found, names=["whole", "merged"]))
-    assert "Not the same for all episodes of merged: versions.torch, 1.0 and" in compared
-    with pytest.raises(ValueError, match="this merged evaluation, but its manifest has oth"):
-        tdcollect.merge([runs / "whole"], runs / "merged")
-    with pytest.raises(ValueError, match=r"holds another evaluation: platform\.cpu is"):
-        tdcollect.merge(both(runs), runs / "whole", allow_mixed=True)
-
-
-def test_an_evaluation_goes_on_elsewhere_if_allowed(runs, monkeypatch) -> None:
-    """And once it has, at either place."""
-    unfinished(runs / "shard-1", 2)
+def test_an_evaluation_does_not_go_on_elsewhere(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     versions = manifests.versions()
     monkeypatch.setattr(manifests, "versions", lambda: versions | {"torch": "9.9"})
-    with pytest.raises(ValueError, match=r"versions\.torch is .*; or go on with allow_mixed=True"):
+    with pytest.raises(ValueError, match=r"versions\.torch is .* and '9\.9' here"):
         evaluate(runs / "shard-1", (1, 2), keep_trajectories=True)
-    result = evaluate(runs / "shard-1", (1, 2), keep_trajectories=True, allow_mixed=True)
-    assert result.manifest["mixed"] == {"versions.torch": [versions["torch"], "9.9"]}
-    assert tdcollect.EvaluationResult.load(runs / "shard-1").manifest == result.manifest
-    monkeypatch.undo()
-    assert evaluate(runs / "shard-1", (1, 2)).manifest == result.manifest
-    merged = tdcollect.merge(both(runs), runs / "merged", allow_mixed=True)
-    assert merged.manifest["mixed"] == result.manifest["mixed"]
 
 
 # The arguments of merge

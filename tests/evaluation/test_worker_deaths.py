@@ -456,7 +456,7 @@ def test_a_worker_that_differs_is_refused(set_up: Any) -> None:
         r"evaluation's manifest: its env\.observation_space is 'Box.*' and not 'Box.*'"
     )
     with pytest.raises(ValueError, match=told.format(1)):
-        quiet(Wider, None, 40, workers=workers, allow_mixed=True)
+        quiet(Wider, None, 40, workers=workers)
     _, run = started(some(workers, 1), Job(Wider, None, EvaluationSettings(40), 1))
     with contextlib.closing(run):
         next(run)

@@ -61,7 +61,6 @@ class Evaluation:
     witness_by: int | None = None
     proved: set[str] = field(default_factory=set)
     # Manifests of workers that are let in.
-    unlike: list[Mapping[str, Any]] = field(default_factory=list)
 
     @cached_property
     def pickled(self) -> Pickled:
@@ -87,12 +86,11 @@ class Dispatcher:
     ``note`` is told in a line of each worker that is lost.
     """
 
-    def __init__(self, workers: local.Workers, allow_mixed: bool, note: Callable[[str], None]):
+    def __init__(self, workers: local.Workers, note: Callable[[str], None]):
         self.workers = workers
         self.note = note
         self.lost: list[str] = []  # how each lost worker ended, in lines
         self._lost_ranks: set[int] = set()
-        self._allow_mixed = allow_mixed
         self._by_key: dict[str, Evaluation] = {}  # those that a worker was sent
         self._added = 0
         self._schedule = Schedule[Evaluation](workers.num_workers, workers.max_lost)
@@ -159,10 +157,6 @@ class Dispatcher:
                 self._try(work)
 
     def _hand_out(self, worker: local.Member, seat: Seat[Evaluation], work: Evaluation) -> None:
-        while work.unlike:
-            unlike = work.unlike.pop()
-            work.manifest[ledger.MIXED] = ledger.mixed_entries(work.manifest, unlike)
-            work.recording.let_in(unlike)
         recording = work.recording
         if self._must_prove(worker, seat, work):
             seat.proves = recording.proof
@@ -304,18 +298,13 @@ class Dispatcher:
             yield self._fail(work, error)
 
     def _check(self, worker: local.Member, opened: local.Ready, work: Evaluation) -> None:
-        """Refuse a worker that differs from the manifest, unless it may."""
+        """Refuse a worker that differs from the manifest."""
         manifest = {**opened.manifest, "git": self._git}
-        unlike = ledger.differences(work.manifest, manifest)
-        mixable = all(ledger.may_be_mixed(path) for path, *_ in unlike)
-        if unlike and self._allow_mixed and mixable:
-            work.unlike.append(manifest)
-        elif unlike:
+        if unlike := ledger.differences(work.manifest, manifest):
             texts = "; ".join(f"its {path} is {b!r} and not {a!r}" for path, a, b in unlike)
-            advice = "; make them alike, or pass allow_mixed=True" if mixable else ""
             raise ValueError(
                 f"expected workers that are alike, got {worker.name} that differs from the "
-                f"evaluation's manifest: {texts}{advice}"
+                f"evaluation's manifest: {texts}"
             )
 
     def _hanging(self, answered: Container[int]) -> list[tuple[local.Member, float]]:

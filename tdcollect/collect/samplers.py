@@ -133,6 +133,7 @@ class Sampler:
         chunks, self._scores = self._scores, []
         if self._kept:
             chunks.append(self._kept_scores())
+        self.check()
         return torch.cat(chunks) if chunks else None
 
     def _kept_scores(self) -> Tensor:
@@ -282,7 +283,10 @@ class _Categorical(Sampler):
             if normalizer.isfinite().all():
                 return torch.where(index == 1, other, one).sub_(normalizer).squeeze(-1)
         normalizer = logits.logsumexp(dim=-1, keepdim=True)
-        _check_finite(normalizer)
+        if each is _at_once:
+            self._normalizers.append(normalizer)  # a look at each would wait for a GPU
+        else:
+            _check_finite(normalizer)
         return (logits - normalizer).gather(-1, index).squeeze(-1)
 
     def _drawn(self, logits: Tensor, index: Tensor) -> Tensor:

@@ -36,6 +36,7 @@ from torchrl.envs import (
 import tdcollect
 from benchmarks import torch_cartpole
 from benchmarks.torch_cartpole import TorchCartPole
+from tdcollect.collect.samplers import Sampler
 
 from ..simulated_cuda import Crossings, Simulated, on_gpu
 from . import policies, transforms
@@ -259,6 +260,7 @@ def waits_per_step(make: Callable[[], EnvBase], policy: Any, **options: Any) -> 
     counts = []
     for steps in (STEPS, STEPS + 4):
         env = make()
+        Sampler._agreeing.clear()  # whoever fills it waits
         made = collector(policy, env, frames_per_batch=steps * env.batch_size.numel(), **options)
         with Crossings() as found:
             assert next(iter(made))["next", "done"].any()

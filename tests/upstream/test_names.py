@@ -58,6 +58,7 @@ ELSEWHERE = {
     **dict.fromkeys(("_storage_Use_Count", "_use_count", "_cdata", "_version"), "of tensors"),
     "_disabled_torch_function_impl": "of torch, for classes of tensors",
     "_get_joint_sample_and_log_prob": "of tensordict from 0.15 on",
+    "_acknowledged_policy_version": "of TorchRL from 0.15 on",
     "_record_stepped_frames": "of TorchRL from 0.15 on",
     "_load_progress_state_dict": "of TorchRL from 0.15 on",
     "_recv": "of EnvPool",

@@ -6,7 +6,6 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, repeat
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -55,8 +54,8 @@ _STATES: dict[type, Callable[[Any], Any]] = {
 class OnSpaces:
     """Observations and actions of an env of ``make_env``, as its gymnasium spaces have them."""
 
-    def __init__(self, env: EnvBase, texts: Mapping[Key, TextLeaf] = MappingProxyType({})):
-        base, self._texts = base_of(env), texts
+    def __init__(self, env: EnvBase, texts: Mapping[Key, TextLeaf] | None = None):
+        base, self._texts = base_of(env), texts or {}
         if not isinstance(base, GymnasiumEnv):
             raise TypeError(
                 f"expected an env of tdcollect.make_env, got {env}; pass tdcollect.make_env(env), "

@@ -359,10 +359,11 @@ def page(results: list[dict[str, Any]], rows: list[dict[str, Any]]) -> str:
     dates = sorted({one["date"] for one in results})
     beside = ", ".join(f"{name} {value}" for name, value in results[0]["beside"].items())
 
-    def share(column: str, *good: str) -> str:
-        known = [str(row[column]) for row in made if row[column] != ""]
+    def share(column: str, good: str, among: list[dict[str, Any]] = made) -> str:
+        known = [str(row[column]) for row in among if row[column] != ""]
         return f"{sum(value.startswith(good) for value in known)} of {len(known)}"
 
+    decided = [row for row in made if str(row["seeds"]).startswith("yes")]
     one_first = [row for row in made if row["first_observations"] == 1]
     all_first = [
         row for row in made if row["of_seeds"] and row["first_observations"] == row["of_seeds"]
@@ -382,10 +383,12 @@ def page(results: list[dict[str, Any]], rows: list[dict[str, Any]]) -> str:
         f"{len(made)} envs; one first observation for all: {len(one_first)}.",
         f"- The time limit truncates: {share('limit', 'truncates')} envs; all episodes terminate "
         f"at one length: {share('limit', 'terminates').split()[0]}.",
-        f"- Rows are those of a plain loop under `make_env`: {share('make_env', 'equal')} envs; "
-        f"under TorchRL's `GymEnv`: {share('gymenv', 'equal')}.",
+        f"- Where seed and actions decide, rows are those of a plain loop under `make_env`: "
+        f"{share('make_env', 'equal', decided)} envs; under TorchRL's `GymEnv`: "
+        f"{share('gymenv', 'equal', decided)}.",
         f"- The doctor passes {share('doctor', 'passed')} envs, the first of each package.",
-        f"- One digest over 1 slot, 8 slots and worker processes: {share('digest', 'one')} envs.",
+        f"- There, one digest over 1 slot, 8 slots and worker processes: "
+        f"{share('digest', 'one', decided)} envs.",
         "",
         "| " + " | ".join(HEADS) + " |",
         "|" + "---|" * len(HEADS),

@@ -75,7 +75,6 @@ def test_policy_that_misses_one_of_several_actions() -> None:
         first(Collector(env, net, frames_per_batch=30))
 
 
-@both_loops
 def test_outputs_of_the_first_step() -> None:
     """A function has no out_keys: that the action is missing is known at the first step."""
     forgets = made("cartpole", lambda td: td.set("move", td["done"]))
@@ -260,7 +259,6 @@ def test_a_policy_that_is_refused_closes_what_was_made(policy: Any) -> None:
     assert made[0].is_closed
 
 
-@both_loops
 @pytest.mark.parametrize(
     ("env", "buffers", "key"),
     [

@@ -127,14 +127,16 @@ def first_batches(collector_class: Any, env: str, make_policy: Any, **options: A
     ("env", "kind", "frames"),
     [("cartpole", "lstm", 60), ("cartpole-unbatched", "gru", 0), ("cartpole-init", "gru", 60)],
 )
-def test_the_default_is_what_torchrl_does_on_request(env: str, kind: str, frames: int) -> None:
+def test_the_default_is_what_torchrl_does_on_request(
+    env: str, kind: str, frames: int, arrays: bool
+) -> None:
     policy = partial(policies.recurrent, kind)
     options = {"init_random_frames": frames or None}
     ours = first_batches(tdcollect.Collector, env, policy, **options)
     options["auto_register_policy_transforms"] = True
     assert_same(ours, first_batches(ParentCollector, env, policy, **options))
     collector = tdcollect.Collector(ENVS[env](), policy(ENVS[env]()), frames_per_batch=30)
-    assert "its own code, on arrays" in str(collector.explain())
+    assert ("its own code, on arrays" in str(collector.explain())) == arrays
 
 
 def test_a_policy_that_asks_where_episodes_begin_is_told() -> None:

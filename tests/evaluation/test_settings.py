@@ -72,7 +72,7 @@ def test_a_manifest_gives_back_the_settings_it_was_written_from() -> None:
         manifest = describe(collector)
         (episode, *_) = (finished.record for finished in collector.run())
     assert isinstance(EvaluationResult(manifest, [episode]).digest, str)
-    again = settings_of(manifest, episode)
+    again = settings_of(manifest, [episode])
     assert asdict(again) == asdict(replace(settings, episodes=[episode.index]))
 
 

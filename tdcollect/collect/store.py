@@ -526,7 +526,7 @@ class _Counted(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
-        if name in ("copy_", "_to_copy", "to"):
+        if name in ("copy_", "to") or name.endswith("to_copy"):
             source = args[name == "copy_"]
             if source.device == _CPU != out.device and not source.is_pinned():
                 raise RuntimeError("it copies values from the CPU, which may be others each time")

@@ -79,14 +79,8 @@ def _curve(folder: Path) -> Path:
         for step in range(1, 13)
     ]  # fmt: skip
     curve[4] = curve[4]._replace(mean=None, low=None, high=None, std=None)
-    page = curve_page(
-        curve,
-        Best(12000, 120.0, None),
-        EVIL,
-        "mean",
-        lambda step, kind="step": f"{kind} {step}/{EVIL}.html",
-        curve[-1],
-    )
+    best = Best(12000, 120.0, None)
+    page = curve_page(curve, best, EVIL, "mean", lambda step: f"step {step}/{EVIL}.html")
     folder.mkdir()
     (folder / "curve.html").write_bytes(page.html())
     return folder / "curve.html"

@@ -22,7 +22,7 @@ from ..forkserver import run
 ROOT = Path(tdcollect.__file__).absolute().parent.parent
 MODULES = [
     "tdcollect.evaluation.workers.ray",
-    *(f"tdcollect.envs.process.{name}" for name in ("worker", "pool", "values", "resumable")),
+    *(f"tdcollect.envs.process.{name}" for name in ("worker", "values", "resumable")),
     *(f"tdcollect.processes.{module.name}" for module in pkgutil.iter_modules(processes.__path__)),
 ]
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from importlib import metadata
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -150,7 +151,7 @@ def test_the_version_of_a_checkout_that_is_not_installed(
     assert packages.own_version() == "unknown"
 
 
-def test_all_is_imported_where_forks_and_locks_are_missing() -> None:
+def test_all_is_imported_where_forks_and_locks_are_missing(tmp_path: Path) -> None:
     """As on Windows; what needs them says so when it is used."""
     code = """
 import importlib, multiprocessing.forkserver, os, pkgutil, select, signal, sys
@@ -179,7 +180,8 @@ for refused in (
     except NotImplementedError as error:
         print(error)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    run = partial(subprocess.run, capture_output=True, text=True, check=True)
+    done = run([sys.executable, "-c", code], cwd=tmp_path)
     batches, *refused = done.stdout.splitlines()
     assert batches == "2"
     assert [

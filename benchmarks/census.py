@@ -299,7 +299,7 @@ def row_of(name: str, env: dict[str, Any]) -> dict[str, Any]:
     }
     evidence = [f"{f['name']}: {f['evidence']}" for each in told.values() for f in each]
     return {
-        "env": "" if name == "null" else name,
+        "env": "" if name == "null" else name.removeprefix("census_envs.py:"),
         "makes": env.get("makes") or env.get("why") or env.get("raised", "no end in time"),
         "seeds": seeds(env),
         "used_env": {True: "same", False: "differs"}.get(env.get("same_when_used"), ""),

@@ -7,8 +7,8 @@ import re
 import subprocess
 import sys
 import tomllib
-from importlib import metadata
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 
 import pytest

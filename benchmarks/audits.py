@@ -1,4 +1,4 @@
-"""What audits find in ledgers with rows that were made up, and whether they blame honest ones.
+"""Audits of ledgers with rows that were made up, and of honest ones.
 
     python benchmarks/audits.py
     python benchmarks/audits.py --ledgers 100

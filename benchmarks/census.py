@@ -318,12 +318,12 @@ def row_of(name: str, env: dict[str, Any]) -> dict[str, Any]:
 
 
 def compared(rows: str) -> str:
-    """What was seen of rows; nothing where the entries of an observation were not matched."""
+    """Text of what rows showed; empty where the entries of an observation were not matched."""
     return "" if "no entry" in rows else rows
 
 
 def seeds(env: dict[str, Any]) -> str:
-    """Whether seed and actions decide the episode."""
+    """Tell if seed and actions decide the episode."""
     if "same_twice" not in env:
         return ""
     if not env["same_twice"]:
@@ -338,7 +338,7 @@ def seeds(env: dict[str, Any]) -> str:
 
 
 def limit(env: dict[str, Any]) -> str:
-    """How the time limit ends an episode, as far as random actions reach it."""
+    """The end of an episode by its time limit, as far as random actions reach it."""
     ended = [(steps, how) for steps, how in env.get("ends", []) if how != "goes on"]
     if found := [steps for steps, how in ended if how == "truncated"]:
         return f"truncates at {max(found)}"

@@ -35,7 +35,7 @@ STEPS = 100  # of each episode that is compared
 LONG, LONG_SECONDS = 2000, 0.6  # of each episode that is played for its end
 FIRSTS, FIRST_SECONDS = 1000, 1.5  # seeds whose first observations are counted
 KEPT = "kept "
-"""What a line with a result begins with; packages print lines of their own."""
+"""The begin of each line with a result; packages print lines of their own."""
 
 
 def main() -> None:
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def imported() -> set[str]:
-    """What census.py's forked processes have imported: the top modules."""
+    """The top modules that census.py's forked processes have imported."""
     import torchrl.envs  # noqa: F401
 
     import tdcollect.testing.doctor  # noqa: F401
@@ -164,7 +164,7 @@ def said(error: BaseException) -> str:
 
 
 def plain(name: str) -> dict[str, Any]:
-    """What is seen of an env in plain loops; as far as it came."""
+    """The results of an env in plain loops, as far as it came."""
     found: dict[str, Any] = {}
     for part in (made, repeats, leaks, first_observations, ends):
         try:
@@ -219,7 +219,7 @@ def repeats(name: str, found: dict[str, Any]) -> None:
 
 
 def leaks(name: str, found: dict[str, Any]) -> None:
-    """Whether an env that has been used repeats the episodes of new ones."""
+    """Tell if an env that has been used repeats the episodes of new ones."""
     seen = []
     with closing(make(name)) as env:
         for seed in (0, 1, 0):
@@ -231,7 +231,7 @@ def leaks(name: str, found: dict[str, Any]) -> None:
 
 
 def first_observations(name: str, found: dict[str, Any]) -> None:
-    """How many distinct first observations have seeds from 0, in some seconds."""
+    """Count the distinct first observations of seeds from 0, for some seconds."""
     seen, began, count = set(), time.process_time(), 0
     with closing(make(name)) as env:
         for seed in range(FIRSTS):
@@ -244,7 +244,7 @@ def first_observations(name: str, found: dict[str, Any]) -> None:
 
 
 def ends(name: str, found: dict[str, Any]) -> None:
-    """How episodes end, in lengths and flags; the time limit that gymnasium knows."""
+    """The ends of episodes, as lengths and flags; the time limit that gymnasium knows."""
     lengths: list[tuple[int, str]] = []
     with closing(make(name)) as env:
         found["limit"] = None if env.spec is None else env.spec.max_episode_steps
@@ -315,7 +315,7 @@ def _add(whole: Any, value: Any) -> None:
 
 
 def beside_tdcollect(name: str, first: bool) -> None:
-    """What collectors, GymEnv, evaluations and, of a package's first env, the doctor make of it."""
+    """The env in collectors, GymEnv and evaluations; a package's first env in the doctor, too."""
     found: dict[str, Any] = {"env": name}
     parts = {
         "rows_make_env": rows_under_make_env,

@@ -73,7 +73,6 @@ def train(seed, frames, workers):
                 optimizer.step()
             collector.update_policy_weights_()
             bar.update(batch.numel())
-    print(collector.lost)
     collector.shutdown()
     return policy
 

@@ -7,7 +7,7 @@ import vmas
 
 
 def starts(between=lambda: None) -> list[float]:
-    """Where an agent of a seeded env begins in three episodes."""
+    """Start positions of an agent of a seeded env, in three episodes."""
     env = vmas.make_env("navigation", num_envs=1, n_agents=2, seed=0, device="cpu")
     found = []
     for _ in range(3):

@@ -697,10 +697,10 @@ class Runner:
         return is_masked(env.full_action_spec)
 
     def _warn_of_policy(self, policy: Any) -> None:
-        told = [warning_of_draws(policy)]
+        texts = [warning_of_draws(policy)]
         if policy is self._collector.policy and self._ignores_masks:
-            told.append(_IGNORES_MASKS)
-        for text in filter(None, told):
+            texts.append(_IGNORES_MASKS)
+        for text in filter(None, texts):
             self._warn_once(text)
 
     def _lowering(self, random: bool, late: ArrayEnv | None = None) -> Lower:
@@ -731,9 +731,9 @@ class Runner:
         )
         module, facts = parent.wrapped_policy, self._lowered_for
         # Its own outputs are there from the second batch on.
-        changed = dict(entries.items() ^ self._entries.items()).keys()
+        others = dict(entries.items() ^ self._entries.items()).keys()
         own = set() if kept is None else kept.own
-        if kept is None or not (changed <= own and facts and facts.hold(module, *values)):
+        if kept is None or not (others <= own and facts and facts.hold(module, *values)):
             kept = self._lowered = self._lower_again(step, checked, policy, late)
             self._lowered_for, self._entries = Facts(module.modules(), *values), entries
             if not (kept.straight or collector.graphs):

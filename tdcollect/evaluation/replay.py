@@ -146,7 +146,7 @@ _TOLD = ("env", BATCHES, "versions", "platform", ledger.PROCESS)
 
 @dataclass(frozen=True)
 class Audit:
-    """What an audit of an evaluation has shown; print it to see it.
+    """The result of an audit of an evaluation; print it to see it.
 
     Attributes:
         directory: the directory of the evaluation.
@@ -247,7 +247,7 @@ def _are_near(then: Any, now: Any) -> bool:
 
 
 class _Terms:
-    """What an audit compares: what the env decides.
+    """The terms of an audit: it compares what the env decides.
 
     Under the transforms that it had, that is all. Without, it gets the actions that it got below
     them, and decides how episodes end, and the rewards unless a transform may change them.

@@ -600,7 +600,7 @@ def test_a_relative_directory_of_a_suite_holds_wherever_the_process_goes(
 
 
 def test_a_suite_is_audited_by_cell(once: Path) -> None:
-    """What is not gymnasium's own is said not to be, and each cell is audited with its env."""
+    """A cell whose env is not gymnasium's own says so, and each cell is audited with its env."""
     audits = tdcollect.audit(once)
     assert len(audits) == len([*once.glob("evaluations/*/*/*/manifest.json")])
     assert all("not audited: expected --env ENV" in str(audit) for audit in audits)

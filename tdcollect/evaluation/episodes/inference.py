@@ -1,4 +1,4 @@
-"""What acts in an evaluation; policies at one batch size, each row with its episode's stream."""
+"""Actors of an evaluation: policies at one batch size, each row with its episode's stream."""
 
 from __future__ import annotations
 

@@ -264,7 +264,8 @@ class _Terms:
         named = {text.partition("(")[0] for text in had}
         written = "TensorDictPrimer" in named or "overwritten" in then["entries"]  # by the policy
         self._whole = whole = has == had and not written
-        own = {name: now["env"].get(name) for name in _SAME} if self._is_own else {}
+        names = _SAME if self._is_own else _SAME[-1:]  # a wrapper of its own may be named
+        own = {name: now["env"].get(name) for name in names}
         unlike = [name for name, value in own.items() if then["env"].get(name, value) != value]
         if unlike or (has and not whole) or again.batches != ledger.Batches.of(then):
             raise ValueError(

@@ -11,7 +11,8 @@ from enum import Enum
 from types import ModuleType
 
 import torch
-import torchrl.record  # noqa: F401  looks for torchvision where it is imported, and must not find the stand-in
+import torchrl.data.datasets  # it and the next look for torchvision, and must not find the stand-in
+import torchrl.record  # noqa: F401
 from torch.nn import functional
 from torchrl.envs.transforms import _observation
 

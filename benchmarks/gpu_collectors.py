@@ -5,21 +5,20 @@ TorchRL's collector runs in its fastest setting that gives the right batches; `s
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import partial
-from itertools import product
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import torch
-from bench import Effort, Program, ratios, spread
-from gpu_pipelines import CARTPOLE, CHEETAH, PONG, SERIAL, VECTOR, Pipeline
+from bench import Program
+from gpu_pipelines import CARTPOLE, CHEETAH, ONE_HOT, PONG, SERIAL, VECTOR, Pipeline
 from gpu_setting import (
     CORES,
     Plan,
     Row,
     Setting,
-    closing,
     collecting,
+    compared,
     first_line,
     in_turns,
     median,
@@ -30,205 +29,219 @@ from torchrl.envs import EnvBase
 
 import tdcollect
 
-OURS, THEIRS, EAGER, WORKERS = "tdcollect", "TorchRL", "tdcollect, eager", "tdcollect, workers"
-TARGET, GRAPH_TARGET = 2.0, 1.5
-WIDTHS = (64, 512)
+CALLS, GRAPH, COMPILED = "tdcollect", "tdcollect, graph", "tdcollect, compiled"
+ON_CPU, WORKERS = "policy on the CPU", "tdcollect, workers"
+THEIRS, THEIR_GRAPH, THEIR_COMPILED = "TorchRL", "TorchRL, graph", "TorchRL, compiled"
+OURS: Any = tdcollect.Collector
+SIDES: dict[str, tuple[Any, dict[str, Any]]] = {
+    CALLS: (OURS, {"cudagraph_policy": False}),
+    GRAPH: (OURS, {"cudagraph_policy": True}),
+    COMPILED: (OURS, {"compile_policy": True}),
+    ON_CPU: (OURS, {"policy_device": "cpu"}),
+    WORKERS: (OURS, {"cudagraph_policy": False}),
+    THEIRS: (TorchRLCollector, {}),
+    THEIR_GRAPH: (TorchRLCollector, {"cudagraph_policy": True}),
+    THEIR_COMPILED: (TorchRLCollector, {"compile_policy": True}),
+}
+"""What is compared: a class of collectors, and its options."""
+
 KIND, STORING = "env", "storing_device"
 OPTIONS = (KIND, "env_device", STORING, "no_cuda_sync")
 """A setting of TorchRL's collector in words: its kind of env, and the options."""
 
+SAFE = {KIND: VECTOR, "env_device": "cpu", STORING: None, "no_cuda_sync": False}
+"""TorchRL's setting that is right and was the fastest on an H100."""
+
 
 def settings(setting: Setting) -> Plan:
-    """Find TorchRL's fastest correct setting."""
-    yield "TorchRL's settings", partial(_settings, setting)
+    """Time TorchRL's settings, and check their batches; each has an env of its own.
 
-
-def _settings(setting: Setting) -> Row:
-    """Check and time TorchRL's collector in each setting; CartPole, 64 x 64.
-
-    On paper, `no_cuda_sync=True` reads no unfinished copy from the GPU: copies to the CPU then
-    block (`non_blocking=False`), and those to the GPU are ordered on its stream. The batches are
-    compared all the same.
+    TorchRL moves the env that it is given to ``env_device``: the next one would find it there.
     """
+    choices = [
+        SAFE,
+        {**SAFE, "no_cuda_sync": True},
+        {**SAFE, STORING: "cpu"},
+        {**SAFE, STORING: setting.device},
+        {**SAFE, "env_device": None},
+        {**SAFE, STORING: "cpu", "no_cuda_sync": True},
+        {**SAFE, STORING: setting.device, "no_cuda_sync": True},
+        {**SAFE, KIND: SERIAL, STORING: "cpu"},
+    ]
+    right = cache(partial(_right_batches, setting))  # of each kind of env
+    for choice in choices[:2] + choices[-1:] if setting.quick else choices:
+        name = ", ".join(f"{key}={value}" for key, value in choice.items())
+        yield name, partial(_setting, choice, right, setting)
+
+
+def _settings_steps(setting: Setting) -> tuple[int, int]:
     (slots,) = setting.slots(8)
-    effort = setting.effort(slots)
-    effort = effort._replace(steps=min(effort.steps, 32), rounds=2 if setting.quick else 3)
-    stored = dict.fromkeys((None, "cpu", setting.device))
-    choices = [(VECTOR, *each) for each in product((None, "cpu"), stored, (False, True))]
-    choices += [(SERIAL, None, None, False), (SERIAL, "cpu", "cpu", True)]
-    if setting.quick:
-        choices = [choices[0], choices[1], choices[-1]]
-    envs = {kind: CARTPOLE.theirs(slots, kind) for kind in (VECTOR, SERIAL)}
-    policy = CARTPOLE.policy(64)
-    rows: list[Row] = []
-    safest: dict[str, Any] = {"env_device": "cpu", STORING: "cpu"}
-    with closing(*envs.values()):
-        expected = {
-            kind: _batches(TorchRLCollector, env, policy, effort.steps, setting, **safest)
-            for kind, env in envs.items()
-        }
-        for choice in choices:
-            row = dict(zip(OPTIONS, choice, strict=True))
-            options = {key: value for key, value in row.items() if key != KIND}
-            kind = row[KIND]
-            make = (TorchRLCollector, envs[kind], policy, effort.steps, setting)
-            row["us_per_step"] = None
-            try:
-                row["differs"] = _difference(expected[kind], _batches(*make, **options))
-            except RuntimeError as error:
-                row["differs"] = first_line(error)
-            if not row["differs"]:
-                times = in_turns({THEIRS: collecting(*make, **options)}, effort)
-                row["us_per_step"] = median(times[THEIRS]) * slots * 1e6
-            rows.append(row)
-    right = [row for row in rows if row["us_per_step"] is not None]
-    fastest = min(right, key=lambda row: row["us_per_step"])
-    return {"slots": slots, "settings": rows, "fastest": fastest}
+    return slots, min(setting.effort(slots).steps, 32)
 
 
-def eager(setting: Setting) -> Plan:
-    """Yield the measurements without compilation."""
-    for slots in setting.slots(8, 64, 256, 1024):
-        for pipeline in (CARTPOLE, CHEETAH):
-            name = f"{pipeline.title}, N={slots}"
-            yield name, partial(_against_torchrl, pipeline, slots, WIDTHS, setting)
-        if slots in setting.slots(64):
-            for few in setting.slots(16, 64):
-                yield f"Pong, N={few}", partial(_against_torchrl, PONG, few, [0], setting)
+def _right_batches(setting: Setting, kind: str) -> list[Any]:
+    """Batches whose copies to the CPU are waited for."""
+    slots, steps = _settings_steps(setting)
+    safest = {"env_device": "cpu", STORING: "cpu"}
+    env, policy = CARTPOLE.theirs(slots, kind), _seeded_policy()
+    return _batches(TorchRLCollector, env, policy, steps, setting, **safest)
+
+
+def _seeded_policy() -> Any:
+    torch.manual_seed(0)
+    return CARTPOLE.policy(64)
+
+
+def _setting(choice: Row, right: Callable[[str], list[Any]], setting: Setting) -> Row:
+    """Check and time TorchRL's collector in a setting; CartPole, 64 x 64."""
+    slots, steps = _settings_steps(setting)
+    kind, options = choice[KIND], {key: choice[key] for key in OPTIONS if key != KIND}
+    row = {**choice, "slots": slots, "us_per_step": None}
+    policy = _seeded_policy()
+    try:
+        env = CARTPOLE.theirs(slots, kind)
+        found = _batches(TorchRLCollector, env, policy, steps, setting, **options)
+        row["differs"] = _difference(right(kind), found)
+    except RuntimeError as error:
+        row["differs"] = first_line(error)
+    if not row["differs"]:
+        env = CARTPOLE.theirs(slots, kind)
+        made = collecting(TorchRLCollector, env, policy, steps, setting, **options)
+        effort = setting.effort(slots)
+        times = in_turns({THEIRS: made}, effort._replace(steps=steps, rounds=min(effort.rounds, 3)))
+        row["us_per_step"] = median(times[THEIRS]) * slots * 1e6
+    return row
 
 
 def graphs(setting: Setting) -> Plan:
-    """Yield the measurements with CUDA graphs."""
-    cells = [(CARTPOLE, 8), (CHEETAH, 8), (PONG, 16), (CARTPOLE, 256), (CHEETAH, 256), (PONG, 64)]
-    return _modes("cudagraph_policy", True, cells, setting)
+    """Yield the measurements with CUDA graphs, call by call beside them."""
+    cells = [
+        (ONE_HOT, 8, 64, {CALLS: 1.8, THEIRS: 3.5}),
+        (CHEETAH, 8, 64, {CALLS: 1.8, THEIRS: 3.5}),
+        (CARTPOLE, 64, 64, {CALLS: 1.4}),
+        (CARTPOLE, 8, 64, {THEIRS: 3.5}),
+        (CARTPOLE, 8, 512, {THEIRS: 3.5}),
+        (PONG, 16, 0, {}),
+        (CHEETAH, 64, 64, {}),
+        (PONG, 64, 0, {}),
+    ]
+    sides = (GRAPH, CALLS, THEIRS, ON_CPU, THEIR_GRAPH)
+    return _plan(cells[:3] if setting.quick else cells, sides, setting)
+
+
+def eager(setting: Setting) -> Plan:
+    """Yield the measurements call by call."""
+    both = [(ONE_HOT, 64), (CHEETAH, 64)]
+    cells = [(*of, 8, {THEIRS: 2.0}) for of in both] + [(*of, 64, {}) for of in both]
+    cells += [(CARTPOLE, 512, 8, {THEIRS: 2.0}), (CHEETAH, 512, 64, {}), (PONG, 0, 16, {})]
+    cells += [(CARTPOLE, 64, 256, {}), (PONG, 0, 64, {}), (CARTPOLE, 64, 1024, {})]
+    ordered = [(of, slots, width, aims) for of, width, slots, aims in cells]
+    sides = (CALLS, THEIRS, WORKERS)
+    return _plan(ordered[:2] if setting.quick else ordered, sides, setting)
 
 
 def compiled(setting: Setting) -> Plan:
     """Yield the measurements with compiled policies, each of which compiles for a while."""
-    option = {"backend": "eager"} if setting.quick else True
-    cells = [(CARTPOLE, 8), (CHEETAH, 8), (CARTPOLE, 256), (CHEETAH, 256), (PONG, 16), (PONG, 64)]
-    return _modes("compile_policy", option, cells, setting)
+    cells = [(of, slots, 64, {THEIR_COMPILED: 2.0}) for of, slots in
+             ((CARTPOLE, 8), (CHEETAH, 8), (CHEETAH, 64))]  # fmt: skip
+    sides = (COMPILED, CALLS, THEIR_COMPILED)
+    return _plan(cells[:2] if setting.quick else cells, sides, setting)
 
 
-def _modes(option: str, value: Any, cells: list[tuple[Pipeline, int]], setting: Setting) -> Plan:
-    for pipeline, slots in dict(cells).items() if setting.quick else cells:
+def _plan(cells: list[Any], sides: tuple[str, ...], setting: Setting) -> Plan:
+    for pipeline, slots, width, aims in cells:
         (count,) = setting.slots(slots)
-        name = f"{pipeline.title}, N={count}, {option}"
-        yield name, partial(_mode, pipeline, count, {option: value}, setting)
+        named = f"{width} x {width}" if width else "convolutions"
+        name = f"{pipeline.title}, {named}"
+        measure = partial(_compared, name, pipeline, count, width, aims, sides, setting)
+        yield f"{name}, N={count}", measure
 
 
-def _against_torchrl(
-    pipeline: Pipeline, slots: int, widths: Iterable[int], setting: Setting
+def _compared(
+    name: str,
+    pipeline: Pipeline,
+    slots: int,
+    width: int,
+    aims: dict[str, float],
+    sides: tuple[str, ...],
+    setting: Setting,
 ) -> Row:
-    """Compare the collectors; all policies with the same envs, one after the other."""
-    _need(pipeline)
+    """Time the sides in turns, each with an env and a policy of its own; the first is the base."""
+    need_for(pipeline)
+    torch.compiler.reset()  # dynamo compiles the code of all policies together 8 times at most
     effort = setting.effort(slots)
     if slots >= 256:
         effort = effort._replace(rounds=min(effort.rounds, 4))
-    ours, theirs = pipeline.ours(slots), pipeline.theirs(slots, setting.torchrl.get(KIND, VECTOR))
-    parallel = None
-    if pipeline is CHEETAH and slots >= 64 and CORES > 2:
-        count = min(CORES, slots)
-        parallel = pipeline.ours(slots, backend="process", num_workers=count)
-    rows = []
-    with closing(ours, theirs, *([parallel] if parallel is not None else [])):
-        for width in widths:
-            make = partial(_program, pipeline.policy(width), effort.steps, setting)
-            programs = {
-                OURS: make(tdcollect.Collector, ours),
-                THEIRS: make(TorchRLCollector, theirs),
-            }
-            if parallel is not None:
-                programs[WORKERS] = make(tdcollect.Collector, parallel)
-            row = _compared(programs, effort, OURS)
-            rows.append({"policy": _named(width), "target": {THEIRS: TARGET}, **row})
-    differs = _bits(pipeline, slots, {}, setting) if slots <= 16 else None
-    return {"workload": pipeline.title, "N": slots, "mode": "eager", "rows": rows,
-            "differs": differs, "T": effort.steps}  # fmt: skip
+    makes: dict[str, Callable[[], Program]] = {
+        side: partial(program, pipeline, side, slots, width, setting, effort.steps)
+        for side in sides
+        if side != WORKERS or (pipeline.workers and slots >= 64 and CORES > 2)
+    }
+    row = compared(name, makes, slots, effort, aims)
+    if slots <= 16:
+        row["differs"] = _bits(pipeline, sides[0], slots, width, setting)
+    return row
 
 
-def _mode(pipeline: Pipeline, slots: int, mode: dict[str, Any], setting: Setting) -> Row:
-    """Compare the collectors with one mode of the policy, and with tdcollect's eager one."""
-    _need(pipeline)
-    torch.compiler.reset()  # dynamo compiles the code of all policies together 8 times at most
-    effort = setting.effort(slots)
-    envs = [
-        pipeline.ours(slots),
-        pipeline.ours(slots),
-        pipeline.theirs(slots, setting.torchrl.get(KIND, VECTOR)),
-    ]
-    with closing(*envs):
-        make = partial(_program, pipeline.policy(64), effort.steps, setting)
-        sides = {
-            OURS: partial(make, tdcollect.Collector, envs[0], **mode),
-            EAGER: partial(make, tdcollect.Collector, envs[1]),
-            THEIRS: partial(make, TorchRLCollector, envs[2], **mode),
-        }
-        programs, raised = {}, {}
-        for name, begin in sides.items():
-            try:
-                program = begin()
-                for _ in range(3):  # the first calls compile, warm up and capture
-                    program.run()
-            except Exception as error:
-                if name == OURS:
-                    raise
-                raised[name] = first_line(error)
-            else:
-                programs[name] = program
-        row = _compared(programs, effort, OURS)
-    (option,) = mode
-    target = {THEIRS: TARGET}
-    if option == "cudagraph_policy" and slots == 8:
-        target[EAGER] = GRAPH_TARGET
-    differs = _bits(pipeline, slots, mode, setting) if slots <= 16 else None
-    return {"workload": pipeline.title, "N": slots, "mode": option, "differs": differs,
-            "T": effort.steps, "rows": [
-                {"policy": _named(0 if pipeline is PONG else 64), "target": target, **row,
-                 "raised": raised}
-            ]}  # fmt: skip
-
-
-def _need(pipeline: Pipeline) -> None:
+def need_for(pipeline: Pipeline) -> None:
+    """Leave a measurement out if the pipeline's package is missing."""
     if pipeline is CHEETAH:
         need("mujoco")
 
 
-def _named(width: int) -> str:
-    return f"{width} x {width}" if width else "convolutions"
-
-
-def _program(
-    policy: Any, steps: int, setting: Setting, kind: Any, env: EnvBase, **options: Any
+def program(
+    pipeline: Pipeline,
+    side: str,
+    slots: int,
+    width: int,
+    setting: Setting,
+    steps: int,
+    env: EnvBase | None = None,
 ) -> Program:
-    """A collector in the setting found for TorchRL; the batch is stored alike on both sides."""
+    """A side's collector with a policy of its own, and an env of its own unless one is given.
+
+    Closing it closes the env. TorchRL's is in the setting found for it; the batch is stored alike
+    on both sides.
+    """
+    kind, options = _side(side, setting)
+    if env is None and kind is TorchRLCollector:
+        env = pipeline.theirs(slots, setting.torchrl[KIND])
+    elif env is None:
+        env = our_env(pipeline, slots, side == WORKERS)
+    try:
+        return collecting(kind, env, pipeline.policy(width), steps, setting, **options)
+    except BaseException:
+        env.close()
+        raise
+
+
+def our_env(pipeline: Pipeline, slots: int, workers: bool) -> EnvBase:
+    """tdcollect's env; on a worker process per core, where it can be."""
+    if not (workers and pipeline.workers):
+        return pipeline.ours(slots)
+    return pipeline.ours(slots, backend="process", num_workers=min(CORES, slots))
+
+
+def _side(side: str, setting: Setting) -> tuple[Any, dict[str, Any]]:
+    """The class of collectors of a side, and its options in this setting."""
+    kind, options = SIDES[side]
+    if "compile_policy" in options and setting.quick:
+        options = {"compile_policy": {"backend": "eager"}}
     given = {key: value for key, value in setting.torchrl.items() if key != KIND}
-    if kind is not TorchRLCollector:
-        given = {STORING: given.get(STORING)}
-    return collecting(kind, env, policy, steps, setting, **given, **options)
+    return kind, {**(given if kind is TorchRLCollector else {STORING: given[STORING]}), **options}
 
 
-def _compared(programs: dict[str, Program], effort: Effort, base: str) -> Row:
-    frames = programs[base].frames / effort.steps
-    times = in_turns(programs, effort)
-    return {
-        "us_per_step": {name: median(values) * frames * 1e6 for name, values in times.items()},
-        "ratios": {name: spread(values)._asdict() for name, values in ratios(times, base).items()},
-    }
-
-
-def _bits(pipeline: Pipeline, slots: int, mode: dict[str, Any], setting: Setting) -> str:
-    """The first entry in which batches of the two collectors differ on like envs, or nothing."""
+def _bits(pipeline: Pipeline, side: str, slots: int, width: int, setting: Setting) -> str:
+    """The first entry in which batches differ from TorchRL's on like envs, or nothing."""
     torch.compiler.reset()
-    policy, found = pipeline.policy(64), []
-    given = {STORING: setting.torchrl.get(STORING), **mode}
-    for kind in (TorchRLCollector, tdcollect.Collector):
+    policy, found = pipeline.policy(width), []
+    for each in (THEIR_COMPILED if side == COMPILED else THEIRS, side):
+        kind, options = _side(each, setting)
         env = pipeline.ours(slots, seed=0)
-        with closing(env):
-            try:
-                found.append(_batches(kind, env, policy, 16, setting, seeded=True, **given))
-            except Exception as error:
-                return f"{kind.__module__.split('.')[0]} raises {first_line(error)}"
+        try:
+            found.append(_batches(kind, env, policy, 16, setting, seeded=True, **options))
+        except Exception as error:
+            return f"{each} raises {first_line(error)}"
     return _difference(*found)
 
 
@@ -241,7 +254,7 @@ def _batches(
     seeded: bool = False,
     **options: Any,
 ) -> list[Any]:
-    """Two batches of a collector with given seeds, on the CPU."""
+    """Two batches of a collector with given seeds, on the CPU; the env is closed then."""
     if not seeded:
         env.set_seed(0)
     torch.manual_seed(0)
@@ -255,11 +268,13 @@ def _batches(
     torch.manual_seed(1)
     batches = iter(collector)
     found = []
-    for _ in range(2):
-        # A copy at once: an entry that was read too early shows as another number.
-        batch = next(batches)
-        found.append({key: value.cpu().clone() for key, value in batch.items(True, True)})
-    collector.shutdown(close_env=False)
+    try:
+        for _ in range(2):
+            # A copy at once: an entry that was read too early shows as another number.
+            batch = next(batches)
+            found.append({key: value.cpu().clone() for key, value in batch.items(True, True)})
+    finally:
+        collector.shutdown()
     return found
 
 

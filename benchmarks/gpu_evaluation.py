@@ -13,9 +13,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
+from gpu_setting import Plan, Row, Setting
 from reproducibility import policy
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
@@ -26,26 +28,44 @@ import tdcollect
 
 CARTPOLE, CHEETAH = "CartPole-v1", "HalfCheetah-v5"
 SLOTS = (1, 7, 64)
+SLOWER = 1.3
+"""The aim for the time of episodes on the GPU over that on the CPU."""
+
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 LIKELY = {"exploration_type": ExplorationType.DETERMINISTIC}
 DRAWN = {"exploration_type": ExplorationType.RANDOM}
 
 
-def measure(device: str | torch.device, quick: bool) -> dict[str, Any]:
-    """Measure on a device.
+def evaluation(setting: Setting) -> Plan:
+    """Yield the measurements of evaluation."""
+    device, quick = torch.device(setting.device), setting.quick
+    yield "100 episodes", partial(long_episodes, device, quick)
+    yield "ledgers", partial(ledgers, device, quick, strict=False)
+    yield "beside the CPU", partial(beside_cpu, device, quick)
+    yield "times", partial(times, device, quick)
+    if not quick:
+        yield "ledgers, deterministic", partial(ledgers, device, quick, strict=True)
 
-    Args:
-        device: of the policy.
-        quick: run a few short episodes, to see that all runs.
-    """
-    there = torch.device(device)
-    found: dict[str, Any] = {"device": str(there), "settings": settings(there)}
-    with one_thread():
-        kinds = (False,) if quick else (False, True)
-        found["ledgers"] = [row for strict in kinds for row in ledgers(there, quick, strict)]
-        found["beside_cpu"] = beside_cpu(there, quick)
-        found["times"] = times(there, quick)
-    return found
+
+def long_episodes(device: torch.device, quick: bool) -> Row:
+    """The time of 100 episodes of 500 steps on 16 slots, beside that of the CPU, in turns."""
+    episodes, most = (4, 5) if quick else (100, 500)
+    runs = [_evaluation(CARTPOLE, balancing(64).to(where), episodes, most, DRAWN)
+            for where in ("cpu", device)]  # fmt: skip
+    for run in runs:
+        run(num_envs=16, max_episode_steps=5)  # warms up
+    took: list[list[float]] = [[], []]
+    for _ in range(2):
+        for run, times_of in zip(runs, took, strict=True):
+            start = time.perf_counter()
+            run(num_envs=16)
+            times_of.append(time.perf_counter() - start)
+    cpu, there = map(min, took)
+    row = [episodes, most, f"{cpu:.3g}", f"{there:.3g}", f"{there / cpu:.2f}"]
+    head = [f"{CARTPOLE}, 64 x 64, drawn: episodes", "steps at most", "CPU, s", "device, s",
+            f"device / CPU; aim {SLOWER:g}"]  # fmt: skip
+    text = ", ".join(f"{name} {value}" for name, value in settings(device).items())
+    return {"device_over_cpu": there / cpu, "table": f"Settings: {text}.\n\n{_table(head, [row])}"}
 
 
 def settings(device: torch.device) -> dict[str, Any]:
@@ -65,7 +85,7 @@ def settings(device: torch.device) -> dict[str, Any]:
     }
 
 
-def ledgers(device: torch.device, quick: bool, strict: bool) -> list[dict[str, Any]]:
+def ledgers(device: torch.device, quick: bool, strict: bool) -> Row:
     """Compare the ledgers of the same episodes over numbers of slots, and of two runs.
 
     Args:
@@ -88,10 +108,17 @@ def ledgers(device: torch.device, quick: bool, strict: bool) -> list[dict[str, A
                 row["error"] = str(error).splitlines()[0]
                 continue
             row.update(slots=list(counts), ledgers=len(set(found)), repeats=again == found[-1])
-    return rows
+    head = ["policy", "algorithms", "slots", "different ledgers", "a second run"]
+    body = [
+        [row["policy"], "deterministic" if strict else "default",
+         ", ".join(map(str, row.get("slots", []))), row.get("ledgers", row.get("error")),
+         {True: "the same", False: "differs", None: ""}[row.get("repeats")]]
+        for row in rows
+    ]  # fmt: skip
+    return {"ledgers": rows, "table": _table(head, body)}
 
 
-def beside_cpu(device: torch.device, quick: bool) -> list[dict[str, Any]]:
+def beside_cpu(device: torch.device, quick: bool) -> Row:
     """Compare episodes with those of the same policy on the CPU."""
     episodes, most = (3, 5) if quick else (20, 200)
     rows = []
@@ -113,115 +140,48 @@ def beside_cpu(device: torch.device, quick: bool) -> list[dict[str, Any]]:
                     "mean_return": statistics.mean(a.episode_return or 0 for a, _ in pairs),
                 }
             )
-    return rows
+    head = ["env", "actions", "episodes that differ from the CPU's", "largest change of a return",
+            "mean return"]  # fmt: skip
+    body = [
+        [row["env"], row["actions"], f"{row['differ']} of {row['episodes']}",
+         f"{row['largest_change']:.2g}", f"{row['mean_return']:.4g}"]
+        for row in rows
+    ]  # fmt: skip
+    return {"beside_cpu": rows, "table": _table(head, body)}
 
 
-def times(device: torch.device, quick: bool) -> list[dict[str, Any]]:
+def times(device: torch.device, quick: bool) -> Row:
     """Time per step of all slots, in microseconds, beside that of the CPU; they take turns."""
-    most, rounds, widths = (5, 1, [64]) if quick else (300, 2, [64, 512])
+    most, rounds, widths = (5, 1, [64]) if quick else (200, 2, [64, 512])
     rows = []
-    for kind, exploration in (("most likely", LIKELY), ("drawn", DRAWN)):
-        for cells in widths:
-            for slots, batch in ((16, 16), (64, 16), (64, 64)):
-                took: dict[str, list[float]] = {"cpu": [], str(device): []}
-                collectors = {
-                    where: tdcollect.EvaluationCollector(
-                        CARTPOLE,
-                        balancing(cells).to(where),
-                        slots,
-                        num_envs=slots,
-                        inference_batch_size=batch,
-                        max_episode_steps=most,
-                        **exploration,
-                    )
-                    for where in took
-                }
-                for turn in range(rounds + 1):
-                    for where, collector in collectors.items():
-                        collector.prepare()
-                        start = time.perf_counter()
-                        steps = sum(finished.record.length for finished in collector.run())
-                        if turn:  # the first warms up
-                            took[where].append((time.perf_counter() - start) / steps * slots)
-                for collector in collectors.values():
-                    collector.close()
-                least = {where: 1e6 * min(values) for where, values in took.items()}
-                rows.append(
-                    {
-                        "cells": cells,
-                        "actions": kind,
-                        "slots": slots,
-                        "inference_batch_size": batch,
-                        "cpu_us": least["cpu"],
-                        "device_us": least[str(device)],
-                    }
-                )
-    return rows
-
-
-def table(results: dict[str, Any]) -> str:
-    """The tables of a measurement, in Markdown."""
-    where = results["settings"]["device"]
-    return "\n\n".join(
-        [
-            "Settings: " + ", ".join(f"{k} {v}" for k, v in results["settings"].items()) + ".",
-            _table(
-                ["policy", "algorithms", "slots", "different ledgers", "a second run"],
-                [
-                    (
-                        row["policy"],
-                        "deterministic" if row["deterministic_algorithms"] else "default",
-                        ", ".join(map(str, row.get("slots", []))),
-                        row.get("ledgers", row.get("error")),
-                        {True: "the same", False: "differs", None: ""}[row.get("repeats")],
-                    )
-                    for row in results["ledgers"]
-                ],
-            ),
-            _table(
-                [
-                    "env",
-                    "actions",
-                    "episodes that differ from the CPU's",
-                    "largest change of a return",
-                    "mean return",
-                ],
-                [
-                    (
-                        row["env"],
-                        row["actions"],
-                        f"{row['differ']} of {row['episodes']}",
-                        f"{row['largest_change']:.2g}",
-                        f"{row['mean_return']:.4g}",
-                    )
-                    for row in results["beside_cpu"]
-                ],
-            ),
-            _table(
-                [
-                    f"{CARTPOLE}: policy",
-                    "actions",
-                    "slots",
-                    "inference batch size",
-                    "CPU, us per step of all slots",
-                    where,
-                    "CPU / device",
-                ],
-                [
-                    (
-                        f"{row['cells']} x {row['cells']}",
-                        row["actions"],
-                        row["slots"],
-                        row["inference_batch_size"],
-                        f"{row['cpu_us']:.0f}",
-                        f"{row['device_us']:.0f}",
-                        f"{row['cpu_us'] / row['device_us']:.2f}",
-                    )
-                    for row in results["times"]
-                ],
-            ),
+    for cells, (slots, batch) in product(widths, ((16, 16), (64, 16), (64, 64))):
+        took: list[list[float]] = [[], []]
+        collectors = [
+            tdcollect.EvaluationCollector(
+                CARTPOLE,
+                balancing(cells).to(where),
+                slots,
+                num_envs=slots,
+                inference_batch_size=batch,
+                max_episode_steps=most,
+                **DRAWN,
+            )
+            for where in ("cpu", device)
         ]
-    )
+        for turn in range(rounds + 1):
+            for collector, times_of in zip(collectors, took, strict=True):
+                start = time.perf_counter()
+                steps = sum(finished.record.length for finished in collector.run())
+                if turn:  # the first warms up
+                    times_of.append((time.perf_counter() - start) / steps * slots)
+        for collector in collectors:
+            collector.close()
+        cpu, there = (1e6 * min(values) for values in took)
+        rows.append([f"{cells} x {cells}", slots, batch, f"{cpu:.0f}", f"{there:.0f}",
+                     f"{cpu / there:.2f}"])  # fmt: skip
+    head = [f"{CARTPOLE}, drawn: policy", "slots", "inference batch size",
+            "CPU, us per step of all slots", "device", "CPU / device"]  # fmt: skip
+    return {"times": rows, "table": _table(head, rows)}
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
@@ -238,7 +198,27 @@ def _policies() -> dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]]:
         "512 x 512, drawn": (partial(policy, CARTPOLE, 512), DRAWN),
         "GRU of 64, drawn": (partial(recurrent, GRUModule), DRAWN),
         "LSTM of 64, drawn": (partial(recurrent, LSTMModule), DRAWN),
+        "convolution, drawn": (partial(_untrained, _convolution), DRAWN),
+        "attention, drawn": (partial(_untrained, _attention), DRAWN),
     }
+
+
+def _untrained(make: Callable[[], nn.Module]) -> ProbabilisticActor:
+    """An actor for CartPole, with the same weights each time."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return _actor(TensorDictModule(make(), ["observation"], ["logits"]))
+
+
+def _convolution() -> nn.Module:
+    rows = nn.Unflatten(-1, (1, 4))
+    return nn.Sequential(rows, nn.Conv1d(1, 64, 3), nn.ReLU(), nn.Flatten(), nn.Linear(128, 2))
+
+
+def _attention() -> nn.Module:
+    block = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+    ends = nn.Flatten(), nn.Linear(256, 2)
+    return nn.Sequential(nn.Unflatten(-1, (4, 1)), nn.Linear(1, 64), block, *ends)
 
 
 def recurrent(kind: type) -> TensorDictSequential:
@@ -300,18 +280,3 @@ def algorithms(strict: bool) -> Iterator[None]:
         torch.use_deterministic_algorithms(before)
         if workspace is None:
             os.environ.pop(WORKSPACE, None)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Run torch on one thread of the CPU."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-if __name__ == "__main__":
-    print(table(measure("cuda:0" if torch.cuda.is_available() else "cpu", quick=False)))

@@ -1,173 +1,149 @@
-"""The parts of a step with the policy on the GPU, and the gain that overlap would have."""
+"""What a step does on the GPU, in numbers that noise does not move; and where its time goes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
-import torch
-from bench import Effort, Program
-from gpu_pipelines import CARTPOLE, CHEETAH, PONG, Pipeline, burning
-from gpu_setting import CORES, Plan, Row, Setting, closing, collecting, in_turns, median, need
+from bench import Program
+from gpu_collectors import CALLS, GRAPH, THEIRS, need_for, our_env, program
+from gpu_device_envs import CARTPOLE as TORCH_CARTPOLE
+from gpu_device_envs import cartpole
+from gpu_pipelines import CARTPOLE, CHEETAH, ONE_HOT, PONG, Pipeline
+from gpu_setting import Plan, Row, Setting, in_turns, median, started
 from slots_alone import slots_alone
-from torchrl.envs import EnvBase
-from torchrl.envs.utils import ExplorationType, set_exploration_type
+from torch.profiler import ProfilerActivity, profile
 
-import tdcollect
-from tdcollect import keys
-from tdcollect.collect.policy import LoweredPolicy
-from tdcollect.collect.step_dict import StepDict
-
-ENV, UP, POLICY, DOWN, LOOP, WHOLE = "env", "up", "policy", "down", "loop", "whole"
-BOTH, HALF = "policy, up and down", "policy for half of the slots"
+ENV, HALF_ENV, HALF = "env", "env, half", "half of the slots"
 WORTH_IT = 1.2
+LAUNCHES, COPIES, WAITS, BUSY = "launches", "copies", "waits", "GPU busy, us"
+KINDS = {
+    LAUNCHES: ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch"),
+    COPIES: ("cudaMemcpy", "cudaMemset"),
+    WAITS: ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize"),
+}
+"""How the calls of CUDA's runtime begin, by kind."""
+
+MOST = {
+    (ONE_HOT.title, CALLS): 23,
+    (CHEETAH.title, CALLS): 16,
+    **{(title, GRAPH): 1 for title in (ONE_HOT.title, CHEETAH.title, TORCH_CARTPOLE)},
+}
+"""The aims for launches."""
+
+
+def counts(setting: Setting) -> Plan:
+    """Yield the counts of launches, copies and waits per step."""
+    for pipeline, count in ((ONE_HOT, 8), (CHEETAH, 8), (CARTPOLE, 64), (None, 4096)):
+        (slots,) = setting.slots(count)
+        title = pipeline.title if pipeline is not None else TORCH_CARTPOLE
+        for side in (CALLS, GRAPH, THEIRS):
+            yield f"{title}, N={slots}, {side}", partial(_counted, pipeline, slots, side, setting)
+
+
+def _counted(pipeline: Pipeline | None, slots: int, side: str, setting: Setting) -> Row:
+    """Count in batches of two lengths: what a batch has once, as its statistics, drops out."""
+    make: Callable[[int], Program] = partial(cartpole, side, slots, setting)
+    title = TORCH_CARTPOLE
+    if pipeline is not None:
+        need_for(pipeline)
+        make, title = partial(program, pipeline, side, slots, 64, setting), pipeline.title
+    lengths = (4, 8) if setting.quick else (16, 48)
+    found = []
+    for steps in lengths:
+        programs, _ = started({side: partial(make, steps)})
+        try:
+            found.append(_events(programs[side], setting))
+        finally:
+            programs[side].close()
+    further = lengths[1] - lengths[0]
+    at_most = {LAUNCHES: MOST.get((title, side)), WAITS: 1 if side != THEIRS else None}
+    if not setting.on_gpu:
+        at_most = {}
+    return {
+        "workload": title,
+        "N": slots,
+        "side": side,
+        "per_step": {kind: (found[1][kind] - found[0][kind]) / further for kind in found[0]},
+        "at_most": {kind: most for kind, most in at_most.items() if most is not None},
+    }
+
+
+def _events(made: Program, setting: Setting) -> dict[str, float]:
+    """The calls of CUDA's runtime in a batch, and the time of its kernels."""
+    kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if setting.on_gpu else [])]
+    with profile(activities=kinds) as profiler:
+        made.run()
+    found: dict[str, float] = dict.fromkeys([*KINDS, BUSY], 0)
+    for event in profiler.events():
+        if str(event.device_type).endswith("CUDA"):
+            found[BUSY] += event.self_device_time_total
+        for kind, begins in KINDS.items():
+            found[kind] += event.name.startswith(begins)
+    return found
 
 
 def shares(setting: Setting) -> Plan:
     """Yield the measurements of a step's parts."""
-    for slots in setting.slots(8, 64, 256, 1024):
+    for slots in setting.slots(8, 64, 256):
         for pipeline in (CARTPOLE, CHEETAH):
-            name = f"{pipeline.title}, N={slots}"
-            yield name, partial(_shares, pipeline, slots, setting)
+            yield f"{pipeline.title}, N={slots}", partial(_parts, pipeline, slots, setting)
 
 
 def overlap(setting: Setting) -> Plan:
-    """Yield the measurements for the model of overlap."""
-    for slots in setting.slots(64, 256, 16):
-        for name, make in _PIPELINES.items():
-            yield f"{name}, N={slots}", partial(_overlap, make, slots, setting)
+    """Yield the measurements for the model of overlap: envs on workers, or EnvPool's threads."""
+    cells = ((CHEETAH, 64), (PONG, 64), (CARTPOLE, 64), (CHEETAH, 256), (PONG, 16))
+    for pipeline, count in cells[:1] if setting.quick else cells:
+        (slots,) = setting.slots(count)
+        name = f"{pipeline.title}, N={count}"
+        yield name, partial(_parts, pipeline, slots, setting, overlapping=True)
 
 
-_PIPELINES: dict[str, Callable[[], Pipeline]] = {
-    "CartPole-v1": lambda: CARTPOLE,
-    "HalfCheetah-v5": lambda: CHEETAH,
-    "Pong": lambda: PONG,
-    "100 us per step": lambda: burning(100),
-    "1,000 us per step": lambda: burning(1000),
-}
+def _parts(pipeline: Pipeline, slots: int, setting: Setting, overlapping: bool = False) -> Row:
+    """Time envs alone and whole steps; the rest of a step is the policy, copies and the loop."""
+    need_for(pipeline)
+    effort = setting.effort(slots)
+    effort = effort._replace(rounds=min(effort.rounds, 3), seconds=min(effort.seconds, 0.1))
 
+    # All programs have one env: no slot is at an episode's end when a batch is full.
+    envs = {count: our_env(pipeline, count, overlapping)
+            for count in ((slots, slots // 2) if overlapping else (slots,))}  # fmt: skip
 
-def _shares(pipeline: Pipeline, slots: int, setting: Setting) -> Row:
-    """Time each part by itself, waiting for the device; the loop is the rest of a whole step."""
-    if pipeline is CHEETAH:
-        need("mujoco")
-    effort = _short(setting.effort(slots))
-    env, policy = pipeline.ours(slots), pipeline.policy(64)
-    with closing(env):  # of both programs: no slot is at an episode's end when a batch is full
-        programs = {
-            ENV: slots_alone(env, effort.steps),
-            **_calls(policy, env, slots, effort.steps, setting),
-            WHOLE: collecting(tdcollect.Collector, env, policy, effort.steps, setting),
-        }
-        del programs[BOTH]
-        times = in_turns(programs, effort)
-    micros = {name: median(values) * slots * 1e6 for name, values in times.items()}
-    whole = micros.pop(WHOLE)
-    micros[LOOP] = whole - sum(micros.values())
-    return {"workload": pipeline.title, "N": slots, "us_per_step": whole, "us": micros,
-            "T": effort.steps}  # fmt: skip
+    def whole(side: str, count: int) -> Program:
+        return program(pipeline, side, count, 64, setting, effort.steps, envs[count])
 
+    def alone(count: int) -> Program:
+        return slots_alone(envs[count], effort.steps)
 
-def _overlap(make: Callable[[], Pipeline], slots: int, setting: Setting) -> Row:
-    """Time the envs (E), the policy for all slots (P) and for half of them (P').
-
-    The envs run on worker processes, or on EnvPool's threads.
-    """
-    pipeline = make()
-    if pipeline is CHEETAH:
-        need("mujoco")
-    effort = _short(setting.effort(slots))._replace(steps=4 if setting.quick else 32)
-    workers = min(CORES, slots)
-    options = {"backend": "process", "num_workers": workers} if pipeline.workers else {}
-    envs, policy = pipeline.ours(slots, **options), pipeline.policy(64)
-    with closing(envs):
-        programs = {
-            ENV: slots_alone(envs, effort.steps),
-            BOTH: _calls(policy, envs, slots, effort.steps, setting)[BOTH],
-            HALF: _calls(policy, envs, slots // 2, effort.steps, setting)[BOTH],
-            WHOLE: collecting(tdcollect.Collector, envs, policy, effort.steps, setting),
-        }
-        times = in_turns(programs, effort)
+    makes: dict[str, Callable[[], Program]] = {
+        ENV: partial(alone, slots),
+        CALLS: partial(whole, CALLS, slots),
+        GRAPH: partial(whole, GRAPH, slots),
+    }
+    if overlapping:
+        makes |= {HALF_ENV: partial(alone, slots // 2), HALF: partial(whole, GRAPH, slots // 2)}
+    programs, _ = started(makes)
+    times = in_turns(programs, effort)
     per_step = {
         name: median(values) * programs[name].frames / effort.steps * 1e6
         for name, values in times.items()
     }
-    env, both, half_of_it = per_step[ENV], per_step[BOTH], per_step[HALF]
-    loop = max(0.0, per_step[WHOLE] - env - both)
-    return {
-        "workload": pipeline.title,
-        "N": slots,
-        "workers": workers,
-        "us_per_step": per_step,
-        "gain": gain(env, both, half_of_it),
-        "gain_with_loop": gain(env, both + loop, half_of_it + loop),
-        "T": effort.steps,
-    }
+    row: Row = {"workload": pipeline.title, "N": slots, "us_per_step": per_step, "T": effort.steps}
+    if overlapping:
+        row["gain"] = gain(
+            per_step[ENV], per_step[GRAPH] - per_step[ENV], per_step[HALF] - per_step[HALF_ENV]
+        )
+    return row
 
 
-def _short(effort: Effort) -> Effort:
-    return effort._replace(rounds=min(effort.rounds, 3), seconds=min(effort.seconds, 0.1))
-
-
-def gain(env: float, policy: float, half: float) -> float:
+def gain(env: float, rest: float, half: float) -> float:
     """Speed of two groups of slots that take turns, over that of one group, by the model.
 
-    The policy is called for one group while the envs of the other step.
+    All else of a step is done for one group while the envs of the other step.
 
     Args:
         env: E, the time of the envs of all slots.
-        policy: P, that of a policy call for all slots.
-        half: P', that of a policy call for half of them.
+        rest: R, that of all else of a step of all slots.
+        half: R', that of all else for half of them.
     """
-    return (env + policy) / max(env, 2 * half, env / 2 + half)
-
-
-def _calls(
-    policy: Any, env: EnvBase, slots: int, steps: int, setting: Setting
-) -> dict[str, Program]:
-    """The parts of a policy call for the first ``slots`` slots, each with a wait for the device."""
-    device = torch.device(setting.device)
-    policy = policy.to(device)
-    observed = env.reset()[keys.OBSERVATION][:slots].contiguous()
-    if setting.on_gpu:
-        observed = observed.pin_memory()
-    upon = observed.to(device)
-    with set_exploration_type(ExplorationType.RANDOM):
-        call = LoweredPolicy(
-            policy, StepDict({keys.OBSERVATION: upon}), torch.Size([slots]), device
-        )
-
-    def act(observation: torch.Tensor) -> torch.Tensor:
-        step = StepDict({keys.OBSERVATION: observation})
-        call(step)
-        return step[keys.ACTION]
-
-    with torch.no_grad():
-        action = act(upon)
-
-    def up() -> None:
-        observed.to(device, non_blocking=True)
-        setting.wait()
-
-    def called() -> None:
-        act(upon)
-        setting.wait()
-
-    def down() -> None:
-        action.cpu()
-
-    def both() -> None:
-        act(observed.to(device, non_blocking=True)).cpu()
-
-    parts = {UP: up, POLICY: called, DOWN: down, BOTH: both}
-    return {
-        name: Program(partial(_repeat, part, steps), slots * steps) for name, part in parts.items()
-    }
-
-
-@torch.no_grad()
-def _repeat(call: Callable[[], object], times: int) -> None:
-    with set_exploration_type(ExplorationType.RANDOM):
-        for _ in range(times):
-            call()
+    return (env + rest) / max(env, 2 * half, env / 2 + half)

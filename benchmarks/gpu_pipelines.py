@@ -7,15 +7,18 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import networks
-from burn import Burn, rounds_of
 from gpu_setting import CORES, LeftOut, need
 from gymnasium.vector import AutoresetMode
 from hand_written import vector_env
+from torch.distributions import Categorical
 from torchrl.envs import EnvBase, GymEnv, GymWrapper, SerialEnv
+from torchrl.modules import OneHotCategorical
 
 import tdcollect
 
 VECTOR, SERIAL = "GymWrapper", "SerialEnv"
+INTEGERS = {"categorical_action_encoding": True}
+ONE_HOTS = {"categorical_action_encoding": False}
 
 
 class Pipeline(NamedTuple):
@@ -38,18 +41,17 @@ class Pipeline(NamedTuple):
 
 
 def _ours(env: Any, slots: int, **options: Any) -> EnvBase:
-    return tdcollect.make_env(env, slots, categorical_action_encoding=True, **options)
+    return tdcollect.make_env(env, slots, **{**INTEGERS, **options})
 
 
-def _theirs(env_id: str, slots: int, kind: str) -> EnvBase:
+def _theirs(env_id: str, slots: int, kind: str, encoding: dict[str, bool] = INTEGERS) -> EnvBase:
     if kind == SERIAL:
-        return SerialEnv(slots, partial(GymEnv, env_id, categorical_action_encoding=True))
-    envs = vector_env(env_id, slots, AutoresetMode.DISABLED)
-    return GymWrapper(envs, categorical_action_encoding=True)
+        return SerialEnv(slots, partial(GymEnv, env_id, **encoding))
+    return GymWrapper(vector_env(env_id, slots, AutoresetMode.DISABLED), **encoding)
 
 
-def _discrete(width: int) -> Any:
-    return networks.discrete_actor(networks.mlp(4, 2, width))
+def _discrete(width: int, distribution: type = Categorical) -> Any:
+    return networks.discrete_actor(networks.mlp(4, 2, width), distribution)
 
 
 def _continuous(width: int) -> Any:
@@ -72,7 +74,7 @@ def _pong(slots: int, **options: Any) -> EnvBase:
         envs = AtariVectorEnv(
             "pong", slots, num_threads=threads, autoreset_mode=AutoresetMode.SAME_STEP
         )
-        return tdcollect.make_env(envs, categorical_action_encoding=True, **options)
+        return tdcollect.make_env(envs, **INTEGERS, **options)
     kwargs = {"num_threads": threads}
     return _ours("Pong-v5", slots, backend="envpool", env_kwargs=kwargs, **options)
 
@@ -82,19 +84,14 @@ def _pong_of_torchrl(slots: int, kind: str) -> EnvBase:
     return _pong(slots)
 
 
-def burning(microseconds: int) -> Pipeline:
-    """Envs that work for so many microseconds per step; tdcollect's alone."""
-    make = partial(Burn, rounds_of(microseconds * 1e-6))
-    title = f"{microseconds:,} us per step"
-    return Pipeline(title, partial(_ours, make), _not_compared, _discrete)
-
-
-def _not_compared(slots: int, kind: str) -> EnvBase:
-    raise NotImplementedError
-
-
 CARTPOLE = Pipeline(
     "CartPole-v1", partial(_ours, "CartPole-v1"), partial(_theirs, "CartPole-v1"), _discrete
+)
+ONE_HOT = Pipeline(
+    "CartPole-v1, one-hot",
+    partial(_ours, "CartPole-v1", **ONE_HOTS),
+    partial(_theirs, "CartPole-v1", encoding=ONE_HOTS),
+    partial(_discrete, distribution=OneHotCategorical),
 )
 CHEETAH = Pipeline(
     "HalfCheetah-v5",

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import gpu_collectors as collectors
-import gpu_device_envs as device_envs
+import gpu_evaluation as evaluation
 import gpu_parts as parts
 import gpu_workers as workers
 from tables import number, table, with_spread
@@ -43,11 +43,12 @@ def page(results: dict[str, Any]) -> str:
 def summary(results: dict[str, Any]) -> str:
     """A short table: each aim, with the worst figure measured for it."""
     rows = [["tests", results["tests"]["outcome"], "all pass"]] if "tests" in results else []
-    for what, target, values in _aims(results["groups"]):
-        worst, best = min(values), max(values)
-        shown = number(worst) if worst == best else f"{number(worst)} to {number(best)}"
-        met = sum(value >= target for value in values)
-        rows.append([what, shown, f"{target:g}: met in {met} of {len(values)}"])
+    for (what, aim, at_most), values in _aims(results["groups"]).items():
+        low, high = min(values), max(values)
+        shown = number(low) if low == high else f"{number(low)} to {number(high)}"
+        met = sum(value <= aim if at_most else value >= aim for value in values)
+        text = f"{'at most ' * at_most}{aim:g}: met in {met} of {len(values)}"
+        rows.append([what, shown, text])
     for name, found in results["groups"].items():
         lost = [row for row in found if _lost(row)]
         if lost:
@@ -77,121 +78,135 @@ def _problems(rows: Rows) -> list[str]:
     return ["Not measured:\n", "\n".join(lines) + "\n"] if lines else []
 
 
-def _aims(groups: dict[str, Rows]) -> list[tuple[str, float, list[float]]]:
-    """Each aim, with its name and the figures."""
-    found: dict[tuple[str, float], list[float]] = {}
-    for row in (r for name in ("collectors", "graphs", "compiled") for r in groups.get(name, [])):
-        for each in row.get("rows", []):
-            for other, target in each["target"].items():
-                if other not in each["ratios"]:
-                    continue
-                mode = "" if other == collectors.EAGER else f", {row['mode']}"
-                key = (f"speed over {other}{mode}", target)
-                found.setdefault(key, []).append(each["ratios"][other]["median"])
-    for row in groups.get("device_envs", []):
-        for other, target in row.get("target", {}).items():
-            key = (f"envs on the device, speed over the {other}", target)
-            found.setdefault(key, []).append(row["ratios"][other]["median"])
+def _aims(groups: dict[str, Rows]) -> dict[tuple[str, float, bool], list[float]]:
+    """The figures for each aim: its name, its number, and whether that is a maximum."""
+    found: dict[tuple[str, float, bool], list[float]] = {}
+
+    def add(what: str, aim: float, value: float, at_most: bool = False) -> None:
+        found.setdefault((what, aim, at_most), []).append(value)
+
+    for row in groups.get("counts", []):
+        for kind, most in row.get("at_most", {}).items():
+            what = f"{kind} per step, {row['side']}"
+            add(what, most, round(row["per_step"][kind], 2), at_most=True)
+    for row in (r for name in _COMPARED for r in groups.get(name, [])):
+        for other, aim in row.get("target", {}).items():
+            if other in row["ratios"]:
+                what = f"{row['workload']}: speed of {row['base']} over {other}"
+                add(what, aim, row["ratios"][other]["median"])
+    for row in groups.get("evaluation", []):
+        if "device_over_cpu" in row:
+            slower = row["device_over_cpu"]
+            add("evaluation, time over the CPU's", evaluation.SLOWER, slower, at_most=True)
     for row in groups.get("workers", []):
-        values = [v for n, v in row.get("efficiency", {}).items()
-                  if 1 < int(n) <= workers.TARGET_WORKERS]  # fmt: skip
-        if values:
-            found.setdefault(("efficiency of workers", workers.TARGET), []).extend(values)
-    gains = [row["gain"] for row in groups.get("overlap", []) if "gain" in row]
-    if gains:
-        found["gain of overlap, by the model", parts.WORTH_IT] = gains
-    return [(what, target, values) for (what, target), values in found.items()]
+        for count, value in row.get("efficiency", {}).items():
+            if 1 < int(count) <= workers.TARGET_WORKERS:
+                add("efficiency of workers", workers.TARGET, value)
+    for row in groups.get("overlap", []):
+        if "gain" in row:
+            add("gain of overlap, by the model", parts.WORTH_IT, row["gain"])
+    return found
 
 
-def _aimed(value: float, text: str, target: float | None) -> str:
+def _aimed(value: float, text: str, target: float | None, at_most: bool = False) -> str:
     if target is None:
         return text
-    return f"{text}; aim {target:g}" if value >= target else f"**{text}; aim {target:g} missed**"
+    met = value <= target if at_most else value >= target
+    return f"{text}; aim {target:g}" if met else f"**{text}; aim {target:g} missed**"
 
 
 def _ratio(row: dict[str, Any], name: str) -> str:
     ratio = row["ratios"].get(name)
     if ratio is None:
-        return row.get("raised", {}).get(name, "-")
+        return row["raised"].get(name, "-")
     return _aimed(ratio["median"], with_spread(ratio), row["target"].get(name))
 
 
+def _counts(rows: Rows) -> list[str]:
+    kinds = [parts.LAUNCHES, parts.COPIES, parts.WAITS, parts.BUSY]
+    body = [
+        [f"{row['workload']}, N={row['N']}, {row['side']}",
+         *(_aimed(round(row["per_step"][kind], 1), f"{row['per_step'][kind]:.1f}",
+                  row["at_most"].get(kind), at_most=True) for kind in kinds)]
+        for row in rows
+    ]  # fmt: skip
+    return [
+        "Calls of CUDA's runtime that a further step brings, by torch.profiler, in the difference "
+        "of two batches; a graph is one launch. The load of the machine does not move them.\n",
+        table(["workload", *kinds], body),
+    ]
+
+
 def _settings(rows: Rows) -> list[str]:
-    text = [
-        "TorchRL's collector in each setting, CartPole-v1, 64 x 64, with the policy on the device. "
-        "The batches are compared with those of waiting copies to the CPU (env_device and "
-        "storing_device on the CPU, no_cuda_sync=False). The fastest setting that "
-        "yields the same batches is used below.\n"
+    body = [
+        [each["env"], str(each["env_device"]), str(each["storing_device"]),
+         str(each["no_cuda_sync"]), each["differs"] or "equal",
+         "-" if each["us_per_step"] is None else number(each["us_per_step"])]
+        for each in rows
+    ]  # fmt: skip
+    head = ["env", "env_device", "storing_device", "no_cuda_sync", "batches", "us per step"]
+    return [
+        "TorchRL's collector in each setting, CartPole-v1, 64 x 64, with the policy on the device, "
+        "each with an env of its own. The batches are compared with those of waiting copies to the "
+        "CPU (env_device and storing_device on the CPU, no_cuda_sync=False). The fastest setting "
+        "that yields the same batches is used below.\n",
+        table(head, body),
     ]
-    for row in rows:
+
+
+def _compared(rows: Rows) -> list[str]:
+    text = []
+    for base in dict.fromkeys(row["base"] for row in rows):
+        of_base = [row for row in rows if row["base"] == base]
+        others = list(dict.fromkeys(
+            name for row in of_base for name in (*row["ratios"], *row["raised"])
+        ))  # fmt: skip
         body = [
-            [each["env"], str(each["env_device"]), str(each["storing_device"]),
-             str(each["no_cuda_sync"]), each["differs"] or "equal",
-             "-" if each["us_per_step"] is None else number(each["us_per_step"])]
-            for each in row["settings"]
+            [row["workload"], str(row["T"]), number(row["us_per_step"][base]),
+             *(_ratio(row, name) for name in others)]
+            for row in of_base
         ]  # fmt: skip
-        head = ["env", "env_device", "storing_device", "no_cuda_sync", "batches", "us per step"]
-        text.append(table(head, body))
-        best = row["fastest"]
-        text.append(
-            f"N={row['slots']}. The fastest: {best['env']}, env_device={best['env_device']}, "
-            f"storing_device={best['storing_device']}, no_cuda_sync={best['no_cuda_sync']}.\n"
-        )
-    return text
-
-
-def _collectors(rows: Rows) -> list[str]:
-    others = [collectors.THEIRS, collectors.EAGER, collectors.WORKERS]
-    body, bits = [], []
-    for row in rows:
-        for each in row["rows"]:
-            title = f"{row['workload']}, N={row['N']}, {each['policy']}, {row['mode']}"
-            ours = number(each["us_per_step"][collectors.OURS])
-            body.append([title, str(row["T"]), ours, *(_ratio(each, name) for name in others)])
-        if row["differs"] is not None:
-            bits.append(f"{row['workload']} N={row['N']}: {row['differs'] or 'equal'}")
-    text = [
-        "Time per step of the other over that of tdcollect's collector with one process: 2 means "
-        "that tdcollect takes half the time. Batches are stored on the same device on both sides. "
-        "*tdcollect, workers* has its envs on worker processes, one per core.\n",
-        table(["workload", "T", "us per step", *others], body),
-    ]
+        text += [
+            f"Time per step of the other over that of *{base}*: 2 means that it takes half the "
+            "time. Batches are stored on the same device on both sides.\n",
+            table(["workload", "T", "us per step", *others], body),
+        ]
+    bits = [f"{row['workload']}: {row['differs'] or 'equal'}" for row in rows
+            if row.get("differs") is not None]  # fmt: skip
     if bits:
         text.append(f"tdcollect's batches beside TorchRL's on the same env: {'; '.join(bits)}.\n")
     return text
 
 
 def _shares(rows: Rows) -> list[str]:
-    names = [parts.ENV, parts.UP, parts.POLICY, parts.DOWN, parts.LOOP]
-    body = [
-        [f"{row['workload']}, N={row['N']}", number(row["us_per_step"]),
-         *(f"{row['us'][name]:.0f} ({row['us'][name] / row['us_per_step']:.0%})" for name in names)]
-        for row in rows
-    ]  # fmt: skip
+    body = []
+    for row in rows:
+        took = row["us_per_step"]
+        rest = (took[side] - took[parts.ENV] for side in (collectors.CALLS, collectors.GRAPH))
+        title = f"{row['workload']}, N={row['N']}"
+        body.append([title, *map(number, (*took.values(), *rest))])
+    head = ["workload", "env", collectors.CALLS, collectors.GRAPH, "rest", "rest, graph"]
     return [
-        "Microseconds per step of all slots, 64 x 64. Env, the copy of observations, the policy "
-        "and the copy of actions are each timed by themselves, with a wait for the device; the "
-        "loop is the rest of a whole step, and below zero where a step waits less often than its "
-        "parts.\n",
-        table(["workload", "whole step", *names], body),
+        "Microseconds per step of all slots, 64 x 64: the envs alone, whole steps call by call and "
+        "with the policy as one graph, and the rest of both: policy, copies, waits and loop.\n",
+        table(head, body),
     ]
 
 
 def _overlap(rows: Rows) -> list[str]:
-    names = [parts.ENV, parts.BOTH, parts.HALF, parts.WHOLE]
-    body = [
-        [f"{row['workload']}, N={row['N']}", str(row["workers"]),
-         *(number(row["us_per_step"][name]) for name in names),
-         _aimed(row["gain"], number(row["gain"]), parts.WORTH_IT), number(row["gain_with_loop"])]
-        for row in rows
-    ]  # fmt: skip
+    body = []
+    for row in rows:
+        gain = _aimed(row["gain"], number(row["gain"]), parts.WORTH_IT)
+        title = f"{row['workload']}, N={row['N']}"
+        body.append([title, *map(number, row["us_per_step"].values()), gain])
+    head = ["workload", parts.ENV, collectors.CALLS, collectors.GRAPH, parts.HALF_ENV, parts.HALF]
     return [
         "The gain of two groups of slots that take turns, by the model "
-        "(E + P) / max(E, 2P', E/2 + P'). E: the envs of all slots, on worker processes (Pong: on "
-        "EnvPool's threads). P: the policy for all slots, with both copies; P': for half of them. "
-        "Microseconds per step. In the last column, P and P' include the rest of a whole step, the "
-        "loop, which each group would have to itself.\n",
-        table(["workload", "workers", "E", "P", "P'", "whole step", "gain", "with the loop"], body),
+        "(E + R) / max(E, 2R', E/2 + R'). E: the envs of all slots, on worker processes (Pong: on "
+        "EnvPool's threads). R: all else of a whole step with the policy as one graph, the loop "
+        "included, which each group has to itself; R': that of half of the slots. Microseconds per "
+        "step.\n",
+        table([*head, "gain"], body),
     ]
 
 
@@ -218,47 +233,29 @@ def _workers(rows: Rows) -> list[str]:
     return [*text, table(["workload", "serial", *counts], body)]
 
 
-def _device_envs(rows: Rows) -> list[str]:
-    names = [device_envs.THEIRS, device_envs.BARE]
-    body, waits = [], []
-    for row in rows:
-        ours = number(row["us_per_step"][device_envs.OURS])
-        title = f"{row['workload']}, N={row['N']}"
-        body.append([title, str(row["T"]), ours, *(_ratio(row, name) for name in names)])
-        for side, where in row["waits"].items():
-            waits.append(f"- {row['workload']}, {side}: {where or 'no wait in a batch'}")
-    return [
-        "Envs whose tensors are on the device: time per step of the other over that of tdcollect's "
-        "collector. The bare loop has env and policy in PyTorch, and stores nothing.\n",
-        table(["workload", "T", "us per step", *names], body),
-        "The first operation of a batch at which the host waits for the device:\n",
-        "\n".join(waits) + "\n",
-    ]
-
-
 def _evaluation(rows: Rows) -> list[str]:
-    return [row["table"] for row in rows]
+    return [row["table"] + "\n" for row in rows]
 
 
 _TITLES = {
+    "counts": "Launches, copies and waits",
     "settings": "TorchRL's settings",
-    "collectors": "Collectors",
-    "shares": "Where a step's time goes",
     "graphs": "CUDA graphs",
     "device_envs": "Envs on the device",
+    "evaluation": "Evaluation",
+    "collectors": "Collectors, call by call",
+    "shares": "Where a step's time goes",
     "overlap": "Overlap of policy and envs",
     "workers": "Worker processes",
-    "evaluation": "Evaluation",
     "compiled": "Compiled policies",
 }
+_COMPARED = ("graphs", "device_envs", "collectors", "compiled")
 _SECTIONS: dict[str, Callable[[Rows], list[str]]] = {
+    **dict.fromkeys(_COMPARED, _compared),
+    "counts": _counts,
     "settings": _settings,
-    "collectors": _collectors,
+    "evaluation": _evaluation,
     "shares": _shares,
-    "graphs": _collectors,
-    "device_envs": _device_envs,
     "overlap": _overlap,
     "workers": _workers,
-    "evaluation": _evaluation,
-    "compiled": _collectors,
 }

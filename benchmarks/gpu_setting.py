@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
 import torch
-from bench import QUICK, Effort, Program, alternate, spread
+from bench import QUICK, Effort, Program, alternate, ratios, spread
 
 CORES = len(os.sched_getaffinity(0))
 
@@ -85,18 +83,35 @@ def collecting(
         next(batches)
         setting.wait()
 
-    return Program(run, frames, partial(collector.shutdown, close_env=False))
+    return Program(run, frames, collector.shutdown)  # which closes the env
 
 
-@contextmanager
-def closing(*envs: Any) -> Iterator[None]:
-    """Close the envs at the end."""
+def started(
+    makes: dict[str, Callable[[], Program]], may_fail: Collection[str] = ()
+) -> tuple[dict[str, Program], dict[str, str]]:
+    """Programs that have run three times, and the errors of those that failed.
+
+    The first calls compile, warm up and capture. An error of one that may not fail is raised.
+    """
+    programs: dict[str, Program] = {}
+    raised: dict[str, str] = {}
     try:
-        yield
-    finally:
-        for env in envs:
-            if not env.is_closed:
-                env.close()
+        for name, make in makes.items():
+            try:
+                made = programs[name] = make()
+                for _ in range(3):
+                    made.run()
+            except Exception as error:
+                if name not in may_fail:
+                    raise
+                raised[name] = first_line(error)
+                if name in programs:
+                    programs.pop(name).close()
+    except BaseException:
+        for program in programs.values():
+            program.close()
+        raise
+    return programs, raised
 
 
 def in_turns(programs: dict[str, Program], effort: Effort) -> dict[str, list[float]]:
@@ -106,6 +121,31 @@ def in_turns(programs: dict[str, Program], effort: Effort) -> dict[str, list[flo
     finally:
         for program in programs.values():
             program.close()
+
+
+def compared(
+    workload: str,
+    makes: dict[str, Callable[[], Program]],
+    slots: int,
+    effort: Effort,
+    aims: dict[str, float],
+) -> Row:
+    """Time programs in turns; ratios are over the first, which alone may not fail.
+
+    ``aims`` are for the times of others over that of the first.
+    """
+    base = next(iter(makes))
+    programs, raised = started(makes, may_fail={*makes} - {base})
+    times = in_turns(programs, effort)
+    return {
+        "workload": f"{workload}, N={slots}",
+        "T": effort.steps,
+        "base": base,
+        "us_per_step": {name: median(values) * slots * 1e6 for name, values in times.items()},
+        "ratios": {name: spread(values)._asdict() for name, values in ratios(times, base).items()},
+        "target": aims,
+        "raised": raised,
+    }
 
 
 def median(values: list[float]) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from bench import Program
 from burn import Burn, rounds_of
-from gpu_setting import CORES, LeftOut, Plan, Row, Setting, in_turns, median, need
+from gpu_setting import CORES, LeftOut, Plan, Row, Setting, in_turns, median, need, started
 from slots_alone import slots_alone
 
 import tdcollect
@@ -61,14 +61,8 @@ def _measure(
     kinds: dict[str, Callable[[int], Program]] = {SERIAL: partial(_alone, env, slots, "serial")}
     for n in counts():
         kinds[f"{n}"] = partial(_alone, env, slots, "process", num_workers=n)
-    programs: dict[str, Program] = {}
-    try:
-        for kind, make in {**kinds, **pools}.items():
-            programs[kind] = make(effort.steps)
-    except BaseException:
-        for program in programs.values():
-            program.close()
-        raise
+    makes = {kind: partial(make, effort.steps) for kind, make in {**kinds, **pools}.items()}
+    programs, _ = started(makes)
     times = in_turns(programs, effort)
     speeds = {kind: 1 / median(values) for kind, values in times.items()}
     return {

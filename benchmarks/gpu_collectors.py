@@ -31,7 +31,7 @@ import tdcollect
 
 CALLS, GRAPH, COMPILED = "tdcollect", "tdcollect, graph", "tdcollect, compiled"
 ON_CPU, WORKERS = "policy on the CPU", "tdcollect, workers"
-THEIRS, THEIR_GRAPH, THEIR_COMPILED = "TorchRL", "TorchRL, graph", "TorchRL, compiled"
+THEIRS, THEIR_COMPILED = "TorchRL", "TorchRL, compiled"
 OURS: Any = tdcollect.Collector
 SIDES: dict[str, tuple[Any, dict[str, Any]]] = {
     CALLS: (OURS, {"cudagraph_policy": False}),
@@ -40,7 +40,6 @@ SIDES: dict[str, tuple[Any, dict[str, Any]]] = {
     ON_CPU: (OURS, {"policy_device": "cpu"}),
     WORKERS: (OURS, {"cudagraph_policy": False}),
     THEIRS: (TorchRLCollector, {}),
-    THEIR_GRAPH: (TorchRLCollector, {"cudagraph_policy": True}),
     THEIR_COMPILED: (TorchRLCollector, {"compile_policy": True}),
 }
 """What is compared: a class of collectors, and its options."""
@@ -125,7 +124,9 @@ def graphs(setting: Setting) -> Plan:
         (CHEETAH, 64, 64, {}),
         (PONG, 64, 0, {}),
     ]
-    sides = (GRAPH, CALLS, THEIRS, ON_CPU, THEIR_GRAPH)
+    # TorchRL's own graphs are not among them: a capture that fails, as that of a TanhNormal, leaves
+    # the GPU's generator unfit for all that comes after.
+    sides = (GRAPH, CALLS, THEIRS, ON_CPU)
     return _plan(cells[:3] if setting.quick else cells, sides, setting)
 
 

@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _disable_current_modes,
+    _get_current_dispatch_mode_stack,
     return_and_correct_aliasing,
 )
 from torch.utils._pytree import tree_iter, tree_map
@@ -42,6 +43,10 @@ _WAITS = {
     _aten.unique_dim,
     _aten._unique2,
     _aten.repeat_interleave,
+}
+_KERNELS = {  # of an operation on a GPU, where they are not one
+    _aten.logsumexp: 9,
+    **dict.fromkeys((_aten.empty, _aten.empty_like, _aten.new_empty, _aten.empty_strided), 0),
 }
 _INDEXED = {_aten.index, _aten.index_put, _aten.index_put_, _aten._index_put_impl_}
 
@@ -102,6 +107,7 @@ class Crossings(TorchDispatchMode):
     """Counts copies between devices, and waits of the host for the GPU, real or simulated.
 
     Attributes:
+        launches: the number of kernels, and of graphs on the simulated device.
         ups: the shape of each tensor copied to the GPU.
         downs: the shape of each tensor copied from it.
         waits: the name of each operation that the host waits for.
@@ -109,6 +115,7 @@ class Crossings(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
+        self.launches = 0
         self.ups: list[tuple[int, ...]] = []
         self.downs: list[tuple[int, ...]] = []
         self.waits: list[str] = []
@@ -122,7 +129,10 @@ class Crossings(TorchDispatchMode):
                 return func.decompose(*args, **kwargs)
         if func is not _PRIM_DEVICE:
             self._note(func, args, kwargs)
-        return func(*args, **kwargs)
+        out = func(*args, **kwargs)
+        if not func.is_view and crossing_of(func, args, kwargs) is None and on_gpu(out):
+            self.launches += _KERNELS.get(func.overloadpacket, 1)
+        return out
 
     def _note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         crossing = crossing_of(func, args, kwargs)
@@ -347,11 +357,15 @@ class _Graph(TorchDispatchMode):
         return out
 
     def replay(self) -> None:
-        for func, args, kwargs, out in self._operations:
-            again = func(*args, **kwargs)
-            for old, new in zip(tensors(out), tensors(again), strict=True):
-                if old.untyped_storage().data_ptr() != new.untyped_storage().data_ptr():
-                    old.copy_(new)
+        for mode in _get_current_dispatch_mode_stack():
+            if isinstance(mode, Crossings):
+                mode.launches += 1
+        with _disable_current_modes(), self._device:  # unseen by others
+            for func, args, kwargs, out in self._operations:
+                again = func(*args, **kwargs)
+                for old, new in zip(tensors(out), tensors(again), strict=True):
+                    if old.untyped_storage().data_ptr() != new.untyped_storage().data_ptr():
+                        old.copy_(new)
 
 
 def tensors(value: Any) -> list[torch.Tensor]:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,13 +33,13 @@ from torchrl.envs import (
     TransformedEnv,
     VecNormV2,
 )
+from torchrl.modules import OneHotCategorical
 
 import tdcollect
-from benchmarks import torch_cartpole
+from benchmarks import networks, torch_cartpole
 from benchmarks.torch_cartpole import TorchCartPole
-from tdcollect.collect.samplers import Sampler
 
-from ..simulated_cuda import Crossings, Simulated, on_gpu
+from ..simulated_cuda import Crossings, Simulated, on_gpu, simulated
 from . import policies, transforms
 from .envs import ENVS
 from .oracle import UPSTREAM, assert_same_record, batches, check_same, run
@@ -255,17 +256,44 @@ def test_an_observation_goes_up_once_and_an_action_comes_down_once() -> None:
     assert not on_gpu(batch["observation"])
 
 
-def waits_per_step(make: Callable[[], EnvBase], policy: Any, **options: Any) -> float:
-    """The waits that a further step brings: a batch has some at its end."""
+def per_step(make: Callable[[], EnvBase], policy: Any, **options: Any) -> tuple[float, float]:
+    """The launches and waits that a further step brings: a batch has some at its end."""
     counts = []
     for steps in (STEPS, STEPS + 4):
         env = make()
-        Sampler._agreeing.clear()  # whoever fills it waits
-        made = collector(policy, env, frames_per_batch=steps * env.batch_size.numel(), **options)
-        with Crossings() as found:
-            assert next(iter(made))["next", "done"].any()
-        counts.append(len(found.waits))
-    return (counts[1] - counts[0]) / 4
+        given = {"frames_per_batch": steps * env.batch_size.numel(), **options}
+        batch, found = crossings(count=2, policy=policy, env=env, **given)
+        assert batch["next", "done"].any()
+        counts.append((found.launches, len(found.waits)))
+    return (counts[1][0] - counts[0][0]) / 4, (counts[1][1] - counts[0][1]) / 4
+
+
+def limited(env_id: str) -> EnvBase:
+    return tdcollect.make_env(env_id, 3, seed=0, max_episode_steps=8)
+
+
+def one_hot(env: EnvBase) -> Any:
+    return networks.discrete_actor(networks.mlp(4, 2), OneHotCategorical)
+
+
+def tanh_normal(env: EnvBase) -> Any:
+    return networks.continuous_actor(networks.cheetah_net())
+
+
+@pytest.mark.parametrize(
+    ("make", "policy", "graphs", "launches"),
+    [
+        (partial(limited, "CartPole-v1"), one_hot, False, 23),
+        (partial(limited, "CartPole-v1"), one_hot, None, 1),
+        (partial(limited, "HalfCheetah-v5"), tanh_normal, False, 16),
+        (partial(limited, "HalfCheetah-v5"), tanh_normal, True, 1),
+        (lambda: transformed(Captured(SLOTS, GPU), limit()), policies.actor, True, 1),
+    ],
+)
+def test_launches_per_step(make: Any, policy: Any, graphs: bool | None, launches: int) -> None:
+    found, waits = per_step(make, policy, policy_device=GPU, cudagraph_policy=graphs)
+    assert found == launches if simulated() and launches == 1 else 0 <= found <= launches
+    assert waits <= 1
 
 
 clip = partial(ClipTransform, in_keys=["observation"], low=-0.1, high=0.1)
@@ -284,7 +312,7 @@ limit = partial(StepCounter, max_steps=5)
 )
 def test_waits_per_step(policy: str, named: str, of: list[Any], waits: int) -> None:
     env = lambda: cartpole(*(make() for make in of))  # noqa: E731
-    assert waits_per_step(env, policy, **{named: GPU}) == waits
+    assert per_step(env, policy, **{named: GPU})[1] == waits
 
 
 @pytest.mark.parametrize("chunk", [2**20, 1])
@@ -412,7 +440,7 @@ def test_resets_by_mask_that_draw_are_those_of_a_plain_loop() -> None:
 def test_nothing_is_waited_for_where_resets_go_by_mask() -> None:
     for kind, waits in ((TorchCartPole, 0), (Asked, 1)):
         make = lambda kind=kind: transformed(kind(SLOTS, GPU), *books())  # noqa: E731
-        assert waits_per_step(make, policies.actor, device=GPU) == waits
+        assert per_step(make, policies.actor, device=GPU)[1] == waits
 
 
 class InPlace(Asked):
@@ -594,7 +622,9 @@ def replaced(made: Any) -> None:
 
 
 def drops(env: EnvBase) -> Any:
-    body = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 2))
+    pixels = nn.Unflatten(-1, (1, 4)), nn.Conv1d(1, 2, 2), nn.Flatten()
+    rest = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 2)
+    body = nn.Sequential(*pixels, *rest)
     module = TensorDictModule(body, in_keys=["observation"], out_keys=["logits"])
     return policies.one_hot_actor(env, module)
 
@@ -629,6 +659,23 @@ def test_what_a_graph_is_made_for(name: str, captures: list[Any]) -> None:
     how = with_and_without(cartpole, drops, change)
     assert len(captures) == made
     assert ("hooks" in how) == (name == "hooked")
+
+
+def test_a_graph_goes_on_from_a_saved_state(tmp_path: Path) -> None:
+    def made() -> Any:
+        env = tdcollect.make_env("CartPole-v1", 3, seed=0, max_episode_steps=8, resumable=True)
+        return collector(drops, env, policy_device=GPU, total_frames=-1)
+
+    first = made()
+    stream = iter(first)
+    next(stream)
+    tdcollect.save_checkpoint(tmp_path / "state", collector=first)
+    expected = next(stream).clone()
+    other = made()
+    net_of(other).weight.detach().zero_()
+    tdcollect.load_checkpoint(tmp_path / "state", collector=other)
+    assert_same_values(next(iter(other)), expected)
+    assert explained(other).startswith("one CUDA graph of ")
 
 
 @pytest.mark.parametrize("storing", ["cpu", GPU])

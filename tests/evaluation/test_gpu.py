@@ -296,17 +296,20 @@ def test_weights_that_are_set_go_up(cuda: torch.device) -> None:
         assert torch.equal(one, other.cpu())
 
 
-def made(cells: int) -> nn.Module:
+def made(cells: int, convolves: bool = False) -> nn.Module:
     """An actor with two layers of so many cells, the same each time."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         layers = [nn.Linear(4, cells), nn.Tanh(), nn.Linear(cells, cells), nn.Tanh()]
+        if convolves:
+            layers = [nn.Unflatten(-1, (1, 4)), nn.Conv1d(1, cells, 4), nn.Flatten()]
         return categorical(4, network=nn.Sequential(*layers, nn.Linear(cells, 2)))
 
 
 REAL: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "64 cells, drawn": (partial(made, 64), RANDOM),
     "512 cells": (partial(made, 512), {}),
+    "convolution": (partial(made, 64, convolves=True), RANDOM),
     "GRU": (partial(recurrent, GRUModule, 4), RANDOM),
     "LSTM": (partial(recurrent, LSTMModule, 4), RANDOM),
     "attention": (partial(attention, 4), RANDOM),

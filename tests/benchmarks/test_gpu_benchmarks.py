@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from ..forkserver import Ended, run_script
+from ..forkserver import Ended, run, run_script
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
 
@@ -77,16 +75,11 @@ def test_a_measurement_that_fails_costs_itself(
     assert "ZeroDivisionError" in log.read_text()
 
 
-@pytest.mark.slow
 def test_tests_without_their_packages_are_skipped_by_name(tmp_path: Path) -> None:
     for name, text in {"missing": "import there_is_no_such", "broken": "1 / 0"}.items():
         (tmp_path / f"test_{name}.py").write_text(text)
-    options = ["-p", "benchmarks.gpu_missing", "-ra", "-o", "addopts="]
-    environment = {**os.environ, "PYTHONPATH": str(SCRIPT.parents[1])}
-    command = [sys.executable, "-m", "pytest", *options, str(tmp_path)]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
+    options = ["-p", "benchmarks.gpu_missing", "-ra", "-o", "addopts=", str(tmp_path)]
+    done = run(pytest.main, options, cwd=tmp_path)
     assert "SKIPPED [1] test_missing.py:1: there_is_no_such is not installed" in done.stdout
     assert "ERROR test_broken.py - ZeroDivisionError" in done.stdout
 

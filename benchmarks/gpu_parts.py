@@ -34,7 +34,8 @@ MOST = {
 
 def counts(setting: Setting) -> Plan:
     """Yield the counts of launches, copies and waits per step."""
-    for pipeline, count in ((ONE_HOT, 8), (CHEETAH, 8), (CARTPOLE, 64), (None, 4096)):
+    cells = ((ONE_HOT, 8), (CHEETAH, 8), (None, 4096), (CARTPOLE, 64))
+    for pipeline, count in cells[::2] if setting.quick else cells:
         (slots,) = setting.slots(count)
         title = pipeline.title if pipeline is not None else TORCH_CARTPOLE
         for side in (CALLS, GRAPH, THEIRS):
@@ -86,7 +87,7 @@ def _events(made: Program, setting: Setting) -> dict[str, float]:
 def shares(setting: Setting) -> Plan:
     """Yield the measurements of a step's parts."""
     for slots in setting.slots(8, 64, 256):
-        for pipeline in (CARTPOLE, CHEETAH):
+        for pipeline in (CARTPOLE, CHEETAH)[: 1 if setting.quick else 2]:
             yield f"{pipeline.title}, N={slots}", partial(_parts, pipeline, slots, setting)
 
 

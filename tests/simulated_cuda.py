@@ -44,10 +44,7 @@ _WAITS = {
     _aten._unique2,
     _aten.repeat_interleave,
 }
-_KERNELS = {  # of an operation on a GPU, where they are not one
-    _aten.logsumexp: 9,
-    **dict.fromkeys((_aten.empty, _aten.empty_like, _aten.new_empty, _aten.empty_strided), 0),
-}
+_NO_KERNEL = {_aten.empty, _aten.empty_like, _aten.new_empty, _aten.empty_strided}
 _INDEXED = {_aten.index, _aten.index_put, _aten.index_put_, _aten._index_put_impl_}
 
 
@@ -130,8 +127,9 @@ class Crossings(TorchDispatchMode):
         if func is not _PRIM_DEVICE:
             self._note(func, args, kwargs)
         out = func(*args, **kwargs)
-        if not func.is_view and crossing_of(func, args, kwargs) is None and on_gpu(out):
-            self.launches += _KERNELS.get(func.overloadpacket, 1)
+        packet, crosses = func.overloadpacket, crossing_of(func, args, kwargs) is not None
+        if not (func.is_view or crosses or packet in _NO_KERNEL) and any(map(on_gpu, tensors(out))):
+            self.launches += 9 if packet is _aten.logsumexp else 1
         return out
 
     def _note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -90,12 +90,9 @@ def transformed(env: EnvBase, *of: Any) -> EnvBase:
     return TransformedEnv(env, Compose(*of)) if of else env
 
 
-def limited(env_id: str, **options: Any) -> EnvBase:
-    return tdcollect.make_env(env_id, 3, seed=0, max_episode_steps=8, **options)
-
-
-def cartpole(*of: Any) -> EnvBase:
-    return transformed(limited("CartPole-v1"), *of)
+def cartpole(*of: Any, env_id: str = "CartPole-v1", **options: Any) -> EnvBase:
+    made = tdcollect.make_env(env_id, 3, seed=0, max_episode_steps=8, **options)
+    return transformed(made, *of)
 
 
 def collector(
@@ -295,10 +292,10 @@ asked = {"policy_device": GPU, "cudagraph_policy": True}
 @pytest.mark.parametrize(
     ("make", "policy", "options", "launches", "waits"),
     [
-        (partial(limited, "CartPole-v1"), benchmarked, calls, 23, 1),
-        (partial(limited, "CartPole-v1"), benchmarked, there, 1, 0),
-        (partial(limited, "HalfCheetah-v5"), benchmarked, calls, 16, 1),
-        (partial(limited, "HalfCheetah-v5"), benchmarked, asked, 1, 0),
+        (cartpole, benchmarked, calls, 23, 1),
+        (cartpole, benchmarked, there, 1, 0),
+        (partial(cartpole, env_id="HalfCheetah-v5"), benchmarked, calls, 16, 1),
+        (partial(cartpole, env_id="HalfCheetah-v5"), benchmarked, asked, 1, 0),
         # Ends of episodes, and transforms, add no wait, but for one on the GPU that ends episodes.
         (lambda: cartpole(clip(), RewardSum()), "actor", there, 99, 1),
         (lambda: cartpole(clip(), RewardSum()), "remembering", {"device": GPU}, 99, 1),
@@ -658,7 +655,7 @@ def test_what_a_graph_is_made_for(name: str, captures: list[Any]) -> None:
 
 def test_a_graph_goes_on_from_a_state() -> None:
     def made() -> Any:
-        env = limited("CartPole-v1", resumable=True)
+        env = cartpole(resumable=True)
         return collector(drops, env, policy_device=GPU, total_frames=-1)
 
     first, other = made(), made()

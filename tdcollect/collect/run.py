@@ -26,9 +26,15 @@ from tdcollect._upstream import torchrl as upstream
 from tdcollect._upstream.collectors import CollectorState, new_ids_of
 from tdcollect.collect import arrays
 from tdcollect.collect.arguments import by_arrival_needs, check_arrival_buffer
-from tdcollect.collect.arrays import ArrayEnv, ArrayPlan, by_episodes, plan_for
+from tdcollect.collect.arrays import (
+    ArrayEnv,
+    ArrayPlan,
+    Facts,
+    by_episodes,
+    facts_of_env,
+    plan_for,
+)
 from tdcollect.collect.episodes import Block, Episodes, FirstToStart, Start, join_episodes
-from tdcollect.collect.facts import Facts, facts_of_env
 from tdcollect.collect.monitor import CollectionLog, changed, torchrl_rollout, warn_of_lost
 from tdcollect.collect.policy import (
     ON_TENSORDICT,

@@ -491,7 +491,9 @@ class Stepper:
         raw = map(SlotBuffers, observed, told, numbers[-1], terminated, truncated)
         by_step = zip(*tensors[:last], tensors[last + 3], *tensors[last : last + 3], strict=True)
         state = memory[:, : written[last + 3].ctypes.data - memory.ctypes.data]
-        return list(map(StepBuffers, raw, counted, steps, stored, done, by_step, tensors[-1], state))
+        return list(
+            map(StepBuffers, raw, counted, steps, stored, done, by_step, tensors[-1], state)
+        )
 
     def set_seeds(self, seeds: Sequence[int]) -> None:
         """Keep one seed per slot for that slot's next reset."""

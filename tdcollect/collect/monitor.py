@@ -253,7 +253,7 @@ class Monitor:
         self._tally, self._shaped, *_ = self._tallies
         self._newly_restarted(None)
         if self._watch is not None:
-            self._watch.attach(collector.env, self.stats)
+            self._watch.attach(collector.env)
 
     def _counters(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         collector = self._collector()
@@ -291,7 +291,6 @@ class Monitor:
 
     def miss(self) -> None:
         """Leave out the episodes in flight, some of whose steps were not seen."""
-        self.stats.waiting.clear()
         for tally in self._tallies:
             tally.miss()
 

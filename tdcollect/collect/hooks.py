@@ -320,14 +320,12 @@ class Watch:
 
     def save_state(self) -> dict[str, Any]:
         """The sums of episodes in flight, and which slots are about to start one."""
-        sums = {name: vars(self._tally)[name].copy() for name in ("_returns", "_lengths")}
-        return {"_fresh": self._starting.copy(), **sums}
+        return {"starting": self._starting, "tally": vars(self._tally).copy()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Load the result of :meth:`save_state`."""
-        sums = dict(state)
-        self._starting = sums.pop("_fresh")
-        vars(self._tally).update(sums)
+        self._starting = state["starting"]
+        vars(self._tally).update(state["tally"])
 
     def call(self, event: str, *arguments: Any) -> None:
         """Call the hooks of an event."""

@@ -324,12 +324,12 @@ class Monitor:
     def _count(self, log: CollectionLog, start: float) -> None:
         rewards, ends = log.rewards_and_ends()
         groups = {
-            name: ends.feed(tally, rewards[name]).returns
+            name: tally.feed(ends, rewards[name]).returns
             for name, tally in zip(self._groups, self._tallies[2:], strict=True)
         }
         means = [*rewards.values()] or [np.zeros((1, ends.steps))]
         mean: Any = means[0] if len(means) == 1 else np.mean(means, 0, dtype=np.float64)
-        episodes = ends.feed(self._tally, mean)
+        episodes = self._tally.feed(ends, mean)
         if not rewards:
             episodes = episodes._replace(returns=np.empty(0))
         if ends.whole:
@@ -356,7 +356,7 @@ class Monitor:
             return
         ends, self._unshaped = self._unshaped, None
         values = averaged(_joined([grid_of(reward, ends.dims)]))
-        self.stats.add_shaped(ends.feed(self._shaped, values).returns)
+        self.stats.add_shaped(self._shaped.feed(ends, values).returns)
 
 
 class StatsAttribute:

@@ -380,10 +380,10 @@ def _one_hot_rows(choices: int) -> NDArray[np.int64]:
 def _largest(values: NDArray[np.floating]) -> NDArray[np.int64] | None:
     """The index ``[..., 1]`` of the largest of each row, if that is far enough from the next."""
     if values.shape[-1] == 2:
-        lead = values[..., 1:] - values[..., :1]
-        apart = np.abs(lead)
-        clear = (apart > _APART) & (apart < np.inf)
-        return None if b"\0" in clear.tobytes() else (lead > 0).astype(np.int64)
+        one, other = values[..., 0], values[..., 1]
+        index = other - _APART > one
+        clear = (index | (one - _APART > other)) & (np.maximum(one, other) < np.inf)
+        return None if b"\0" in clear.tobytes() else index.astype(np.int64)[..., None]
     last = np.partition(values, -2)
     clear = (last[..., -1] - _APART > last[..., -2]) & (last[..., -1] < np.inf)
     return None if b"\0" in clear.tobytes() else values.argmax(-1, keepdims=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
@@ -62,16 +61,6 @@ class RowEnds(NamedTuple):
     failed: Bools | None = None
     whole: bool = False
     dims: int = 0
-
-    def feed(self, tally: Tally, reward: NDArray[Any]) -> EndedEpisodes:
-        """The episodes that ended, given the rewards ``[N, T]``, or ``[1, F]`` of rows.
-
-        Of steps more than these rows have, they are left out.
-        """
-        values = reward[:, : self.steps // len(reward)].reshape(-1)
-        if self.order is not None:
-            values = values[self.order]
-        return (Tally(1) if self.whole else tally).feed(self, values)
 
 
 def row_ends(done: Bools, slots: Ints | None, **others: Any) -> RowEnds:
@@ -134,7 +123,10 @@ class Tally:
         return ended
 
     def feed(self, ends: RowEnds, reward: NDArray[Any]) -> EndedEpisodes:
-        """Add rows, slot by slot, with their rewards ``[F]``.
+        """Add rows, given their rewards ``[N, T]``, or ``[1, F]``.
+
+        Of steps more than the rows have, rewards are left out. Whole episodes have a tally of their
+        own.
 
         Each row gets the number of its episode: the index of its slot, and one more for each end
         before it. With two slots, of which the second ends an episode with the second of its rows::
@@ -150,8 +142,11 @@ class Tally:
         Returns:
             The episodes that ended, in the order of arrival, without those broken off.
         """
+        if ends.whole:
+            return Tally(1).feed(ends._replace(whole=False), reward)
         slots, counts, rows = ends.slots, ends.counts, ends.rows
-        terms = reward.astype(np.float64)
+        terms = reward[:, : ends.steps // len(reward)].reshape(-1)
+        terms = (terms if ends.order is None else terms[ends.order]).astype(np.float64)
         if not len(rows):  # most small batches
             np.add.at(self._returns, np.repeat(slots, counts), terms)
             self._lengths[slots] += counts
@@ -389,38 +384,28 @@ class Window(Spreads):
 
     Args:
         size: K.
+
+    Attributes:
+        returns: ``[episodes]`` float64, oldest first.
+        lengths: ``[episodes]`` int64, oldest first.
     """
 
     def __init__(self, size: int):
         self.size = size
-        self._returns: deque[float] = deque(maxlen=size)
-        self._lengths: deque[int] = deque(maxlen=size)
+        self.load(np.empty(0), np.empty(0, np.int64))
 
     def add(self, returns: Floats, lengths: Ints) -> None:
         """Take in episodes, in order."""
-        self._returns.extend(returns[-self.size :].tolist())
-        self._lengths.extend(lengths[-self.size :].tolist())
+        self.load(np.append(self.returns, returns), np.append(self.lengths, lengths))
 
     def load(self, returns: Floats, lengths: Ints) -> None:
-        """Hold these episodes instead."""
-        self._returns.clear()
-        self._lengths.clear()
-        self.add(returns, lengths)
+        """Hold the latest of these episodes instead."""
+        self.returns, self.lengths = returns[-self.size :].copy(), lengths[-self.size :].copy()
 
     @property
     def episodes(self) -> int:
         """The number of episodes that it holds."""
-        return len(self._lengths)
-
-    @property
-    def returns(self) -> Floats:
-        """``[episodes]`` float64, oldest first."""
-        return np.array(self._returns, np.float64)
-
-    @property
-    def lengths(self) -> Ints:
-        """``[episodes]`` int64, oldest first."""
-        return np.array(self._lengths, np.int64)
+        return len(self.lengths)
 
     def __repr__(self) -> str:
         return f"Window({self.episodes} episodes of at most {self.size}, {self.return_stats})"

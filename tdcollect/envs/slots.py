@@ -481,14 +481,14 @@ class Stepper:
         written, memory = spaces.aligned_zeros(count, wanted, pinned)
         tensors = [torch.from_numpy(b if batched else b[:, 0]).unbind(0) for b in written]
         last = len(self.entries)
-        numbers = [list(array[..., 0]) for array in written[last:]]
-        terminated, truncated, done, stored = numbers[:4]
+        columns = [list(array[..., 0]) for array in written[last:]]
+        terminated, truncated, done, stored = columns[:4]
         steps = list(zip(*written[:last], strict=True))
         infos = len(self.backend.observation.leaves)
         counts = infos + len(self.backend.info)
         parts = slice(infos), slice(infos, counts), slice(counts, None)
         observed, told, counted = (map(operator.itemgetter(part), steps) for part in parts)
-        raw = map(SlotBuffers, observed, told, numbers[-1], terminated, truncated)
+        raw = map(SlotBuffers, observed, told, columns[-1], terminated, truncated)
         by_step = zip(*tensors[:last], tensors[last + 3], *tensors[last : last + 3], strict=True)
         state = memory[:, : written[last + 3].ctypes.data - memory.ctypes.data]
         return list(

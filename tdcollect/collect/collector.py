@@ -8,13 +8,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from tensordict import TensorDictBase, unravel_key
 from torch import nn
 from torchrl.collectors import Collector as TorchRLCollector
-from torchrl.envs import EnvBase
+from torchrl.envs import (
+    EnvBase,
+    InitTracker,
+    RewardSum,
+    StepCounter,
+    TensorDictPrimer,
+    Transform,
+)
+from torchrl.envs.llm.transforms import PolicyVersion
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from tdcollect import keys
@@ -48,24 +56,15 @@ from tdcollect.collect.resume import FirstStates, add_state, keep_state, load_st
 from tdcollect.collect.run import Explanation, Runner, short
 from tdcollect.display import one_line
 from tdcollect.envs.adopted import lost_ends, take_over
-from tdcollect.envs.traits import base_of
+from tdcollect.envs.traits import EnvAction, base_of, transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv
-from tdcollect.keys import IS_INIT, as_path
+from tdcollect.keys import IS_INIT, Key, as_path
 from tdcollect.randomness import OwnLibraryStates
 from tdcollect.threads import collecting
 
 if TYPE_CHECKING:
     from tdcollect.collect.hooks import AnyHooks
     from tdcollect.trajectories.split import Layout
-
-
-from typing import Protocol
-
-from torchrl.envs import InitTracker, RewardSum, StepCounter, TensorDictPrimer, Transform
-from torchrl.envs.llm.transforms import PolicyVersion
-
-from tdcollect.envs.traits import EnvAction, transforms_of
-from tdcollect.keys import Key
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 
 from tdcollect import keys
+from tdcollect.collect.arrays import Options, Seeds
 from tdcollect.collect.hooks import Watch
-from tdcollect.collect.inner import Options, Seeds
 from tdcollect.collect.step_dict import StepDict, by_slot, next_step, zero_rows
 from tdcollect.collect.store import Placement, Store
 from tdcollect.collect.turns import Act, set_ids, turns_of

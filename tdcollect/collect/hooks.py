@@ -28,9 +28,6 @@ class Hooks:
     ascending, counted over all batch dims of the env. Methods that are not overridden cost nothing.
     Their TensorDicts share memory with the batch: do not write into them.
 
-    A method may return numbers for the statistics, a dict from names to numbers or arrays of them:
-    those of a collection are in ``stats.latest.logged``, see :class:`tdcollect.collect.Statistics`.
-
     Where a method raises, collection stops with a ``RuntimeError`` that names it.
     """
 
@@ -168,9 +165,8 @@ class LogStatistics(Hooks):
 
     Episodes and steps over the collector's lifetime; steps per second; mean, std, min and max of
     returns and lengths of the latest collection, where episodes ended; the mean return over the
-    window; times; the mean of each number that hooks before this one have logged. Names are
-    ``prefix/return_mean`` and so on. Rewards are shaped after hooks are called: shaped returns are
-    written by a call of :meth:`write` alone.
+    window; times. Names are ``prefix/return_mean`` and so on. Rewards are shaped after hooks are
+    called: shaped returns are written by a call of :meth:`write` alone.
 
     Args:
         logger: say ``CSVLogger``.
@@ -224,7 +220,6 @@ class LogStatistics(Hooks):
             **_named("length", latest.length_stats),
             **_named("shaped_return", latest.shaped_return_stats),
             "window_return_mean": None if over_window is None else over_window.mean,
-            **{name: numbers.mean for name, numbers in latest.logged_stats.items()},
         }
         at = lifetime.steps if step is None else step
         for name, value in values.items():
@@ -248,9 +243,8 @@ class Watch:
             self._calls[event] for event in ("episodes_started", "stepped", "episodes_ended")
         )
 
-    def attach(self, env: EnvBase, stats: Statistics) -> None:
-        """Attach to the collector's env and statistics, once they are made."""
-        self._stats = stats
+    def attach(self, env: EnvBase) -> None:
+        """Attach to the collector's env, once it is made."""
         self._batch_size, self._texts = env.batch_size, texts_of(env)
         self._reward_keys = list(env.reward_keys)
         self._every = np.arange(env.batch_size.numel())
@@ -326,22 +320,18 @@ class Watch:
 
     def save_state(self) -> dict[str, Any]:
         """The sums of episodes in flight, and which slots are about to start one."""
-        sums = {name: vars(self._tally)[name].copy() for name in ("_returns", "_lengths")}
-        return {"_fresh": self._starting.copy(), **sums}
+        return {"starting": self._starting, "tally": vars(self._tally).copy()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Load the result of :meth:`save_state`."""
-        sums = dict(state)
-        self._starting = sums.pop("_fresh")
-        vars(self._tally).update(sums)
+        self._starting = state["starting"]
+        vars(self._tally).update(state["tally"])
 
     def call(self, event: str, *arguments: Any) -> None:
         """Call the hooks of an event."""
         for call in self._calls[event]:
             try:
-                told = call(*arguments)
-                if told is not None:
-                    self._stats.log(told, now=event == "collection_ended")
+                call(*arguments)
             except Exception as error:
                 name = type(call.__self__).__name__
                 raise RuntimeError(

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
+from functools import partial
 from itertools import chain, repeat
 from typing import Any, TypeVar, cast
 
@@ -169,9 +170,9 @@ class CollectionLog:
         episode ends where any flag says so, which is where TorchRL's collector starts a trajectory.
         """
         rewards, flags, marks = zip(*self._noted, strict=True)
-        means = {name: averaged(_joined([step[name] for step in rewards])) for name in rewards[0]}
-        done = _any(_joined(flags))
-        failed = None if marks[0] is None else _any(_joined(marks)).reshape(-1)
+        means = {name: _reduced([step[name] for step in rewards], _mean) for name in rewards[0]}
+        done = _reduced(flags, np.any)
+        failed = None if marks[0] is None else _reduced(marks, np.any).reshape(-1)
         whole = bool(self._ended)
         return means, row_ends(done, self._row_slots, failed=failed, whole=whole, dims=self._dims)
 
@@ -187,8 +188,8 @@ def grid_of(entry: torch.Tensor, dims: int) -> torch.Tensor:
     return entry.reshape(entry.shape[:dims].numel(), entry.shape[dims], -1)
 
 
-def _joined(parts: Sequence[torch.Tensor]) -> Any:
-    """Entries ``[N, T, features]`` of several parts of the steps as an array.
+def _reduced(parts: Sequence[torch.Tensor], over: Callable[..., Any]) -> NDArray[Any]:
+    """Entries ``[N, T, features]`` of several parts of the steps as an array ``[N, T]``.
 
     Features that a part has less than others are zero: those of actions cut short by an end.
     """
@@ -196,11 +197,11 @@ def _joined(parts: Sequence[torch.Tensor]) -> Any:
     if len(parts) > 1:
         most = max(part.shape[-1] for part in parts)
         entry = torch.cat([pad(part, (0, most - part.shape[-1])) for part in parts], 1)
-    return entry.detach().cpu().numpy()
+    values = entry.detach().cpu().numpy()
+    return cast(NDArray[Any], values[..., 0] if values.shape[-1] == 1 else over(values, -1))
 
 
-def _any(flags: Any) -> Any:
-    return flags[..., 0] if flags.shape[-1] == 1 else flags.any(-1)
+_mean = partial(np.mean, dtype=np.float64)
 
 
 def slots_of(index: Any, batch_size: torch.Size) -> Bools:
@@ -208,11 +209,6 @@ def slots_of(index: Any, batch_size: torch.Size) -> Bools:
     marked = torch.zeros((*batch_size, 1), dtype=torch.bool)
     marked[index] = True
     return cast(Bools, marked.reshape(-1).numpy())
-
-
-def averaged(values: Any) -> NDArray[Any]:
-    """The mean over the features of ``[N, T, features]``."""
-    return values[..., 0] if values.shape[-1] == 1 else values.mean(-1, dtype=np.float64)
 
 
 class Monitor:
@@ -253,7 +249,7 @@ class Monitor:
         self._tally, self._shaped, *_ = self._tallies
         self._newly_restarted(None)
         if self._watch is not None:
-            self._watch.attach(collector.env, self.stats)
+            self._watch.attach(collector.env)
 
     def _counters(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         collector = self._collector()
@@ -291,7 +287,6 @@ class Monitor:
 
     def miss(self) -> None:
         """Leave out the episodes in flight, some of whose steps were not seen."""
-        self.stats.waiting.clear()
         for tally in self._tallies:
             tally.miss()
 
@@ -325,12 +320,12 @@ class Monitor:
     def _count(self, log: CollectionLog, start: float) -> None:
         rewards, ends = log.rewards_and_ends()
         groups = {
-            name: ends.feed(tally, rewards[name]).returns
+            name: tally.feed(ends, rewards[name]).returns
             for name, tally in zip(self._groups, self._tallies[2:], strict=True)
         }
         means = [*rewards.values()] or [np.zeros((1, ends.steps))]
         mean: Any = means[0] if len(means) == 1 else np.mean(means, 0, dtype=np.float64)
-        episodes = ends.feed(self._tally, mean)
+        episodes = self._tally.feed(ends, mean)
         if not rewards:
             episodes = episodes._replace(returns=np.empty(0))
         if ends.whole:
@@ -356,8 +351,8 @@ class Monitor:
         if self._unshaped is None:
             return
         ends, self._unshaped = self._unshaped, None
-        values = averaged(_joined([grid_of(reward, ends.dims)]))
-        self.stats.add_shaped(ends.feed(self._shaped, values).returns)
+        values = _reduced([grid_of(reward, ends.dims)], _mean)
+        self.stats.add_shaped(self._shaped.feed(ends, values).returns)
 
 
 class StatsAttribute:

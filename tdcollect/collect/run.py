@@ -26,9 +26,15 @@ from tdcollect._upstream import torchrl as upstream
 from tdcollect._upstream.collectors import CollectorState, new_ids_of
 from tdcollect.collect import arrays
 from tdcollect.collect.arguments import by_arrival_needs, check_arrival_buffer
-from tdcollect.collect.arrays import ArrayEnv, ArrayPlan, by_episodes, plan_for
+from tdcollect.collect.arrays import (
+    ArrayEnv,
+    ArrayPlan,
+    Facts,
+    by_episodes,
+    facts_of_env,
+    plan_for,
+)
 from tdcollect.collect.episodes import Block, Episodes, FirstToStart, Start, join_episodes
-from tdcollect.collect.facts import Facts, facts_of_env
 from tdcollect.collect.monitor import CollectionLog, changed, torchrl_rollout, warn_of_lost
 from tdcollect.collect.policy import (
     ON_TENSORDICT,
@@ -52,7 +58,7 @@ from tdcollect.collect.step_dict import (
 )
 from tdcollect.collect.store import Captured, Placement, placement
 from tdcollect.collect.transforms import Norm
-from tdcollect.collect.turns import Acting, Arrivals, Frames, Lower
+from tdcollect.collect.turns import Acting, Arrivals, Frames
 from tdcollect.display import html_table, one_line
 from tdcollect.envs.adopted import early_seeds, lost_ends, reset_arguments
 from tdcollect.envs.beside import HonouredStarts
@@ -333,7 +339,7 @@ class Runner:
                 ((what, how),) = policy.described
                 policy.described = [(what, f"{how}; action masks are ignored, as in TorchRL")]
             if self._parent.acts_randomly():
-                ((what, how),) = self.lower(step, policy=self._random).described
+                ((what, how),) = self._lower_again(step, False, self._random).described
                 policy.described.insert(0, (f"{what}, until init_random_frames", how))
         parts += [
             Part("policy", what, called, "30 to 250 us a call" * called.startswith(ON_TENSORDICT))
@@ -429,7 +435,7 @@ class Runner:
         env = by_episodes(self.plan(), collector.env)
         self._planned_for = None  # its transforms will leave out the rows of slots that wait
         self._warn_of_statistics(env)
-        env, lower = log.timed_parts(env, self._lowering(random))
+        env, lower = log.timed_parts(env, partial(self.lower, random=random))
         first_seeds = None if seed is None else self._seed(seed)[1]
         self.first_states = None
         collector._monitor.drop()
@@ -516,7 +522,7 @@ class Runner:
         late = None if at_each_step else env
         tracked = isinstance(collector.policy_version, int)
         env.start(parent.preallocates)
-        env, lower = log.timed_parts(env, self._lowering(random, late))
+        env, lower = log.timed_parts(env, partial(self.lower, random=random, late=late))
         return Frames(
             env,
             lower,
@@ -703,25 +709,15 @@ class Runner:
         for text in filter(None, texts):
             self._warn_once(text)
 
-    def _lowering(self, random: bool, late: ArrayEnv | None = None) -> Lower:
-        # Gradients are those of the distributions' own classes.
-        policy = self._random if random else None
-        return partial(self.lower, checked=torch.is_grad_enabled(), policy=policy, late=late)
-
-    def lower(
-        self,
-        step: StepDict,
-        checked: bool = False,
-        policy: Callable[..., Any] | None = None,
-        late: ArrayEnv | None = None,
-    ) -> LoweredPolicy:
-        """The policy, or another in its place, on StepDicts.
+    def lower(self, step: StepDict, random: bool, late: ArrayEnv | None = None) -> LoweredPolicy:
+        """The policy, or random actions in its place, on StepDicts.
 
         The collector's own, if it is a module, is kept from batch to batch while its facts are the
         same. Where there is ``late``, scores that this env hands through may be late.
         """
-        if policy is not None or not isinstance(self._parent.wrapped_policy, nn.Module):
-            return self._lower_again(step, checked, policy, late)
+        checked = torch.is_grad_enabled()  # gradients are those of the distributions' own classes
+        if random or not isinstance(self._parent.wrapped_policy, nn.Module):
+            return self._lower_again(step, checked, self._random if random else None, late)
         collector, parent, kept = self._collector, self._parent, self._lowered
         entries = {key: (value.shape, value.dtype, value.device) for key, value in step.items()}
         values = (
@@ -734,7 +730,7 @@ class Runner:
         others = dict(entries.items() ^ self._entries.items()).keys()
         own = set() if kept is None else kept.own
         if kept is None or not (others <= own and facts and facts.hold(module, *values)):
-            kept = self._lowered = self._lower_again(step, checked, policy, late)
+            kept = self._lowered = self._lower_again(step, checked, late=late)
             self._lowered_for, self._entries = Facts(module.modules(), *values), entries
             if not (kept.straight or collector.graphs):
                 kept.graphs = dict.fromkeys(("policy", "turn"), "modules are called on TensorDicts")

@@ -34,7 +34,7 @@ _FEW_LOGITS = 1024
 _FEW_PAIRS = 2**16  # logits of two choices each
 _MANY = 512  # numbers from which on a way with more calls, but less work, is quicker
 _APART = 1e-4
-_STEPS = 256
+_STEPS, _NUMBERS = 256, 2**17  # the most steps and numbers that are scored at once
 
 
 class Noise(Protocol):
@@ -124,7 +124,7 @@ class Sampler:
         if not (parts[0].is_contiguous() and parts[-1].is_contiguous()):
             parts = (self._score(_at_once, *parts),)
         self._kept.append(parts)
-        if len(self._kept) == _STEPS:
+        if len(self._kept) == max(1, min(_STEPS, _NUMBERS // parts[0].numel())):
             self._scores.append(self._kept_scores())
         return sample
 
@@ -379,7 +379,7 @@ def _one_hot_rows(choices: int) -> NDArray[np.int64]:
 
 def _largest(values: NDArray[np.floating]) -> NDArray[np.int64] | None:
     """The index ``[..., 1]`` of the largest of each row, if that is far enough from the next."""
-    if values.shape[-1] == 2 and values.size >= _MANY:
+    if values.shape[-1] == 2:
         one, other = values[..., 0], values[..., 1]
         index = other - _APART > one
         clear = (index | (one - _APART > other)) & (np.maximum(one, other) < np.inf)

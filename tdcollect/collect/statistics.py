@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from tdcollect.display import html_text, one_line
@@ -41,6 +39,7 @@ class RowEnds(NamedTuple):
     order. Whole episodes follow each other in one slot, in a tally of their own.
 
     Attributes:
+        steps: F, over all slots.
         slots: ``[S]``, the slots that have rows, ascending.
         counts: ``[S]``, how many each has.
         order: ``[F]``, the rows by arrival in this order; None where they came in it.
@@ -52,6 +51,7 @@ class RowEnds(NamedTuple):
         dims: the dims of slots that entries have in front of that of steps; 0 if they are in rows.
     """
 
+    steps: int
     slots: Ints
     counts: Ints
     order: Ints | None
@@ -61,21 +61,6 @@ class RowEnds(NamedTuple):
     failed: Bools | None = None
     whole: bool = False
     dims: int = 0
-
-    @property
-    def steps(self) -> int:
-        """F, over all slots."""
-        return int(self.counts.sum())
-
-    def feed(self, tally: Tally, reward: NDArray[Any]) -> EndedEpisodes:
-        """The episodes that ended, given the rewards ``[N, T]``, or ``[1, F]`` of rows.
-
-        Of steps more than these rows have, they are left out.
-        """
-        values = reward[:, : self.steps // len(reward)].reshape(-1)
-        if self.order is not None:
-            values = values[self.order]
-        return (Tally(1) if self.whole else tally).feed(self, values)
 
 
 def row_ends(done: Bools, slots: Ints | None, **others: Any) -> RowEnds:
@@ -96,7 +81,8 @@ def row_ends(done: Bools, slots: Ints | None, **others: Any) -> RowEnds:
         of, step = np.divmod(rows, steps)
     else:
         of, step = np.searchsorted(np.cumsum(counts), rows, "right"), order[rows]
-    return RowEnds(present, counts, order, rows, of, np.argsort(step, kind="stable"), **others)
+    arrived = np.argsort(step, kind="stable")
+    return RowEnds(done.size, present, counts, order, rows, of, arrived, **others)
 
 
 class Tally:
@@ -137,7 +123,10 @@ class Tally:
         return ended
 
     def feed(self, ends: RowEnds, reward: NDArray[Any]) -> EndedEpisodes:
-        """Add rows, slot by slot, with their rewards ``[F]``.
+        """Add rows, given their rewards ``[N, T]``, or ``[1, F]``.
+
+        Of steps more than the rows have, rewards are left out. Whole episodes have a tally of their
+        own.
 
         Each row gets the number of its episode: the index of its slot, and one more for each end
         before it. With two slots, of which the second ends an episode with the second of its rows::
@@ -153,8 +142,11 @@ class Tally:
         Returns:
             The episodes that ended, in the order of arrival, without those broken off.
         """
+        if ends.whole:
+            return Tally(1).feed(ends._replace(whole=False), reward)
         slots, counts, rows = ends.slots, ends.counts, ends.rows
-        terms = reward.astype(np.float64)
+        terms = reward[:, : ends.steps // len(reward)].reshape(-1)
+        terms = (terms if ends.order is None else terms[ends.order]).astype(np.float64)
         if not len(rows):  # most small batches
             np.add.at(self._returns, np.repeat(slots, counts), terms)
             self._lengths[slots] += counts
@@ -221,11 +213,10 @@ class Timed:
 
 
 class Spreads:
-    """The spreads of returns and lengths of episodes, and of numbers that hooks return."""
+    """The spreads of returns and lengths of episodes."""
 
     returns: Any
     lengths: Any
-    logged: Any
 
     @property
     def return_stats(self) -> Spread | None:
@@ -236,12 +227,6 @@ class Spreads:
     def length_stats(self) -> Spread | None:
         """Of the lengths; None where no episode ended."""
         return spread(self.lengths)
-
-    @property
-    def logged_stats(self) -> dict[str, Spread]:
-        """Of the numbers that hooks have returned, by name."""
-        spreads = {name: spread(np.array(values)) for name, values in self.logged.items()}
-        return {name: numbers for name, numbers in spreads.items() if numbers is not None}
 
 
 @dataclass(frozen=True)
@@ -265,7 +250,6 @@ class Collection(Timed, Spreads):
             off so are not among those that ended; their steps count, the marked one included.
         group_returns: of several rewards, ``[E]`` float64 of each reward entry, by its path
             (``"agents/reward"``): the mean over its agents; empty for a single reward.
-        logged: the numbers that hooks have returned, float64, by name.
     """
 
     steps: int
@@ -279,7 +263,6 @@ class Collection(Timed, Spreads):
     shaped_returns: Floats | None = None
     restarts: int = 0
     group_returns: dict[str, Floats] = field(default_factory=dict)
-    logged: dict[str, Floats] = field(default_factory=dict)
 
     @property
     def episodes(self) -> int:
@@ -292,8 +275,7 @@ class Collection(Timed, Spreads):
         return None if self.shaped_returns is None else spread(self.shaped_returns)
 
     def __repr__(self) -> str:
-        logged = [f"mean {name} {numbers.mean:.4g}" for name, numbers in self.logged_stats.items()]
-        return _line(self, f"{self.episodes} episodes", *logged)
+        return _line(self, f"{self.episodes} episodes")
 
 
 @dataclass(repr=False)
@@ -404,40 +386,26 @@ class Window(Spreads):
         size: K.
 
     Attributes:
-        logged: the latest K numbers of each name that hooks have returned.
+        returns: ``[episodes]`` float64, oldest first.
+        lengths: ``[episodes]`` int64, oldest first.
     """
 
     def __init__(self, size: int):
         self.size = size
-        self._returns: deque[float] = deque(maxlen=size)
-        self._lengths: deque[int] = deque(maxlen=size)
-        self.logged: dict[str, deque[float]] = {}
+        self.load(np.empty(0), np.empty(0, np.int64))
 
     def add(self, returns: Floats, lengths: Ints) -> None:
         """Take in episodes, in order."""
-        self._returns.extend(returns[-self.size :].tolist())
-        self._lengths.extend(lengths[-self.size :].tolist())
+        self.load(np.append(self.returns, returns), np.append(self.lengths, lengths))
 
     def load(self, returns: Floats, lengths: Ints) -> None:
-        """Hold these episodes instead."""
-        self._returns.clear()
-        self._lengths.clear()
-        self.add(returns, lengths)
+        """Hold the latest of these episodes instead."""
+        self.returns, self.lengths = returns[-self.size :].copy(), lengths[-self.size :].copy()
 
     @property
     def episodes(self) -> int:
         """The number of episodes that it holds."""
-        return len(self._lengths)
-
-    @property
-    def returns(self) -> Floats:
-        """``[episodes]`` float64, oldest first."""
-        return np.array(self._returns, np.float64)
-
-    @property
-    def lengths(self) -> Ints:
-        """``[episodes]`` int64, oldest first."""
-        return np.array(self._lengths, np.int64)
+        return len(self.lengths)
 
     def __repr__(self) -> str:
         return f"Window({self.episodes} episodes of at most {self.size}, {self.return_stats})"
@@ -448,9 +416,6 @@ class Statistics:
 
     Only whole episodes count: an episode counts in the collection in which it ends, with the steps
     that it had in collections before. Episodes that a reset cuts short are not counted.
-
-    Numbers that :class:`tdcollect.Hooks` return are kept beside them, as ``logged``: by name, all
-    of the latest collection, and the latest K.
 
     A call gives the dict of counters of TorchRL's ``collector.stats()``.
 
@@ -466,7 +431,6 @@ class Statistics:
         self._window = Window(window)
         self._lifetime = Lifetime()
         self._latest: Collection | None = None
-        self.waiting: dict[str, list[float]] = {}  # numbers of hooks in the collection at hand
 
     @property
     def latest(self) -> Collection | None:
@@ -491,27 +455,6 @@ class Statistics:
         self._latest = collection
         self._lifetime.add(collection)
         self._window.add(collection.returns, collection.lengths)
-        self.log({})
-
-    def log(self, numbers: Mapping[str, Any], now: bool = True) -> None:
-        """Take in numbers of a hook, for the latest collection; not ``now``: for that at hand."""
-        self._check()
-        names = numbers if isinstance(numbers, Mapping) else [numbers]
-        if not all(isinstance(name, str) and _is_free(name) for name in names):
-            raise ValueError(
-                "expected a hook to return None, or numbers by names that are those of no "
-                f"statistic, got {numbers!r}; leave the return out, or choose another name"
-            )
-        for name, number in numbers.items():
-            values = torch.as_tensor(number, dtype=torch.float64).reshape(-1).tolist()
-            self.waiting.setdefault(name, []).extend(values)
-        if now and self.waiting and self._latest is not None:
-            logged, size = dict(self._latest.logged), self._window.size
-            for name, values in self.waiting.items():
-                logged[name] = np.append(logged.get(name, []), values)
-                self._window.logged.setdefault(name, deque(maxlen=size)).extend(values)
-            self._latest = replace(self._latest, logged=logged)
-            self.waiting = {}
 
     def add_shaped(self, returns: Floats) -> None:
         """Take in the shaped returns of the latest collection."""
@@ -530,12 +473,9 @@ class Statistics:
         """All of it, as nested arrays and numbers."""
         window = self._window.returns, self._window.lengths
         latest = None if self._latest is None else vars(self._latest).copy()
-        for name in ("group_returns", "logged"):
-            if latest is not None and not latest[name]:
-                del latest[name]
-        state = {"lifetime": asdict(self._lifetime), "window": window, "latest": latest}
-        logged = {name: np.array(values) for name, values in self._window.logged.items()}
-        return {**state, "logged": logged} if logged else state
+        if latest is not None and not latest["group_returns"]:
+            del latest["group_returns"]
+        return {"lifetime": asdict(self._lifetime), "window": window, "latest": latest}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Load the result of :meth:`save_state`."""
@@ -543,8 +483,6 @@ class Statistics:
             held = Moments(**value) if isinstance(value, Mapping) else value
             setattr(self._lifetime, name, held)
         self._window.load(*state["window"])
-        logged, size = state.get("logged", {}), self._window.size
-        self._window.logged = {name: deque(values, size) for name, values in logged.items()}
         self._latest = None if state["latest"] is None else Collection(**state["latest"])
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -567,25 +505,14 @@ class Statistics:
             return line
         parts = [("latest collection", _lines(self._latest)), ("lifetime", _lines(self._lifetime))]
         last = [f"returns   {self._window.return_stats}", f"lengths   {self._window.length_stats}"]
-        last += _logged_lines(self._window)
         if self._window.episodes:
             parts.append((f"latest {self._window.episodes} episodes", last))
         return "\n".join(f"{name}\n" + "\n".join(f"  {x}" for x in lines) for name, lines in parts)
 
 
-def _is_free(name: str) -> bool:
-    groups = ("return_", "length_", "shaped_return_", "window_return_")
-    known = name in Collection.__dataclass_fields__ or hasattr(Collection, name)
-    return not known and not name.startswith(groups)
-
-
 def _line(of: Collection | Lifetime, *counts: str) -> str:
     returns = "no returns" if of.return_stats is None else f"mean return {of.return_stats.mean:.4g}"
     return one_line(of, f"{of.steps} steps", f"{of.seconds:.4g} s", *counts, returns)
-
-
-def _logged_lines(part: Spreads) -> list[str]:
-    return [f"logged    {name}: {numbers}" for name, numbers in part.logged_stats.items()]
 
 
 def _lines(part: Any) -> list[str]:
@@ -607,4 +534,4 @@ def _lines(part: Any) -> list[str]:
     if part.env_seconds is not None:
         lines.append(f"env       {part.env_seconds:.4g} s")
         lines.append(f"policy    {part.policy_seconds:.4g} s")
-    return lines + (_logged_lines(part) if isinstance(part, Collection) else [])
+    return lines

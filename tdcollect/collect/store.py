@@ -120,16 +120,11 @@ class Store:
             names = [(key, key, False) for key in step if not is_next(key)]
             names += [(under_next(key), key, True) for key in following]
             self._names = [one for one in names if one[0] not in self.left_out]
-        brought: dict[Key, list[torch.Tensor]] = {}
         try:
-            for name, key, led_to in self._names:
-                values = [held[led_to][key] for held in self._held]
-                device = self._devices.get(name)
-                brought[name] = self.place.bring(name, values, device)
-            self.place.finish()
-            for name, values in brought.items():
-                self._devices[name] = values[0].device
-                self._stack(name, values)
+            values = {k: [held[at][key] for held in self._held] for k, key, at in self._names}
+            coming = self._held[-1][1].values()
+            for name, brought in self.place.bring(values, self._devices, coming).items():
+                self._stack(name, brought)
         except KeyError as error:
             raise RuntimeError(
                 f"expected the entry {error} in every step of a batch, as in its first, got steps "
@@ -146,7 +141,6 @@ class Store:
                     ) from error
             raise
         self._filled += len(self._held)
-        self.place.forget(self._held[-1][1].values())
         self._held, self._rows = [], []
 
     def _stack(self, name: Key, values: list[torch.Tensor]) -> None:
@@ -203,20 +197,17 @@ class Placement:
         """Copy the entries of a step or a reset if the next one may overwrite their memory."""
 
     def bring(
-        self, key: Key, values: list[torch.Tensor], device: torch.device | None
-    ) -> list[torch.Tensor]:
-        """The values of one entry, one per step, on the device where the batch keeps it.
+        self,
+        values: dict[Key, list[torch.Tensor]],
+        devices: dict[Key, torch.device],
+        coming: Iterable[torch.Tensor],
+    ) -> dict[Key, list[torch.Tensor]]:
+        """The values of entries, one per step, on the devices where the batch keeps them.
 
-        Those brought to the CPU have no values before :meth:`finish`. ``device`` is that of earlier
-        steps of the batch.
+        ``devices`` has those of earlier steps of the batch, and is completed. Later steps can ask
+        for copies of the tensors that are ``coming`` alone.
         """
         return values
-
-    def finish(self) -> None:
-        """Wait for what is being brought to the CPU."""
-
-    def forget(self, coming: Iterable[torch.Tensor]) -> None:
-        """Drop copies that no later step can ask for: of all tensors but those."""
 
 
 class Devices(Placement):
@@ -331,10 +322,25 @@ class Devices(Placement):
                 entries[key] = value.clone()
 
     def bring(
-        self, key: Key, values: list[torch.Tensor], device: torch.device | None
+        self,
+        values: dict[Key, list[torch.Tensor]],
+        devices: dict[Key, torch.device],
+        coming: Iterable[torch.Tensor],
+    ) -> dict[Key, list[torch.Tensor]]:
+        brought = {key: self._brought(key, each, devices) for key, each in values.items()}
+        self.finish()
+        self._at = 0
+        identities = {id(value) for value in coming}
+        self._copies = {key: copy for key, copy in self._copies.items() if key[0] in identities}
+        return brought
+
+    def _brought(
+        self, key: Key, values: list[torch.Tensor], known: dict[Key, torch.device]
     ) -> list[torch.Tensor]:
+        """Those brought to the CPU have no values before :meth:`finish`."""
         devices = {value.device for value in values}
-        target = device or self._target(key, devices)
+        target = known.get(key) or self._target(key, devices)
+        known[key] = target or values[0].device
         if target is None or devices == {target}:
             return values
         # Those that have crossed are there; the others cross together.
@@ -351,14 +357,10 @@ class Devices(Placement):
         return [v if v.device == target else self._copies[id(v), target][1] for v in values]
 
     def finish(self) -> None:
+        """Wait for what is being brought to the CPU."""
         for device in self._late:
             torch.cuda.current_stream(device).synchronize()
         self._late.clear()
-
-    def forget(self, coming: Iterable[torch.Tensor]) -> None:
-        self._at = 0
-        identities = {id(value) for value in coming}
-        self._copies = {key: copy for key, copy in self._copies.items() if key[0] in identities}
 
     def _sent(self, value: torch.Tensor, device: torch.device) -> torch.Tensor:
         if value.device == device:

@@ -411,13 +411,7 @@ def merged_states(
         for state, first in zip(states, np.cumsum([0, *slots[:-1]]), strict=True)
         if state["latest"] is not None
     ]
-    logged = [state.get("logged", {}) for state in states]
-    logs = {
-        name: _merged_windows([(one[name], one[name]) for one in logged if name in one], window)[0]
-        for name in dict.fromkeys(name for one in logged for name in one)
-    }
     return {
-        "logged": logs,
         "lifetime": _merged([state["lifetime"] for state in states]),
         "window": _merged_windows([state["window"] for state in states], window),
         "latest": _merged(latest) if latest else None,
@@ -439,7 +433,7 @@ def _merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             merged[name] = None
         elif isinstance(first, np.ndarray):
             merged[name] = np.concatenate(values)
-        elif name in ("group_returns", "logged"):
+        elif name == "group_returns":
             merged[name] = _merged(values)
         elif isinstance(first, Mapping):
             moments = Moments(**first)

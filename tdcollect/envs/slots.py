@@ -476,25 +476,24 @@ class Stepper:
         ``pinned`` ones are page-locked; in ``exact`` ones, the backend writes rewards in float64.
         """
         wanted = [((self.num_envs, *entry.shape), entry.dtype) for entry in self.entries]
-        numbers = map(np.dtype, [np.float32, bool, bool, bool, *[np.float64] * exact])
+        numbers = map(np.dtype, [bool, bool, bool, np.float32, *[np.float64] * exact])
         wanted += [((self.num_envs, 1), number) for number in numbers]
-        written = spaces.aligned_zeros(count, wanted)
-        if pinned:
-            written = [torch.from_numpy(array).pin_memory().numpy() for array in written]
+        written, memory = spaces.aligned_zeros(count, wanted, pinned)
         tensors = [torch.from_numpy(b if batched else b[:, 0]).unbind(0) for b in written]
-        exact_reward = written.pop()[..., 0] if exact else None
-        *arrays, reward = written[:-3]
-        steps = list(zip(*arrays, strict=True))
+        last = len(self.entries)
+        columns = [list(array[..., 0]) for array in written[last:]]
+        terminated, truncated, done, stored = columns[:4]
+        steps = list(zip(*written[:last], strict=True))
         infos = len(self.backend.observation.leaves)
         counts = infos + len(self.backend.info)
         parts = slice(infos), slice(infos, counts), slice(counts, None)
         observed, told, counted = (map(operator.itemgetter(part), steps) for part in parts)
-        stored = list(reward[..., 0])
-        rewards = stored if exact_reward is None else exact_reward
-        terminated, truncated, done = (flag[..., 0] for flag in written[-3:])
-        raw = map(SlotBuffers, observed, told, rewards, terminated, truncated)
-        by_step, own = zip(*tensors[: len(written)], strict=True), tensors[-1 if exact else -4]
-        return list(map(StepBuffers, raw, counted, steps, stored, done, by_step, own))
+        raw = map(SlotBuffers, observed, told, columns[-1], terminated, truncated)
+        by_step = zip(*tensors[:last], tensors[last + 3], *tensors[last : last + 3], strict=True)
+        state = memory[:, : written[last + 3].ctypes.data - memory.ctypes.data]
+        return list(
+            map(StepBuffers, raw, counted, steps, stored, done, by_step, tensors[-1], state)
+        )
 
     def set_seeds(self, seeds: Sequence[int]) -> None:
         """Keep one seed per slot for that slot's next reset."""
@@ -823,7 +822,7 @@ class Stepper:
 
     def _hold_present(self, out: StepBuffers) -> None:
         if self.latest is not None:
-            out.copy_state(self.latest.state)
+            np.copyto(out.memory, self.latest.memory)
 
     def _restart(self, failed: SlotError, slots: list[int]) -> None:
         assert self.max_restarts is not None

@@ -687,6 +687,7 @@ class StepBuffers(NamedTuple):
     ``[N]``: the backend's own array, or its rounding where the backend writes float64. ``done`` is
     bool ``[N]``. ``tensors`` share the memory of the entries, then reward, terminated, truncated
     and done ``[N, 1]``; ``raw_reward`` that of the reward as the backend writes it ``[N, 1]``.
+    ``memory`` are the bytes of the :attr:`state`.
     """
 
     raw: SlotBuffers
@@ -696,42 +697,44 @@ class StepBuffers(NamedTuple):
     done: Array
     tensors: Sequence[torch.Tensor]
     raw_reward: torch.Tensor
+    memory: Array
 
     @property
     def state(self) -> list[Array]:
         """The arrays ``[N, ...]`` that say where slots are: all but the reward."""
         return [*self.entries, self.raw.terminated, self.raw.truncated, self.done]
 
-    def copy_state(self, arrays: Iterable[Array], slots: list[int] | None = None) -> None:
-        """Copy the :attr:`state` of other buffers, of ``slots`` (None for all)."""
+    def copy_state(self, arrays: Iterable[Array], slots: list[int]) -> None:
+        """Copy the :attr:`state` of other buffers, of ``slots``."""
         for target, array in zip(self.state, arrays, strict=True):
-            if slots is None:
-                np.copyto(target, array)
-            else:
-                target[slots] = array[slots]
+            target[slots] = array[slots]
 
 
-def aligned_zeros(count: int, entries: Iterable[tuple[Sequence[int], Any]]) -> list[Array]:
-    """Zeros ``[count, *shape]`` of each shape and dtype, all in one memory.
+def aligned_zeros(
+    count: int, entries: Iterable[tuple[Sequence[int], Any]], pinned: bool = False
+) -> tuple[list[Array], Array]:
+    """Zeros ``[count, *shape]`` of each shape and dtype; their memory, bytes ``[count, size]``.
 
-    Each ``[i]`` is aligned as a tensor of torch's own would be: a policy's products round by the
-    alignment of their input, and must not depend on whether it lies in the buffers or in a copy.
+    Those of one index lie together. Each ``[i]`` is aligned as a tensor of torch's own would be: a
+    policy's products round by the alignment of their input, and must not depend on whether it lies
+    in the buffers or in a copy.
     """
-    arrays, end = [], _ALIGNMENT
+    arrays, end = [], 0
     for shape, dtype in entries:
         strides, last = [], np.dtype(dtype).itemsize
         for size in reversed(shape):
             strides.append(last)
             last *= size
-        padded = -(-last // _ALIGNMENT) * _ALIGNMENT
-        arrays.append(((count, *shape), dtype, end, (padded, *reversed(strides))))
-        end += count * padded
-    memory = np.zeros(end, np.uint8)
-    offset = -memory.__array_interface__["data"][0] % _ALIGNMENT - _ALIGNMENT
+        arrays.append(((count, *shape), dtype, end, reversed(strides)))
+        end += -(-last // _ALIGNMENT) * _ALIGNMENT
+    memory = np.zeros(count * end + _ALIGNMENT, np.uint8)
+    if pinned:
+        memory = torch.from_numpy(memory).pin_memory().numpy()
+    start = -memory.ctypes.data % _ALIGNMENT
     return [
-        np.ndarray(shape, dtype, memory, offset + at, strides)
+        np.ndarray(shape, dtype, memory, start + at, (end, *strides))
         for shape, dtype, at, strides in arrays
-    ]
+    ], np.ndarray((count, end), np.uint8, memory, start)
 
 
 NOT_TAKEN = frozenset({"", "device", "dtype", "shape", "space"})

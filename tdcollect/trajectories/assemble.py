@@ -275,49 +275,33 @@ class TrajectoryAssembler:
             self._slots = slots
 
     def _continue(self, slot: Numbers, ids: Numbers, complete: Numbers, by_ids: bool) -> Numbers:
-        """The serial of each piece of a batch: that of the one it continues, or a new one."""
-        if self.match == "slot":
-            serial = self._continue_slots(slot, ids, by_ids)
-            heads = np.flatnonzero(serial < 0)
-            serial[heads] = self._started + np.arange(len(heads))
-        else:
-            group, head, serials = self._continue_ids(ids, complete)
-            fresh = np.flatnonzero(serials < 0)
-            heads = fresh[np.argsort(head[fresh])]  # numbered in the order of the batch
-            serials[heads] = self._started + np.arange(len(heads))
-            serial = serials[group]
-        self._started += len(heads)
-        return serial
+        """The serial of each piece of a batch: that of the one it continues, or a new one.
 
-    def _continue_slots(self, slot: Numbers, ids: Numbers, by_ids: bool) -> Numbers:
-        """Serials, or -1: the first piece of a slot may continue what the slot has open."""
-        serial = np.full(len(slot), -1)
-        first = np.flatnonzero(np.diff(slot, prepend=-1))
-        held = np.full(max(self._slots or 0, 1), -1)
-        held[self._open.slot] = np.arange(self.num_unfinished)
-        before = held[slot[first]]
-        goes_on = before >= 0
-        if by_ids and self.num_unfinished:
-            goes_on &= self._open.ids[before] == ids[first]
-        serial[first[goes_on]] = self._open.serial[before[goes_on]]
-        return serial
-
-    def _continue_ids(self, ids: Numbers, complete: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-        """The group of each piece; and of each group the first piece, and the serial or -1.
-
-        A group is a trajectory: pieces of one id, up to one that ends.
+        A group is a trajectory: pieces of one id, up to one that ends. Where slots are matched, it
+        is the piece that a slot has open, and the first of the batch in it, if of the same id.
         """
         held = self.num_unfinished
-        every = np.concatenate([self._open.ids, ids])
+        every = _then(self._open, _Open(np.full(len(slot), -1), slot, ids))
         ended = np.concatenate([np.zeros(held, dtype=bool), complete])
-        order = np.argsort(every, kind="stable")
-        begins = np.ones(len(every), dtype=bool)
-        begins[1:] = (every[order][1:] != every[order][:-1]) | ended[order][:-1]
-        group = np.empty(len(every), dtype=np.int64)
+        by_slot = self.match == "slot"
+        what = every.slot if by_slot else every.ids
+        order = np.argsort(what, kind="stable")
+        before, after = order[:-1], order[1:]
+        begins = np.ones(len(order), dtype=bool)
+        begins[1:] = (what[before] != what[after]) | ended[before]
+        if by_slot:
+            begins[1:] |= before >= held
+        if by_slot and by_ids:
+            begins[1:] |= every.ids[before] != every.ids[after]
+        group = np.empty(len(order), dtype=np.int64)
         group[order] = np.cumsum(begins) - 1
         head = order[begins]
-        serials = np.concatenate([self._open.serial, np.full(len(ids), -1)])[head]
-        return group[held:], head, serials
+        serials = every.serial[head]
+        fresh = np.flatnonzero(serials < 0)
+        heads = fresh[np.argsort(head[fresh])]  # numbered in the order of the batch
+        serials[heads] = self._started + np.arange(len(heads))
+        self._started += len(heads)
+        return serials[group[held:]]
 
     def _still_open(self, fed: _Open, done: Numbers) -> _Open:
         """The trajectories still unfinished; the latest of each slot, if slots are matched."""

@@ -13,9 +13,8 @@ from tensordict import TensorDictBase
 from torchrl.data import LazyTensorStorage, ReplayBuffer
 from torchrl.envs import EnvBase
 
-from tdcollect import Collector, Hooks, LogStatistics, make_env
+from tdcollect import Collector, Hooks, make_env
 from tdcollect.collect.turns import Frames
-from tdcollect.collectors.asking import merged_states
 
 from .envs import ENVS, cartpole, make_toy
 from .oracle import UPSTREAM, assert_same, seed_everything
@@ -180,83 +179,6 @@ def test_episodes_that_a_reset_cuts_short_have_no_end() -> None:
     collector.rollout()
     assert log.of("started") == [("started", [1]), ("started", [0, 2])]
     assert log.of("ended") == [("ended", [0, 2], [5.0, 5.0], [5, 5])]
-
-
-# -------------------------------------------------------------------------------- numbers of hooks
-
-
-class Numbers(Hooks):
-    """Returns a number for each step, episode and batch."""
-
-    def stepped(self, slots: Any, step: TensorDictBase) -> Any:
-        return {"step": step["next", "reward"].sum()}
-
-    def episodes_ended(self, slots: Any, returns: Any, lengths: Any) -> Any:
-        return {"lengths": lengths} if self.bad else {"a/length": lengths}
-
-    def collection_ended(self, batch: TensorDictBase | None, stats: Any) -> Any:
-        return {"batch": torch.tensor(1.5)}
-
-    bad = False
-
-
-class Written:
-    def __init__(self) -> None:
-        self.numbers: dict[str, list[float]] = {}
-
-    def log_scalar(self, name: str, value: float, step: int | None = None) -> None:
-        self.numbers.setdefault(name, []).append(value)
-
-
-@both_ways
-def test_numbers_join_the_statistics() -> None:
-    written = Written()
-    hooks = [Numbers(), LogStatistics(written)]
-    options = {"frames_per_batch": 3 * 20, "stats_window": 50}
-    collector = Collector(toy(), lean, hooks=hooks, **options)
-    lengths, steps = [], []
-    for _ in range(4):
-        batch = collector.rollout()
-        latest = collector.stats.latest
-        assert latest.logged.keys() == {"step", "a/length", "batch"}
-        assert latest.logged["step"].tolist() == batch["next", "reward"].sum((0, 2)).tolist()
-        assert latest.logged["a/length"].tolist() == latest.lengths.tolist()
-        assert written.numbers["collect/a/length"][-1] == latest.length_stats.mean
-        lengths += latest.lengths.tolist()
-        steps += latest.logged["step"].tolist()
-    window = collector.stats.window
-    assert window.logged_stats["batch"] == (1.5, 0, 1.5, 1.5)
-    assert [*window.logged["a/length"]] == lengths[-50:]
-    assert [*window.logged["step"]] == steps[-50:]
-    assert f"mean step {latest.logged_stats['step'].mean:.4g}" in repr(collector.stats)
-    assert str(collector.stats).count("logged    a/length: mean") == 2
-    other = Collector(toy(), lean, hooks=hooks, **options)
-    other.load_state_dict(collector.state_dict(), components=["statistics"])
-    assert str(other.stats) == str(collector.stats)
-    merged = merged_states([one.stats.save_state() for one in (collector, other)], [3, 3], 6)
-    both = [[lengths[-i]] * 2 for i in (3, 2, 1)]
-    assert merged["logged"]["a/length"].tolist() == [length for pair in both for length in pair]
-
-
-def test_numbers_of_a_collection_that_fails_are_dropped() -> None:
-    hook = Numbers()
-    collector = Collector(toy(), lean, frames_per_batch=3 * 20, hooks=hook)
-    hook.bad = True
-    told = r"the hook Numbers.episodes_ended raised ValueError: expected a hook to return .* choose"
-    with pytest.raises(RuntimeError, match=told):
-        collector.rollout()
-    hook.bad = False
-    collector.rollout()
-    assert len(collector.stats.latest.logged["step"]) == 20
-    off = Collector(toy(), lean, frames_per_batch=3, hooks=hook, statistics=False)
-    with pytest.raises(RuntimeError, match="made with statistics=False"):
-        off.rollout()
-
-
-@pytest.mark.parametrize("told", [3.5, {1: 2.0}, {"steps": 1}, {"return_mean": 1}, {"episodes": 1}])
-def test_what_is_no_number_by_name_is_refused(told: Any) -> None:
-    with pytest.raises(ValueError, match=r"^expected a hook to return None, or numbers by names"):
-        Collector(toy(), frames_per_batch=3).stats.log(told)
 
 
 def buffered(**options: Any) -> dict[str, Any]:

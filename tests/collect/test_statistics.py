@@ -162,7 +162,7 @@ def test_sums_over_batches_are_those_of_a_loop(
 
         ends = row_ends(laid(done), None if together else laid(slots)[0])
         assert ends.steps == laid(done).size
-        ended = ends.feed(tally, laid(reward))
+        ended = tally.feed(ends, laid(reward))
         found += zip(*(x.tolist() for x in ended), strict=True)
     assert found == naive(slots, reward, done)
 

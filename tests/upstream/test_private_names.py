@@ -28,7 +28,6 @@ STRINGS = {
     **dict.fromkeys(("_exact_reward", "_sent"), "entries of tdcollect's own rows"),
     **dict.fromkeys(("_low", "_high"), "ends of the names of columns"),
     "_final_info": "gymnasium's mask of final infos, an entry of a dict",
-    **dict.fromkeys(("_fresh", "_returns", "_lengths"), "attributes of a hook, saved by name"),
     "_reset": "an entry of TorchRL's",
     "_step": "an entry of TorchRL's",
     "_tdcollect_resumable": "a mark that tdcollect sets",

@@ -119,7 +119,7 @@ def aligned(rows: Array) -> Array:
 
     A matrix product rounds by where its input lies: a function must not see its slot by that.
     """
-    (copy,) = aligned_zeros(len(rows), [(rows.shape[1:], rows.dtype)])
+    (copy,), _ = aligned_zeros(len(rows), [(rows.shape[1:], rows.dtype)])
     copy[:] = rows
     return copy
 

@@ -15,9 +15,16 @@ import torch
 from gymnasium.vector import VectorEnv
 from torchrl.envs import EnvBase, ParallelEnv, SerialEnv
 
-from tdcollect.collect.arrays import ArrayPlan, Arrived, by_episodes, plan_for
+from tdcollect.collect.arrays import (
+    ArrayPlan,
+    Arrived,
+    Options,
+    Seeds,
+    Stepped,
+    by_episodes,
+    plan_for,
+)
 from tdcollect.collect.episodes import Start
-from tdcollect.collect.inner import Options, Seeds, Stepped
 from tdcollect.collect.step_dict import StepDict, flat, like_rows
 from tdcollect.envs.make import make_env
 from tdcollect.envs.slots import Stepper

@@ -212,6 +212,9 @@ mapping_of: Callable[[T.Transform], Method] = attrgetter("_apply_transform")
 casts_integers: Callable[[T.VecNormV2], bool] = attrgetter("_cast_int_to_float")
 """Returns whether a ``VecNormV2`` averages integers as floats."""
 
+MERGES_INVERSES = hasattr(T, "ClosedLoopMultiAction")
+"""True if what inverses of transforms write under ``"next"`` follows: from TorchRL 0.15 on."""
+
 _CALLS = ("_call", "_step", "_reset", "_inv_call", "_apply_transform", "_inv_apply_transform")
 
 

@@ -37,7 +37,7 @@ from tdcollect.collect.inner import (
 )
 from tdcollect.collect.lowering import Shown, joined, lower_members, lower_transforms
 from tdcollect.collect.step_dict import StepDict, flat, like_rows, sent, with_index
-from tdcollect.collect.transforms import StepTransform, inverted
+from tdcollect.collect.transforms import StepTransform, hand_on, inverted, writes_next
 from tdcollect.envs.adopted import ParallelEnv as OurParallelEnv
 from tdcollect.envs.adopted import adopt, reset_arguments
 from tdcollect.envs.slots import Can, SlotError, Stepper
@@ -223,6 +223,7 @@ class ArrayEnv(SteppedEnv):
         self._merges = inner.whole or not all(transform.by_row for transform in transforms)
         for transform in transforms:
             transform.merged = self._merges
+        self._writes_next = writes_next(transforms)
         self._exact = exact
         self._taken = self._sent = StepDict()
         self._attended: Sequence[int] = range(self.batch_size.numel())
@@ -280,6 +281,8 @@ class ArrayEnv(SteppedEnv):
                 if slots == []:
                     return self._skipped(inner_step, next_keys), None
         following, error = self.inner.step(inner_step, slots, buffers)
+        if self._writes_next:
+            hand_on(inner_step, following)
         for key in next_keys:
             following.setdefault(from_next(key), step[key])  # the env's own entry wins
         for transform in self.transforms:
@@ -491,7 +494,7 @@ def plan_for(
     further: list[StepTransform] = []
     try:
         transforms = lower_transforms(transforms_of(env), env)
-        plain = type(env) is GymnasiumEnv and not env.texts
+        plain = type(env) is GymnasiumEnv and not (env.texts or env.stepper.backend.action.texts)
         if plain or _has_plain_entries(env, acted):
             mixes = not all(transform.by_row for transform in transforms)
             inner, further = _inner(base, env is not base, mixes)
@@ -536,10 +539,11 @@ def by_episodes(plan: ArrayPlan, env: EnvBase, exact: Exact | None = None) -> Ar
         )
     leaves = env.observation_spec.items(True, True)
     odd = [key for key, leaf in leaves if leaf.dtype is None or -1 in leaf.shape]
+    odd += [key for key, leaf in env.full_action_spec.items(True, True) if leaf.dtype is None]
     if odd:
         raise ValueError(
-            "expected an env whose observations are tensors of fixed shapes, got other ones "
-            f"in {odd}; collect by frames"
+            "expected an env whose observations are tensors of fixed shapes, and whose actions are "
+            f"tensors, got other ones in {odd}; collect by frames"
         )
     whole = ArrayEnv(WholeEnv(env, exact is not None), [], env, exact)
     # The slots of any other env cannot wait, and cannot be seeded, one by one.

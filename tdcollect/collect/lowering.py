@@ -179,6 +179,7 @@ class _EnvByEnv(StepTransform):
         self.how = f"env by env, {transforms[0].how}"
         self.label = transforms[0].label
         self.follows_specs = transforms[0].follows_specs
+        self.writes_next = transforms[0].writes_next
         self.cost = transforms[0].cost and f"{transforms[0].cost} and env"
 
     def inv(self, step: StepDict) -> None:

@@ -28,7 +28,7 @@ from tdcollect._upstream import torchrl as upstream
 from tdcollect.collect.step_dict import StepDict, like_rows
 from tdcollect.envs.spaces import nested, nested_unchecked
 from tdcollect.envs.traits import EnvAction, NotKnown, Trait, draws_or_calls
-from tdcollect.keys import Key, as_path, under
+from tdcollect.keys import Key, as_path, from_next, is_next, under
 
 
 class StepTransform:
@@ -48,6 +48,7 @@ class StepTransform:
         own_pace: whether the rows of slots may go through it at different paces.
         rows: the slots whose rows count, bool of the batch size: those that take the step; None
             for all, or for any.
+        writes_next: whether its :meth:`inv` may write entries of the following step.
         merged: whether slots that go on get their own rows back afterwards. Resets then write
             there what TorchRL writes, for transforms above that mix rows.
     """
@@ -59,6 +60,7 @@ class StepTransform:
     anywhere = False
     own_pace = False
     rows: Tensor | None = None
+    writes_next = False
     merged = False
     label = ""
     how = "on arrays"
@@ -93,6 +95,17 @@ def inverted(transforms: Sequence[StepTransform], step: StepDict) -> StepDict:
     for transform in reversed(transforms):
         transform.inv(inner_step)
     return inner_step
+
+
+def writes_next(transforms: Iterable[StepTransform]) -> bool:
+    """Return whether an inverse may write entries of the following step, which are kept."""
+    return upstream.MERGES_INVERSES and any(transform.writes_next for transform in transforms)
+
+
+def hand_on(inner_step: StepDict, following: StepDict) -> None:
+    """Take entries of the following step over that inverses wrote, unless the env gave them."""
+    for key in filter(is_next, inner_step):
+        following.setdefault(from_next(key), inner_step[key])
 
 
 # ---------------------------------------------------------------------------- by TorchRL's own code
@@ -172,6 +185,7 @@ class Island(OwnCode):
     cost = "20 to 50 us a step"
     how = "on a TensorDict of its own: it {}"
     follows_specs = False
+    writes_next = True
 
     def __init__(self, transform: T.Transform, env: EnvBase, reason: str = ""):
         super().__init__(transform, env)

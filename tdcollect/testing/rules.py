@@ -549,7 +549,7 @@ def _action_kept(player: TorchRLPlayer) -> str:
     env = player.env
     root = player.start(env, player.seed)
     acted = player.act(env, root, player.seed)
-    before = {key: acted[key].clone() for key in env.action_keys}
+    before = {key: deepcopy(acted[key]) for key in env.action_keys}
     step = env.step(acted)
     for key, value in before.items():
         if change := mismatch(repr(key), value, step[key]):

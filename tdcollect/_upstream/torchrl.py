@@ -212,9 +212,6 @@ mapping_of: Callable[[T.Transform], Method] = attrgetter("_apply_transform")
 casts_integers: Callable[[T.VecNormV2], bool] = attrgetter("_cast_int_to_float")
 """Returns whether a ``VecNormV2`` averages integers as floats."""
 
-MERGES_INVERSES = hasattr(T, "ClosedLoopMultiAction")
-"""True if what inverses of transforms write under ``"next"`` follows: from TorchRL 0.15 on."""
-
 _CALLS = ("_call", "_step", "_reset", "_inv_call", "_apply_transform", "_inv_apply_transform")
 
 
@@ -249,6 +246,11 @@ def _overrides(transform: T.Transform, *names: str) -> bool:
 def inverts(transform: T.Transform) -> bool:
     """Return whether a transform may change what the env is given."""
     return bool(transform.in_keys_inv) or _overrides(transform, "_inv_call")
+
+
+def writes_next(transform: T.Transform) -> bool:
+    """Return whether its inverse may write what follows a step: TorchRL 0.15 takes that over."""
+    return hasattr(T, "ClosedLoopMultiAction") and inverts(transform)
 
 
 def reads_step(transform: T.Transform) -> bool:

@@ -37,14 +37,14 @@ from tdcollect.collect.inner import (
 )
 from tdcollect.collect.lowering import Shown, joined, lower_members, lower_transforms
 from tdcollect.collect.step_dict import StepDict, flat, like_rows, sent, with_index
-from tdcollect.collect.transforms import StepTransform, hand_on, inverted, writes_next
+from tdcollect.collect.transforms import StepTransform, inverted
 from tdcollect.envs.adopted import ParallelEnv as OurParallelEnv
 from tdcollect.envs.adopted import adopt, reset_arguments
 from tdcollect.envs.slots import Can, SlotError, Stepper
 from tdcollect.envs.spaces import TextLeaf, nested
 from tdcollect.envs.traits import NotKnown, all_transforms_of, base_of, transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv, is_of_agents, texts_of
-from tdcollect.keys import Key, from_next
+from tdcollect.keys import Key, from_next, is_next
 
 _CPU = torch.device("cpu")
 
@@ -223,7 +223,7 @@ class ArrayEnv(SteppedEnv):
         self._merges = inner.whole or not all(transform.by_row for transform in transforms)
         for transform in transforms:
             transform.merged = self._merges
-        self._writes_next = writes_next(transforms)
+        self._writes_next = any(transform.writes_next for transform in transforms)
         self._exact = exact
         self._taken = self._sent = StepDict()
         self._attended: Sequence[int] = range(self.batch_size.numel())
@@ -282,7 +282,8 @@ class ArrayEnv(SteppedEnv):
                     return self._skipped(inner_step, next_keys), None
         following, error = self.inner.step(inner_step, slots, buffers)
         if self._writes_next:
-            hand_on(inner_step, following)
+            for key in filter(is_next, inner_step):
+                following.setdefault(from_next(key), inner_step[key])
         for key in next_keys:
             following.setdefault(from_next(key), step[key])  # the env's own entry wins
         for transform in self.transforms:

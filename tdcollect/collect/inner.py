@@ -19,7 +19,7 @@ from tdcollect._upstream.torchrl import (
     env_step_of,
 )
 from tdcollect.collect.step_dict import StepDict, chunk_steps, flat, sent, with_index
-from tdcollect.collect.transforms import StepTransform, hand_on, inverted, writes_next
+from tdcollect.collect.transforms import StepTransform, inverted
 from tdcollect.envs.adopted import reset_arguments
 from tdcollect.envs.beside import HonouredStarts
 from tdcollect.envs.slots import SlotError
@@ -151,7 +151,6 @@ class MemberSlots(SlotArrays):
         super().__init__(slots)
         self.transforms = transforms
         self._members, self._shown = members, shown
-        self._writes_next = writes_next(transforms)
         self._specified: set[Key] | None = None
         if not all(transform.follows_specs for transform in transforms):
             specs = members[0].output_spec.values()
@@ -160,8 +159,6 @@ class MemberSlots(SlotArrays):
     def step(self, step: StepDict, slots: list[int] | None, buffers: StepBuffers) -> Stepped:
         step = inverted(self.transforms, step)
         following, error = super().step(step, slots, buffers)
-        if self._writes_next:
-            hand_on(step, following)
         for transform in self.transforms:
             transform.step(step, following)
         if self._specified is not None:  # the SerialEnv has room for no other entries

@@ -179,7 +179,6 @@ class _EnvByEnv(StepTransform):
         self.how = f"env by env, {transforms[0].how}"
         self.label = transforms[0].label
         self.follows_specs = transforms[0].follows_specs
-        self.writes_next = transforms[0].writes_next
         self.cost = transforms[0].cost and f"{transforms[0].cost} and env"
 
     def inv(self, step: StepDict) -> None:
@@ -215,6 +214,8 @@ def lower_members(members: Sequence[EnvBase]) -> tuple[list[StepTransform], bool
     if len({tuple(map(type, stack)) for stack in stacks}) > 1:
         raise NotKnown("its envs have transforms unlike each other's")
     lowered = [lower_transforms(stack, env) for stack, env in zip(stacks, members, strict=True)]
+    if any(part.writes_next for part in lowered[0]):
+        raise NotKnown("its envs have transforms whose inverses may write the following step")
     together: list[StepTransform] = []
     once = True
     for ones, parts in zip(zip(*stacks, strict=True), zip(*lowered, strict=True), strict=True):

@@ -28,7 +28,7 @@ from tdcollect._upstream import torchrl as upstream
 from tdcollect.collect.step_dict import StepDict, like_rows
 from tdcollect.envs.spaces import nested, nested_unchecked
 from tdcollect.envs.traits import EnvAction, NotKnown, Trait, draws_or_calls
-from tdcollect.keys import Key, as_path, from_next, is_next, under
+from tdcollect.keys import Key, as_path, under
 
 
 class StepTransform:
@@ -48,7 +48,7 @@ class StepTransform:
         own_pace: whether the rows of slots may go through it at different paces.
         rows: the slots whose rows count, bool of the batch size: those that take the step; None
             for all, or for any.
-        writes_next: whether its :meth:`inv` may write entries of the following step.
+        writes_next: whether its :meth:`inv` may write entries of the following step that count.
         merged: whether slots that go on get their own rows back afterwards. Resets then write
             there what TorchRL writes, for transforms above that mix rows.
     """
@@ -95,17 +95,6 @@ def inverted(transforms: Sequence[StepTransform], step: StepDict) -> StepDict:
     for transform in reversed(transforms):
         transform.inv(inner_step)
     return inner_step
-
-
-def writes_next(transforms: Iterable[StepTransform]) -> bool:
-    """Return whether an inverse may write entries of the following step, which are kept."""
-    return upstream.MERGES_INVERSES and any(transform.writes_next for transform in transforms)
-
-
-def hand_on(inner_step: StepDict, following: StepDict) -> None:
-    """Take entries of the following step over that inverses wrote, unless the env gave them."""
-    for key in filter(is_next, inner_step):
-        following.setdefault(from_next(key), inner_step[key])
 
 
 # ---------------------------------------------------------------------------- by TorchRL's own code
@@ -185,10 +174,10 @@ class Island(OwnCode):
     cost = "20 to 50 us a step"
     how = "on a TensorDict of its own: it {}"
     follows_specs = False
-    writes_next = True
 
     def __init__(self, transform: T.Transform, env: EnvBase, reason: str = ""):
         super().__init__(transform, env)
+        self.writes_next = upstream.writes_next(transform)
         self._call = None if upstream.reads_step(transform) else upstream.call_of(transform)
         self._device = env.device
         self._pack = nested_unchecked if env.device in (None, torch.device("cpu")) else nested

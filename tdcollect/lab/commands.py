@@ -54,12 +54,18 @@ if TYPE_CHECKING:
 @options.flag(
     "--across-envs", help="Compare one policy in envs that differ, on episodes of the same numbers."
 )
+@click.option(
+    "--groups",
+    metavar="FILE.py:NAME",
+    help="What episodes share, as a function of an index or a mapping: errors are clustered by it.",
+)
 @options.as_json
 def compare(
     directories: tuple[Path, ...],
     output_dir: Path | None,
     confidence: float,
     across_envs: bool,
+    groups: str | None,
     on: str | None,
     lower_is_better: bool,
     as_json: bool,
@@ -80,13 +86,15 @@ def compare(
     if len({directory.resolve() for directory in directories}) < len(directories):
         raise click.UsageError("expected directories that differ, got one of them twice")
     import tdcollect
+    from tdcollect.evaluation.imports import load_named
     from tdcollect.lab.pages.episode import write_compared
     from tdcollect.pages.evaluation import write_comparison_report
 
     results = [finished(directory) for directory in directories]
     names = distinct_names(directories)
+    shared = None if groups is None else load_named(groups, Path.cwd())
     comparison = tdcollect.compare(
-        *results, names=names, confidence=confidence, across_envs=across_envs
+        *results, names=names, confidence=confidence, across_envs=across_envs, groups=shared
     )
     verdicts = [
         _reason(difference, name, margin, on or "return", lower_is_better)

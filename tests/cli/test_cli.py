@@ -400,6 +400,10 @@ def test_compare_takes_more_episodes_of_the_first_and_one_policy_across_envs(typ
     status, out, _ = typed("compare runs/many runs/short --across-envs")
     assert status == 0
     assert "The envs differ: max_episode_steps is None in many and 30 in short." in out
+    Path("tasks.py").write_text("def pairs(index): return index // 2\n")
+    status, out, _ = typed("compare runs/many runs/few --groups tasks.py:pairs --json")
+    assert (status, json.loads(out)["differences"][0]["groups"]) == (0, 10)
+    assert "have 'triples'" in typed("compare runs/many runs/few --groups tasks.py:triples")[2]
 
 
 def test_replay_runs_the_episode_again(typed) -> None:

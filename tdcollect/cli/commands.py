@@ -66,14 +66,11 @@ def evaluate(
     ENV is a gymnasium id, or MODULE:CALLABLE or FILE.py:CALLABLE of a function that makes an env.
     The exit status is 3 if episodes were lost with their workers; else 1 if episodes failed.
     """
-    for name, needs in (
-        ("retry_lost", "--retry-lost needs the directory of the evaluation"),
-        ("keep_trajectories", "--keep-trajectories needs a directory"),
-        ("shard", "--shard needs a directory to merge from"),
-        ("film", "--film needs a directory for the films"),
-    ):
+    for name in ("retry_lost", "keep_trajectories", "shard", "film"):
         if settings[name] and output_dir is None:
-            raise click.UsageError(f"{needs}: --output-dir DIR")
+            raise click.UsageError(
+                f"--{name.replace('_', '-')} needs a directory: --output-dir DIR"
+            )
     if episodes == 0:
         raise ValueError("expected --episodes to be positive, got 0: there is nothing to report")
     with running(output_dir, settings) as crew:

@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from tdcollect.evaluation.result import EvaluationResult
 
 
-@program.command(cls=options.MarginCommand)
+@program.command()
 @click.argument("directories", nargs=-1, required=True, type=options.FOLDER, metavar="DIR DIR...")
 @options.output_dir(help="Directory for a report of the comparison.")
 @options.shown("--confidence", type=float, default=0.95, help="Of every interval.")
 @click.option(
-    options.FAIL_IF_WORSE,
+    "--fail-if-worse",
     type=float,
-    metavar="[MARGIN]",
-    help="End with status 3 if a policy is shown to be worse by more than MARGIN, 0 by default.",
+    metavar="MARGIN",
+    help="End with status 3 if a policy is shown to be worse by more than MARGIN, such as 0.",
 )
 @click.option(
     "--require-not-worse",

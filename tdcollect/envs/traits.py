@@ -162,7 +162,6 @@ TRAITS: dict[type[T.Transform], Trait] = {
 """The one table of what is known of transforms."""
 
 SINCE_0_15 = {
-    "ClosedLoopMultiAction": Trait(draws=True),
     "DoneTransform": _ROWS_ALONE,
     "LastAction": _LEAVES_REWARD,
 }

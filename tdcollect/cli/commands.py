@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 @click.option("--checkpoint", metavar="FILE", help=options.CHECKPOINT)
 @click.option("--vecnormalize", metavar="FILE", help=options.VECNORMALIZE)
 @click.option(
-    "--episodes", type=int, help="Number of episodes.  [default: 100, or one per --env-seeds]"
+    "--episodes",
+    type=click.IntRange(min=1),
+    help="Number of episodes.  [default: 100, or one per --env-seeds]",
 )
 @options.shown("--seed", type=int, default=0, help="Root seed.")
 @click.option(
@@ -71,8 +73,6 @@ def evaluate(
             raise click.UsageError(
                 f"--{name.replace('_', '-')} needs a directory: --output-dir DIR"
             )
-    if episodes == 0:
-        raise ValueError("expected --episodes to be positive, got 0: there is nothing to report")
     with running(output_dir, settings) as crew:
         import tdcollect
         from tdcollect.evaluation.directory import check_directory

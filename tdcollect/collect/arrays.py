@@ -495,8 +495,7 @@ def plan_for(
     further: list[StepTransform] = []
     try:
         transforms = lower_transforms(transforms_of(env), env)
-        plain = type(env) is GymnasiumEnv and not (env.texts or env.stepper.backend.action.texts)
-        if plain or _has_plain_entries(env, acted):
+        if _has_plain_entries(env, acted):
             mixes = not all(transform.by_row for transform in transforms)
             inner, further = _inner(base, env is not base, mixes)
         else:

@@ -36,7 +36,6 @@ from tdcollect.states import equal
 
 LOWERED: dict[type, Callable[[Any, EnvBase], StepTransform]] = {
     EnvAction: on_steps.env_action,
-    PolicyVersion: on_steps.Version,
     T.ActionScaling: on_steps.ActionScaling,
     T.CatFrames: on_steps.CatFrames,
     T.DeviceCastTransform: on_steps.device_cast,
@@ -131,6 +130,8 @@ def _lower(transform: T.Transform, env: EnvBase) -> StepTransform:
     entries = (*transform.in_keys, *transform.out_keys)
     if kind in (T.Stack, T.Timer) and any(isinstance(key, tuple) for key in entries):
         raise NotKnown("has nested entries")
+    if kind is PolicyVersion and transform.version_type not in (int, "int"):
+        raise NotKnown("writes strings")
     if trait.elementwise and upstream.maps_entries(transform):
         return Mapped(transform, env, trait)
     return OwnCode(transform, env, trait)

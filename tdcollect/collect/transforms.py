@@ -20,7 +20,6 @@ from tensordict.utils import expand_as_right
 from torch import Tensor
 from torchrl.envs import EnvBase
 from torchrl.envs import transforms as T
-from torchrl.envs.llm.transforms import PolicyVersion
 from torchrl.envs.transforms.utils import check_finite
 
 from tdcollect import keys
@@ -352,28 +351,6 @@ def last_action(transform: Any, env: EnvBase) -> StepTransform:
         raise NotKnown("begins episodes with a value of its own")
     pairs = zip(transform.in_keys, transform.out_keys, strict=True)
     return HandedOn([(*pair, first) for pair in pairs], env)
-
-
-class Version(StepTransform):
-    """PolicyVersion."""
-
-    own_pace = anywhere = True
-    keys = (keys.POLICY_VERSION,)
-
-    def __init__(self, transform: PolicyVersion, env: EnvBase):
-        if transform.version_type not in (int, "int"):
-            raise NotKnown("writes strings")
-        self._transform = transform
-
-    def step(self, step: StepDict, following: StepDict) -> None:
-        flag = following[keys.TERMINATED]
-        version = int(self._transform.version)
-        following[keys.POLICY_VERSION] = torch.full(
-            flag.shape[:-1], version, dtype=torch.int64, device=flag.device
-        )
-
-    def reset(self, begun: StepDict, marks: StepDict, before: StepDict) -> None:
-        self.step(begun, begun)
 
 
 class EndOfLife(StepTransform):

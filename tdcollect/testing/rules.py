@@ -568,8 +568,8 @@ def _torchrl_close_twice(player: TorchRLPlayer) -> str:
 
 def _leaves(spec: Any) -> dict[Key, Any]:
     """The leaves of a spec, without those of text."""
-    leaves = {unravel_key(key): leaf for key, leaf in spec.items(True, True)}
-    return {key: leaf for key, leaf in leaves.items() if leaf.dtype is not None}
+    leaves = spec.items(True, True)
+    return {unravel_key(key): leaf for key, leaf in leaves if leaf.dtype is not None}
 
 
 def _first(values: dict[Key, torch.Tensor]) -> str:

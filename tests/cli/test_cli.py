@@ -250,7 +250,6 @@ def test_a_model_with_masks_is_evaluated_with_them(typed, here) -> None:
         ("evaluate CartPole-v1 --policy @:other", "to have 'other', which it has not"),
         ("evaluate CartPole-v1 --policy a..b:lean", "expected module:name or path/to/file.py:name"),
         ("evaluate CartPole-v0x --policy random", "CartPole"),
-        ("evaluate CartPole-v1 --policy random --episodes 0", "--episodes to be positive, got 0"),
         ("evaluate CartPole-v1 --policy random --env-seeds 1,2,1", "got 1 for episodes 0 and 2"),
         ("evaluate CartPole-v1 --policy random --checkpoint a.pt", "no checkpoint with random"),
         ("evaluate CartPole-v1 --policy @:net --checkpoint @.py", "is no state_dict of TensorDict"),

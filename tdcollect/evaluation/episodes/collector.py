@@ -459,11 +459,6 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         steps = self._blocks(keep_trajectories, keep_steps, feed)
         try:
             while True:
-                if self.episodes is not episodes:
-                    raise RuntimeError(
-                        "another run of this collector has begun since, on the same env; make a "
-                        "collector with an env of its own for each"
-                    )
                 fault = None
                 with self._apart() as randomness:
                     elsewhere = self._generators_elsewhere()
@@ -492,6 +487,11 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
                     self._starts.settle(finished)
                     self.episodes.append(finished.record)
                     yield finished
+                    if self.episodes is not episodes:
+                        raise RuntimeError(
+                            "another run of this collector has begun since, on the same env; make "
+                            "a collector with an env of its own for each"
+                        )
         finally:
             with turn():
                 steps.close()

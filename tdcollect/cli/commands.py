@@ -84,8 +84,7 @@ def evaluate(
         indices_of(film or "failed")  # refuses other texts
         request = request_of(env, policy, settings)
         made_env, made_policy = request.make()
-        if episodes is None:
-            episodes = 100 if settings["env_seeds"] is None else len(settings["env_seeds"])
+        episodes = episodes or len(settings["env_seeds"] or range(100))
         settle(settings)
         result = tdcollect.evaluate(
             made_env,

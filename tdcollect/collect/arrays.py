@@ -542,8 +542,8 @@ def by_episodes(plan: ArrayPlan, env: EnvBase, exact: Exact | None = None) -> Ar
     odd += [key for key, leaf in env.full_action_spec.items(True, True) if leaf.dtype is None]
     if odd:
         raise ValueError(
-            "expected an env whose observations are tensors of fixed shapes, and whose actions are "
-            f"tensors, got other ones in {odd}; collect by frames"
+            "expected an env whose actions are tensors, and observations tensors of fixed shapes, "
+            f"got other ones in {odd}; collect by frames"
         )
     whole = ArrayEnv(WholeEnv(env, exact is not None), [], env, exact)
     # The slots of any other env cannot wait, and cannot be seeded, one by one.

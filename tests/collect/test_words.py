@@ -233,7 +233,7 @@ def test_random_actions_of_text_are_those_of_the_space() -> None:
         key = "say" if isinstance(space, spaces.Dict) else "action"
         assert len({text for row in next(iter(collector))[key] for text in row}) > 6
         assert len(collector.collect(frames=6, random=True)[key]) == 2
-        with pytest.raises(ValueError, match="whose actions are tensors, got other ones in"):
+        with pytest.raises(ValueError, match="tensors of fixed shapes, got other ones in"):
             collector.collect(episodes=2, random=True)
         assert env.rollout(3).shape == (2, 3)
         assert env.full_action_spec.zero().batch_size == (2,)

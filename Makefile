@@ -76,11 +76,12 @@ test-torch:
 	.venv-torch/bin/python -m pytest $(PARALLEL)
 
 # The tests with the newest torch, tensordict and TorchRL, whatever they pin, and a table of what
-# breaks; make test-next TORCHRL=../rl takes a checkout.
+# breaks; make test-next TORCHRL=../rl takes a checkout, TORCHRL=torchrl-nightly the latest build.
 TORCHRL ?= torchrl
 test-next:
 	$(PYTHON) -m venv .venv-next
 	.venv-next/bin/python $(INSTALL) --upgrade -e '.[dev]' torch
+	.venv-next/bin/python -m pip uninstall --quiet --yes torchrl torchrl-nightly
 	.venv-next/bin/python $(INSTALL) --upgrade --no-deps tensordict $(TORCHRL)
 	.venv-next/bin/python -m pytest $(PARALLEL) --tb=no -rfE
 

@@ -248,6 +248,11 @@ def inverts(transform: T.Transform) -> bool:
     return bool(transform.in_keys_inv) or _overrides(transform, "_inv_call")
 
 
+def writes_next(transform: T.Transform) -> bool:
+    """Return whether its inverse may write what follows a step: TorchRL 0.15 takes that over."""
+    return hasattr(T, "ClosedLoopMultiAction") and inverts(transform)
+
+
 def reads_step(transform: T.Transform) -> bool:
     return _overrides(transform, "_step")
 

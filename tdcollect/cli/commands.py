@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 @click.option("--checkpoint", metavar="FILE", help=options.CHECKPOINT)
 @click.option("--vecnormalize", metavar="FILE", help=options.VECNORMALIZE)
 @click.option(
-    "--episodes", type=int, help="Number of episodes.  [default: 100, or one per --env-seeds]"
+    "--episodes",
+    type=click.IntRange(min=1),
+    help="Number of episodes.  [default: 100, or one per --env-seeds]",
 )
 @options.shown("--seed", type=int, default=0, help="Root seed.")
 @click.option(
@@ -66,16 +68,11 @@ def evaluate(
     ENV is a gymnasium id, or MODULE:CALLABLE or FILE.py:CALLABLE of a function that makes an env.
     The exit status is 3 if episodes were lost with their workers; else 1 if episodes failed.
     """
-    for name, needs in (
-        ("retry_lost", "--retry-lost needs the directory of the evaluation"),
-        ("keep_trajectories", "--keep-trajectories needs a directory"),
-        ("shard", "--shard needs a directory to merge from"),
-        ("film", "--film needs a directory for the films"),
-    ):
+    for name in ("retry_lost", "keep_trajectories", "shard", "film"):
         if settings[name] and output_dir is None:
-            raise click.UsageError(f"{needs}: --output-dir DIR")
-    if episodes == 0:
-        raise ValueError("expected --episodes to be positive, got 0: there is nothing to report")
+            raise click.UsageError(
+                f"--{name.replace('_', '-')} needs a directory: --output-dir DIR"
+            )
     with running(output_dir, settings) as crew:
         import tdcollect
         from tdcollect.evaluation.directory import check_directory
@@ -87,8 +84,7 @@ def evaluate(
         indices_of(film or "failed")  # refuses other texts
         request = request_of(env, policy, settings)
         made_env, made_policy = request.make()
-        if episodes is None:
-            episodes = 100 if settings["env_seeds"] is None else len(settings["env_seeds"])
+        episodes = episodes or len(settings["env_seeds"] or range(100))
         settle(settings)
         result = tdcollect.evaluate(
             made_env,

@@ -178,32 +178,6 @@ size = together(
         "--limit", type=click.IntRange(min=1), help="At most so many episodes each, to try it out."
     ),
 )
-FAIL_IF_WORSE = "--fail-if-worse"
-
-
-class MarginCommand(click.Command):
-    """A command whose ``--fail-if-worse`` takes the word after it only if it is a number.
-
-    An optional value of click's would take a directory for the margin.
-    """
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Put a margin of 0 where none is given."""
-        words = [
-            f"{word}=0" if word == FAIL_IF_WORSE and not _is_number(after) else word
-            for word, after in zip(args, [*args[1:], ""], strict=True)
-        ]
-        return super().parse_args(ctx, words)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
 as_json = flag("--json", "as_json", help="Print one JSON object.")
 POLICY = (
     "MODULE:FACTORY or FILE.py:FACTORY, called with an env if it has a parameter without default; "

@@ -178,6 +178,8 @@ def status_of(failed: bool | int, lost: int) -> int:
 def distinct_names(directories: Sequence[Path]) -> list[str]:
     """Return names of directories, as short as they differ: ``random`` and ``net``, say."""
     paths = [directory.resolve().parts for directory in directories]
+    if len({*paths}) < len(paths):
+        raise click.UsageError("expected directories that differ, got one of them twice")
     while len({parts[-1] for parts in paths}) == 1:
         paths = [parts[:-1] for parts in paths]
     counts = range(1, max(map(len, paths)) + 1)
@@ -186,11 +188,11 @@ def distinct_names(directories: Sequence[Path]) -> list[str]:
 
 
 def tell(as_json: bool, text: object, **fields: Any) -> None:
-    """Print what a command has found: a text, or the fields as one JSON object."""
+    """Print what a command has found: a text and where the report is, or the fields as JSON."""
     if as_json:
         print_json(**fields)
     else:
-        say(text)
+        say(f"{text}\n\nreport {fields['report']}" if fields.get("report") else text)
 
 
 def print_json(**fields: Any) -> None:

@@ -53,7 +53,7 @@ from tdcollect.envs.slots import Can, SlotError, Stepper
 from tdcollect.envs.spaces import StepBuffers, TextLeaf, nested
 from tdcollect.envs.traits import NotKnown, all_transforms_of, base_of, innermost, transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv, is_of_agents, texts_of
-from tdcollect.keys import Key, from_next
+from tdcollect.keys import Key, from_next, is_next
 
 _CPU = torch.device("cpu")
 _RESETS = 8  # whose buffers are allocated together at first, unless they are large
@@ -467,6 +467,7 @@ class ArrayEnv(SteppedEnv):
         self._merges = inner.whole or not all(transform.by_row for transform in transforms)
         for transform in transforms:
             transform.merged = self._merges
+        self._writes_next = any(transform.writes_next for transform in transforms)
         self._exact = exact
         self._taken = self._sent = StepDict()
         self._attended: Sequence[int] = range(self.batch_size.numel())
@@ -524,6 +525,9 @@ class ArrayEnv(SteppedEnv):
                 if slots == []:
                     return self._skipped(inner_step, next_keys), None
         following, error = self.inner.step(inner_step, slots, buffers)
+        if self._writes_next:
+            for key in filter(is_next, inner_step):
+                following.setdefault(from_next(key), inner_step[key])
         for key in next_keys:
             following.setdefault(from_next(key), step[key])  # the env's own entry wins
         for transform in self.transforms:
@@ -735,8 +739,7 @@ def plan_for(
     further: list[StepTransform] = []
     try:
         transforms = lower_transforms(transforms_of(env), env)
-        plain = type(env) is GymnasiumEnv and not env.texts
-        if plain or _has_plain_entries(env, acted):
+        if _has_plain_entries(env, acted):
             mixes = not all(transform.by_row for transform in transforms)
             inner, further = _inner(base, env is not base, mixes)
         else:
@@ -780,10 +783,11 @@ def by_episodes(plan: ArrayPlan, env: EnvBase, exact: Exact | None = None) -> Ar
         )
     leaves = env.observation_spec.items(True, True)
     odd = [key for key, leaf in leaves if leaf.dtype is None or -1 in leaf.shape]
+    odd += [key for key, leaf in env.full_action_spec.items(True, True) if leaf.dtype is None]
     if odd:
         raise ValueError(
-            "expected an env whose observations are tensors of fixed shapes, got other ones "
-            f"in {odd}; collect by frames"
+            "expected an env whose actions are tensors, and observations tensors of fixed shapes, "
+            f"got other ones in {odd}; collect by frames"
         )
     whole = ArrayEnv(WholeEnv(env, exact is not None), [], env, exact)
     # The slots of any other env cannot wait, and cannot be seeded, one by one.

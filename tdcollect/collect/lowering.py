@@ -36,7 +36,6 @@ from tdcollect.states import equal
 
 LOWERED: dict[type, Callable[[Any, EnvBase], StepTransform]] = {
     EnvAction: on_steps.env_action,
-    PolicyVersion: on_steps.Version,
     T.ActionScaling: on_steps.ActionScaling,
     T.CatFrames: on_steps.CatFrames,
     T.DeviceCastTransform: on_steps.device_cast,
@@ -131,6 +130,8 @@ def _lower(transform: T.Transform, env: EnvBase) -> StepTransform:
     entries = (*transform.in_keys, *transform.out_keys)
     if kind in (T.Stack, T.Timer) and any(isinstance(key, tuple) for key in entries):
         raise NotKnown("has nested entries")
+    if kind is PolicyVersion and transform.version_type not in (int, "int"):
+        raise NotKnown("writes strings")
     if trait.elementwise and upstream.maps_entries(transform):
         return Mapped(transform, env, trait)
     return OwnCode(transform, env, trait)
@@ -214,6 +215,8 @@ def lower_members(members: Sequence[EnvBase]) -> tuple[list[StepTransform], bool
     if len({tuple(map(type, stack)) for stack in stacks}) > 1:
         raise NotKnown("its envs have transforms unlike each other's")
     lowered = [lower_transforms(stack, env) for stack, env in zip(stacks, members, strict=True)]
+    if any(part.writes_next for part in lowered[0]):
+        raise NotKnown("its envs have transforms whose inverses may write the following step")
     together: list[StepTransform] = []
     once = True
     for ones, parts in zip(zip(*stacks, strict=True), zip(*lowered, strict=True), strict=True):

@@ -20,7 +20,6 @@ from tensordict.utils import expand_as_right
 from torch import Tensor
 from torchrl.envs import EnvBase
 from torchrl.envs import transforms as T
-from torchrl.envs.llm.transforms import PolicyVersion
 from torchrl.envs.transforms.utils import check_finite
 
 from tdcollect import keys
@@ -48,6 +47,7 @@ class StepTransform:
         own_pace: whether the rows of slots may go through it at different paces.
         rows: the slots whose rows count, bool of the batch size: those that take the step; None
             for all, or for any.
+        writes_next: whether its :meth:`inv` may write entries of the following step that count.
         merged: whether slots that go on get their own rows back afterwards. Resets then write
             there what TorchRL writes, for transforms above that mix rows.
     """
@@ -59,6 +59,7 @@ class StepTransform:
     anywhere = False
     own_pace = False
     rows: Tensor | None = None
+    writes_next = False
     merged = False
     label = ""
     how = "on arrays"
@@ -175,6 +176,7 @@ class Island(OwnCode):
 
     def __init__(self, transform: T.Transform, env: EnvBase, reason: str = ""):
         super().__init__(transform, env)
+        self.writes_next = upstream.writes_next(transform)
         self._call = None if upstream.reads_step(transform) else upstream.call_of(transform)
         self._device = env.device
         self._pack = nested_unchecked if env.device in (None, torch.device("cpu")) else nested
@@ -349,28 +351,6 @@ def last_action(transform: Any, env: EnvBase) -> StepTransform:
         raise NotKnown("begins episodes with a value of its own")
     pairs = zip(transform.in_keys, transform.out_keys, strict=True)
     return HandedOn([(*pair, first) for pair in pairs], env)
-
-
-class Version(StepTransform):
-    """PolicyVersion."""
-
-    own_pace = anywhere = True
-    keys = (keys.POLICY_VERSION,)
-
-    def __init__(self, transform: PolicyVersion, env: EnvBase):
-        if transform.version_type not in (int, "int"):
-            raise NotKnown("writes strings")
-        self._transform = transform
-
-    def step(self, step: StepDict, following: StepDict) -> None:
-        flag = following[keys.TERMINATED]
-        version = int(self._transform.version)
-        following[keys.POLICY_VERSION] = torch.full(
-            flag.shape[:-1], version, dtype=torch.int64, device=flag.device
-        )
-
-    def reset(self, begun: StepDict, marks: StepDict, before: StepDict) -> None:
-        self.step(begun, begun)
 
 
 class EndOfLife(StepTransform):

@@ -13,8 +13,10 @@ places: ``start`` of ``Discrete`` and ``MultiDiscrete`` is honoured, ``MultiBina
 from __future__ import annotations
 
 import abc
+import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -597,8 +599,29 @@ def overflows(spec: TensorSpec) -> bool:
     return plain and not bool((spec.space.high - spec.space.low).isfinite().all())
 
 
-def drawable(spec: TensorSpec) -> TensorSpec:
+class DrawableText(NonTensor):
+    """A spec of texts that are drawn as a gymnasium space draws them; the space is its example."""
+
+    def rand(self, shape: Iterable[int] | None = None) -> Any:
+        size = (*(shape or ()), *self.shape)
+        texts = np.array([sample_of(self.example_data) for _ in range(math.prod(size))], object)
+        return upstream.stacked_texts(texts.reshape(size)[()], self.device)
+
+    def zero(self, shape: Iterable[int] | None = None) -> Any:
+        return NonTensor(self.shape, self.device, example_data="").zero(shape)
+
+
+def sample_of(space: spaces.Space[Any]) -> Any:
+    """A sample of a space, which is seeded by torch's generator first."""
+    space.seed(int(torch.randint(2**31, ())))
+    return space.sample()
+
+
+def drawable(leaf: Leaf) -> TensorSpec:
     """Return the spec of an action, of which any random value can be sent to an env."""
+    spec = leaf.spec
+    if isinstance(leaf, TextLeaf):
+        return DrawableText(spec.shape, example_data=deepcopy(leaf.space))
     if not overflows(spec):
         return spec
     return DrawableBox(*spec.space, spec.shape, spec.device, spec.dtype)

@@ -104,7 +104,7 @@ _LEAVES_REWARD = Trait(leaves_reward=True)
 
 TRAITS: dict[type[T.Transform], Trait] = {
     EnvAction: _LEAVES_REWARD,
-    PolicyVersion: _LEAVES_REWARD,
+    PolicyVersion: _ROWS_ALONE,
     T.ActionDiscretizer: _ROWS_ALONE._replace(draws=True),
     T.ActionMask: _OWN_CODE,
     T.ActionScaling: _LEAVES_REWARD,
@@ -161,11 +161,7 @@ TRAITS: dict[type[T.Transform], Trait] = {
 }
 """The one table of what is known of transforms."""
 
-SINCE_0_15 = {
-    "ClosedLoopMultiAction": Trait(draws=True),
-    "DoneTransform": _ROWS_ALONE,
-    "LastAction": _LEAVES_REWARD,
-}
+SINCE_0_15 = {"DoneTransform": _ROWS_ALONE, "LastAction": _LEAVES_REWARD}
 TRAITS |= {getattr(T, name): trait for name, trait in SINCE_0_15.items() if hasattr(T, name)}
 
 

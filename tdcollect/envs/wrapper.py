@@ -193,6 +193,7 @@ class GymnasiumEnv(EnvBase):
 
     def _make_specs(self) -> None:
         batch, groups = self.batch_size, self.stepper.group_map
+        codec = self.stepper.backend.action
         flags = {name: Categorical(2, shape=(*batch, 1), dtype=torch.bool) for name in keys.FLAGS}
         entries = [(entry.path, entry.spec) for entry in self.stepper.entries]
         rewards = [entry for entry in entries if is_of_agents(entry[0], groups, keys.REWARD)]
@@ -201,7 +202,7 @@ class GymnasiumEnv(EnvBase):
         specs = {
             "observation_spec": compose(seen, batch),
             "action_spec": compose(
-                ((path, drawable(spec)) for path, spec in self.stepper.backend.action.specs), batch
+                zip(codec.paths, map(drawable, codec.leaves), strict=True), batch
             ),
             "reward_spec": Unbounded((*batch, 1), dtype=torch.float32),
             "done_spec": Composite({**flags, **compose(ends, batch)}, shape=batch),

@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from tdcollect.evaluation.result import EvaluationResult
 
 
-@program.command(cls=options.MarginCommand)
+@program.command()
 @click.argument("directories", nargs=-1, required=True, type=options.FOLDER, metavar="DIR DIR...")
 @options.output_dir(help="Directory for a report of the comparison.")
 @options.shown("--confidence", type=float, default=0.95, help="Of every interval.")
 @click.option(
-    options.FAIL_IF_WORSE,
+    "--fail-if-worse",
     type=float,
-    metavar="[MARGIN]",
-    help="End with status 3 if a policy is shown to be worse by more than MARGIN, 0 by default.",
+    metavar="MARGIN",
+    help="End with status 3 if a policy is shown to be worse by more than MARGIN, such as 0.",
 )
 @click.option(
     "--require-not-worse",
@@ -54,12 +54,18 @@ if TYPE_CHECKING:
 @options.flag(
     "--across-envs", help="Compare one policy in envs that differ, on episodes of the same numbers."
 )
+@click.option(
+    "--groups",
+    metavar="FILE.py:NAME",
+    help="What episodes share, as a function of an index or a mapping: errors are clustered by it.",
+)
 @options.as_json
 def compare(
     directories: tuple[Path, ...],
     output_dir: Path | None,
     confidence: float,
     across_envs: bool,
+    groups: str | None,
     on: str | None,
     lower_is_better: bool,
     as_json: bool,
@@ -77,16 +83,16 @@ def compare(
         raise click.UsageError(f"{name} goes with --fail-if-worse or --require-not-worse MARGIN")
     if len(directories) < 2:
         raise click.UsageError("expected two directories or more")
-    if len({directory.resolve() for directory in directories}) < len(directories):
-        raise click.UsageError("expected directories that differ, got one of them twice")
+    names = distinct_names(directories)
     import tdcollect
+    from tdcollect.evaluation.imports import load_named
     from tdcollect.lab.pages.episode import write_compared
     from tdcollect.pages.evaluation import write_comparison_report
 
     results = [finished(directory) for directory in directories]
-    names = distinct_names(directories)
+    shared = None if groups is None else load_named(groups, Path.cwd())
     comparison = tdcollect.compare(
-        *results, names=names, confidence=confidence, across_envs=across_envs
+        *results, names=names, confidence=confidence, across_envs=across_envs, groups=shared
     )
     verdicts = [
         _reason(difference, name, margin, on or "return", lower_is_better)
@@ -98,9 +104,8 @@ def compare(
     if output_dir is not None:
         pages = write_compared(output_dir, results, comparison)
         report = write_comparison_report(output_dir, comparison, pages)[-1]
-    more = "" if report is None else f"\n\nreport {report}"
     told = {"reasons": reasons} if wanted else {}
-    tell(as_json, f"{comparison}{more}", report=report, **comparison.to_dict(), **told)
+    tell(as_json, comparison, report=report, **comparison.to_dict(), **told)
     for reason in reasons:
         say(f"tdcollect: {reason}", err=True)
     return WORSE if reasons else 0
@@ -157,15 +162,12 @@ def curves(runs: tuple[Path, ...], output_dir: Path | None, as_json: bool, **set
     """
     if settings["lower_is_better"] and settings["threshold"] is None:
         raise click.UsageError("--lower-is-better goes with --threshold")
-    if len({run.resolve() for run in runs}) < len(runs):
-        raise click.UsageError("expected directories that differ, got one of them twice")
+    names = distinct_names(runs) if len(runs) > 1 else [runs[0].resolve().name]
     from tdcollect.lab.curves import over_runs, write_curves_page
 
-    names = distinct_names(runs) if len(runs) > 1 else [runs[0].resolve().name]
     together = over_runs(dict(zip(names, runs, strict=True)), **settings)
     report = None if output_dir is None else write_curves_page(output_dir, together)[-1]
-    more = "" if report is None else f"\n\nreport {report}"
-    tell(as_json, f"{together}{more}", report=report, **together.to_dict())
+    tell(as_json, together, report=report, **together.to_dict())
 
 
 of_policy = partial(click.option, multiple=True, callback=options.by_name)
@@ -266,10 +268,8 @@ def race(
     from tdcollect.pages.build import REPORT
 
     report = None if output_dir is None else output_dir / REPORT
-    if as_json:
-        print_json(winner=result.winner, report=report, **result.to_dict())
-    elif not quiet:
-        say(f"{result}" + (f"\n\nreport {report}" if report else ""))
+    if as_json or not quiet:
+        tell(as_json, result, winner=result.winner, report=report, **result.to_dict())
     records = [record for one in result.results.values() for record in one.episodes]
     lost = sum(record.lost for record in records)
     failed = sum(not record.completed for record in records) - lost
@@ -423,11 +423,8 @@ def _say_suite(results: Any, output_dir: Path, as_json: bool, quiet: bool = Fals
     from tdcollect.pages.build import REPORT
 
     report = output_dir / REPORT
-    if as_json:
-        print_json(**results.to_dict(), failures=results.failures, report=report)
-    elif not quiet:
-        say(results)
-        say(f"\nreport {report}")
+    if as_json or not quiet:
+        tell(as_json, results, **results.to_dict(), failures=results.failures, report=report)
     for name, reason in results.failures.items():
         say(f"tdcollect: {name} could not run: {reason}", err=True)
     if results.failed_episodes:

@@ -372,7 +372,7 @@ def _specs(player: TorchRLPlayer) -> str:
 def _in_space(player: TorchRLPlayer) -> str:
     specs = _leaves(player.env.full_observation_spec)
     if not specs:
-        raise Skipped("the env has no observation")
+        raise Skipped("the env has no observation in numbers")
     for where, row in player.all_rows():
         for key, spec in specs.items():
             for name, value in (("next ", row[under_next(key)]), ("", row.extra[key])):
@@ -474,7 +474,7 @@ def _ends(player: TorchRLPlayer) -> tuple[dict[Key, torch.Tensor], dict[Key, tor
             firsts[key].append(first[ended.to(first.device)])
             constant[key] &= torch.equal(final, row[key])
     if all(constant.values()):
-        raise Skipped("observations never change")
+        raise Skipped("observations never change, or are texts")
     if not sum(len(part) for part in next(iter(finals.values()))):
         raise Skipped(f"no episode ended in {player.max_episode_steps} steps")
     return tuple({key: torch.cat(parts) for key, parts in d.items()} for d in (finals, firsts))  # type: ignore[return-value]
@@ -549,7 +549,7 @@ def _action_kept(player: TorchRLPlayer) -> str:
     env = player.env
     root = player.start(env, player.seed)
     acted = player.act(env, root, player.seed)
-    before = {key: acted[key].clone() for key in env.action_keys}
+    before = {key: deepcopy(acted[key]) for key in env.action_keys}
     step = env.step(acted)
     for key, value in before.items():
         if change := mismatch(repr(key), value, step[key]):
@@ -567,7 +567,9 @@ def _torchrl_close_twice(player: TorchRLPlayer) -> str:
 
 
 def _leaves(spec: Any) -> dict[Key, Any]:
-    return {unravel_key(key): leaf for key, leaf in spec.items(True, True)}
+    """The leaves of a spec, without those of text."""
+    leaves = spec.items(True, True)
+    return {unravel_key(key): leaf for key, leaf in leaves if leaf.dtype is not None}
 
 
 def _first(values: dict[Key, torch.Tensor]) -> str:

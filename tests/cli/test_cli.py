@@ -250,7 +250,6 @@ def test_a_model_with_masks_is_evaluated_with_them(typed, here) -> None:
         ("evaluate CartPole-v1 --policy @:other", "to have 'other', which it has not"),
         ("evaluate CartPole-v1 --policy a..b:lean", "expected module:name or path/to/file.py:name"),
         ("evaluate CartPole-v0x --policy random", "CartPole"),
-        ("evaluate CartPole-v1 --policy random --episodes 0", "--episodes to be positive, got 0"),
         ("evaluate CartPole-v1 --policy random --env-seeds 1,2,1", "got 1 for episodes 0 and 2"),
         ("evaluate CartPole-v1 --policy random --checkpoint a.pt", "no checkpoint with random"),
         ("evaluate CartPole-v1 --policy @:net --checkpoint @.py", "is no state_dict of TensorDict"),
@@ -279,7 +278,7 @@ def test_what_is_refused_is_told_on_one_line(typed, command: str, reason: str) -
         ("evaluate CartPole-v1 --policy random --env-kwargs {", "expected a JSON object, got '{'"),
         ("evaluate CartPole-v1 --policy random --env-seeds 1;2", "ints with commas between"),
         ("evaluate CartPole-v1 --policy random --keep-trajectories", "a directory: --output-dir"),
-        ("evaluate CartPole-v1 --policy random --retry-lost", "--retry-lost needs the directory"),
+        ("evaluate CartPole-v1 --policy random --retry-lost", "--retry-lost needs a directory"),
         ("evaluate CartPole-v1 --policy random --exploration-type mad", "'mad' is not one of"),
         ("compare one", "expected two directories or more"),
         ("compare one two --on success", "--on goes with --fail-if-worse or --require-not-worse"),
@@ -354,34 +353,33 @@ def test_compare_ends_with_status_3_where_a_policy_is_shown_to_be_worse(typed, h
     for name, policy in [("lean", "@:lean"), ("random", "random")]:
         typed(f"evaluate CartPole-v1 --policy {policy} --output-dir runs/{name} {more}")
     for options, status in [
-        ("--fail-if-worse runs/lean runs/random", 3),
-        ("runs/lean runs/random --fail-if-worse", 3),
+        ("--fail-if-worse 0 runs/lean runs/random", 3),
         ("--fail-if-worse 1000 runs/lean runs/random", 0),
         ("--fail-if-worse=1000 runs/lean runs/random", 0),
-        ("--fail-if-worse runs/random runs/lean", 0),
+        ("--fail-if-worse 0 runs/random runs/lean", 0),
         ("--require-not-worse 1000 runs/lean runs/random", 0),
         ("--require-not-worse 1 runs/lean runs/random", 3),
         ("--require-not-worse 1 --fail-if-worse 1000 runs/lean runs/random", 3),
-        ("--fail-if-worse runs/random runs/lean runs/random/../random", 2),
-        ("--fail-if-worse --on steps runs/lean runs/random", 3),
-        ("--fail-if-worse --on steps --lower-is-better runs/lean runs/random", 0),
-        ("--fail-if-worse --on steps --lower-is-better runs/random runs/lean", 3),
+        ("--fail-if-worse 0 runs/random runs/lean runs/random/../random", 2),
+        ("--fail-if-worse 0 --on steps runs/lean runs/random", 3),
+        ("--fail-if-worse 0 --on steps --lower-is-better runs/lean runs/random", 0),
+        ("--fail-if-worse 0 --on steps --lower-is-better runs/random runs/lean", 3),
         ("--require-not-worse 1 --on steps --lower-is-better runs/lean runs/random", 0),
         ("--lower-is-better runs/lean runs/random", 2),
     ]:
         assert typed(f"compare {options}")[0] == status
-    said = typed("compare runs/lean runs/random --fail-if-worse")[2]
+    said = typed("compare runs/lean runs/random --fail-if-worse 0")[2]
     difference = r"difference of mean returns -\d+\.\d+ \[-\d+\.\d+, -\d+\.\d+\]"
     told = "tdcollect: random is shown to be worse than lean by more than 0: " + difference
     assert re.fullmatch(told, said.strip())
     said = typed("compare runs/lean runs/random --require-not-worse 1")[2]
     told = "tdcollect: random is not shown to be worse than lean by less than 1, if at all: "
     assert re.fullmatch(told + difference, said.strip())
-    said = typed("compare runs/lean runs/random --fail-if-worse --on steps")[2]
+    said = typed("compare runs/lean runs/random --fail-if-worse 0 --on steps")[2]
     assert re.search("by more than 0: " + difference.replace("returns", "steps"), said)
     status, out, _ = typed("compare runs/lean runs/random --fail-if-worse 1000 --json")
     assert (status, json.loads(out)["reasons"]) == (0, [])
-    assert typed("compare runs/lean runs/random --fail-if-worse --on success")[0] == 1
+    assert typed("compare runs/lean runs/random --fail-if-worse 0 --on success")[0] == 1
     assert typed("compare runs/lean runs/random --fail-if-worse nan")[0] == 1
 
 
@@ -400,6 +398,10 @@ def test_compare_takes_more_episodes_of_the_first_and_one_policy_across_envs(typ
     status, out, _ = typed("compare runs/many runs/short --across-envs")
     assert status == 0
     assert "The envs differ: max_episode_steps is None in many and 30 in short." in out
+    Path("tasks.py").write_text("def pairs(index): return index // 2\n")
+    status, out, _ = typed("compare runs/many runs/few --groups tasks.py:pairs --json")
+    assert (status, json.loads(out)["differences"][0]["groups"]) == (0, 10)
+    assert "have 'triples'" in typed("compare runs/many runs/few --groups tasks.py:triples")[2]
 
 
 def test_replay_runs_the_episode_again(typed) -> None:

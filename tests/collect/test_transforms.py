@@ -6,10 +6,12 @@ import copy
 import itertools
 import math
 from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
+import gymnasium as gym
 import pytest
 import torch
 from hypothesis import given, settings
@@ -35,7 +37,13 @@ from .transforms import ISLANDS, OBS, STATEFUL, STATELESS, R, begun
 pytestmark = pytest.mark.filterwarnings(UPSTREAM)
 
 # Their envs have two actions, or none that an actor can make; normalized integers are not finite.
-DRAWN = ("rename-action", "discretized-compose", "discretized-one-hot")
+DRAWN = (
+    "rename-action",
+    "discretized-compose",
+    "discretized-one-hot",
+    "closed-loop",
+    "closed-loop-state",
+)
 NOT_FINITE = ("toy-nested", "toy-pixels")
 
 
@@ -141,6 +149,36 @@ def erased() -> E.EnvBase:
 @pytest.mark.filterwarnings("ignore:random actions ignore the env's action masks")
 def test_envs_of_other_makes(make: Any, policy: Any) -> None:
     check_same(make, policy)
+
+
+@pytest.mark.skipif(not hasattr(E, "ClosedLoopMultiAction"), reason="since TorchRL 0.15")
+@pytest.mark.parametrize("limits", [(None, None), (7, 5)])
+def test_controllers_inside_of_a_serial_env(limits: Any) -> None:
+    def one(limit: int | None) -> E.EnvBase:
+        env = E.GymWrapper(gym.make("Pendulum-v1", max_episode_steps=limit))
+        return E.TransformedEnv(env, transforms.remembers())
+
+    makes = [partial(one, limit) for limit in limits]
+    check_same(lambda: E.SerialEnv(2, makes), policies.random_policy)
+
+
+class Carries(E.Transform):
+    """Counts steps in what its inverse writes for the following step, which TorchRL 0.15 takes."""
+
+    def _inv_call(self, tensordict: Any) -> Any:
+        return tensordict.set(("next", "count"), tensordict["count"] + 1)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_inverses_may_write_the_following_step(inside: bool) -> None:
+    def make() -> E.EnvBase:
+        primer = E.TensorDictPrimer(count=Unbounded((1,)), default_value=0.0, expand_specs=True)
+        carried = lambda env: E.TransformedEnv(env, E.Compose(primer.clone(), Carries()))  # noqa: E731
+        if inside:
+            return E.SerialEnv(2, lambda: carried(E.GymEnv("CartPole-v1")))
+        return carried(ENVS["cartpole"]())
+
+    check_same(make, policies.random_policy)
 
 
 def test_the_timer_is_asked_as_often_as_by_torchrl(monkeypatch: pytest.MonkeyPatch) -> None:

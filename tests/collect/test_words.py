@@ -28,6 +28,7 @@ from torchrl.envs import (
 
 from tdcollect import Collector, Hooks, make_env, split_trajectories
 from tdcollect.envs import spaces as codecs
+from tdcollect.testing import check_env
 
 TEXT = spaces.Text(20)
 BOX = spaces.Box(-1, 9, (2,), np.float32)
@@ -212,6 +213,32 @@ def test_actions_of_text(backend: str) -> None:
     env.reset()
     with pytest.raises(ValueError, match="expected text, as the space says, got 0"):
         env.step(TensorDict({"action": torch.zeros(2, dtype=torch.int64)}, [2]))
+
+
+def test_random_actions_of_text_are_those_of_the_space() -> None:
+    spoken = spaces.Text(4, min_length=3, charset="äb")
+    for space in (spoken, spaces.Dict(say=spoken, move=spaces.Discrete(3))):
+
+        class Hears(Told):
+            def __init__(self) -> None:
+                super().__init__("dict")
+                self.action_space = space  # noqa: B023
+
+            def step(self, action: Any) -> Any:
+                assert self.action_space.contains(action)
+                return super().step(1)
+
+        env = make_env(Hears, 2, seed=0)
+        collector = Collector(env, None, frames_per_batch=24)
+        key = "say" if isinstance(space, spaces.Dict) else "action"
+        assert len({text for row in next(iter(collector))[key] for text in row}) > 6
+        assert len(collector.collect(frames=6, random=True)[key]) == 2
+        with pytest.raises(ValueError, match="tensors of fixed shapes, got other ones in"):
+            collector.collect(episodes=2, random=True)
+        assert env.rollout(3).shape == (2, 3)
+        assert env.full_action_spec.zero().batch_size == (2,)
+        report = check_env(make_env(Hears, 2))
+        assert report.passed, report
 
 
 class Reads(Hooks):

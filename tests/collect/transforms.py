@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 from torchrl import envs as E
-from torchrl.data import Bounded, Unbounded
+from torchrl import modules as M
+from torchrl.data import Bounded, Composite, Unbounded
 from torchrl.envs.llm.transforms import PolicyVersion
 
 from tdcollect.envs import EnvAction
@@ -234,6 +236,23 @@ def primed_by_function() -> E.Transform:
     return E.TensorDictPrimer(memory=Unbounded((2,)), default_value={"memory": draw})
 
 
+def closed_loop(*parts: Any) -> E.Transform:
+    """A controller of these modules takes three steps for each command; the first is a function."""
+    reads = TensorDictModule(parts[0], ["command", OBS], ["action" if len(parts) == 1 else "x"])
+    command = Composite(command=Bounded(-1, 1, (1,)))
+    controller = M.LowLevelController(TensorDictSequential(reads, *parts[1:]), command)
+    make = E.ClosedLoopMultiAction.from_env
+    return make(ENVS["pendulum"](), controller, steps=3).transform.clone()
+
+
+def chooses(command: torch.Tensor, observation: torch.Tensor) -> torch.Tensor:
+    return torch.cat([command > observation[..., :1], command <= observation[..., :1]], -1).long()
+
+
+def remembers() -> E.Transform:
+    return closed_loop(torch.mul, M.LSTMModule(3, 1, in_key="x", out_key="action"))
+
+
 Case = tuple[str, Callable[[], Any]]
 
 ISLANDS: dict[str, Case] = {
@@ -392,6 +411,8 @@ ISLANDS["stateless"] = ("cartpole", normed(E.VecNormV2, stateful=False, decay=0.
 if hasattr(E, "LastAction"):
     STATELESS |= SINCE_0_15
     ISLANDS["last-action-ones"] = ("pendulum", lambda: E.LastAction(default=1.0))
+    ISLANDS["closed-loop"] = ("toy", lambda: closed_loop(chooses))
+    ISLANDS["closed-loop-state"] = ("pendulum", remembers)
 
 TRANSFORMS = STATELESS | STATEFUL | ISLANDS
 

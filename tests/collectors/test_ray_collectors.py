@@ -151,6 +151,7 @@ def test_each_of_rays_errors_of_a_lost_worker_is_a_loss(
 ) -> None:
     error = getattr(ray.exceptions, f"{kind}Error")("the machine is gone")
     collector = RayCollector.__new__(RayCollector)
+    collector.num_collectors = 2
     monkeypatch.setattr(RayCollector, "remote_collectors", [None, None])
     collector.num_collectors, collector._collection_thread = 2, None
     monkeypatch.setattr(collector, "shutdown", lambda: None)

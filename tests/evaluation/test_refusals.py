@@ -402,7 +402,7 @@ def test_a_closed_env_is_refused() -> None:
 
 
 def test_two_runs_at_a_time_are_refused() -> None:
-    with EvaluationCollector(Walk, None, 40) as collector:
+    with EvaluationCollector(partial(Walk, longest=1), None, 40) as collector:
         first = collector.run()
         next(first)
         next(collector.run())

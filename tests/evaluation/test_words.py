@@ -74,6 +74,7 @@ POLICIES = {
     "agent": lambda env: Draws,
     "together": lambda env: from_agent(Draws, together="together"),
     "module": module,
+    "random": lambda env: None,
 }
 
 
@@ -169,6 +170,8 @@ def test_what_cannot_be_done_is_said() -> None:
         tdcollect.evaluate(Guess, from_function(nearest, batched=True), 2, progress=False)
     with pytest.raises(ValueError, match=r"expected an action of the env's space, Text.*got 7"):
         tdcollect.evaluate(Guess, from_function(lambda seen: 7), 2, progress=False)
+    with pytest.raises(ValueError, match="expected a policy for an env whose actions are texts"):
+        tdcollect.evaluate(lambda: GymWrapper(Guess()), None, 2, progress=False)
     unsteady = from_function(lambda seen, calls=[]: calls.append(1) or str(len(calls) % 10))
     with pytest.raises(NotReproducibleError, match="gives other actions"):
         tdcollect.evaluate(Guess, unsteady, 2, progress=False)

@@ -430,6 +430,7 @@ def test_an_env_that_is_never_made_ends_the_evaluation(
     named = {int(pid) for line in lost for pid in re.findall(r"process (\d+)", str(line.message))}
     assert gone([*named])
     assert not {rank for rank in (0, 1) if rank in workers.crew}
+    workers.timeout = None
     assert quiet(Walk, None, 5, workers=workers).digest == quiet(Walk, None, 5).digest
 
 

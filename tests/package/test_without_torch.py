@@ -42,7 +42,7 @@ COMMANDS = [
     "verify kept",
     "verify curve",
     "verify suite",
-    "compare plain kept --fail-if-worse",
+    "compare plain kept --fail-if-worse 0",
     "summary kept",
     "merge 0 1 --output-dir merged",
     "suite ls suite.toml --output-dir suite",

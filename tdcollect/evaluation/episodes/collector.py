@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 from torchrl.envs import EnvBase, Transform, TransformedEnv
-from torchrl.envs.utils import ExplorationType, set_exploration_type
+from torchrl.envs.utils import ExplorationType, RandomPolicy, set_exploration_type
 
 from tdcollect import check
 from tdcollect._upstream.torchrl import append_policy_transforms
@@ -30,7 +31,7 @@ from tdcollect.collect.store import placement
 from tdcollect.display import one_line
 from tdcollect.envs.make import refuse_slot
 from tdcollect.envs.slots import Stepper
-from tdcollect.envs.spaces import TextLeaf
+from tdcollect.envs.spaces import TextLeaf, sample_of
 from tdcollect.envs.traits import base_of, transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes import agents
@@ -332,6 +333,14 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         self._latest_run: EpisodeRun | None = None
 
     def _callable(self, policy: Any) -> Any:
+        random = policy is None or isinstance(policy, RandomPolicy)
+        if (
+            random
+            and isinstance(self.base, GymnasiumEnv)
+            and self.base.stepper.backend.action.texts
+        ):
+            space = deepcopy(self.base.action_space)
+            return SpacePolicy(lambda observation: sample_of(space))
         if isinstance(policy, SpacePolicy):
             if not policy.batched:
                 return policy
@@ -450,11 +459,6 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         steps = self._blocks(keep_trajectories, keep_steps, feed)
         try:
             while True:
-                if self.episodes is not episodes:
-                    raise RuntimeError(
-                        "another run of this collector has begun since, on the same env; make a "
-                        "collector with an env of its own for each"
-                    )
                 fault = None
                 with self._apart() as randomness:
                     elsewhere = self._generators_elsewhere()
@@ -483,6 +487,11 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
                     self._starts.settle(finished)
                     self.episodes.append(finished.record)
                     yield finished
+                    if self.episodes is not episodes:
+                        raise RuntimeError(
+                            "another run of this collector has begun since, on the same env; make "
+                            "a collector with an env of its own for each"
+                        )
         finally:
             with turn():
                 steps.close()

@@ -625,6 +625,11 @@ def as_policy(policy: Any, env: EnvBase, size: int) -> Callable[..., Any]:
     """Return a policy as a collector would call it, on TensorDicts."""
     if policy is None or isinstance(policy, RandomPolicy):
         drawn = RandomActions(env.full_action_spec_unbatched.expand(size))
+        if any(leaf.dtype is None for leaf in drawn.spec.values(True, True)):
+            raise ValueError(
+                "expected a policy for an env whose actions are texts, of which TorchRL's spec "
+                "draws one alone; make it with tdcollect.make_env for random ones"
+            )
         if text := warning_of_draws(drawn):
             warnings.warn(text, stacklevel=2)
         return drawn

@@ -17,10 +17,10 @@ import tdcollect
 from tdcollect import envs, evaluation, lab, testing, trajectories
 from tdcollect.collect import statistics
 from tdcollect.evaluation import Episode
-from tdcollect.evaluation.sequential import Rule
 from tdcollect.lab.race import Looks, RacePlan
 from tdcollect.lab.results import CellResult
 from tdcollect.lab.run import Validation
+from tdcollect.lab.sequential import Rule
 from tdcollect.policies import from_function
 
 from ..zoo.agents import Walk

@@ -770,7 +770,11 @@ def _means_of_drawn(episodes: Scores, counts: Scores) -> Scores:
 
 
 def difference_freedom(first: Scores, second: Scores) -> float:
-    """Return the degrees of freedom of a difference of mean scores: of runs, and of episodes."""
+    """Return the degrees of freedom of a difference of mean scores: of runs, and of episodes.
+
+    Satterthwaite, An Approximate Distribution of Estimates of Variance Components, Biometrics
+    Bulletin 2, 1946; 1 if all variances are zero.
+    """
     parts: list[float] = []
     freedoms: list[int] = []
     for array in (first, second):
@@ -783,7 +787,9 @@ def difference_freedom(first: Scores, second: Scores) -> float:
     if len(ahead) > 1:
         parts.append(ahead.var(ddof=1) / len(ahead))
         freedoms.append(len(ahead) - 1)
-    return statistics.degrees_of_freedom(np.array(parts), np.array(freedoms))
+    of = np.array(parts)
+    shares = float((of**2 / np.array(freedoms)).sum())
+    return float(of.sum()) ** 2 / shares if shares else 1.0
 
 
 def percentiles(values: Scores, confidence: float) -> Scores:

@@ -15,7 +15,6 @@ from torchrl.envs import EnvBase
 
 from tdcollect import Collector, Hooks, LogStatistics, make_env
 from tdcollect.collect.turns import Frames
-from tdcollect.collectors.asking import merged_states
 
 from .envs import ENVS, cartpole, make_toy
 from .oracle import UPSTREAM, assert_same, seed_everything
@@ -233,9 +232,6 @@ def test_numbers_join_the_statistics() -> None:
     other = Collector(toy(), lean, hooks=hooks, **options)
     other.load_state_dict(collector.state_dict(), components=["statistics"])
     assert str(other.stats) == str(collector.stats)
-    merged = merged_states([one.stats.save_state() for one in (collector, other)], [3, 3], 6)
-    both = [[lengths[-i]] * 2 for i in (3, 2, 1)]
-    assert merged["logged"]["a/length"].tolist() == [length for pair in both for length in pair]
 
 
 def test_numbers_of_a_collection_that_fails_are_dropped() -> None:

@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 @options.shard(
     help="Run shard I of N alone, I from 0; `tdcollect merge` makes one evaluation of them."
 )
-@options.retry_lost
 @options.recheck
 @options.flag("--keep-trajectories", help="Keep the episodes' data in --output-dir.")
 @options.film(help=f"{options.FILM}--output-dir.")
@@ -67,7 +66,6 @@ def evaluate(
     The exit status is 3 if episodes were lost with their workers; else 1 if episodes failed.
     """
     for name, needs in (
-        ("retry_lost", "--retry-lost needs the directory of the evaluation"),
         ("keep_trajectories", "--keep-trajectories needs a directory"),
         ("shard", "--shard needs a directory to merge from"),
         ("film", "--film needs a directory for the films"),

@@ -333,7 +333,6 @@ def suite() -> None:
 @options.crew
 @options.shard(help="Run shard I of N of the evaluations, I from 0; shards may share --output-dir.")
 @options.flag("--keep-trajectories", help="Keep the episodes' data.")
-@options.retry_lost
 @options.recheck
 @options.flag("--quiet", help="Show no progress and no table.")
 @options.as_json

@@ -433,7 +433,7 @@ def _remarks(suite: Definition, results: SuiteResults) -> Iterator[str]:
                 of = count_text(cell.episodes, "episode")
                 yield f"{cell.name}: {count} of {of} {how} ({percent}), and are in no mean."
     if results.lost_episodes:
-        yield "The same command with --retry-lost runs lost episodes again."
+        yield "The same command runs lost episodes again."
 
 
 def _differing(manifests: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from tdcollect.display import count_text, listed_text, number_text, one_line
 from tdcollect.envs.make import make_env
 from tdcollect.evaluation.directory import check_report_extras
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
-from tdcollect.evaluation.evaluate import Recording, resumable, run
+from tdcollect.evaluation.evaluate import Recording, followed
 from tdcollect.evaluation.imports import exits_refused
 from tdcollect.evaluation.ledger import TRAJECTORIES, Shard, is_finished, read_directory
 from tdcollect.evaluation.result import EvaluationResult
@@ -29,7 +29,7 @@ from tdcollect.files import check_no_links, remove, write_json
 from tdcollect.lab import results
 from tdcollect.lab.definition import Definition, SuiteCell
 from tdcollect.lab.pages.suite import report_on
-from tdcollect.progress import line_above, progress_bar, warn
+from tdcollect.progress import line_above, progress_bar
 
 _MOST_STEPS = 200  # of an episode that the doctor plays
 
@@ -60,7 +60,7 @@ def run_suite(
         cell
         for cell in chosen
         if not is_finished(directory / cell.path)
-        or (how["retry_lost"] and _has_lost(directory / cell.path))
+        or any(episode.lost for episode in read_directory(directory / cell.path).episodes)
     ]
     check_no_links(directory, *(cell.path for cell in left))
     crew = as_workers(workers)
@@ -69,45 +69,20 @@ def run_suite(
         _evaluation(cell, settings[cell.name], directory, crew, len(left), how): cell
         for cell in left
     }
-    ended, bar = 0, None
-
-    def say(line: str) -> None:
-        if bar is not None:
-            line_above(bar, line)
-
-    with resumable(directory), ExitStack() as stack:
-        if crew is not None and crew is not workers:
-            stack.callback(crew.close)
-        if progress and left:
-            total = len(left) * suite.episodes
-            bar = stack.enter_context(progress_bar(total, "test episodes", leave=False))
-        events = run(
-            runs,
-            crew if left else None,
-            note=warn if bar is None else say,
-            refuse_exits=True,
-        )
-        for one, what in stack.enter_context(closing(events)):
-            cell, more = runs[one], 0
+    shown, ended = suite.episodes * progress, 0
+    staff = crew if left else None
+    with followed(runs, workers, staff, directory, shown, refuse_exits=True) as (events, bar):
+        for one, what in events:
             if isinstance(what, (EvaluationResult, Exception)):
+                cell, told = runs[one], _told(what)
                 ended += 1
-                told = _told(what)
                 if isinstance(what, Exception):
                     write_json(results.error_beside(directory / cell.path), {"reason": told})
                     told = f"could not run: {told}"
-                say(f"{cell.name}: {told} ({ended} of {len(left)})")
-            elif what is None:
-                more = suite.episodes - len(one.recording.left)
-            elif not one.recording.again:
-                more = 1
+                if bar is not None:
+                    line_above(bar, f"{cell.name}: {told} ({ended} of {len(left)})")
             del what
-            if bar is not None and more:
-                bar.update(more)
     return report_on(suite, directory)
-
-
-def _has_lost(path: Path) -> bool:
-    return any(episode.lost for episode in read_directory(path).episodes)
 
 
 def _evaluation(

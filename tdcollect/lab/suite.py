@@ -48,7 +48,6 @@ class Suite(Definition):
         policies: Sequence[str] | None = None,
         shard: tuple[int, int] | None = None,
         keep_trajectories: bool = False,
-        retry_lost: bool = False,
         recheck: bool = True,
         progress: bool = True,
     ) -> SuiteResults:
@@ -79,7 +78,6 @@ class Suite(Definition):
             workers=workers,
             shard=shard,
             keep_trajectories=keep_trajectories,
-            retry_lost=retry_lost,
             recheck=recheck,
             progress=progress,
         )

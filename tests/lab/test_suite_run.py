@@ -355,11 +355,11 @@ def test_workers_that_die_cost_their_episode_and_no_other_cell(
     assert told in results.remarks
     for cell in results.cells:
         assert tdcollect.verify(results.directory / cell.path).passed
-    assert quiet(suite, out) == results
+    assert suite.results(out) == results
     monkeypatch.setattr(parts.Deadly, "reset", Walk.reset)
-    again = quiet(suite, out, tasks=["short"], policies=["net"], retry_lost=True)
+    again = quiet(suite, out, tasks=["short"], policies=["net"])
     assert {cell.name for cell in again.cells if cell.lost} == {"short/random/0"}
-    quiet(suite, out, retry_lost=True)
+    quiet(suite, out)
     quiet(suite, folder / "whole")
     assert contents(out) == contents(folder / "whole")
 

@@ -21,6 +21,7 @@ from tdcollect.envs.process.values import Array
 from tdcollect.envs.spaces import TextLeaf, aligned_zeros, key_of, nested, told
 from tdcollect.envs.traits import base_of
 from tdcollect.envs.wrapper import GymnasiumEnv
+from tdcollect.evaluation.episodes.data import Steps
 from tdcollect.evaluation.episodes.inference import (
     Actor,
     DrawByRow,
@@ -30,7 +31,6 @@ from tdcollect.evaluation.episodes.inference import (
     unlike,
 )
 from tdcollect.evaluation.episodes.opening import SlotEnvs
-from tdcollect.evaluation.episodes.steps import Steps
 from tdcollect.keys import Key
 from tdcollect.policies import AgentPolicy, SpacePolicy, parts_of
 from tdcollect.randomness import GlobalStream, NotReproducibleError, Outside

@@ -36,7 +36,7 @@ from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes import agents
 from tdcollect.evaluation.episodes.actions import ActionCheck, RandomActor
 from tdcollect.evaluation.episodes.batched import BatchEnv, BatchStarts, open_batched
-from tdcollect.evaluation.episodes.data import Assembly, Finished, Metrics, Returns
+from tdcollect.evaluation.episodes.data import MOST, Assembly, Finished, Metrics, Returns
 from tdcollect.evaluation.episodes.group_actors import GroupActors
 from tdcollect.evaluation.episodes.groups import GroupPolicies, checked_groups, with_measures
 from tdcollect.evaluation.episodes.inference import (
@@ -58,7 +58,6 @@ from tdcollect.evaluation.episodes.opening import (
     open_env,
     warn_of_statistics,
 )
-from tdcollect.evaluation.episodes.steps import MOST
 from tdcollect.evaluation.episodes.trial import Feed, RunStarts, Trial
 from tdcollect.evaluation.ledger import Batches, Episode
 from tdcollect.evaluation.requested import RequestedEnv, recognized

@@ -17,8 +17,8 @@ import numpy as np
 from tdcollect import check
 from tdcollect.display import count_text, listed_text, number_text, p_text, percent_text, visible
 from tdcollect.evaluation.ledger import RESULTS, SUITE, sha256
-from tdcollect.evaluation.npz import dump
 from tdcollect.evaluation.statistics import ends
+from tdcollect.evaluation.step_files import dump
 from tdcollect.files import locked, remove, write_atomically, write_json
 from tdcollect.lab.aggregates import LABELS, LOWER_IS_BETTER, Aggregates, Estimate
 from tdcollect.lab.definition import Definition, Task

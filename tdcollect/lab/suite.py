@@ -28,7 +28,6 @@ class Suite(Definition):
         seed: the root seed of each.
         metrics, confidence, drawn_runs: of the aggregates, as for
             :func:`tdcollect.lab.aggregate`; the first metric ranks the policies.
-        differences: True for the difference of each two policies too, on the same episodes.
         groups: True to aggregate groups of tasks too.
         whole: the number of episodes before :meth:`limited`; None if it is not.
         directory: the directory that relative paths start from.

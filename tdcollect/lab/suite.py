@@ -13,7 +13,6 @@ from tdcollect.lab.results import SuiteResults, is_suite, read_results
 
 if TYPE_CHECKING:
     from tdcollect.evaluation.workers.local import Workers
-    from tdcollect.lab.run import Validation
 
 
 class Suite(Definition):
@@ -100,19 +99,3 @@ class Suite(Definition):
                 "tdcollect suite run FILE --output-dir DIR"
             )
         return Path(os.path.abspath(output_dir))
-
-    def validate(
-        self,
-        *,
-        tasks: Sequence[str] | None = None,
-        policies: Sequence[str] | None = None,
-        progress: bool = True,
-    ) -> Validation:
-        """Find before anything runs what would fail.
-
-        This makes each env, has the doctor look at it, makes each policy with its checkpoint, and
-        runs one step of each evaluation: of all, or of those that :meth:`cells` selects.
-        """
-        from tdcollect.lab.run import validate
-
-        return validate(self, self.cells(tasks, policies), progress)

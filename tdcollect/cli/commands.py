@@ -126,7 +126,7 @@ def settle(settings: dict[str, Any]) -> None:
     """Make the options that decide an episode the arguments of ``evaluate``."""
     from torchrl.envs.utils import ExplorationType
 
-    from tdcollect.evaluation.settings import named_metrics
+    from tdcollect.evaluation.request import named_metrics
 
     settings["exploration_type"] = ExplorationType[settings["exploration_type"].upper()]
     settings["env_kwargs"] = settings["env_kwargs"] or None
@@ -300,7 +300,7 @@ def doctor(env: str, as_json: bool, **settings: Any) -> int:
     makes an env. The exit status is 1 if a check fails.
     """
     with terminal.others_on_stderr():
-        from tdcollect.evaluation.imports import is_named, load_named
+        from tdcollect.evaluation.request import is_named, load_named
         from tdcollect.testing import diagnose
 
         subject = load_named(env, Path.cwd()) if is_named(env) else env

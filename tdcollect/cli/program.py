@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tdcollect.display import count_text, visible
-from tdcollect.evaluation.imports import exits_refused
+from tdcollect.evaluation.request import exits_refused
 from tdcollect.files import check_writable
 
 if TYPE_CHECKING:

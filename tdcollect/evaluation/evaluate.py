@@ -23,7 +23,6 @@ from tdcollect.evaluation.directory import Directory, check_directory, check_rep
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
 from tdcollect.evaluation.episodes.data import MOST, POLICY_ADVICE, Finished, unlike
 from tdcollect.evaluation.episodes.trial import Again, Feed
-from tdcollect.evaluation.imports import exits_refused
 from tdcollect.evaluation.ledger import (
     COMPLETED,
     CUT,
@@ -39,7 +38,7 @@ from tdcollect.evaluation.ledger import (
 )
 from tdcollect.evaluation.manifest import describe, known_of
 from tdcollect.evaluation.replay import Replay, replayer
-from tdcollect.evaluation.request import Request
+from tdcollect.evaluation.request import Request, exits_refused
 from tdcollect.evaluation.requested import recognized
 from tdcollect.evaluation.result import EvaluationResult, finish
 from tdcollect.evaluation.settings import EvaluationSettings, takes_settings

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from tdcollect import check
 from tdcollect.display import count_text, listed_text, number_text, one_line
-from tdcollect.evaluation.imports import called, is_named
-from tdcollect.evaluation.request import RANDOM, SB3, check_parts
+from tdcollect.evaluation.request import RANDOM, SB3, called, check_parts, is_named
 from tdcollect.files import distinct_names, existing, folder_name
 from tdcollect.lab.aggregates import METRICS, DrawnRuns, distinct
 
@@ -103,7 +102,8 @@ class SuiteCell:
         """
         from torchrl.envs.utils import ExplorationType
 
-        from tdcollect.evaluation.settings import EvaluationSettings, named_metrics
+        from tdcollect.evaluation.request import named_metrics
+        from tdcollect.evaluation.settings import EvaluationSettings
 
         settings = self.settings
         name = settings.pop("exploration", "deterministic")

@@ -10,8 +10,8 @@ from tdcollect import display
 from tdcollect.display import count_text, listed_text, number_text
 from tdcollect.evaluation.directory import check_report_extras
 from tdcollect.evaluation.evaluate import Recording, followed
-from tdcollect.evaluation.imports import exits_refused
 from tdcollect.evaluation.ledger import TRAJECTORIES, Shard, is_finished, read_directory
+from tdcollect.evaluation.request import exits_refused
 from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.evaluation.settings import EvaluationSettings
 from tdcollect.evaluation.statistics import exact_mean

@@ -23,8 +23,8 @@ from tdcollect.cli.commands import program
 from tdcollect.cli.program import distinct_names
 from tdcollect.evaluation.episodes.data import Finished
 from tdcollect.evaluation.evaluate import Recording
-from tdcollect.evaluation.imports import is_named
 from tdcollect.evaluation.ledger import LOST, Episode, read_directory
+from tdcollect.evaluation.request import is_named
 from tdcollect.files import write_atomically
 
 from ..evaluation.ledgers import contents, unfinished

@@ -37,7 +37,6 @@ from tdcollect.evaluation.episodes import agents
 from tdcollect.evaluation.episodes.actions import ActionCheck, RandomActor
 from tdcollect.evaluation.episodes.batched import BatchEnv, BatchStarts, open_batched
 from tdcollect.evaluation.episodes.data import MOST, Assembly, Finished, Metrics, Returns
-from tdcollect.evaluation.episodes.group_actors import GroupActors
 from tdcollect.evaluation.episodes.groups import GroupPolicies, checked_groups, with_measures
 from tdcollect.evaluation.episodes.inference import (
     Actor,
@@ -603,7 +602,7 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         if isinstance(policy, SpacePolicy):
             return agents.actors_of(policy, agents.OnSpaces(self.env, assembly.texts), layout)
         if isinstance(policy, GroupPolicies):
-            return GroupActors(policy, slots, layout)
+            return agents.GroupActors(policy, slots, layout)
         if isinstance(policy, RandomActions):
             return RandomActor(policy, slots, layout)
 

@@ -104,7 +104,7 @@ def products() -> dict[str, Any]:
 def write(root: Path, manifest: Mapping[str, Any], records: Any, steps: Any) -> None:
     """Write a finished ledger of some episodes, as a program of its own."""
     from tdcollect.evaluation.ledger import sha256
-    from tdcollect.evaluation.npz import write_arrays
+    from tdcollect.evaluation.step_files import write_arrays
 
     (root / "steps").mkdir(parents=True)
     whole = {**manifest, "episodes": sorted(records)}

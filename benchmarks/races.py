@@ -26,7 +26,7 @@ import numpy as np
 from scipy import special, stats
 
 from tdcollect.evaluation.ledger import Episode
-from tdcollect.evaluation.sequential import BETS, LOG_WEIGHTS, Rule, Standing
+from tdcollect.lab.sequential import BETS, LOG_WEIGHTS, Rule, Standing
 
 ALPHA = 0.05
 LOOKS = 1000
@@ -138,7 +138,7 @@ def excluded(
 ) -> tuple[Array, Array]:
     """When a mean is excluded: the look ``[races]``, from 1 (0: never), and the side of the truth.
 
-    The capital of :class:`tdcollect.evaluation.sequential.Differences`, of many races at once, and
+    The capital of :class:`tdcollect.lab.sequential.Differences`, of many races at once, and
     with products in place of logs: it is compared with that in :func:`check`.
     """
     races, episodes = differences.shape

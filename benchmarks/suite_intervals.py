@@ -10,21 +10,12 @@ from __future__ import annotations
 import argparse
 import functools
 from collections.abc import Callable, Sequence
-from itertools import combinations
 from typing import Any
 
 import numpy as np
 from intervals import holds, markdown, percent
-from scipy import stats
 
-from tdcollect.lab.aggregates import (
-    LABELS,
-    METRICS,
-    DrawnRuns,
-    aggregate,
-    difference_freedom,
-    resampled_spreads,
-)
+from tdcollect.lab.aggregates import LABELS, METRICS, DrawnRuns, aggregate
 
 RESAMPLES = 500
 TASKS = (5, 26)
@@ -41,19 +32,6 @@ SCORES: dict[str, Draw] = {
 }
 IMPROVEMENT = "improvement"
 WORSE = 0.1  # the other policy's levels lie lower
-
-# Standard deviations of a policy's runs, of what an episode is for a policy, and of the remainder.
-# Starts, which all policies share, have one of 0.3.
-STARTS = 0.3
-SUCCESSES = "successes, 0 or 1"  # where such a score is above 0.5
-VARIES = {
-    "mostly runs": (0.15, 0.1, 0.1),
-    "runs and episodes": (0.05, 0.2, 0.2),
-    "mostly the remainder": (0.03, 0.05, 0.6),
-    SUCCESSES: (0.1, 0.2, 0.3),
-}
-SIZES = ((3, 20), (3, 100), (10, 20))  # tasks and episodes
-RUNS_OF_DIFFERENCES = (2, 3, 5, 10)
 
 
 def levels_of(tasks: int) -> Any:
@@ -109,99 +87,6 @@ def coverage(drawn_runs: DrawnRuns, runs: Sequence[int], suites: int, many: int)
     return markdown([*header, *(f"{count} runs" for count in runs)], rows)
 
 
-def played(
-    rng: np.random.Generator, name: str, levels: dict[str, Any], shape: tuple[int, int, int]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return scores ``[runs, tasks]`` of policies with levels of tasks, and those of episodes."""
-    runs, tasks, episodes = shape
-    of_runs, of_episodes, remainder = VARIES[name]
-    starts = rng.normal(0, STARTS, (tasks, episodes))
-    found = {
-        policy: starts
-        + level[:, None]
-        + rng.normal(0, of_runs, (runs, tasks, 1))
-        + rng.normal(0, of_episodes, (tasks, episodes))
-        + rng.normal(0, remainder, shape)
-        for policy, level in levels.items()
-    }
-    if name == SUCCESSES:
-        found = {policy: (array > 0.5).astype(float) for policy, array in found.items()}
-    return {policy: array.mean(-1) for policy, array in found.items()}, found
-
-
-def many_runs(name: str, level: Any, many: int) -> Any:
-    """Return the scores of very many runs over all episodes that there could be."""
-    of_runs, *within = VARIES[name]
-    found = level + np.random.default_rng(0).normal(0, of_runs, (many, len(level)))
-    if name == SUCCESSES:
-        found = stats.norm.cdf((found - 0.5) / np.linalg.norm([STARTS, *within]))
-    return found
-
-
-def differences(runs: Sequence[int], suites: int, many: int) -> str:
-    """Coverage of the difference of two policies, if runs, episodes or both are drawn anew."""
-    rows = []
-    for number, name in enumerate(VARIES):
-        for tasks, episodes in SIZES:
-            levels = {"a": levels_of(tasks), "b": levels_of(tasks) - WORSE}
-            alls = {policy: many_runs(name, level, many) for policy, level in levels.items()}
-            level, truth, of_means = (
-                float(METRICS[metric](alls["a"], 1.0))
-                - ahead * float(METRICS[metric](alls["b"], 1.0))
-                for metric, ahead in (("iqm", 0), ("iqm", 1), ("mean", 1))
-            )
-            for count in runs:
-                rng = np.random.default_rng([number, tasks, episodes, count])
-                hits = []
-                for suite in range(suites):
-                    scores, each = played(rng, name, levels, (count, tasks, episodes))
-                    given: Any = {"thresholds": [0.5], "resamples": RESAMPLES, "seed": suite}
-                    given |= {"episodes": each, "drawn_runs": "n-1"}
-                    found = aggregate(scores, metrics=["iqm"], **given)
-                    mean = aggregate(scores, metrics=["mean"], **given).differences["a"]["b"]
-                    one = found.differences["a"]["b"]
-                    (spread,) = resampled_spreads(each, found).values()
-                    reach = stats.t.ppf(0.975, difference_freedom(each["a"], each["b"]))
-                    alone = [reach * part**0.5 for part in (spread.runs, spread.episodes)]
-                    hits.append(
-                        [
-                            *(abs(one.value - truth) <= at for at in alone),
-                            holds(one.interval, truth),
-                            holds(mean.interval, of_means),
-                            holds(found.estimates["a"]["iqm"].interval, level),
-                        ]
-                    )
-                shares = map(percent, np.mean(hits, axis=0))
-                rows.append([name, str(tasks), str(episodes), str(count), *shares])
-    header = ["what varies", "tasks", "episodes", "runs", "difference: runs", "episodes", "both"]
-    return markdown([*header, "both, of means", "own score: runs"], rows)
-
-
-def false_differences(suites: int) -> str:
-    """Shares of suites with a p-value below 5% among five policies that are equally good."""
-    rows = []
-    for number, name in enumerate(VARIES):
-        rng = np.random.default_rng(number)
-        levels = {policy: levels_of(3) for policy in "abcde"}
-        hits = []
-        for suite in range(suites):
-            scores, each = played(rng, name, levels, (3, 3, 20))
-            found = aggregate(
-                scores, episodes=each, thresholds=[0.5], resamples=RESAMPLES, seed=suite
-            ).differences
-            pairs = [found[a][b] for a, b in combinations(levels, 2)]
-            p_values = np.array([[one.p_value, one.adjusted_p_value] for one in pairs])
-            hits.append([p_values[0, 0] < 0.05, *(p_values.min(0) < 0.05)])
-        rows.append([name, *map(percent, np.mean(hits, axis=0))])
-    header = [
-        "five equal policies",
-        "one comparison",
-        "any of ten",
-        "any of ten, Holm's correction",
-    ]
-    return markdown(header, rows)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--suites", type=int, default=1000, help="simulated suites per cell")
@@ -213,8 +98,6 @@ def main() -> None:
             coverage(drawn_runs, arguments.runs or runs, arguments.suites, arguments.many),
             end="\n\n",
         )
-    print(differences(arguments.runs or RUNS_OF_DIFFERENCES, arguments.suites, arguments.many))
-    print(f"\n{false_differences(arguments.suites)}")
 
 
 if __name__ == "__main__":

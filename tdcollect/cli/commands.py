@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 @options.shard(
     help="Run shard I of N alone, I from 0; `tdcollect merge` makes one evaluation of them."
 )
-@options.retry_lost
 @options.recheck
 @options.flag("--keep-trajectories", help="Keep the episodes' data in --output-dir.")
 @options.film(help=f"{options.FILM}--output-dir.")
@@ -68,7 +67,7 @@ def evaluate(
     ENV is a gymnasium id, or MODULE:CALLABLE or FILE.py:CALLABLE of a function that makes an env.
     The exit status is 3 if episodes were lost with their workers; else 1 if episodes failed.
     """
-    for name in ("retry_lost", "keep_trajectories", "shard", "film"):
+    for name in ("keep_trajectories", "shard", "film"):
         if settings[name] and output_dir is None:
             raise click.UsageError(
                 f"--{name.replace('_', '-')} needs a directory: --output-dir DIR"
@@ -124,7 +123,7 @@ def settle(settings: dict[str, Any]) -> None:
     """Make the options that decide an episode the arguments of ``evaluate``."""
     from torchrl.envs.utils import ExplorationType
 
-    from tdcollect.evaluation.settings import named_metrics
+    from tdcollect.evaluation.request import named_metrics
 
     settings["exploration_type"] = ExplorationType[settings["exploration_type"].upper()]
     settings["env_kwargs"] = settings["env_kwargs"] or None
@@ -298,7 +297,7 @@ def doctor(env: str, as_json: bool, **settings: Any) -> int:
     makes an env. The exit status is 1 if a check fails.
     """
     with terminal.others_on_stderr():
-        from tdcollect.evaluation.imports import is_named, load_named
+        from tdcollect.evaluation.request import is_named, load_named
         from tdcollect.testing import diagnose
 
         subject = load_named(env, Path.cwd()) if is_named(env) else env

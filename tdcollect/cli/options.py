@@ -153,10 +153,6 @@ episode = together(
     shown("--max-restarts", default=2, help="Restarts of an episode before it counts as failed."),
 )
 """The options that decide an episode, and those for making envs and for their failures."""
-retry_lost = flag(
-    "--retry-lost",
-    help="Run the episodes again that were lost with their workers, and nothing else.",
-)
 recheck = flag(
     "--no-recheck",
     "recheck",

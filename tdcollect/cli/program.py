@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tdcollect.display import count_text, visible
-from tdcollect.evaluation.imports import exits_refused
+from tdcollect.evaluation.request import exits_refused
 from tdcollect.files import check_writable
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 PIPE_CLOSED = 141  # as shells have it for SIGPIPE
 LOST = 3
-"""Episodes were lost with their workers: the same command with --retry-lost runs them again."""
+"""Episodes were lost with their workers: the same command runs them again."""
 WORSE = 3
 """A comparison was asked for a verdict, and a policy is worse, or may be."""
 
@@ -171,7 +171,7 @@ def status_of(failed: bool | int, lost: int) -> int:
     if not lost:
         return 1 if failed else 0
     counted = count_text(lost, "lost episode")
-    say(f"tdcollect: {counted}, whose workers ended; run again with --retry-lost", err=True)
+    say(f"tdcollect: {counted}, whose workers ended; the same command runs them again", err=True)
     return LOST
 
 

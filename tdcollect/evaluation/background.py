@@ -52,8 +52,7 @@ from tdcollect.evaluation.workers.worker import (
 )
 from tdcollect.files import write_atomically
 from tdcollect.pages.build import REPORT
-from tdcollect.processes.channel import Described, described, packed, raised_there
-from tdcollect.processes.child import Spawned, leave
+from tdcollect.processes.child import Described, Spawned, described, leave, packed, raised_there
 from tdcollect.surroundings import Surroundings
 from tdcollect.trajectories import split_trajectories
 
@@ -208,7 +207,6 @@ class Answering:
                 manifest,
                 job.settings.episode_indices,
                 output_dir=path,
-                retry_lost=True,
                 recheck=self._setup.recheck,
                 every_data=with_data,
             )

@@ -12,7 +12,7 @@ import numpy as np
 
 from tdcollect import check, display
 from tdcollect.evaluation import ledger, statistics
-from tdcollect.evaluation.episodes.steps import policy_difference
+from tdcollect.evaluation.episodes.data import policy_difference
 from tdcollect.evaluation.ledger import Episode, manifest_entry, policy_name
 from tdcollect.evaluation.statistics import (
     Interval,

@@ -22,22 +22,20 @@ import numpy as np
 
 from tdcollect import files, keys
 from tdcollect.display import without_process_ids
-from tdcollect.evaluation import ledger, npz, step_files
-from tdcollect.evaluation.episodes.data import disagreements
-from tdcollect.evaluation.episodes.steps import utf8
+from tdcollect.evaluation import ledger, step_files
+from tdcollect.evaluation.episodes.data import disagreements, utf8
 from tdcollect.packages import extra_module
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-    from tdcollect.evaluation.episodes.data import Finished
-    from tdcollect.evaluation.episodes.steps import Steps
+    from tdcollect.evaluation.episodes.data import Finished, Steps
 
 
 class Directory:
     """The directory of one evaluation, open for writing by one process.
 
-    ``retry_lost`` forgets the episodes that are recorded as lost.
+    Episodes that are recorded as lost are forgotten, and run again, unless ``retry_lost`` is False.
 
     Attributes:
         manifest: the manifest found there, or written.
@@ -60,12 +58,11 @@ class Directory:
         path: str | os.PathLike[str],
         manifest: Mapping[str, Any],
         shard: ledger.Shard | None = None,
-        retry_lost: bool = False,
+        retry_lost: bool = True,
     ):
         self.path, self.shard = Path(os.path.abspath(path)), shard
         self._made = not self.path.exists()
         self.begun = self.is_tried = False
-        self._retry_lost = retry_lost
         with ExitStack() as opened:
             opened.enter_context(files.locked(self.path))
             if not (self.path / ledger.MANIFEST).exists():
@@ -91,18 +88,16 @@ class Directory:
             for problem in step_files.altered(before):
                 raise ValueError(f"{problem}; ask for it as it was, or evaluate again elsewhere")
             self.witness = step_files.read_witness(self.path)
-            self._gone = self._to_forget()
+            self._gone = self._to_forget(retry_lost)
             self.episodes = [one for one in self.episodes if one.index not in self._gone]
             self._opened = opened.pop_all()
 
-    def _to_forget(self) -> set[int]:
+    def _to_forget(self, lost: bool) -> set[int]:
         """The indices of records that are there, and of episodes that run all the same."""
         batches = ledger.Batches.of(self.manifest)
-        gone = set[int]()
+        gone = {episode.index for episode in self.episodes if episode.lost and lost}
         if batches is not None:
-            gone = batches.partial(episode.index for episode in self.episodes)
-        if self._retry_lost:
-            gone |= {episode.index for episode in self.episodes if episode.lost}
+            gone |= batches.partial(episode.index for episode in self.episodes)
         return gone
 
     def begin(self) -> None:
@@ -341,10 +336,11 @@ def write_trajectory(path: Path, data: TensorDict) -> None:
             width = max(map(len, texts))
             filled = b"".join(text.ljust(width, _FILL) for text in texts)
             rows = np.frombuffer(filled, np.uint8).reshape(len(texts), width)
-            arrays[_TEXT + npz.member_name(key)] = rows
+            arrays[_TEXT + step_files.member_name(key)] = rows
         if not isinstance(value, torch.Tensor):
             continue
-        name, tensor = npz.member_name(key), value.detach().cpu().resolve_conj().resolve_neg()
+        name = step_files.member_name(key)
+        tensor = value.detach().cpu().resolve_conj().resolve_neg()
         if tensor.dtype == torch.bfloat16:
             name, tensor = _BRAIN + name, tensor.view(torch.uint16)
         try:
@@ -352,7 +348,7 @@ def write_trajectory(path: Path, data: TensorDict) -> None:
         except TypeError as error:
             error.add_note(f"in {key!r}: convert what NumPy has no dtype for, or keep no data")
             raise
-    npz.write_arrays(path, dict(sorted(arrays.items())))
+    step_files.write_arrays(path, dict(sorted(arrays.items())))
 
 
 def take_trajectory(source: Path, path: Path) -> None:
@@ -401,8 +397,8 @@ def read_entries(path: Path) -> dict[keys.Key, np.ndarray[Any, Any]]:
     """
     try:
         entries: dict[keys.Key, np.ndarray[Any, Any]] = {}
-        for name, array in npz.read_arrays(path).items():
-            key = npz.key_of(name.removeprefix(_BRAIN).removeprefix(_TEXT))
+        for name, array in step_files.read_arrays(path).items():
+            key = step_files.key_of(name.removeprefix(_BRAIN).removeprefix(_TEXT))
             is_brain, is_text = name.startswith(_BRAIN), name.startswith(_TEXT)
             fits = array.dtype == np.uint16 if is_brain else array.dtype.isnative
             fits = array.dtype == np.uint8 and array.ndim == 2 if is_text else fits

@@ -6,7 +6,7 @@ import os
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -21,10 +21,8 @@ from tdcollect import check
 from tdcollect.cleanup import ended_on_error
 from tdcollect.evaluation.directory import Directory, check_directory, check_report_extras
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
-from tdcollect.evaluation.episodes.data import POLICY_ADVICE, Finished, unlike
-from tdcollect.evaluation.episodes.steps import MOST
+from tdcollect.evaluation.episodes.data import MOST, POLICY_ADVICE, Finished, unlike
 from tdcollect.evaluation.episodes.trial import Again, Feed
-from tdcollect.evaluation.imports import exits_refused
 from tdcollect.evaluation.ledger import (
     COMPLETED,
     CUT,
@@ -40,7 +38,7 @@ from tdcollect.evaluation.ledger import (
 )
 from tdcollect.evaluation.manifest import describe, known_of
 from tdcollect.evaluation.replay import Replay, replayer
-from tdcollect.evaluation.request import Request
+from tdcollect.evaluation.request import Request, exits_refused
 from tdcollect.evaluation.requested import recognized
 from tdcollect.evaluation.result import EvaluationResult, finish
 from tdcollect.evaluation.settings import EvaluationSettings, takes_settings
@@ -65,14 +63,14 @@ def evaluate(
     request: Request | None = None,
     workers: Workers | int | None = None,
     shard: tuple[int, int] | None = None,
-    retry_lost: bool = False,
     recheck: bool = True,
     **settings: Any,
 ) -> EvaluationResult:
     """Run test episodes by index, the same to the bit however they are run.
 
     With ``output_dir``, the ledger grows there as episodes end. Run again with the same arguments,
-    it resumes the evaluation found there, or finds it done.
+    it resumes the evaluation found there, or finds it done. Episodes that were lost, given up
+    because their workers ended, run again then.
 
     Args:
         env: see :class:`tdcollect.EvaluationCollector`, as for the policy: a gymnasium id, any
@@ -95,8 +93,6 @@ def evaluate(
         shard: ``(i, n)`` to run only the i-th of n parts, i from 0: the episodes at positions i,
             i + n, i + 2n, .... Each has an ``output_dir`` of its own, with the manifest of the
             whole evaluation; :func:`tdcollect.merge` makes one evaluation of them.
-        retry_lost: run the episodes again that ``output_dir`` has as lost: they were given up
-            because their workers ended. Nothing else runs again.
         recheck: run a short episode once more at the end, in its first 1,000 steps, and end with an
             error unless it is the same to the bit. Whoever goes on with an evaluation,
             or finds it finished, runs the witness likewise: the first listed episode that
@@ -120,7 +116,7 @@ def evaluate(
     """
     if request is not None and not isinstance(request, Request):
         raise TypeError(f"expected request to be a Request, got {type(request).__name__}")
-    output_dir = _checked(output_dir, request, retry_lost)
+    output_dir = _checked(output_dir, request)
     part = None if shard is None else Shard.of(shard)
     check.arguments(evaluate, settings)
     chosen = EvaluationSettings(episodes, seed, **settings)
@@ -136,22 +132,15 @@ def evaluate(
         keep_steps=keep_steps,
         output_dir=output_dir,
         shard=part,
-        retry_lost=retry_lost,
         recheck=recheck,
         request=request,
         replay=replayer(env, policy, lambda indices: replace(chosen, episodes=indices)),
     )
     evaluation = Evaluation(lambda: job, record, keep_trajectories)
-    bar = None
-
-    def note(line: str) -> None:
-        warn(line) if bar is None else line_above(bar, line)
-
-    with resumable(output_dir), ExitStack() as stack:
-        if crew is not None and crew is not workers:
-            stack.callback(crew.close)
-        events = run([evaluation], crew, note=note)
-        for _, what in stack.enter_context(closing(events)):
+    indices = chosen.episode_indices if part is None else part.select(chosen.episode_indices)
+    shown = len(indices) * progress
+    with followed([evaluation], workers, crew, output_dir, shown) as (events, _):
+        for _, what in events:
             if isinstance(what, Exception):
                 try:
                     raise what
@@ -159,31 +148,18 @@ def evaluate(
                     del what  # else it would refer to itself by its traceback
             if isinstance(what, EvaluationResult):
                 return what
-            if what is None and progress and (left := len(evaluation.recording.left)):
-                bar = stack.enter_context(progress_bar(left, "test episodes", leave=False))
-                if crew is not None:
-                    bar.set_postfix({"workers": str(crew.num_workers)})
-            elif what is not None and bar is not None and not evaluation.recording.again:
-                bar.update(1)
             del what
     raise AssertionError("expected a result")
 
 
-def _checked(
-    output_dir: str | os.PathLike[str] | None, request: Request | None, retry_lost: bool
-) -> str | None:
+def _checked(output_dir: str | os.PathLike[str] | None, request: Request | None) -> str | None:
     """Return the output directory as an absolute path, whatever the env's code changes to."""
     if output_dir is not None:
         check_directory(Path(output_dir))
         check_report_extras("evaluate(output_dir=...)")
         return os.path.abspath(output_dir)
-    if request is not None or retry_lost:
-        why = (
-            "whose lost episodes run again"
-            if request is None
-            else "which keeps the names of request"
-        )
-        raise ValueError(f"expected an output_dir, {why}, got None; pass one")
+    if request is not None:
+        raise ValueError("expected an output_dir, which keeps the names of request; pass one")
     return None
 
 
@@ -382,7 +358,7 @@ class Recording:
         keep_steps: bool = True,
         output_dir: str | os.PathLike[str] | None = None,
         shard: Shard | None = None,
-        retry_lost: bool = False,
+        retry_lost: bool = True,
         recheck: bool = True,
         request: Request | None = None,
         replay: Replay | None = None,
@@ -633,6 +609,41 @@ class Recording:
 
 def _length(episode: Episode) -> tuple[int, int]:
     return (episode.length or 0, episode.index)
+
+
+@contextmanager
+def followed(
+    evaluations: Collection[Evaluation],
+    workers: Workers | int | None,
+    crew: Workers | None,
+    directory: str | os.PathLike[str] | None,
+    episodes: int,
+    refuse_exits: bool = False,
+) -> Iterator[tuple[Iterator[Event], Any]]:
+    """Run evaluations as :func:`run` does; gives the events, and the bar or None.
+
+    The bar is of so many episodes of each. The crew is closed unless it is the user's ``workers``.
+    """
+    bar = None
+    with resumable(directory), ExitStack() as stack:
+        if crew is not None and crew is not workers:
+            stack.callback(crew.close)
+        if total := episodes * len(evaluations):
+            bar = stack.enter_context(progress_bar(total, "test episodes", leave=False))
+        if bar is not None and crew is not None:
+            bar.set_postfix({"workers": str(crew.num_workers)})
+        note = warn if bar is None else partial(line_above, bar)
+        events = run(evaluations, crew, note=note, refuse_exits=refuse_exits)
+
+        def counted(event: Event) -> Event:
+            one, what = event
+            if bar is not None and what is None:  # those that were there
+                bar.update(episodes - len(one.recording.left))
+            elif bar is not None and isinstance(what, Finished) and not one.recording.again:
+                bar.update(1)
+            return event
+
+        yield map(counted, stack.enter_context(closing(events))), bar
 
 
 @contextmanager

@@ -24,8 +24,7 @@ from tdcollect.evaluation.directory import (
     read_runs,
     take_trajectory,
 )
-from tdcollect.evaluation.episodes.data import POLICY_ADVICE, Finished, unlike
-from tdcollect.evaluation.episodes.steps import Steps
+from tdcollect.evaluation.episodes.data import POLICY_ADVICE, Finished, Steps, unlike
 from tdcollect.evaluation.result import EvaluationResult, finish
 from tdcollect.files import write_json
 
@@ -72,7 +71,7 @@ def merge(
         raise ValueError(str(problem))
     episodes, data = _merged_episodes(parts), _kept_data(parts)
     witness = _merged_witness(parts, manifest)
-    with closing(Directory(output, manifest, retry_lost=True)) as directory:
+    with closing(Directory(output, manifest)) as directory:
         for other in _unlike(directory, manifest, episodes, data):
             raise ValueError(
                 f"expected {directory.path} to be empty, or to hold this merged evaluation, but "

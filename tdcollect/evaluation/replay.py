@@ -23,7 +23,7 @@ from tdcollect.display import count_text, visible
 from tdcollect.envs.process.worker import make_by_id
 from tdcollect.envs.traits import of_kind
 from tdcollect.evaluation import ledger, step_files
-from tdcollect.evaluation.episodes import steps as kept
+from tdcollect.evaluation.episodes import data as kept
 from tdcollect.evaluation.episodes.agents import KeptActions
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
 from tdcollect.evaluation.ledger import BATCHES, METRICS, Episode, manifest_entry, options_by_index
@@ -273,7 +273,7 @@ class _Terms:
                 f"got {again.base.name} under {has}, with other {unlike or 'transforms or slots'}"
             )
         kind = kept.ENV_ACTION if had and not whole else kept.ACTION
-        self._policy.fields = {key: kept.field(kind, key) for key in again.env.action_keys}
+        self._policy.fields = {key: kept.field_of(kind, key) for key in again.env.action_keys}
         self._kinds, self._untold = (kept.OBSERVATION, kept.REWARD)[not whole :], set[str]()
         if not whole or now["entries"] != then["entries"]:
             self._untold.add("digest")

@@ -22,7 +22,7 @@ from tdcollect.evaluation.directory import (
     read_trajectory,
     write_trajectory,
 )
-from tdcollect.evaluation.episodes.steps import first_difference
+from tdcollect.evaluation.episodes.data import first_difference
 from tdcollect.evaluation.ledger import Episode, trajectory_name, trajectory_path
 from tdcollect.evaluation.statistics import Summary, exact_mean, metrics_of, summarize
 from tdcollect.evaluation.step_files import read_steps, read_witness

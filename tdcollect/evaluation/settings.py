@@ -21,9 +21,8 @@ from torchrl.envs.utils import ExplorationType
 from tdcollect import check
 from tdcollect.display import count_text, one_line
 from tdcollect.envs.make import BACKENDS
-from tdcollect.evaluation.episodes.data import INFO, info_and_rule
+from tdcollect.evaluation.episodes.data import info_and_rule
 from tdcollect.evaluation.episodes.groups import AGENT, BY, GROUP, is_measure
-from tdcollect.evaluation.imports import is_named, load_named
 from tdcollect.evaluation.ledger import is_metric_name
 from tdcollect.files import existing
 from tdcollect.seeding import env_seed, policy_seed
@@ -276,18 +275,6 @@ def _read_options(file: Path) -> Any:
             f"as keys, got {type(content).__name__}"
         )
     return content
-
-
-def named_metrics(metrics: Any, directory: Path) -> Any:
-    """Return metrics with their functions loaded, which are named ``module:name``."""
-    if not isinstance(metrics, Mapping):
-        return metrics  # which is refused as it is
-    return {
-        name: load_named(text, directory)
-        if isinstance(text, str) and is_named(text) and not text.startswith(INFO)
-        else text
-        for name, text in metrics.items()
-    }
 
 
 def _checked_metrics(metrics: Any) -> Metrics | None:

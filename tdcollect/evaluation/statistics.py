@@ -192,16 +192,6 @@ def interquartile_mean(values: Values, axis: int = -1) -> Any:
     return np.sort(values, axis).take(middle, axis).mean(axis)
 
 
-def degrees_of_freedom(parts: Values, freedoms: Values) -> float:
-    """Return the degrees of freedom of a sum of variances with some each; 1 if all are zero.
-
-    Satterthwaite, An Approximate Distribution of Estimates of Variance Components, Biometrics
-    Bulletin 2, 1946.
-    """
-    shares = float((parts**2 / freedoms).sum())
-    return float(parts.sum()) ** 2 / shares if shares else 1.0
-
-
 def exact_mean(values: Values) -> float:
     """Return the mean from the exactly rounded sum, the same in any order and on any machine.
 
@@ -519,7 +509,7 @@ class Summary(display.ShownAsTable):
                     "statistics of returns and lengths are over the completed ones."
                 )
         if self.lost:
-            notes.append("The same command with --retry-lost (retry_lost=True) runs those again.")
+            notes.append("The same command, or call, runs those again.")
         if self.returns.not_finite:
             notes.append(
                 f"{self.returns.not_finite} returns are NaN or infinite: no statistics of returns."

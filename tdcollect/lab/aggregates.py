@@ -4,8 +4,7 @@ Metrics are those of rliable: Agarwal et al., *Deep Reinforcement Learning at th
 Statistical Precipice*, NeurIPS 2021. Scores are arrays ``[..., runs, tasks]``; the axes before, as
 of resamples, stay. Intervals are of the stratified bootstrap: the runs are resampled within each
 task, and the tasks stay. So they tell what other training runs on the same tasks would give, and
-nothing about other tasks. Differences of policies, from the scores of episodes ``[runs, tasks,
-episodes]``, have the episodes resampled too.
+nothing about other tasks.
 """
 
 from __future__ import annotations
@@ -16,21 +15,18 @@ import math
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import combinations
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from tdcollect import check, display
-from tdcollect.display import count_text, listed_text, number_text, number_texts, one_line, p_text
+from tdcollect.display import count_text, listed_text, number_text, number_texts, one_line
 from tdcollect.evaluation import statistics
-from tdcollect.evaluation.comparison import holm
 from tdcollect.evaluation.statistics import BATCH_VALUES, Interval, check_settings, generator
-from tdcollect.packages import extra_module
 
 RESAMPLES = 10_000
 THRESHOLDS = 101
-ROUNDING = 1e-9  # of the largest score: a standard error below it is none
 
 Scores = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
@@ -100,7 +96,6 @@ def _together(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def aggregate(
     scores: Mapping[str, npt.ArrayLike],
     *,
-    episodes: Mapping[str, npt.ArrayLike] | None = None,
     tasks: Sequence[str] | None = None,
     metrics: Sequence[str] = tuple(METRICS),
     groups: Mapping[str, Sequence[str]] | None = None,
@@ -115,15 +110,11 @@ def aggregate(
 
     Definitions are those of rliable (Agarwal et al. 2021); ``docs/statistics.md`` has them, and the
     measured coverage of each interval. Numbers of a policy do not depend on other policies, nor on
-    the order of policies, named tasks and runs, to the bit. Only default ``thresholds`` and
-    adjusted p-values do.
+    the order of policies, named tasks and runs, to the bit. Only default ``thresholds`` do.
 
     Args:
         scores: by policy, normalised scores ``[runs, tasks]``, a row per training run. Policies may
             have different numbers of runs.
-        episodes: by policy, the scores of its episodes ``[runs, tasks, episodes]``, the same
-            episodes for all; NaN for one that did not complete. ``scores`` are their means. With
-            them, ``differences`` has the difference of each two policies.
         tasks: the names of the tasks, one per column; by default their positions.
         metrics: among ``iqm``, ``mean``, ``median`` and ``optimality_gap``, the one that ranks
             policies first.
@@ -143,7 +134,6 @@ def aggregate(
             unknown or not distinct; a number out of range.
     """
     arrays, names = check_scores(scores, tasks)
-    played = None if episodes is None else check_episodes(episodes, arrays)
     check_settings(confidence, resamples, seed, 0)
     if not distinct(metrics, METRICS):
         raise ValueError(
@@ -178,14 +168,7 @@ def aggregate(
         ordered = {p: np.sort(arrays[p][:, columns], axis=0) for p in sorted(arrays)}
         return _aggregated(ordered, replace(empty, tasks=tasks))
 
-    result = replace(
-        over(names), groups={name: over(tuple(g)) for name, g in (groups or {}).items()}
-    )
-    if played is None or len(arrays) == 1:
-        return result
-    columns = [names.index(task) for task in sorted(names)]
-    ordered = {policy: _in_order(played[policy][:, columns]) for policy in sorted(played)}
-    return replace(result, differences=_differences(ordered, result))
+    return replace(over(names), groups={name: over(tuple(g)) for name, g in (groups or {}).items()})
 
 
 def distinct(chosen: Sequence[str], known: Container[str]) -> bool:
@@ -306,28 +289,6 @@ def _checked(policy: str, values: npt.ArrayLike) -> Scores:
     return array
 
 
-def check_episodes(
-    episodes: Mapping[str, npt.ArrayLike], scores: Mapping[str, Scores]
-) -> dict[str, Scores]:
-    """Return the scores of episodes as float64 arrays ``[runs, tasks, episodes]``."""
-    if episodes.keys() != scores.keys():
-        raise ValueError(
-            f"expected episodes of the same policies as scores, {[*scores]}, got {[*episodes]}"
-        )
-    checked = {policy: np.array(episodes[policy], np.float64) for policy in scores}
-    count = next(iter(checked.values())).shape[2:]
-    for policy, array in checked.items():
-        expected = (*scores[policy].shape, *count)
-        told = np.count_nonzero(~np.isnan(array), -1) if array.ndim == 3 else np.zeros(1)
-        same = array.shape == expected and told.all()
-        if not same or not np.allclose(np.nansum(array, -1), told * scores[policy], 1e-6, 1e-9):
-            raise ValueError(
-                f"expected episodes of {policy!r} as [runs, tasks, episodes], {expected}, with "
-                f"its scores as their means, got shape {array.shape} or other means"
-            )
-    return checked
-
-
 @dataclass(frozen=True)
 class Estimate:
     """A number with its confidence interval.
@@ -348,24 +309,6 @@ class Estimate:
             return number_text(self.value)
         value, low, high = number_texts([self.value, self.interval.low, self.interval.high])
         return f"{value} [{low}, {high}]"
-
-
-@dataclass(frozen=True, repr=False)
-class ScoreDifference(Estimate):
-    """The aggregate score of a policy minus that of another, on the same episodes.
-
-    Attributes:
-        value: in the metric that ranks policies.
-        interval: Student's, its standard error from resamples of training runs and of episodes;
-            None for one episode of one run each.
-        p_value: of no difference, two-sided: below 5% where the 95% interval leaves out 0. None for
-            two policies of one training run each, which says nothing of other runs; and for one
-            other than 0 that no resample changes: nothing shows how it varies.
-        adjusted_p_value: the same by Holm's correction over all pairs of policies.
-    """
-
-    p_value: float | None = None
-    adjusted_p_value: float | None = None
 
 
 @dataclass(frozen=True)
@@ -398,8 +341,6 @@ class Aggregates:
         estimates: by policy and metric.
         improvement: by two policies, the probability that a run of the first scores above a run
             of the second on the same task. The two directions add up to one.
-        differences: by two policies, the score of the first minus that of the second, in the metric
-            that ranks policies; empty without the scores of episodes.
         thresholds: the scores at which profiles are evaluated, ascending.
         profiles: by policy, the share of scores above each threshold, over all runs and tasks.
         task_means: by policy and task, the mean over runs.
@@ -412,7 +353,6 @@ class Aggregates:
     metrics: tuple[str, ...]
     estimates: Mapping[str, Mapping[str, Estimate]] = field(default_factory=dict)
     improvement: Mapping[str, Mapping[str, Estimate]] = field(default_factory=dict)
-    differences: Mapping[str, Mapping[str, ScoreDifference]] = field(default_factory=dict)
     thresholds: tuple[float, ...]
     profiles: Mapping[str, Profile] = field(default_factory=dict)
     task_means: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -440,15 +380,8 @@ class Aggregates:
         return [(values.index(value) + 1, policy) for value, policy in order]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the aggregates as plain dicts, lists, numbers and None, for JSON.
-
-        ``differences`` are there if there are any.
-        """
-        fields = asdict(self)
-        for each in (fields, *fields["groups"].values()):
-            if not each["differences"]:
-                del each["differences"]
-        return dict(json.loads(json.dumps(fields)))
+        """Return the aggregates as plain dicts, lists, numbers and None, for JSON."""
+        return dict(json.loads(json.dumps(asdict(self))))
 
     def __repr__(self) -> str:
         best = [
@@ -484,9 +417,6 @@ class Aggregates:
         tables = [(self._head(), self.header(), self.rows())]
         if len(self.runs) > 1:
             tables.append(("", ["probability of improvement", ""], self.improvement_rows()))
-        if self.differences:
-            rows = self.difference_rows()[: len(self.runs) - 1]  # of the best; exports have all
-            tables.append(("", self.difference_header(), rows))
         for name, group in self.groups.items():
             title = f"{name}: {', '.join(group.tasks)}"
             tables.append((title, group.header(), group.rows()))
@@ -508,41 +438,6 @@ class Aggregates:
         """Return the probability of improvement of the best policy over each other one."""
         best, *others = (policy for _, policy in self.ranking())
         return [[f"{best} over {other}", str(self.improvement[best][other])] for other in others]
-
-    def pairs(self) -> list[tuple[str, str]]:
-        """Return the pairs of policies, those of the best first; the better one comes first."""
-        return [*combinations([policy for _, policy in self.ranking()], 2)]
-
-    def difference_header(self) -> list[str]:
-        """Return the headings of :meth:`difference_rows`."""
-        return [f"difference in {LABELS[self.metrics[0]]}", "", "p-value", "Holm's correction"]
-
-    def difference_rows(self) -> list[list[str]]:
-        """Return a row for each of :meth:`pairs`: names, difference, p-values."""
-        differences = [(a, b, self.differences[a][b]) for a, b in self.pairs()]
-        return [
-            [f"{a} minus {b}", str(one), p_text(one.p_value), p_text(one.adjusted_p_value)]
-            for a, b, one in differences
-        ]
-
-    def difference_notes(self) -> list[str]:
-        """Return the notes to the differences, one sentence each."""
-        if not self.differences:
-            return []
-        several = any(runs > 1 for runs in self.runs.values())
-        drawn = "training runs and episodes both" if several else "episodes"
-        tested = sum(self.differences[a][b].p_value is not None for a, b in self.pairs())
-        notes = [
-            f"Differences: {drawn} drawn anew, the same episodes for all policies. Their p-values "
-            f"are adjusted by Holm's correction for {count_text(tested, 'comparison')}: all pairs "
-            f"of policies of this leaderboard, in the {LABELS[self.metrics[0]]}.",
-        ]
-        if several:
-            notes.append("Intervals of scores draw runs alone: they are about these episodes.")
-        if single := [policy for policy, runs in self.runs.items() if runs == 1]:
-            two = "; two such policies have no p-value" * (len(single) > 1)
-            notes.append(f"Differences from {listed_text(single)} take the one run as it is{two}.")
-        return notes
 
     def notes(self) -> list[str]:
         """Return the notes to the tables, one sentence each."""
@@ -592,7 +487,7 @@ class Aggregates:
                 f"Optimality gap: the mean shortfall from a score of {number_text(self.gamma)}; "
                 "lower is better."
             )
-        return notes + self.difference_notes()
+        return notes
 
 
 def _of_no_width(estimate: Estimate) -> bool:
@@ -659,131 +554,6 @@ def resampled_improvements(
         sums[number * block : (number + 1) * block] = _times_won(won, counts, sizes)
     for (place, a), (other, b) in combinations(enumerate(scores), 2):
         yield (a, b), sums[:, place, other] / (tasks * drawn[a] * drawn[b])
-
-
-def _in_order(episodes: Scores) -> Scores:
-    """Return ``[runs, tasks, episodes]`` with the runs of each task in an order of their own."""
-    orders = [np.lexsort(episodes[:, task].T) for task in range(episodes.shape[1])]
-    return episodes[np.stack(orders, 1), np.arange(episodes.shape[1])]
-
-
-def _differences(
-    episodes: Mapping[str, Scores], aggregates: Aggregates
-) -> dict[str, dict[str, ScoreDifference]]:
-    """Return the differences of each two policies, their p-values by Holm's correction too."""
-    stats = extra_module("scipy.stats", "differences of policies")
-    differences: dict[tuple[str, str], ScoreDifference] = {}
-    for (a, b), spread in resampled_spreads(episodes, aggregates).items():
-        of_a, of_b = (
-            aggregates.estimates[policy][aggregates.metrics[0]].value for policy in (a, b)
-        )
-        value, error = of_a - of_b, spread.error()
-        if error <= ROUNDING * max(np.nanmax(np.abs(episodes[policy])) for policy in (a, b)):
-            error = 0.0
-        several = max(aggregates.runs[a], aggregates.runs[b]) > 1
-        interval, p_value = None, 1.0 if value == 0 and several else None
-        if math.isfinite(error) and (several or episodes[a].shape[-1] > 1):
-            freedom = difference_freedom(episodes[a], episodes[b])
-            reach = float(stats.t.ppf(0.5 + aggregates.confidence / 2, freedom)) * error
-            interval = Interval(value - reach, value + reach)
-            if error and several:
-                p_value = 2 * float(stats.t.sf(abs(value) / error, freedom))
-        differences[a, b] = ScoreDifference(value, interval, p_value)
-    adjusted = holm({pair: d.p_value for pair, d in differences.items() if d.p_value is not None})
-    for (a, b), one in [*differences.items()]:
-        there = differences[a, b] = replace(one, adjusted_p_value=adjusted.get((a, b)))
-        back = there.interval and Interval(-there.interval.high, -there.interval.low)
-        differences[b, a] = replace(there, value=-there.value, interval=back)
-    return {p: {q: differences[p, q] for q in aggregates.runs if q != p} for p in aggregates.runs}
-
-
-class DifferenceSpread(NamedTuple):
-    """Variances of a difference over resamples: of runs, of episodes, and what only both change."""
-
-    runs: float
-    episodes: float
-    both: float
-
-    def error(self) -> float:
-        """Return the standard error of the difference.
-
-        What only one run does in one episode is in the first variance and in the second: the third,
-        which is of this alone, takes it off once. Cameron, Gelbach and Miller (Robust Inference
-        with Multiway Clustering, Journal of Business & Economic Statistics 29, 2011) add variances
-        over two kinds of clusters in this way.
-        """
-        once = self.runs + self.episodes - self.both
-        return math.sqrt(np.max([self.runs, self.episodes, once]))  # NaN stays NaN
-
-
-def resampled_spreads(
-    episodes: Mapping[str, Scores], settings: Aggregates
-) -> dict[tuple[str, str], DifferenceSpread]:
-    """Return the spread of the difference of each two policies.
-
-    A resample draws runs, of each policy and task, and numbers of episodes, for all policies and
-    tasks: one fewer than there are, as ``drawn_runs="n-1"`` does. It has three scores: with these
-    runs, with these episodes, and with both (Owen, The Pigeonhole Bootstrap, Annals of Applied
-    Statistics 1, 2007).
-    """
-    metric, count = METRICS[settings.metrics[0]], next(iter(episodes.values())).shape[-1]
-    most = max(count, *(array[..., 0].size for array in episodes.values()))
-
-    def draws(rng: np.random.Generator, rows: Scores) -> Iterator[Indices]:
-        fewer = max(1, len(rows) - 1)
-        return draw_runs(rng, settings.resamples, rows, fewer, max(1, BATCH_VALUES // most))
-
-    numbers = draws(generator(settings.seed, 0), np.empty((count, 1)))
-    runs = [
-        draws(policy_generator(settings.seed, p), array[..., 0]) for p, array in episodes.items()
-    ]
-    blocks_of: dict[str, list[Scores]] = {policy: [] for policy in episodes}
-    for drawn, *of_policies in zip(numbers, *runs, strict=True):
-        (counts,) = _counts(drawn, count)
-        for (policy, array), indices in zip(episodes.items(), of_policies, strict=True):
-            (every,) = _means_of_drawn(array, np.ones((1, count)))
-            means = _means_of_drawn(array, counts)
-            samples = resampled(every, indices), means, np.take_along_axis(means, indices, axis=1)
-            first, second, both = (metric(sample, settings.gamma) for sample in samples)
-            blocks_of[policy].append(np.stack([first, second, both - first - second]))
-    parts = {policy: np.concatenate(blocks, axis=1) for policy, blocks in blocks_of.items()}
-    return {
-        (a, b): DifferenceSpread(*(parts[a] - parts[b]).var(axis=1).tolist())
-        for a, b in combinations(episodes, 2)
-    }
-
-
-def _means_of_drawn(episodes: Scores, counts: Scores) -> Scores:
-    """Return means over drawn episodes, those that completed, as ``[resamples, runs, tasks]``.
-
-    From their scores ``[runs, tasks, episodes]``, and how often each is drawn, ``[resamples,
-    episodes]``.
-    """
-    there = ~np.isnan(episodes)
-    known = np.where(there, episodes, 0.0)
-    # Rounded to so many bits, all sums are exact, in any order and with any number of threads.
-    unit = 2.0 ** (math.frexp(float(np.abs(known).max()) * episodes.shape[-1])[1] - 52)
-    sums = np.tensordot(counts, np.round(known / unit), (1, 2)) * unit
-    told = counts.sum(1)[:, None, None] if there.all() else np.tensordot(counts, there, (1, 2))
-    with np.errstate(invalid="ignore"):  # NaN where no episode that completed is drawn
-        return sums / told
-
-
-def difference_freedom(first: Scores, second: Scores) -> float:
-    """Return the degrees of freedom of a difference of mean scores: of runs, and of episodes."""
-    parts: list[float] = []
-    freedoms: list[int] = []
-    for array in (first, second):
-        if len(array) > 1:
-            variances = np.nanmean(array, -1).var(0, ddof=1)
-            parts += (variances / len(array) / len(variances) ** 2).tolist()
-            freedoms += [len(array) - 1] * len(variances)
-    ahead = first.mean((0, 1)) - second.mean((0, 1))
-    ahead = ahead[np.isfinite(ahead)]
-    if len(ahead) > 1:
-        parts.append(ahead.var(ddof=1) / len(ahead))
-        freedoms.append(len(ahead) - 1)
-    return statistics.degrees_of_freedom(np.array(parts), np.array(freedoms))
 
 
 def percentiles(values: Scores, confidence: float) -> Scores:

@@ -85,7 +85,7 @@ def compare(
         raise click.UsageError("expected two directories or more")
     names = distinct_names(directories)
     import tdcollect
-    from tdcollect.evaluation.imports import load_named
+    from tdcollect.evaluation.request import load_named
     from tdcollect.lab.pages.episode import write_compared
     from tdcollect.pages.evaluation import write_comparison_report
 
@@ -319,7 +319,7 @@ suite_file = click.argument("file", type=options.FOLDER)
 
 @program.group(cls=Program)
 def suite() -> None:
-    """Many policies on many tasks: run, list, validate, report."""
+    """Many policies on many tasks: run, list, report."""
 
 
 @suite.command()
@@ -333,7 +333,6 @@ def suite() -> None:
 @options.crew
 @options.shard(help="Run shard I of N of the evaluations, I from 0; shards may share --output-dir.")
 @options.flag("--keep-trajectories", help="Keep the episodes' data.")
-@options.retry_lost
 @options.recheck
 @options.flag("--quiet", help="Show no progress and no table.")
 @options.as_json
@@ -376,23 +375,6 @@ def ls(file: Path, output_dir: Path | None, as_json: bool, **chosen: Any) -> Non
     text = f"{head}\n\n{text_table(rows, ['task/policy/run', *names[1:4], 'ended', ''])}"
     about = {"version": read.version, "episodes": read.episodes, "cells": cells}
     tell(as_json, text, suite=read.name, **about)
-
-
-@suite.command()
-@suite_file
-@options.selection
-@options.flag("--quiet", help="Show no progress.")
-@options.as_json
-def validate(file: Path, quiet: bool, as_json: bool, **chosen: Any) -> int:
-    """Find before anything runs what would fail: envs, extras, checkpoints, scores.
-
-    FILE is the TOML file of the suite. This makes each env and each policy, has the doctor look at
-    the envs, and runs a step of each evaluation. The exit status is 1 if there is a problem.
-    """
-    with terminal.others_on_stderr():
-        validation = _suite_of(file, {}).validate(**chosen, progress=not quiet)
-    tell(as_json, validation, **validation.to_dict(), passed=validation.passed)
-    return 0 if validation.passed else 1
 
 
 @suite.command()

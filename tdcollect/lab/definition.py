@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from tdcollect import check
 from tdcollect.display import count_text, listed_text, number_text, one_line
-from tdcollect.evaluation.imports import called, is_named
-from tdcollect.evaluation.request import RANDOM, SB3, check_parts
+from tdcollect.evaluation.request import RANDOM, SB3, called, check_parts, is_named
 from tdcollect.files import distinct_names, existing, folder_name
 from tdcollect.lab.aggregates import METRICS, DrawnRuns, distinct
 
@@ -103,7 +102,8 @@ class SuiteCell:
         """
         from torchrl.envs.utils import ExplorationType
 
-        from tdcollect.evaluation.settings import EvaluationSettings, named_metrics
+        from tdcollect.evaluation.request import named_metrics
+        from tdcollect.evaluation.settings import EvaluationSettings
 
         settings = self.settings
         name = settings.pop("exploration", "deterministic")
@@ -158,7 +158,6 @@ class Definition:
     groups: bool = True
     confidence: float = 0.95
     drawn_runs: DrawnRuns = "n"
-    differences: bool = False
     whole: int | None = None
     directory: str = "."
 
@@ -175,9 +174,7 @@ class Definition:
                 f"expected metrics in [report] of {', '.join(METRICS)}, got {self.metrics!r}"
             )
         object.__setattr__(self, "metrics", tuple(self.metrics))
-        check.bools(
-            **{f"{key} in [report]": getattr(self, key) for key in ("groups", "differences")}
-        )
+        check.bools(**{"groups in [report]": self.groups})
         check.share(**{"confidence in [report]": self.confidence})
         check.one_of(("n", "n-1"), **{"drawn_runs in [report]": self.drawn_runs})
 
@@ -298,7 +295,7 @@ HUMAN = "human-normalized"
 
 HEAD = ("name", "version", "episodes", "seed")
 """The keys of ``[suite]`` that decide episodes."""
-REPORT = ("metrics", "groups", "confidence", "drawn_runs", "differences")
+REPORT = ("metrics", "groups", "confidence", "drawn_runs")
 """The keys of ``[report]``, which decide none."""
 
 # Settings of the episodes, and of how they run.

@@ -15,10 +15,10 @@ from tdcollect.display import count_text, number_text, number_texts, one_line, p
 from tdcollect.evaluation import ledger
 from tdcollect.evaluation.ledger import RACE, Episode, Problem
 from tdcollect.evaluation.result import EvaluationResult
-from tdcollect.evaluation.sequential import Look, Rule, Standing
 from tdcollect.evaluation.statistics import alike
 from tdcollect.evaluation.verification import Kind
 from tdcollect.files import check_output, distinct_names, folder_name, write_json
+from tdcollect.lab.sequential import Look, Rule, Standing
 from tdcollect.pages import build, plots
 from tdcollect.pages.build import REPORT, Cell, Column, DataTable, Figure, Figures, Page, Part
 from tdcollect.pages.evaluation import leaves

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from itertools import combinations
@@ -24,12 +23,11 @@ from tdcollect.evaluation.directory import check_report_extras
 from tdcollect.evaluation.episodes.data import Finished
 from tdcollect.evaluation.episodes.groups import is_measure
 from tdcollect.evaluation.episodes.opening import SLOTS
-from tdcollect.evaluation.evaluate import Recording, resumable, run
+from tdcollect.evaluation.evaluate import Recording, followed
 from tdcollect.evaluation.replay import replayer
 from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.requested import recognized
 from tdcollect.evaluation.result import EvaluationResult
-from tdcollect.evaluation.sequential import Rule
 from tdcollect.evaluation.settings import EvaluationSettings, takes_settings
 from tdcollect.evaluation.workers.dispatcher import Evaluation
 from tdcollect.evaluation.workers.local import Workers, as_workers
@@ -37,7 +35,7 @@ from tdcollect.evaluation.workers.worker import Job
 from tdcollect.files import write_json
 from tdcollect.lab import race as files
 from tdcollect.lab.race import write_race_page
-from tdcollect.progress import line_above, progress_bar, warn
+from tdcollect.lab.sequential import Rule
 from tdcollect.randomness import NotReproducibleError
 
 
@@ -111,7 +109,7 @@ def race(
     output_dir = _claimed(output_dir, looks.plan)
     crew = as_workers(workers)
     count = 1 if crew is None else crew.num_workers
-    bar, evaluations, results = None, {}, dict[str, EvaluationResult]()
+    evaluations, results = {}, dict[str, EvaluationResult]()
     how = {"keep_trajectories": keep_trajectories, "recheck": recheck}
     for name, policy in policies.items():
         racer = _evaluation(
@@ -124,18 +122,9 @@ def race(
             **how,
         )
         evaluations[racer] = name
-
-    def note(line: str) -> None:
-        warn(line) if bar is None else line_above(bar, line)
-
-    with resumable(output_dir), ExitStack() as stack:
-        if crew is not None and crew is not workers:
-            stack.callback(crew.close)
-        if progress:
-            total = max_episodes * len(policies)
-            bar = stack.enter_context(progress_bar(total, "test episodes", leave=False))
-        events = run(evaluations, crew, note=note)
-        for one, what in stack.enter_context(closing(events)):
+    shown = max_episodes * progress
+    with followed(evaluations, workers, crew, output_dir, shown) as (events, bar):
+        for one, what in events:
             if isinstance(what, Exception):
                 try:
                     raise what
@@ -143,9 +132,8 @@ def race(
                     del what  # else it would refer to itself by its traceback
             if isinstance(what, EvaluationResult):
                 results[evaluations[one]] = what
-            elif what is not None and bar is not None and not one.recording.again:
+            elif what is not None and bar is not None:
                 bar.set_postfix(_running(looks))
-                bar.update(1)
             del what
     result = files.RaceResult(looks, results, output_dir)
     if output_dir is not None:
@@ -244,7 +232,9 @@ class _Racer(Recording):
         if output_dir is not None and (output_dir / ledger.MANIFEST).exists():
             most = min(most, len(ledger.asked_indices(ledger.read_manifest(output_dir))))
         self._open = most == len(indices)
-        super().__init__(first(manifest, most), range(most), output_dir=output_dir, **how)
+        # An episode that was lost counts as the rule says: the race may have been decided by it.
+        how = {**how, "output_dir": output_dir, "retry_lost": False}
+        super().__init__(first(manifest, most), range(most), **how)
         for record in self._ended:
             looks.take(name, record)
 

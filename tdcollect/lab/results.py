@@ -165,31 +165,6 @@ class SuiteResults:
                 by_policy[policy.name] = np.array(rows, np.float64)
         return by_policy
 
-    def episode_scores(self) -> dict[str, npt.NDArray[np.float64]]:
-        """Read the scores of the episodes of the same policies, ``[runs, tasks, episodes]``.
-
-        Those that did not complete are NaN. This reads all records.
-
-        Raises:
-            ValueError: if not all evaluations have the same episodes.
-        """
-        records = self.records()
-        if len({tuple(episode.index for episode in of) for of in records.values()}) > 1:
-            raise ValueError(
-                f"expected evaluations of the same episodes in {self.directory}, got some of "
-                "others: remove those that this suite did not run"
-            )
-        by_policy, ranked = {}, self.scores()
-        for policy in (policy for policy in self.policies if policy.name in ranked):
-            rows = []
-            for task in self.scored_tasks:
-                low, high = self.ranges[task] or (0.0, 1.0)
-                of = [records[task, policy.name, run] for run in policy.runs]
-                returns = [[episode.episode_return for episode in one] for one in of]
-                rows.append((np.array(returns, np.float64) - low) / (high - low))
-            by_policy[policy.name] = np.stack(rows, axis=1)
-        return by_policy
-
     @property
     def scored_tasks(self) -> list[str]:
         """The names of the tasks that have a score, in the order of the columns of scores."""
@@ -306,7 +281,6 @@ def read_results(suite: Definition, directory: Path) -> SuiteResults:
                 groups.setdefault(task.group, []).append(task.name)
         aggregates = aggregate(
             scores,
-            episodes=results.episode_scores() if suite.differences else None,
             tasks=results.scored_tasks,
             metrics=suite.metrics,
             groups=groups if len(groups) > 1 else None,
@@ -433,7 +407,7 @@ def _remarks(suite: Definition, results: SuiteResults) -> Iterator[str]:
                 of = count_text(cell.episodes, "episode")
                 yield f"{cell.name}: {count} of {of} {how} ({percent}), and are in no mean."
     if results.lost_episodes:
-        yield "The same command with --retry-lost runs lost episodes again."
+        yield "The same command runs lost episodes again."
 
 
 def _differing(manifests: Mapping[str, Mapping[str, Any]]) -> list[str]:

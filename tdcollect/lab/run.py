@@ -1,24 +1,17 @@
-"""Running a suite, in this process or on workers; and looking at it before it runs."""
+"""Running a suite, in this process or on workers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gymnasium.vector import VectorEnv
-from torchrl.envs import EnvBase
-
 from tdcollect import display
-from tdcollect.display import count_text, listed_text, number_text, one_line
-from tdcollect.envs.make import make_env
+from tdcollect.display import count_text, listed_text, number_text
 from tdcollect.evaluation.directory import check_report_extras
-from tdcollect.evaluation.episodes.collector import EvaluationCollector
-from tdcollect.evaluation.evaluate import Recording, resumable, run
-from tdcollect.evaluation.imports import exits_refused
+from tdcollect.evaluation.evaluate import Recording, followed
 from tdcollect.evaluation.ledger import TRAJECTORIES, Shard, is_finished, read_directory
+from tdcollect.evaluation.request import exits_refused
 from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.evaluation.settings import EvaluationSettings
 from tdcollect.evaluation.statistics import exact_mean
@@ -29,9 +22,7 @@ from tdcollect.files import check_no_links, remove, write_json
 from tdcollect.lab import results
 from tdcollect.lab.definition import Definition, SuiteCell
 from tdcollect.lab.pages.suite import report_on
-from tdcollect.progress import line_above, progress_bar, warn
-
-_MOST_STEPS = 200  # of an episode that the doctor plays
+from tdcollect.progress import line_above
 
 
 def run_suite(
@@ -60,7 +51,7 @@ def run_suite(
         cell
         for cell in chosen
         if not is_finished(directory / cell.path)
-        or (how["retry_lost"] and _has_lost(directory / cell.path))
+        or any(episode.lost for episode in read_directory(directory / cell.path).episodes)
     ]
     check_no_links(directory, *(cell.path for cell in left))
     crew = as_workers(workers)
@@ -69,45 +60,20 @@ def run_suite(
         _evaluation(cell, settings[cell.name], directory, crew, len(left), how): cell
         for cell in left
     }
-    ended, bar = 0, None
-
-    def say(line: str) -> None:
-        if bar is not None:
-            line_above(bar, line)
-
-    with resumable(directory), ExitStack() as stack:
-        if crew is not None and crew is not workers:
-            stack.callback(crew.close)
-        if progress and left:
-            total = len(left) * suite.episodes
-            bar = stack.enter_context(progress_bar(total, "test episodes", leave=False))
-        events = run(
-            runs,
-            crew if left else None,
-            note=warn if bar is None else say,
-            refuse_exits=True,
-        )
-        for one, what in stack.enter_context(closing(events)):
-            cell, more = runs[one], 0
+    shown, ended = suite.episodes * progress, 0
+    staff = crew if left else None
+    with followed(runs, workers, staff, directory, shown, refuse_exits=True) as (events, bar):
+        for one, what in events:
             if isinstance(what, (EvaluationResult, Exception)):
+                cell, told = runs[one], _told(what)
                 ended += 1
-                told = _told(what)
                 if isinstance(what, Exception):
                     write_json(results.error_beside(directory / cell.path), {"reason": told})
                     told = f"could not run: {told}"
-                say(f"{cell.name}: {told} ({ended} of {len(left)})")
-            elif what is None:
-                more = suite.episodes - len(one.recording.left)
-            elif not one.recording.again:
-                more = 1
+                if bar is not None:
+                    line_above(bar, f"{cell.name}: {told} ({ended} of {len(left)})")
             del what
-            if bar is not None and more:
-                bar.update(more)
     return report_on(suite, directory)
-
-
-def _has_lost(path: Path) -> bool:
-    return any(episode.lost for episode in read_directory(path).episodes)
 
 
 def _evaluation(
@@ -160,111 +126,3 @@ def _told(ended: EvaluationResult | Exception) -> str:
     counts = [(failed, "failed"), (lost, "were lost")]
     told = [f"{count_text(count, 'episode')} {how}" for count, how in counts if count]
     return ", ".join([f"mean return {mean}", *told])
-
-
-# Before it runs
-
-
-@dataclass(frozen=True)
-class Validation:
-    """The problems of a suite; print it to see them.
-
-    Attributes:
-        suite: the name of the suite.
-        cells: the number of evaluations that were looked at.
-        problems: each with the task, the policy or the evaluation that has it.
-        remarks: notes on what need not be mended.
-    """
-
-    suite: str
-    cells: int
-    problems: tuple[str, ...]
-    remarks: tuple[str, ...]
-
-    @property
-    def passed(self) -> bool:
-        """True if there is no problem."""
-        return not self.problems
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the problems as plain lists, for JSON."""
-        return {
-            "suite": self.suite,
-            "evaluations": self.cells,
-            "problems": list(self.problems),
-            "remarks": list(self.remarks),
-        }
-
-    def __str__(self) -> str:
-        count = count_text(self.cells, "evaluation")
-        failed = f"failed, {count_text(len(self.problems), 'problem')}"
-        end = f"{self.suite}: {count} looked at: {'passed' if self.passed else failed}"
-        return "\n".join(map(display.visible, [*self.problems, *self.remarks, end]))
-
-    def __repr__(self) -> str:
-        return one_line(self, self.suite, count_text(len(self.problems), "problem"))
-
-
-def validate(suite: Definition, cells: Sequence[SuiteCell], progress: bool) -> Validation:
-    """Look at the env of each task, and at the policy of each cell; see :meth:`Suite.validate`."""
-    tasks = {f"task {cell.task.name}": cell for cell in cells}
-    by_name: dict[str, list[str]] = {}
-    total = len(tasks) + len(cells)
-    with progress_bar(total, "checks", leave=False) if progress else nullcontext() as bar:
-        for name, cell in [*tasks.items(), *((cell.name, cell) for cell in cells)]:
-            if name in tasks:
-                by_name[name] = _tried(_problems_of_env, cell)
-            elif not by_name[f"task {cell.task.name}"]:
-                by_name[name] = _tried(_problems_of_policy, cell)
-            if bar is not None:
-                bar.update(1)
-    problems = tuple(f"{name}: {problem}" for name, ones in by_name.items() for problem in ones)
-    remarks = tuple(
-        f"task {task.name}: without a score, it is in no aggregate; give it one, "
-        'score = { low = "random", high = ... }'
-        for task in suite.tasks
-        if task.score is None
-    )
-    if len(remarks) == len(suite.tasks):
-        remarks = ("No task has a score: there will be mean returns, and no aggregates.",)
-    return Validation(suite.name, len(cells), problems, remarks)
-
-
-def _problems_of_env(cell: SuiteCell) -> Iterator[str]:
-    """Make a task's env, and have the doctor look at it."""
-    env = replace(cell.request(), policy="random", transforms=[], env_state=None).made_env()
-    kwargs = dict(cell.task.env_kwargs)
-    one = make_env(env, env_kwargs=kwargs) if isinstance(env, str) else env(**kwargs)
-    (one if isinstance(one, EnvBase) else make_env(one)).close()
-    if not isinstance(one, (EnvBase, VectorEnv)) or isinstance(env, str):
-        yield from _diagnosed(env, kwargs)
-
-
-def _diagnosed(env: Any, kwargs: dict[str, Any]) -> list[str]:
-    from tdcollect.testing import diagnose
-
-    report = diagnose(env, env_kwargs=kwargs, max_episode_steps=_MOST_STEPS)
-    return [
-        f"the doctor finds {finding.name}: {' '.join(finding.evidence.split())}"
-        for finding in report.failures
-    ]
-
-
-def _problems_of_policy(cell: SuiteCell) -> list[str]:
-    """Make the policy with its checkpoint, and run one step of one episode."""
-    settings = cell.evaluation_settings()
-    env, policy = cell.request().make()
-    short = replace(settings, episodes=1, max_episode_steps=1, num_envs=None, on_env_error="raise")
-    with closing(EvaluationCollector.from_settings(env, policy, short)) as collector:
-        list(collector.run(False))
-    return []
-
-
-def _tried(look: Callable[[SuiteCell], Iterable[str]], cell: SuiteCell) -> list[str]:
-    """Return the problems that a look at a cell finds; or its exception as the only one."""
-    try:
-        with exits_refused():
-            return [*look(cell)]
-    except Exception as error:
-        text = " ".join(str(error).split())
-        return [f"{type(error).__name__}: {text}" if text else type(error).__name__]

@@ -13,7 +13,6 @@ from tdcollect.lab.results import SuiteResults, is_suite, read_results
 
 if TYPE_CHECKING:
     from tdcollect.evaluation.workers.local import Workers
-    from tdcollect.lab.run import Validation
 
 
 class Suite(Definition):
@@ -28,7 +27,6 @@ class Suite(Definition):
         seed: the root seed of each.
         metrics, confidence, drawn_runs: of the aggregates, as for
             :func:`tdcollect.lab.aggregate`; the first metric ranks the policies.
-        differences: True for the difference of each two policies too, on the same episodes.
         groups: True to aggregate groups of tasks too.
         whole: the number of episodes before :meth:`limited`; None if it is not.
         directory: the directory that relative paths start from.
@@ -48,7 +46,6 @@ class Suite(Definition):
         policies: Sequence[str] | None = None,
         shard: tuple[int, int] | None = None,
         keep_trajectories: bool = False,
-        retry_lost: bool = False,
         recheck: bool = True,
         progress: bool = True,
     ) -> SuiteResults:
@@ -79,7 +76,6 @@ class Suite(Definition):
             workers=workers,
             shard=shard,
             keep_trajectories=keep_trajectories,
-            retry_lost=retry_lost,
             recheck=recheck,
             progress=progress,
         )
@@ -103,19 +99,3 @@ class Suite(Definition):
                 "tdcollect suite run FILE --output-dir DIR"
             )
         return Path(os.path.abspath(output_dir))
-
-    def validate(
-        self,
-        *,
-        tasks: Sequence[str] | None = None,
-        policies: Sequence[str] | None = None,
-        progress: bool = True,
-    ) -> Validation:
-        """Find before anything runs what would fail.
-
-        This makes each env, has the doctor look at it, makes each policy with its checkpoint, and
-        runs one step of each evaluation: of all, or of those that :meth:`cells` selects.
-        """
-        from tdcollect.lab.run import validate
-
-        return validate(self, self.cells(tasks, policies), progress)

@@ -23,8 +23,8 @@ from tdcollect.cli.commands import program
 from tdcollect.cli.program import distinct_names
 from tdcollect.evaluation.episodes.data import Finished
 from tdcollect.evaluation.evaluate import Recording
-from tdcollect.evaluation.imports import is_named
 from tdcollect.evaluation.ledger import LOST, Episode, read_directory
+from tdcollect.evaluation.request import is_named
 from tdcollect.files import write_atomically
 
 from ..evaluation.ledgers import contents, unfinished
@@ -172,11 +172,10 @@ def test_lost_episodes_have_a_status_of_their_own(typed, monkeypatch) -> None:
 
     with monkeypatch.context() as patch:
         patch.setattr(Recording, "add", losing)
-        assert typed(f"{command} run")[0] == 3
-    status, _, err = typed(f"{command} run")
+        status, _, err = typed(f"{command} run")
     assert status == 3
-    assert err.endswith("1 lost episode, whose workers ended; run again with --retry-lost\n")
-    assert typed(f"{command} run --retry-lost")[0] == 0
+    assert err.endswith("1 lost episode, whose workers ended; the same command runs them again\n")
+    assert typed(f"{command} run")[0] == 0
     assert typed(f"{command} whole")[0] == 0
     assert contents(Path("run")) == contents(Path("whole"))
 
@@ -278,7 +277,6 @@ def test_what_is_refused_is_told_on_one_line(typed, command: str, reason: str) -
         ("evaluate CartPole-v1 --policy random --env-kwargs {", "expected a JSON object, got '{'"),
         ("evaluate CartPole-v1 --policy random --env-seeds 1;2", "ints with commas between"),
         ("evaluate CartPole-v1 --policy random --keep-trajectories", "a directory: --output-dir"),
-        ("evaluate CartPole-v1 --policy random --retry-lost", "--retry-lost needs a directory"),
         ("evaluate CartPole-v1 --policy random --exploration-type mad", "'mad' is not one of"),
         ("compare one", "expected two directories or more"),
         ("compare one two --on success", "--on goes with --fail-if-worse or --require-not-worse"),

@@ -14,7 +14,7 @@ import numpy as np
 
 from tdcollect import env_seed, policy_seed
 from tdcollect.evaluation.ledger import FAILED, Episode
-from tdcollect.evaluation.npz import read_arrays, write_arrays
+from tdcollect.evaluation.step_files import read_arrays, write_arrays
 from tdcollect.files import write_json
 
 ENV = {

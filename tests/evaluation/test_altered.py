@@ -20,7 +20,7 @@ import tdcollect
 from tdcollect import files as write_files
 from tdcollect.cli import main
 from tdcollect.evaluation import directory as files
-from tdcollect.evaluation.npz import read_arrays
+from tdcollect.evaluation.step_files import read_arrays
 
 from .envs import Strict, Walk
 from .ledgers import GONE, alter, change_data, contents, flip_in, manifest, pipe, unfinished

@@ -80,15 +80,12 @@ def test_the_tables_of_reproducibility_are_those_of_its_script() -> None:
 @pytest.mark.slow
 def test_the_tables_on_suites_have_the_rows_of_the_script() -> None:
     tables = tables_of("suite_intervals.py", "--suites", "1", "--runs", "3", "--many", "100")
-    assert len(tables) == 4
-    for table in tables[:2]:
+    assert len(tables) == 2
+    for table in tables:
         head, _, *rows = table.splitlines()
         name = head.split(" | ")[0]
         shown = PAGE.split(f"\n{name} | ", 1)[1].split("\n\n", 1)[0].splitlines()
         assert [row.split(" | ")[:2] for row in shown[2:]] == [row.split(" | ")[:2] for row in rows]
-    for table, named in zip(tables[2:], (4, 1), strict=True):
-        assert table.partition("\n")[0] in PAGE
-        check_rows(PAGE, table, named)
 
 
 def test_the_notes_of_few_runs_have_the_figures_of_the_tables() -> None:

@@ -21,8 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from tdcollect.evaluation import npz
-from tdcollect.evaluation.npz import key_of, member_name, read_arrays, write_arrays
+from tdcollect.evaluation import step_files
+from tdcollect.evaluation.step_files import key_of, member_name, read_arrays, write_arrays
 
 from .ledgers import Payload, pipe
 
@@ -85,7 +85,7 @@ def test_the_same_arrays_are_the_same_bytes_later(tmp_path: Path, monkeypatch) -
 
 
 def test_large_members_have_sizes_of_64_bits(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(npz, "_BIG", 0)
+    monkeypatch.setattr(step_files, "_BIG", 0)
     monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 5)  # in the list, too
     write_arrays(tmp_path / "big", SMALL)
     assert (tmp_path / "big").read_bytes().count(b"\xff" * 8) == 4

@@ -20,10 +20,9 @@ from tensordict.nn import TensorDictModule
 import tdcollect
 from tdcollect.cli import main
 from tdcollect.evaluation import Episode
-from tdcollect.evaluation.episodes.data import disagreements
-from tdcollect.evaluation.episodes.steps import sketch
+from tdcollect.evaluation.episodes.data import disagreements, sketch
 from tdcollect.evaluation.ledger import ledger_digest
-from tdcollect.evaluation.npz import member_name
+from tdcollect.evaluation.step_files import member_name
 from tdcollect.seeding import global_seeds
 
 ROOT = Path(__file__).parents[2]

@@ -118,7 +118,7 @@ def test_failed_and_lost_episodes_are_counted_and_have_no_return() -> None:
     assert summary.to_dict()["lost"] == 1
     assert "2 completed, 1 failed, 1 lost, 2 restarted" in str(summary)
     assert "1 of 4 episodes were lost with their workers and have no return" in str(summary)
-    assert "with --retry-lost (retry_lost=True) runs those again" in str(summary)
+    assert "The same command, or call, runs those again" in str(summary)
     assert "2 of 4 episodes, failed and lost ones counted as no success" in str(summary)
 
 

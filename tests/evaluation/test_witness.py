@@ -24,8 +24,7 @@ import tdcollect
 from tdcollect import make_env
 from tdcollect.collect.episodes import Start
 from tdcollect.evaluation.episodes.collector import EvaluationCollector
-from tdcollect.evaluation.episodes.data import Finished
-from tdcollect.evaluation.episodes.steps import first_difference, sketch
+from tdcollect.evaluation.episodes.data import Finished, first_difference, sketch
 from tdcollect.evaluation.episodes.trial import Again, Feed, Trial
 from tdcollect.evaluation.ledger import Episode
 from tdcollect.evaluation.step_files import Journal, read_block, read_steps, read_witness

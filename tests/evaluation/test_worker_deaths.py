@@ -28,7 +28,7 @@ from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.evaluation.settings import EvaluationSettings
 from tdcollect.evaluation.workers import dispatcher, local
 from tdcollect.evaluation.workers.worker import Job
-from tdcollect.processes import channel, child
+from tdcollect.processes import child
 from tdcollect.processes.child import Spawned
 
 from ..forkserver import start
@@ -249,7 +249,7 @@ def test_lost_episodes_of_shards_run_again_and_nothing_else_does(
     assert (lost.lost, lost.failed, lost.to_dict()["lost"]) == (2, 0, 2)
     assert "8 completed, 0 failed, 2 lost, 0 restarted" in str(lost)
     env = partial(Deadly, {})
-    assert "lost" not in run("one", retry_lost=True).summary().to_dict()
+    assert "lost" not in run("one").summary().to_dict()
     run("whole")
     for path in tmp_path.glob("one-*"):
         assert contents(path) == contents(tmp_path / path.name.replace("one", "whole"))
@@ -263,15 +263,15 @@ def test_a_retry_that_is_interrupted_goes_on(set_up: Any, tmp_path: Path) -> Non
     run = partial(quiet, env, hungry(), [2], env_seeds=SEEDS)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        run(workers=set_up(1, max_lost=1), output_dir=tmp_path / "one")
-    assert run(output_dir=tmp_path / "one").episodes[0].lost  # it is done
+        ended = run(workers=set_up(1, max_lost=1), output_dir=tmp_path / "one")
+    assert ended.episodes[0].lost
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Preempted, "act", lambda self: None)
         with pytest.MonkeyPatch.context() as stopping:
             stopping.setattr(Directory, "add", interrupted)
             for _ in range(2):
                 with pytest.raises(KeyboardInterrupt) as stop:
-                    run(output_dir=tmp_path / "one", retry_lost=True)
+                    run(output_dir=tmp_path / "one")
         (note,) = stop.value.__notes__
         assert note == f"the same call goes on with the episodes that {tmp_path / 'one'} lacks"
         run(output_dir=tmp_path / "one")
@@ -347,7 +347,7 @@ def test_a_template_that_does_not_answer_is_replaced(
 def test_a_worker_that_ends_or_stops_amid_a_trajectory(
     set_up: Any, kind: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channel, "_MOST_READ", 4096)
+    monkeypatch.setattr(child, "_MOST_READ", 4096)
     answers = local.LocalWorker.answers
     hit: list[int] = []
 

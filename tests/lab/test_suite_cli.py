@@ -1,4 +1,4 @@
-"""The commands of suites, and what validation finds."""
+"""The commands of suites, and what a trial finds."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tdcollect.cli import main
 from tdcollect.lab import Suite
 
 from ..evaluation.ledgers import contents
-from .parts import FILE, HERE, small, tables
+from .parts import FILE, HERE, tables
 
 pytestmark = pytest.mark.usefixtures("small_reports")
 
@@ -129,27 +128,8 @@ def test_an_interrupted_suite_says_how_it_goes_on(
     assert err == "tdcollect: interrupted; the same command resumes the evaluation\n"
 
 
-# --- validation ----------------------------------------------------------------------------------
-
-
-def test_a_sound_suite_passes(folder: Path, typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = {path: path.read_bytes() for path in folder.rglob("*.pt")}
-    monkeypatch.setattr("tdcollect.lab.run._diagnosed", lambda *given: [])  # see the next one
-    found = small(folder).validate(progress=False)
-    assert found.passed
-    assert str(found) == "small: 6 evaluations looked at: passed"
-    assert {path: path.read_bytes() for path in folder.rglob("*.pt")} == before
-    status, out, _ = typed("suite validate suite.toml --json --task short")
-    assert status == 0
-    assert json.loads(out)["evaluations"] == 3
-    assert not list(folder.glob("**/episodes.jsonl"))
-
-
-def test_all_that_is_wrong_is_found(folder: Path) -> None:
-    (folder / "runs/net/short/0.pt").unlink()
-    torch.save({"weight": torch.zeros(2)}, folder / "runs/net/short/1.pt")
+def test_a_trial_of_one_episode_finds_what_cannot_run(folder: Path) -> None:
     (folder / "runs/net/walk/1.pt").write_bytes(b"not a file of torch's")
-
     given = tables()
     for name, env in [
         ("unknown", "NoSuchEnv-v0"),
@@ -159,29 +139,20 @@ def test_all_that_is_wrong_is_found(folder: Path) -> None:
         given["tasks"].append({"name": name, "env": env})
     given["policies"].append({"name": "misfit", "factory": f"{HERE}:wrong_shape"})
     given["policies"].append({"name": "gone", "factory": f"{HERE}:gone"})
-    given["policies"].append({"name": "odd", "factory": f"{HERE}:net", "device": "mars"})
-    suite = Suite.of(given, folder)
-    assert suite.validate(tasks=["walk"], policies=["random"], progress=False).passed
-    found = suite.validate(progress=False)
-    assert not found.passed
-    text = str(found)
+    given["policies"][1]["checkpoints"] = "runs/net/walk/{run}.pt"
+    suite = Suite.of(given, folder).limited(1)
+    results = suite.run(folder / "trial", progress=False)
+    text = "\n".join(f"{name}: {reason}" for name, reason in results.failures.items())
     for expected in [
-        "task unknown: NameNotFound: Environment `NoSuchEnv` doesn't exist",
-        "task lacking: ModuleNotFoundError: ",
-        "task unseeded: the doctor finds seed: ",
-        f"short/net/0: FileNotFoundError: expected a checkpoint, got {folder}/runs/net/short/0.pt",
-        "short/net/1: ValueError: ",
+        "unknown/random/0: NameNotFound: Environment `NoSuchEnv` doesn't exist",
+        "lacking/random/0: ModuleNotFoundError: ",
+        "unseeded/random/0: NotReproducibleError: ",
         "walk/net/1: ValueError: ",
         "walk/misfit/0: ValueError: expected a policy for observations 'observation' [3], as",
         f"walk/gone/0: AttributeError: expected {HERE} to have 'gone', which it has not",
-        "walk/odd/0: ValueError: task walk with policy odd: expected device to be one of torch",
-        "task unseeded: without a score, it is in no aggregate",
     ]:
         assert expected in text, expected
-    lines = [*found.problems]
-    sound = {"walk/net/0", "walk/random/0", "short/random/0"}
-    assert not {line.split(":")[0] for line in lines} & sound
-    assert text.endswith(f"\nsmall: 30 evaluations looked at: failed, {len(lines)} problems")
+    assert not {*results.failures} & {"walk/net/0", "walk/random/0", "short/random/0"}
 
 
 # The page

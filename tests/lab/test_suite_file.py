@@ -52,7 +52,6 @@ metrics = ["median", "iqm"]
 groups = false
 confidence = 0.9
 drawn_runs = "n-1"
-differences = true
 """
 
 
@@ -63,7 +62,7 @@ def test_a_file_is_read(tmp_path: Path) -> None:
     assert Suite.of(tomllib.loads(FILE), tmp_path) == suite
     assert (suite.name, suite.version, suite.episodes, suite.seed) == ("small", 1, 20, 0)
     assert (suite.metrics, suite.groups, suite.confidence) == (("median", "iqm"), False, 0.9)
-    assert (suite.drawn_runs, suite.differences) == ("n-1", True)
+    assert suite.drawn_runs == "n-1"
     defaults = {"num_envs": 4, "exploration": "random"}
     assert suite.tasks[0] == Task(
         "walk",
@@ -149,7 +148,6 @@ REFUSED = [
     ("defaults.wrappers", [], "expected in .defaults. only"),
     ("report.metrics", ["best"], "expected metrics in .report. of iqm, mean, median"),
     ("report.groups", 1, "groups in .report. to be a bool, got 1"),
-    ("report.differences", "yes", "differences in .report. to be a bool, got 'yes'"),
     ("report.metrics", "iqm", "expected metrics in .report. of iqm, mean, median"),
     ("report.confidence", 95, "confidence in .report. to be between 0 and 1, got 95"),
     ("report.drawn_runs", "n-2", "to be 'n' or 'n-1', got 'n-2'"),

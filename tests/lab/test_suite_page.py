@@ -5,10 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
-from tdcollect.display import p_text
 from tdcollect.lab.aggregates import aggregate
 from tdcollect.lab.definition import Policy, Score, Task
 from tdcollect.lab.pages.suite import suite_page
@@ -93,23 +91,6 @@ def test_profiles_that_are_equal_are_named(whole: tuple[SuiteResults, Page]) -> 
     said = "The lines of last, ppo and random are equal: their dashes alternate."
     assert said in page_of(equal).words
     assert "are equal" not in page.words
-
-
-def test_differences_are_a_table_of_all_pairs_and_a_figure_of_the_best() -> None:
-    rng = np.random.default_rng(0)
-    episodes = {name: rng.normal(at, 1, (2, 3, 9)) for at, name in enumerate(("<low>", "b", "c"))}
-    scores = {name: array.mean(-1) for name, array in episodes.items()}
-    aggregates = aggregate(scores, episodes=episodes, resamples=9)
-    page = page_of(replace(results(TASKS, POLICIES), aggregates=aggregates))
-    table = next(table for table in page.tables if table[0][1:2] == ["minus"])
-    assert [row[:2] for row in table[1:]] == [["c", "b"], ["c", "<low>"], ["b", "<low>"]]
-    one = aggregates.differences["b"]["<low>"]
-    p_values = [f"{value:.2g}" for value in (one.p_value, one.adjusted_p_value)]
-    assert table[3][2:] == [str(one), *p_values]
-    assert [p_text(p) for p in (None, 9e-7, 1e-6)] == ["-", "< 1e-6", "1e-06"]
-    drawn = [label for label in page.values("svg", "aria-label") if "Minus b" in label]
-    assert drawn[0].startswith("Differences of c from the others. Minus b: ")
-    assert "Holm's correction for 3 comparisons" in page.words
 
 
 @pytest.mark.parametrize(("tasks", "policies"), [(TASKS[:1], POLICIES[:1]), (TASKS[3:], POLICIES)])

@@ -355,11 +355,11 @@ def test_workers_that_die_cost_their_episode_and_no_other_cell(
     assert told in results.remarks
     for cell in results.cells:
         assert tdcollect.verify(results.directory / cell.path).passed
-    assert quiet(suite, out) == results
+    assert suite.results(out) == results
     monkeypatch.setattr(parts.Deadly, "reset", Walk.reset)
-    again = quiet(suite, out, tasks=["short"], policies=["net"], retry_lost=True)
+    again = quiet(suite, out, tasks=["short"], policies=["net"])
     assert {cell.name for cell in again.cells if cell.lost} == {"short/random/0"}
-    quiet(suite, out, retry_lost=True)
+    quiet(suite, out)
     quiet(suite, folder / "whole")
     assert contents(out) == contents(folder / "whole")
 
@@ -561,30 +561,6 @@ def test_suite_json_holds_what_decides_the_report(whole: Path, folder: Path) -> 
     assert tdcollect.verify(whole).passed
     small(folder).report(whole)
     assert json.loads((whole / "suite.json").read_text()) == decided
-
-
-def test_differences_are_in_the_report_where_it_asks_for_them(
-    whole: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = contents(whole)
-    results = replace(small(folder), differences=True).report(whole)
-    assert tdcollect.verify(whole).passed
-    written = json.loads((whole / "results.json").read_text())["aggregates"]["differences"]
-    one = results.aggregates.differences["net"]["random"]
-    assert written["net"]["random"]["p_value"] == one.p_value
-    assert "minus:random_p" in (whole / "leaderboard.csv").read_text()
-    for policy, each in results.episode_scores().items():
-        assert each.mean(-1) == pytest.approx(results.scores()[policy])
-    records = results.records()
-    last = records["short", "net", "1"][5]
-    assert results.episode_scores()["net"][1, 1, 5] == (last.episode_return + 3) / 8
-    records["short", "net", "1"] = records["short", "net", "1"][:5]
-    monkeypatch.setattr(type(results), "records", lambda _: records)
-    with pytest.raises(ValueError, match=r"evaluations of the same episodes in .*whole"):
-        results.episode_scores()
-    monkeypatch.undo()
-    small(folder).report(whole)
-    assert contents(whole) == before
 
 
 def test_a_relative_directory_of_a_suite_holds_wherever_the_process_goes(

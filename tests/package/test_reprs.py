@@ -17,10 +17,9 @@ import tdcollect
 from tdcollect import envs, evaluation, lab, testing, trajectories
 from tdcollect.collect import statistics
 from tdcollect.evaluation import Episode
-from tdcollect.evaluation.sequential import Rule
 from tdcollect.lab.race import Looks, RacePlan
 from tdcollect.lab.results import CellResult
-from tdcollect.lab.run import Validation
+from tdcollect.lab.sequential import Rule
 from tdcollect.policies import from_function
 
 from ..zoo.agents import Walk
@@ -72,7 +71,6 @@ def suite_objects() -> list[Any]:
     return [
         *(suite, suite.tasks[0], suite.tasks[0].score, long, *suite.cells()),
         *(cell, results, found, estimate, found.profiles[name]),
-        Validation(name, 3, (name,), (name,)),
     ]
 
 

@@ -34,15 +34,19 @@ from tdcollect.envs.process.values import Array, flatten, slot_of, write_info
 from tdcollect.envs.process.worker import RESET, STEP, EnvFactory, check_spaces
 from tdcollect.envs.slots import Backend, Came, Can, SlotError, Starts
 from tdcollect.envs.spaces import SlotBuffers
-from tdcollect.processes import channel
-from tdcollect.processes.channel import InterruptsHeld, packed, poll_awake
 from tdcollect.processes.child import (
     GRACE,
     Child,
+    Connection,
+    Described,
     Forked,
+    InterruptsHeld,
     Spawned,
     check_can_start,
     disown_in_forks,
+    packed,
+    poll_awake,
+    raised_there,
     shared_file,
 )
 from tdcollect.surroundings import Surroundings
@@ -73,7 +77,7 @@ class WorkerProcess:
         self._control = control
         self._sequence = 0
         self.pid = child.pid
-        self.connection = channel.Connection(child.socket)
+        self.connection = Connection(child.socket)
         disown_in_forks(self)
 
     @property
@@ -389,11 +393,11 @@ class WorkerPool:
             raise self._raised(*failure)
         return result
 
-    def _raised(self, slot: int, failure: channel.Described) -> Exception:
+    def _raised(self, slot: int, failure: Described) -> Exception:
         """The exception of an env in a worker; its cause is the traceback there."""
         seed = self.seeds.get(slot)
         seeded = "" if seed is None else f", last reset with seed {seed}"
-        return channel.raised_there(failure, f"the worker of slot {slot}{seeded}")
+        return raised_there(failure, f"the worker of slot {slot}{seeded}")
 
     # --- ending --------------------------------------------------------------------------------
 

@@ -36,7 +36,7 @@ from tdcollect.envs.process.values import (
     unstack,
     write_info,
 )
-from tdcollect.processes.channel import Connection, Described, described, packed, poll_awake
+from tdcollect.processes.child import Connection, Described, described, packed, poll_awake
 
 STEP, RESET, CALL = range(3)
 """Kinds of commands."""

@@ -37,8 +37,7 @@ from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes import agents
 from tdcollect.evaluation.episodes.actions import ActionCheck, RandomActor
 from tdcollect.evaluation.episodes.batched import BatchEnv, BatchStarts, open_batched
-from tdcollect.evaluation.episodes.data import Assembly, Finished, Metrics, Returns
-from tdcollect.evaluation.episodes.group_actors import GroupActors
+from tdcollect.evaluation.episodes.data import MOST, Assembly, Finished, Metrics, Returns
 from tdcollect.evaluation.episodes.groups import GroupPolicies, checked_groups, with_measures
 from tdcollect.evaluation.episodes.inference import (
     Actor,
@@ -59,7 +58,6 @@ from tdcollect.evaluation.episodes.opening import (
     open_env,
     warn_of_statistics,
 )
-from tdcollect.evaluation.episodes.steps import MOST
 from tdcollect.evaluation.episodes.trial import Feed, RunStarts, Trial
 from tdcollect.evaluation.ledger import Batches, Episode
 from tdcollect.evaluation.requested import RequestedEnv, recognized
@@ -613,7 +611,7 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         if isinstance(policy, SpacePolicy):
             return agents.actors_of(policy, agents.OnSpaces(self.env, assembly.texts), layout)
         if isinstance(policy, GroupPolicies):
-            return GroupActors(policy, slots, layout)
+            return agents.GroupActors(policy, slots, layout)
         if isinstance(policy, RandomActions):
             return RandomActor(policy, slots, layout)
 

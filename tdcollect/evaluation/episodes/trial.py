@@ -27,8 +27,7 @@ import numpy as np
 
 from tdcollect.collect.episodes import SlotStarts, Start
 from tdcollect.envs.wrapper import GymnasiumEnv
-from tdcollect.evaluation.episodes.data import POLICY_ADVICE, Finished, unlike
-from tdcollect.evaluation.episodes.steps import StepDifference
+from tdcollect.evaluation.episodes.data import POLICY_ADVICE, Finished, StepDifference, unlike
 from tdcollect.evaluation.ledger import COMPLETED, CUT
 from tdcollect.randomness import NotReproducibleError
 

@@ -17,7 +17,7 @@ from tdcollect.evaluation.episodes.data import Finished
 from tdcollect.evaluation.manifest import git_state
 from tdcollect.evaluation.workers import local
 from tdcollect.evaluation.workers.worker import Job, Pickled
-from tdcollect.processes.channel import raised_there
+from tdcollect.processes.child import raised_there
 from tdcollect.randomness import NotReproducibleError
 
 _START_SECONDS = 60.0  # an env has at least so long to be made, whatever the timeout

@@ -24,7 +24,7 @@ import cloudpickle
 from tdcollect import check
 from tdcollect.display import count_text, one_line
 from tdcollect.processes import child
-from tdcollect.processes.channel import Channel, Described, InterruptsHeld
+from tdcollect.processes.child import Channel, Described, InterruptsHeld
 from tdcollect.surroundings import Surroundings
 
 if TYPE_CHECKING:

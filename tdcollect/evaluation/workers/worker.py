@@ -35,8 +35,7 @@ from tdcollect.evaluation.manifest import known_of, subject
 from tdcollect.evaluation.requested import RequestedEnv, placed, policy_from
 from tdcollect.evaluation.settings import EvaluationSettings
 from tdcollect.evaluation.workers import local
-from tdcollect.processes.channel import Channel, described, packed
-from tdcollect.processes.child import fork_on_request, leave
+from tdcollect.processes.child import Channel, described, fork_on_request, leave, packed
 from tdcollect.randomness import global_states_kept
 from tdcollect.surroundings import Surroundings, settings_of_process
 

@@ -15,10 +15,10 @@ from typing import Any, Literal
 import numpy as np
 
 from tdcollect import check
-from tdcollect.display import count_text, listed_text, number_text, p_text, percent_text, visible
+from tdcollect.display import count_text, listed_text, number_text, percent_text, visible
 from tdcollect.evaluation.ledger import RESULTS, SUITE, sha256
-from tdcollect.evaluation.npz import dump
 from tdcollect.evaluation.statistics import ends
+from tdcollect.evaluation.step_files import dump
 from tdcollect.files import locked, remove, write_atomically, write_json
 from tdcollect.lab.aggregates import LABELS, LOWER_IS_BETTER, Aggregates, Estimate
 from tdcollect.lab.definition import Definition, Task
@@ -44,21 +44,17 @@ def suite_page(results: SuiteResults, links: Sequence[tuple[str, str]] = ()) -> 
     policies = count_text(len(results.policies), "policy")
     troubled = [cell for cell in results.cells if cell.status != FINISHED]
     notes = [] if aggregates is None else aggregates.notes()
-    own = (
-        [] if aggregates is None else aggregates.difference_notes()
-    )  # which stand with the differences
     sections: list[tuple[str, Sequence[Part]]] = [
         ("Tasks and policies", [_heat_map(results)]),
         ("Evaluations", [_evaluations([cell for cell in results.cells if cell.episodes])]),
         ("Failed or missing", [_troubled(troubled)] if troubled else []),
-        ("Remarks", [*(note for note in notes if note not in own), *results.remarks]),
+        ("Remarks", [*notes, *results.remarks]),
         ("Scores and their sources", [_sources(results)]),
     ]
     if aggregates is not None:
         sections[:0] = [
             ("Leaderboard", [*_leaderboard(aggregates), Figures(_metrics(aggregates), row=True)]),
             ("Profiles and improvement", [Figures(_profiles(aggregates))]),
-            ("Differences of policies", _differences(aggregates) if aggregates.differences else []),
             ("Groups of tasks", _groups(aggregates) if aggregates.groups else []),
         ]
     return Page(
@@ -177,31 +173,6 @@ def _improvement(aggregates: Aggregates) -> Figure:
     rows = _rows(aggregates, of, "Over ")
     drawing = plots.intervals(rows, "probability of improvement", line_at=0.5, unit=True)
     return Figure("improvement", f"Probability of improvement of {best}", drawing, said, note)
-
-
-def _differences(aggregates: Aggregates) -> list[Part]:
-    pairs, metric = aggregates.pairs(), LABELS[aggregates.metrics[0]]
-    each = [aggregates.differences[a][b] for a, b in pairs]
-    columns = [
-        Column("policy", [a for a, _ in pairs]),
-        Column("minus", [b for _, b in pairs]),
-        Column(f"difference in {metric}", [str(one) for one in each], "n"),
-        Column("p-value", [p_text(one.p_value) for one in each], "n"),
-        Column("Holm's correction", [p_text(one.adjusted_p_value) for one in each], "n"),
-    ]
-    of = {b: aggregates.differences[a][b] for a, b in pairs if a == pairs[0][0]}
-    drawing = plots.intervals(
-        _rows(aggregates, of, "Minus "), f"difference in {metric}", line_at=0.0
-    )
-    said = _sentence(aggregates, ((f"Minus {name}", one) for name, one in of.items()))
-    note = "Lower is better." if aggregates.metrics[0] in LOWER_IS_BETTER else ""
-    title = f"Differences of {pairs[0][0]} from the others"
-    figure = Figure("differences", title, drawing, said, note)
-    return [
-        *aggregates.difference_notes(),
-        DataTable(columns, name="Differences"),
-        Figures([figure]),
-    ]
 
 
 def _groups(aggregates: Aggregates) -> list[Part]:
@@ -390,22 +361,12 @@ def _csv(aggregates: Aggregates) -> str:
     writer = csv.writer(text, lineterminator="\n")
     metrics = [f"{metric}{end}" for metric in aggregates.metrics for end in ("", "_low", "_high")]
     tasks = [f"score:{visible(task)}" for task in aggregates.tasks]
-    others = [policy for _, policy in aggregates.ranking()] if aggregates.differences else []
-    figures = ("low", "high", "p", "adjusted_p")
-    names = [f"minus:{visible(policy)}" for policy in others]
-    minus = [column for name in names for column in (name, *(f"{name}_{of}" for of in figures))]
-    writer.writerow(["rank", "policy", "runs", *metrics, *tasks, *minus])
+    writer.writerow(["rank", "policy", "runs", *metrics, *tasks])
     for rank, policy in aggregates.ranking():
         row: list[Any] = [rank, visible(policy), aggregates.runs[policy]]
         for metric in aggregates.metrics:
             estimate = aggregates.estimates[policy][metric]
             row += [estimate.value, *(ends(estimate.interval) or ("", ""))]
         row += aggregates.task_means[policy].values()
-        for other in others:
-            if other == policy:
-                row += [""] * 5
-                continue
-            one = aggregates.differences[policy][other]
-            row += [one.value, *(ends(one.interval) or ("", "")), one.p_value, one.adjusted_p_value]
         writer.writerow(row)
     return text.getvalue()

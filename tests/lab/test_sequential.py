@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tdcollect.evaluation.ledger import FAILED, LOST, Episode
-from tdcollect.evaluation.sequential import (
+from tdcollect.lab.sequential import (
     BETS,
     LOG_WEIGHTS,
     TOLERANCE,

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tdcollect.cli import main
-from tdcollect.testing import Report, diagnose
+from tdcollect.testing import Report, diagnose, doctor
 from tdcollect.testing.checks import select
 from tdcollect.testing.doctor import GROUP
 
@@ -121,7 +121,7 @@ def test_what_is_told_of_an_env(env: Any, status: str, names: set[str], told: st
 ALL = [*select(GROUP)]
 ONCE = [
     (envs.AllAge, "neighbours", ["leaks", "resumes", "batches"], "state that outlives the envs"),
-    (envs.DrawsSeldom, "leaks", ["neighbours", "resumes", "batches"], "drawn now and then"),
+    (envs.DrawsSeldom, "seed", ["leaks", "neighbours", "resumes", "batches"], "now and then"),
     (envs.SeedsAndDraws, "global-random", ["neighbours", "resumes", "batches"], "np.random at"),
     (envs.SharesState, "neighbours", ["resumes", "batches"], "state that envs share"),
     (envs.OtherDtype, "space", ["batches"], "expected float32, got float64"),
@@ -160,6 +160,33 @@ def test_no_generator_is_blamed_that_was_not_drawn_from(
     report = quickly(envs.DrawsSeldom, skip=set(select(GROUP)) - {"seed"})
     check(report, {"seed"})
     assert "of the env's own that reset(seed=) does not seed" in report["seed"].cause
+
+
+@pytest.mark.parametrize(
+    ("before", "skipped", "told"),
+    [
+        ("rules.no_aliasing", "aliasing", "two new envs: seed 0, episode 0, step 10: observation"),
+        ("_made", "batches", "backend='serial' and a plain loop: slot 1"),
+    ],
+)
+def test_chance_is_a_fault_of_the_seed_whichever_check_meets_it(
+    before: str, skipped: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(envs.DrawsSeldom, "left", 10**6)
+    monkeypatch.setattr(envs.DrawsSeldom, "scale", 1e-6)
+    called = getattr(doctor, before) if before == "_made" else doctor.rules.no_aliasing
+
+    def and_then_chance(*args: Any) -> Any:
+        if envs.DrawsSeldom.left > 1000:
+            envs.DrawsSeldom.left = 10
+        return called(*args)
+
+    monkeypatch.setattr(f"tdcollect.testing.doctor.{before}", and_then_chance)
+    report = quickly(envs.DrawsSeldom, skip=())
+    check(report, {"seed"})
+    assert told in report["seed"].evidence
+    assert ("of the size of rounding" in report["seed"].cause) == (skipped == "aliasing")
+    assert report[skipped].evidence == "runs differ by chance (see seed)"
 
 
 def test_a_change_late_in_life_is_found_within_twice_the_steps() -> None:

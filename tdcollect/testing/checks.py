@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy, deepcopy
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import chain, count, islice
 from pathlib import Path
@@ -182,6 +182,10 @@ class Failed(Verdict):
     """The rule does not hold."""
 
 
+class Chance(Failed):
+    """Runs under one seed differ now and then: the check ``seed`` fails, whichever one saw it."""
+
+
 class Skipped(Verdict):
     """The rule says nothing about this env, or could not be checked."""
 
@@ -255,6 +259,12 @@ def run_checks(
             for earlier in findings:  # one fault is told once
                 if verdict.status == earlier.status == FAILED and str(verdict) == earlier.evidence:
                     verdict = Skipped(f"it meets the fault reported above (see {earlier.name})")
+        if isinstance(verdict, Chance):
+            at = [finding.name for finding in findings].index("seed")
+            if "seed" not in skip:
+                findings[at] = replace(findings[at], status=FAILED, **vars(verdict))
+            player.failed.append("seed")
+            verdict = Skipped("runs differ by chance (see seed)")
         if verdict.status == FAILED:
             player.failed.append(one.name)
             verdict.advice = verdict.advice or one.advice

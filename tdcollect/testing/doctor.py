@@ -365,32 +365,31 @@ def _aliasing(exam: Examination) -> str:
     except Skipped as reason:
         return f"the env does not change them later; writing to them was not tried: {reason}"
     change = _inner_buffer(exam)
-    if not change:
+    if change is None:
         return "the env does not change them later, and writing to them does not change it"
     exam.check_unchanged()
-    if _inner_buffer(exam) != change:
-        raise exam.by_chance(change)
+    if str(_inner_buffer(exam)) != str(change):
+        raise exam.by_chance(f"two new envs: {change}", change)
     raise Failed(
-        change,
+        f"step {change.step}: writing zeros into observations given out changes {change.entry}",
         cause="the observation is the env's own array",
         advice="return a copy: self.state.copy()",
     )
 
 
-def _inner_buffer(exam: Examination) -> str:
-    """Return the change in an env's course if its observations are written to; empty if none."""
+def _inner_buffer(exam: Examination) -> checks.Divergence | None:
+    """Return the change in an env's course if its observations are written to; None if none."""
     alone = exam.fresh[exam.seed][0]
     with exam.another() as env:
         for step, row in enumerate(exam.rows(env, exam.seed)):
             if difference := row_mismatch(alone[step], row):
-                entry = difference.entry
-                return f"step {step}: writing zeros into observations given out changes {entry}"
+                return checks.Divergence(exam.seed, 0, step, *difference)
             for _, leaf in leaves("observation", row.returned[0]):
                 if isinstance(leaf, np.ndarray) and leaf.flags.writeable:
                     leaf[...] = 0
             if step == 50:
                 break
-    return ""
+    return None
 
 
 _rule(

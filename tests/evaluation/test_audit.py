@@ -20,6 +20,7 @@ from torchrl.envs import TransformedEnv
 from torchrl.envs import transforms as T
 
 import tdcollect
+from benchmarks.audits import SWITCHES, Product
 from tdcollect.evaluation.ledger import Episode, sha256
 from tdcollect.evaluation.replay import APART, CLOSE, EQUAL, FALSE, _bound
 from tdcollect.evaluation.step_files import _write_block, read_block
@@ -123,50 +124,46 @@ def test_the_bound_is_exact(units: int, drawn: int, wrong: int) -> None:
     assert _bound(units, drawn, wrong) == max(likely) / units
 
 
-class Matrix(gym.Env[Any, Any]):
-    """A float32 matrix product in each step, which may round otherwise: ``turned``."""
-
-    observation_space = gym.spaces.Box(-1, 1, (64,), np.float32)
-    action_space = gym.spaces.Box(-1, 1, (64,), np.float32)
-
-    def __init__(self, gain: float = 1.0, turned: bool = False):
-        weights = np.random.default_rng(0).normal(0, gain / 8, (64, 64))
-        self.weights, self.turned = weights.astype(np.float32), turned
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.state, self.left = self.np_random.uniform(-1, 1, 64).astype(np.float32), 200
-        return self.state, {}
-
-    def step(self, action: Any) -> Any:
-        order = np.s_[::-1] if self.turned else np.s_[:]
-        total = (self.weights[:, order] * self.state[order]).cumsum(-1)[:, -1]
-        self.state, self.left = np.tanh(total + np.float32(0.1) * action), self.left - 1
-        return self.state, float(self.state.sum()) + 10, False, self.left == 0, {}
+def turned(gain: float) -> Product:
+    """The same products by another routine of BLAS, which rounds otherwise."""
+    env = Product(gain=gain)
+    env.weights = np.asfortranarray(env.weights)
+    return env
 
 
 @pytest.mark.parametrize(("gain", "verdict"), [(0.5, CLOSE), (4.0, APART)])
 def test_rounding_is_told_from_a_false_row(tmp_path: Path, gain: float, verdict: str) -> None:
     """By the size of the first difference, where the outcome agrees; else it cannot be told."""
-    quiet(partial(Matrix, gain), None, 3, output_dir=tmp_path / "run")
-    assert {*every(tmp_path / "run", partial(Matrix, gain))[0].verdicts.values()} == {EQUAL}
-    turned = partial(Matrix, gain, turned=True)
-    assert {*every(tmp_path / "run", turned)[0].verdicts.values()} == {verdict}
+    env, other = partial(Product, gain=gain), partial(turned, gain)
+    quiet(env, None, 3, output_dir=tmp_path / "run")
+    assert {*every(tmp_path / "run", env)[0].verdicts.values()} == {EQUAL}
+    assert {*every(tmp_path / "run", other)[0].verdicts.values()} == {verdict}
     forge(tmp_path / "run", raised_in_steps)
-    assert every(tmp_path / "run", turned)[0].verdicts[2] in (FALSE, APART)
+    assert every(tmp_path / "run", other)[0].verdicts[2] in (FALSE, APART)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "switch",
-    ["ATEN_CPU_CAPABILITY=default", "OPENBLAS_CORETYPE=Prescott", "NPY_DISABLE_CPU_FEATURES=AVX2"],
-)
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("switch", SWITCHES)
 def test_other_instructions_blame_nobody(tmp_path: Path, switch: str) -> None:
-    quiet("CartPole-v1", None, 5, output_dir=tmp_path / "run")
-    program = "import sys; from tdcollect.cli import main; sys.exit(main(['audit', sys.argv[1]]))"
-    environment = dict(os.environ, **dict([switch.split("=")]))
-    command = [sys.executable, "-W", "ignore", "-c", program, str(tmp_path / "run")]
-    assert subprocess.run(command, env=environment, check=False).returncode == 0
+    """Nor of an env with a matrix product by BLAS in each step."""
+    quiet("CartPole-v1", None, 5, output_dir=tmp_path / "own")
+    quiet(Product, None, 3, max_episode_steps=100, output_dir=tmp_path / "product")
+    program = (
+        "import sys, tdcollect; from benchmarks.audits import Product; _, own, product = sys.argv; "
+        f"assert {{*tdcollect.audit(own)[0].verdicts.values()}} == {{{EQUAL!r}}}; "
+        "assert not tdcollect.audit(product, Product)[0].wrong"
+    )
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-c",
+        program,
+        tmp_path / "own",
+        tmp_path / "product",
+    ]
+    subprocess.run(command, env=dict(os.environ, **dict([switch.split("=")])), check=True)
 
 
 def scaled(*more: Any) -> Any:

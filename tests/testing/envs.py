@@ -224,11 +224,12 @@ class DrawsSeldom(Sound):
     """Draws an unseeded number in one of the first 600 steps or so."""
 
     left: Any = 400
+    scale = 1.0
 
     def move(self, action: Any) -> None:
         DrawsSeldom.left -= 1
         if DrawsSeldom.left == 0:
-            self.position += np.float32(np.random.default_rng().normal())
+            self.position += np.float32(self.scale * np.random.default_rng().normal())
         super().move(action)
 
 

@@ -15,9 +15,10 @@ import pytest
 import torch
 
 from tdcollect.cli import main
-from tdcollect.testing import Report, diagnose
-from tdcollect.testing.checks import select
+from tdcollect.testing import Report, diagnose, doctor
+from tdcollect.testing.checks import Divergence, select
 from tdcollect.testing.doctor import GROUP
+from tdcollect.testing.examination import Examination, Leak
 
 from . import envs
 
@@ -121,7 +122,7 @@ def test_what_is_told_of_an_env(env: Any, status: str, names: set[str], told: st
 ALL = [*select(GROUP)]
 ONCE = [
     (envs.AllAge, "neighbours", ["leaks", "resumes", "batches"], "state that outlives the envs"),
-    (envs.DrawsSeldom, "leaks", ["neighbours", "resumes", "batches"], "drawn now and then"),
+    (envs.DrawsSeldom, "seed", ["leaks", "neighbours", "resumes", "batches"], "now and then"),
     (envs.SeedsAndDraws, "global-random", ["neighbours", "resumes", "batches"], "np.random at"),
     (envs.SharesState, "neighbours", ["resumes", "batches"], "state that envs share"),
     (envs.OtherDtype, "space", ["batches"], "expected float32, got float64"),
@@ -160,6 +161,27 @@ def test_no_generator_is_blamed_that_was_not_drawn_from(
     report = quickly(envs.DrawsSeldom, skip=set(select(GROUP)) - {"seed"})
     check(report, {"seed"})
     assert "of the env's own that reset(seed=) does not seed" in report["seed"].cause
+
+
+@pytest.mark.parametrize("other", ["leaks", "aliasing"])
+def test_chance_is_a_fault_of_the_seed_alone(other: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a used env differs by rounding twice, as new ones do now and then."""
+    before = doctor.rules.no_aliasing
+
+    def and_then_chance(*args: Any) -> Any:
+        monkeypatch.setattr(envs.DrawsSeldom, "left", 10)
+        small = Divergence(0, 0, 7, "reward", 1.0, 1.0 + 1e-15, 1e-15)
+        return Leak(small, 8, 800, True, []) if other == "leaks" else before(*args)
+
+    place = (Examination, "_leak") if other == "leaks" else (doctor.rules, "no_aliasing")
+    monkeypatch.setattr(envs.DrawsSeldom, "scale", 1e-6)
+    monkeypatch.setattr(envs.DrawsSeldom, "left", 10**6)
+    monkeypatch.setattr(*place, and_then_chance)
+    report = quickly(envs.DrawsSeldom, skip={*select(GROUP)} - {"seed", other})
+    check(report, {"seed"})
+    assert ": seed 0, episode 0, step 10: observation" in report["seed"].evidence
+    assert "of the size of rounding" in report["seed"].cause
+    assert report[other].evidence == "runs differ by chance (see seed)"
 
 
 def test_a_change_late_in_life_is_found_within_twice_the_steps() -> None:

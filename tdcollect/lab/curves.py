@@ -1,4 +1,4 @@
-"""Learning curves over several training runs: their means, measures and page."""
+"""Learning curves over several training runs, and the curve of the time to success."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from tdcollect import display
+from tdcollect import check, display
 from tdcollect.display import count_text, number_text, number_texts
 from tdcollect.evaluation import ledger, statistics
-from tdcollect.evaluation.comparison import RETURN, SUCCESS
+from tdcollect.evaluation.comparison import RETURN, SUCCESS, Evaluated
 from tdcollect.evaluation.curve import check_folder, episodes_of, from_to, steps_of
 from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.evaluation.statistics import Interval, Values
 from tdcollect.lab.aggregates import LABELS, RESAMPLES, Estimate
+from tdcollect.packages import extra_module
 from tdcollect.pages import build, plots
 from tdcollect.pages.build import Column, DataTable, Figure, Figures, Page
 
@@ -239,6 +240,99 @@ def together(
         points=tuple(measure(f"{at:,}", row) for at, row in zip(steps, values.T, strict=True)),
         measures=tuple(measures),
         threshold=threshold,
+        confidence=confidence,
+    )
+
+
+@dataclass(frozen=True)
+class TimeToSuccess:
+    """The share of episodes that have succeeded, by the number of steps.
+
+    Attributes:
+        steps: the numbers of steps at which the share changes, ascending.
+        success: the share of successes by then: one minus the Kaplan-Meier curve.
+        low: the lower end of its pointwise band.
+        high: the upper end.
+        horizon: the steps up to which :attr:`mean` counts.
+        mean: the restricted mean time in steps: without a success, ``horizon`` counts.
+        interval: of that mean.
+        episodes: the number of episodes with an outcome.
+        confidence: of band and interval.
+    """
+
+    steps: tuple[float, ...]
+    success: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    horizon: float
+    mean: float
+    interval: Interval
+    episodes: int
+    confidence: float
+
+    def __repr__(self) -> str:
+        count, mean = display.count_text(self.episodes, "episode"), display.number_text(self.mean)
+        return display.one_line(self, count, f"mean {mean} {self.interval} steps")
+
+
+def time_to_success(
+    result: Evaluated, horizon: float | None = None, confidence: float = 0.95
+) -> TimeToSuccess:
+    """Return the curve of the time to success of an evaluation, and its restricted mean.
+
+    Kaplan and Meier, JASA 53, 1958, by ``scipy.stats.ecdf``, with a log-log band; the error of the
+    mean is Greenwood's. A success counts at the end of its episode, one that was truncated is
+    censored there, and one that ended otherwise, or failed, never succeeds.
+
+    Args:
+        result: an evaluation of an env that reports success.
+        horizon: steps, at most those of the longest episode; None for these.
+        confidence: between 0 and 1.
+
+    Raises:
+        ValueError: if no episode says whether it was a success; for another horizon.
+    """
+    check.share(confidence=confidence)
+    stats = extra_module("scipy.stats", "the time to success")
+    told = [e for e in result.episodes if not e.lost and (not e.completed or e.success is not None)]
+    longest = max((e.length or 0 for e in told), default=0)
+    end = float(longest if horizon is None else horizon)
+    if not 0 < end <= longest:
+        raise ValueError(
+            "expected episodes of an env that reports success, and a horizon of at most the steps "
+            f"of the longest one, got {len(told)} such episodes, the longest of {longest} steps, "
+            f"and {horizon!r}"
+        )
+    times = [float(e.length or 0) for e in told if e.success]
+    others = [e for e in told if not e.success]
+    waited = [float(e.length or 0) if e.truncated else longest + 1.0 for e in others]
+    curve = stats.ecdf(stats.CensoredData(uncensored=times, right=waited)).sf
+    with np.errstate(divide="ignore", invalid="ignore"):
+        band = curve.confidence_interval(confidence, method="log-log")
+    at, survival = curve.quantiles, curve.probabilities
+    # What is left of the area after each time; steps of the curve up to the horizon.
+    areas = np.diff(np.clip([0.0, *at, end], 0, end)) * np.append(1.0, survival)
+    left = np.cumsum(areas[::-1])[::-1][1:]
+    ordered = np.sort(times)
+    events = np.searchsorted(ordered, at, "right") - np.searchsorted(ordered, at)
+    rest = len(told) - np.searchsorted(np.sort(times + waited), at) - events
+    terms = np.divide(events, (rest + events) * rest, out=np.zeros(len(at)), where=rest > 0)
+    mean, error = float(areas.sum()), math.sqrt((left**2 * terms).sum())
+    reach = float(stats.norm.ppf(0.5 + confidence / 2)) * error
+    shown = (events > 0) & (at <= end)
+    # Where all have succeeded, a band has no width that the data tell.
+    sides = [band.high.probabilities, band.low.probabilities]
+    ends = [np.where(np.isnan(side), survival, side) for side in sides]
+    success, low, high = ((1 - one[shown]).tolist() for one in (survival, *ends))
+    return TimeToSuccess(
+        steps=tuple(at[shown].tolist()),
+        success=tuple(success),
+        low=tuple(low),
+        high=tuple(high),
+        horizon=end,
+        mean=mean,
+        interval=Interval(max(0.0, mean - reach), min(end, mean + reach)),
+        episodes=len(told),
         confidence=confidence,
     )
 

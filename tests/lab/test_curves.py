@@ -7,6 +7,7 @@ import math
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from scipy import integrate, stats
 
 import tdcollect
 from tdcollect.cli import main
+from tdcollect.evaluation import Episode
 from tdcollect.lab import curves
 from tdcollect.lab.curves import Curves, curves_page, over_runs
 
@@ -182,3 +184,55 @@ def test_runs_that_cannot_be_put_together_are_refused(runs: Path, tmp_path: Path
             over_runs({"a": one, "b": path}, on="moves")
     assert main(["curves", str(one), str(one)]) == 2
     assert main(["curves", str(one), "--lower-is-better"]) == 2
+
+
+def ended(time: int, how: str, index: int = 0) -> Episode:
+    """An episode of that many steps that ended by success, by its env, or by a time limit."""
+    ends = {"success": how == "success", "terminated": how != "limit", "truncated": how == "limit"}
+    return Episode(index, 0, 0, episode_return=0.0, length=time, **ends)
+
+
+def test_the_time_to_success_of_whole_episodes_is_that_of_plain_means() -> None:
+    times = [3, 5, 5, 8, 9]
+    told = [ended(time, "success") for time in times] + [
+        ended(4, "end"),
+        Episode(9, 0, 0, "failed"),
+    ]
+    found = curves.time_to_success(SimpleNamespace(episodes=told, manifest={}), horizon=8)
+    waited = np.array([3, 5, 5, 8, 8, 8, 8])  # the two that ended otherwise never succeed
+    assert (found.steps, found.episodes) == ((3, 5, 8), 7)
+    assert found.success == pytest.approx((1 / 7, 3 / 7, 4 / 7))
+    assert found.mean == pytest.approx(waited.mean())
+    reach = stats.norm.ppf(0.975) * waited.std() / np.sqrt(7)
+    assert found.interval.high == pytest.approx(min(8, waited.mean() + reach))
+    assert found.interval.low == pytest.approx(waited.mean() - reach)
+    assert all(a < b < c for a, b, c in zip(found.low, found.success, found.high, strict=True))
+
+
+def test_time_limits_censor_the_time_to_success() -> None:
+    """With the numbers of Freireich et al. (1963), in weeks, as in textbooks; + is censored."""
+    weeks = "6 6 6 6+ 7 9+ 10 10+ 11+ 13 16 17+ 19+ 20+ 22 23 25+ 32+ 32+ 34+ 35+"
+    told = [ended(int(w.strip("+")), "limit" if "+" in w else "success") for w in weeks.split()]
+    found = curves.time_to_success(SimpleNamespace(episodes=told, manifest={}), confidence=0.9)
+    left = [0.857, 0.807, 0.753, 0.690, 0.627, 0.538, 0.448]
+    assert found.steps == (6, 7, 10, 13, 16, 22, 23)
+    assert found.success == pytest.approx([1 - one for one in left], abs=6e-4)
+    with pytest.raises(ValueError, match="a horizon of at most the steps of the longest"):
+        curves.time_to_success(SimpleNamespace(episodes=told, manifest={}), horizon=36)
+    with pytest.raises(ValueError, match="of an env that reports success"):
+        curves.time_to_success(SimpleNamespace(episodes=[Episode(0, 0, 0)], manifest={}))
+
+
+def test_the_interval_of_the_mean_time_to_success_holds_it_as_often_as_it_says() -> None:
+    rng, held = np.random.default_rng(0), 0
+    truth = sum(0.9**step for step in range(20))
+    for _ in range(500):
+        times, limits = rng.geometric(0.1, 60), rng.integers(5, 60, 60)
+        told = [
+            ended(int(min(t, limit)), "success" if t <= limit else "limit")
+            for t, limit in zip(times, limits, strict=True)
+        ]
+        told.append(ended(60, "limit"))  # so that the horizon is within the data
+        found = curves.time_to_success(SimpleNamespace(episodes=told, manifest={}), 20, 0.9)
+        held += found.interval.low <= truth <= found.interval.high
+    assert held / 500 == pytest.approx(0.9, abs=0.04)

@@ -826,11 +826,11 @@ def _inner(
 def _has_plain_entries(env: EnvBase, acted: Collection[Key]) -> bool:
     texts = {*texts_of(env), *acted}
     for spec in (env.output_spec, env.input_spec):
-        nodes = [spec, *spec.values(True, False)]
-        if contains_lazy_spec(spec) or any(
-            getattr(node, "data_cls", None) not in (None, TensorDict) for node in nodes
-        ):
+        if contains_lazy_spec(spec):
             return False
+        for node in (spec, *spec.values(True, False)):
+            if getattr(node, "data_cls", None) not in (None, TensorDict):
+                return False
         for key, leaf in spec.items(True, True):
             if -1 in leaf.shape or (leaf.dtype is None and from_next(key) not in texts):
                 return False

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import import_module
-from itertools import accumulate
+from itertools import accumulate, zip_longest
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +31,7 @@ from tdcollect._upstream.collectors import (
 from tdcollect.collect import Collector
 from tdcollect.collect.arguments import whole_trajectories
 from tdcollect.collect.run import Explanation, Part
+from tdcollect.collect.statistics import Moments, Statistics
 from tdcollect.display import count_text
 from tdcollect.envs.adopted import chain
 from tdcollect.envs.traits import base_of
@@ -76,7 +81,14 @@ class WorkerFacts(NamedTuple):
     """N of its env."""
     seeds_in_a_row: bool
     """The slots of its env can go on from those of other workers, under one root seed."""
-    parts: tuple[Part, ...]
+
+
+class WorkerReport(NamedTuple):
+    """A worker's latest statistics and explanation."""
+
+    statistics: dict[str, Any] | None
+    """As ``Statistics.save_state()`` gives them; None where it keeps none."""
+    parts: Any
     """Of its collector's ``explain()``."""
 
 
@@ -89,7 +101,14 @@ def facts_of(collector: Any) -> WorkerFacts:
     in_a_row = isinstance(base, GymnasiumEnv) or (
         isinstance(base, GymWrapper) and bool(base.batch_size)
     )
-    return WorkerFacts(collector.n_env, in_a_row, tuple(collector.explain()))
+    return WorkerFacts(collector.n_env, in_a_row)
+
+
+def report_of(collector: Any, parts: Any = ()) -> WorkerReport:
+    """The statistics of a collector, and the parts of its ``explain()`` unless they are known."""
+    stats = collector._monitor.stats  # Ray puts a function in the place of `collector.stats`
+    saved = stats.save_state() if stats.on else None
+    return WorkerReport(saved, parts or tuple(collector.explain()))
 
 
 def seeded(
@@ -128,17 +147,45 @@ def take_weights(collector: Any, weights: Any, version: int) -> None:
 def load_state(collector: Any, state: Mapping[str, Any]) -> None:
     """Have a collector go on from a state dict."""
     collector.load_state_dict(state)
+    collector.note_report()
 
 
 # ------------------------------------------------------------------- collectors in processes
 
 
 class WorkerMethods:
-    """A mixin of :class:`tdcollect.Collector` in a process, which is called by pipe."""
+    """A mixin of :class:`tdcollect.Collector` in a process: it reports, and is called by pipe."""
+
+    _report = WorkerReport(None, ())
+    report_file: Path | None = None
+
+    def rollout(self: Any) -> Any:
+        """As the collector's own; reports afterwards, or notes the error that ends the worker."""
+        try:
+            batch = super().rollout()  # type: ignore[misc]
+        except Exception as error:
+            self.note(f"{type(error).__name__}: {error}")
+            raise
+        self.note_report()
+        return batch
 
     def run_function(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function of this collector."""
         return function(self, *arguments)
+
+    def note_report(self: Any) -> None:
+        """Note the report that the parent reads, also while a batch is collected."""
+        self._report = report_of(self, self._report.parts)
+        self.note(self._report)
+
+    def note(self, word: WorkerReport | str) -> None:
+        """Replace the file that the parent reads: it has the one word or the other."""
+        if self.report_file is None:
+            return
+        unread = self.report_file.with_suffix(".new")
+        with suppress(OSError):  # the parent has ended, and taken the folder with it
+            unread.write_bytes(pickle.dumps(word))
+            unread.replace(self.report_file)
 
 
 @dataclass(eq=False)
@@ -146,6 +193,7 @@ class InnerCollector:
     """Makes the collector of a worker: given to TorchRL in the place of a class, and pickled."""
 
     cls: type[Collector]
+    files: Sequence[Path]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """A collector, in a worker."""
@@ -153,9 +201,12 @@ class InnerCollector:
         # TorchRL sets attributes of the class before it makes the collector.
         attributes = {k: v for k, v in vars(self).items() if k not in self.__dataclass_fields__}
         cls = meta(f"{self.cls.__name__}InWorker", (WorkerMethods, self.cls), attributes)
-        kwargs["traj_pool"] = TrajectoryIds(kwargs.get("worker_idx") or 0)
+        worker = kwargs.get("worker_idx") or 0
+        kwargs["traj_pool"] = TrajectoryIds(worker)
         collector = cls(*args, backend="direct", **kwargs)
         _share_tensors_alone(collector, kwargs.get("use_buffers"))
+        collector.report_file = self.files[worker]
+        collector.note_report()
         return collector
 
 
@@ -279,11 +330,20 @@ class Asking(BaseCollector):
             (following,) = self._ask(seeded, {worker: call})
         return following
 
+    @property
+    def stats(self) -> Any:
+        """Statistics merged over the workers; called, TorchRL's dict of counters."""
+        return super().stats if self._facts is None else self._statistics
+
+    @cached_property
+    def _statistics(self) -> MergedStatistics:
+        return MergedStatistics(self._reports, lambda: self._slots, super().stats)
+
     def explain(self) -> Explanation:
-        """The parts of the workers' collections.
+        """The parts of the workers' collections, and whether several workers pay.
 
         Raises:
-            RuntimeError: where the workers run another's collector.
+            RuntimeError: where the collector is shut down, or its workers run another's collector.
         """
         if self._facts is None:
             kind = getattr(self, "collector_class", None)
@@ -291,23 +351,139 @@ class Asking(BaseCollector):
                 "expected workers with tdcollect.Collector, got "
                 f"{getattr(kind, '__name__', kind)}; leave collector_class out"
             )
-        alike: dict[tuple[Part, ...], list[int]] = {}
-        for worker, facts in enumerate(self._facts):
-            alike.setdefault(facts.parts, []).append(worker)
-        merged = []
-        for parts, workers in alike.items():
-            of = "" if len(alike) == 1 else f"worker {', '.join(map(str, workers))}: "
-            merged += [part._replace(name=of + part.name) for part in parts]
-        counts = " or ".join(map(str, dict.fromkeys(self._slots)))
-        what = f"{count_text(self.num_workers, 'worker')} of {counts} slots"
-        how = "they pay where a batch takes each 10 ms or more: one process needs no handing over"
-        return Explanation([*merged, Part("workers", what, how)])
+        return merged_explanation(self._reports(), self._slots)
+
+    def _reports(self) -> list[WorkerReport]:
+        """The latest report of each worker."""
+        return self._ask_all(report_of)
 
     def _lost_worker(self, worker: int, pid: Any, how: str) -> LostWorker:
         """The record of a lost worker."""
         first = sum(self._slots[:worker])
         slots = range(first, first + self._slots[worker]) if self._facts else range(0)
         return LostWorker(worker, pid, how, slots)
+
+
+_PAYS = 10e-3
+"""A batch takes a worker at least so many seconds where more processes pay.
+
+To hand a batch over takes about 3 ms, and one process steps twice the slots in less than twice the
+time: see benchmarks/processes.py.
+"""
+
+
+class MergedStatistics(Statistics):
+    """Statistics of all workers of a collector: ``collector.stats``.
+
+    Counts are sums over the workers, and times those of the slowest. Slots count on over the
+    workers: slot i of worker w is ``w N + i``. ``latest`` holds the latest collection of each
+    worker, and ``window`` the latest episodes of all, taken from the workers in turn.
+
+    A call gives the dict of TorchRL's ``collector.stats(workers=...)``.
+    """
+
+    def __init__(
+        self,
+        reports: Callable[[], Sequence[WorkerReport]],
+        slots: Callable[[], Sequence[int]],
+        progress: Callable[..., dict[str, Any]],
+    ):
+        super().__init__(100, True, progress)
+        self._reports = reports
+        self._slots = slots
+
+    def _check(self) -> None:
+        """Ask the workers: what follows is as of now."""
+        states = [report.statistics for report in self._reports() if report.statistics]
+        self.load_state(merged_states(states, self._slots(), self._window.size))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """TorchRL's counters: frames, batches, workers and so on."""
+        return self._progress(*args, **kwargs)
+
+
+def merged_states(
+    states: Sequence[Mapping[str, Any]], slots: Sequence[int], window: int
+) -> dict[str, Any]:
+    """Statistics of workers with ``slots[w]`` slots each, as those of one collector."""
+    latest = [
+        {**state["latest"], "slots": state["latest"]["slots"] + first}
+        for state, first in zip(states, np.cumsum([0, *slots[:-1]]), strict=True)
+        if state["latest"] is not None
+    ]
+    return {
+        "lifetime": _merged([state["lifetime"] for state in states]),
+        "window": _merged_windows([state["window"] for state in states], window),
+        "latest": _merged(latest) if latest else None,
+    }
+
+
+_LONGEST = ("seconds", "seconds_between", "env_seconds", "policy_seconds")
+
+
+def _merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The longest times, the sums of counts, the moments of all, and all episodes of each part."""
+    merged: dict[str, Any] = {}
+    for name in dict.fromkeys(name for part in parts for name in part):
+        values = [part[name] for part in parts if name in part]
+        first = values[0]
+        if name in _LONGEST:
+            merged[name] = max((value for value in values if value is not None), default=None)
+        elif any(value is None for value in values):
+            merged[name] = None
+        elif isinstance(first, np.ndarray):
+            merged[name] = np.concatenate(values)
+        elif name == "group_returns":
+            merged[name] = _merged(values)
+        elif isinstance(first, Mapping):
+            moments = Moments(**first)
+            for part in values[1:]:
+                moments.merge(Moments(**part))
+            merged[name] = vars(moments)
+        else:
+            merged[name] = sum(values)
+    return merged
+
+
+def _merged_windows(windows: Sequence[tuple[Any, Any]], size: int) -> tuple[Any, Any]:
+    """The latest episodes of each worker in turn, the newest last."""
+    newest = [zip(returns[::-1], lengths[::-1], strict=True) for returns, lengths in windows]
+    episodes = [one for group in zip_longest(*newest) for one in group if one is not None]
+    newest_last = episodes[:size][::-1]
+    returns = np.array([episode[0] for episode in newest_last], np.float64)
+    return returns, np.array([episode[1] for episode in newest_last], np.int64)
+
+
+def merged_explanation(reports: Sequence[WorkerReport], slots: Sequence[int]) -> Explanation:
+    """The parts of the workers' collections, and whether several processes pay."""
+    alike: dict[tuple[Part, ...], list[int]] = {}
+    for worker, report in enumerate(reports):
+        alike.setdefault(tuple(report.parts), []).append(worker)
+    merged = []
+    for parts, workers in alike.items():
+        of = "" if len(alike) == 1 else f"worker {', '.join(map(str, workers))}: "
+        merged += [part._replace(name=of + part.name) for part in parts]
+    return Explanation([*merged, _advice(reports, slots)])
+
+
+def _advice(reports: Sequence[WorkerReport], slots: Sequence[int]) -> Part:
+    counts = " or ".join(map(str, dict.fromkeys(slots)))
+    what = f"{count_text(len(slots), 'worker')} of {counts} slots"
+    seconds = [
+        life["seconds"] / life["collections"]
+        for report in reports
+        if report.statistics is not None and (life := report.statistics["lifetime"])["collections"]
+    ]
+    if not seconds:
+        return Part("workers", what, "whether they pay is known after the first batch")
+    took = max(seconds)
+    how = f"a batch takes one {took * 1e3:.3g} ms"
+    if len(slots) == 1:
+        return Part("workers", what, how)
+    if took >= _PAYS:
+        return Part("workers", what, f"{how}: several processes pay")
+    better = f"larger batches, or one process with {sum(slots)} slots, would be faster"
+    return Part("workers", what, f"{how}: {better}", "3 ms per batch")
 
 
 # ---------------------------------------------------------------------------------------- arguments

@@ -6,6 +6,7 @@ import atexit
 import inspect
 import logging
 import multiprocessing
+import pickle
 import signal
 import sys
 import threading
@@ -16,7 +17,10 @@ from copy import deepcopy
 from multiprocessing import connection, util
 from multiprocessing.synchronize import Lock
 from operator import methodcaller
+from pathlib import Path
 from queue import Empty
+from shutil import rmtree
+from tempfile import mkdtemp
 from typing import Any
 
 import torchrl.collectors as upstream
@@ -33,7 +37,7 @@ from tdcollect.collect import Collector
 from tdcollect.collect.arguments import check_arguments, check_known
 from tdcollect.collect.collector import extends
 from tdcollect.collectors import asking
-from tdcollect.collectors.asking import WorkerLostError
+from tdcollect.collectors.asking import WorkerLostError, WorkerReport
 from tdcollect.display import count_text, one_line
 from tdcollect.processes.child import children_hash_by, ending, hash_seed
 
@@ -150,7 +154,37 @@ def _watched(guard: Guard) -> Iterator[None]:
         raise
 
 
+class Reports:
+    """Files, each with the latest word of a worker: its report, or the error that it ended with."""
+
+    def __init__(self, workers: int):
+        self._folder = mkdtemp(prefix="tdcollect-reports-")
+        # Unlike a `TemporaryDirectory`, it leaves the folder alone in forks of this process.
+        self._remove = util.Finalize(self, rmtree, (self._folder, True), exitpriority=0)
+        self.files = [Path(self._folder, str(worker)) for worker in range(workers)]
+
+    def latest(self, procs: Callable[[], Sequence[Any]]) -> list[WorkerReport]:
+        """The latest report of each worker; ``procs`` raises for one that has died."""
+        for worker, proc in enumerate(procs()[: len(self.files)]):
+            if self.last_word(worker):
+                connection.wait([proc.sentinel], 5)  # it ends
+        procs()
+        return [pickle.loads(file.read_bytes()) for file in self.files]
+
+    def last_word(self, worker: int) -> str:
+        """The error that a worker ended with; empty where it was killed."""
+        with suppress(OSError, IndexError):  # of none, where another's collector runs
+            word = pickle.loads(self.files[worker].read_bytes())
+            return word if isinstance(word, str) else ""
+        return ""
+
+    def close(self) -> None:
+        """Remove the files."""
+        self._remove()
+
+
 _log = logging.getLogger("tdcollect.collectors")
+_SIGNAL: Any = getattr(signal, "SIGCHLD", None)  # Windows has none
 
 
 class _Watched:
@@ -177,6 +211,8 @@ class Guard:
         self.lock = threading.RLock()
         self._collector = weakref.ref(collector)
         self._error: WorkerLostError | None = None
+        self._previous: Any = None
+        self._handler: Any = None
         self._wake, self._sleep = multiprocessing.Pipe(duplex=False)
         self._thread = threading.Thread(
             target=_watch, args=(weakref.ref(self), self._wake), name="tdcollect-guard", daemon=True
@@ -218,7 +254,9 @@ class Guard:
         if collector is None:  # which ends them all
             return
         proc.join(1.0)
-        lost = collector._lost_worker(worker, proc.pid, ending(proc.exitcode))
+        cause = collector.reports.last_word(worker)
+        how = ending(proc.exitcode) + f" after {cause}" * bool(cause)
+        lost = collector._lost_worker(worker, proc.pid, how)
         WorkersState(collector).release_update(worker)
         _log.error("%s; the other workers are ended", lost)
         self._error = WorkerLostError(lost)
@@ -229,6 +267,25 @@ class Guard:
             other.join(_PATIENCE)
         _give_back(locks_between(collector.replay_buffer, collector.queue_out.queue))
 
+    # ------------------------------------------------------------------------- while it runs free
+
+    def raise_in_main_thread(self) -> None:
+        """From now on, raise in the main thread when a worker is lost, by a handler of SIGCHLD."""
+        if self._handler is not None or not _can_signal():
+            return
+        previous, itself = signal.getsignal(_SIGNAL), weakref.ref(self)
+
+        def handler(number: int, frame: Any) -> None:
+            if callable(previous):
+                previous(number, frame)
+            guard = itself()
+            if guard is not None and not guard.closed and guard._error is not None:
+                guard.check()
+
+        self._previous = previous
+        self._handler = handler
+        signal.signal(_SIGNAL, handler)
+
     def look_in_thread(self) -> bool:
         """Look, in the thread that watches; True to go on watching."""
         with self.lock:
@@ -236,6 +293,8 @@ class Guard:
                 return False
             with suppress(ValueError):  # of a process that a shutdown closes meanwhile
                 self._look()
+            if self._error is not None and self._handler is not None:
+                signal.pthread_kill(threading.main_thread().ident or 0, _SIGNAL)
             return self._error is None
 
     def close(self) -> None:
@@ -245,6 +304,8 @@ class Guard:
         self.closed = True
         with suppress(OSError):
             self._sleep.close()  # the thread finds its end closed
+        if self._handler and _can_signal() and signal.getsignal(_SIGNAL) is self._handler:
+            signal.signal(_SIGNAL, self._previous or signal.SIG_DFL)
 
 
 def _give_back(locks: Sequence[Any]) -> None:
@@ -253,6 +314,10 @@ def _give_back(locks: Sequence[Any]) -> None:
         if isinstance(lock, Lock) and kept_by_others(lock, _PATIENCE):
             lock.release()
             _log.warning("a worker ended as it wrote: rows of the replay buffer may be incomplete")
+
+
+def _can_signal() -> bool:
+    return _SIGNAL is not None and threading.current_thread() is threading.main_thread()
 
 
 def _watch(guard_of: Callable[[], Guard | None], wake: connection.Connection) -> None:
@@ -321,6 +386,10 @@ class MultiCollector(asking.Asking, upstream.MultiCollector, metaclass=_BySync):
             :class:`tdcollect.Collector`.
         **kwargs: as TorchRL has them.
 
+    Attributes:
+        stats: :class:`tdcollect.collect.Statistics`, merged over the workers; a call gives
+            TorchRL's dict of counters.
+
     Raises:
         WorkerLostError: wherever the collector waits, if a worker has died; the others are ended.
     """
@@ -351,8 +420,9 @@ class MultiCollector(asking.Asking, upstream.MultiCollector, metaclass=_BySync):
         inner = asking.class_of_collectors(collector_class)
         self._ours = isinstance(inner, type) and issubclass(inner, Collector)
         asking.check_shared_buffer(create_env_fn[0] if several else create_env_fn, policy, kwargs)
+        self.reports = Reports(workers if self._ours else 0)
         if self._ours:
-            inner = asking.InnerCollector(inner)
+            inner = asking.InnerCollector(inner, self.reports.files)
         try:
             with children_hash_by(hash_seed()):
                 super().__init__(create_env_fn, policy, collector_class=inner, **kwargs)
@@ -397,6 +467,16 @@ class MultiCollector(asking.Asking, upstream.MultiCollector, metaclass=_BySync):
         if self._guard is not None and not self.closed:
             self._guard.check()
 
+    def start(self) -> None:
+        """Have the workers write to the replay buffer by themselves; see the parent's method.
+
+        A worker that dies is noticed at once. A :class:`WorkerLostError` is raised in the main
+        thread wherever that is, if this method was called there; otherwise by the next call of the
+        collector.
+        """
+        self._guard.raise_in_main_thread()
+        super().start()
+
     def shutdown(self, *args: Any, **kwargs: Any) -> None:
         """End the workers; see the parent's method."""
         if self._guard is not None:
@@ -405,6 +485,7 @@ class MultiCollector(asking.Asking, upstream.MultiCollector, metaclass=_BySync):
             super().shutdown(*args, **kwargs)
         finally:
             WorkersState(self).end_weight_sync()
+            self.reports.close()
 
     def iterator(self) -> Iterator[Any]:
         """Iterate over batches; see the parent's method. May be called again."""
@@ -509,6 +590,14 @@ class MultiCollector(asking.Asking, upstream.MultiCollector, metaclass=_BySync):
         if version is not None and self.policy_version_tracker is not None:
             self.policy_version_tracker.version = version
             counters.acknowledged_version = version
+
+    # ---------------------------------------------------------------------------------- reports
+
+    def _reports(self) -> list[asking.WorkerReport]:
+        """The latest report of each worker; these go on collecting."""
+        if self.closed:
+            raise RuntimeError("the collector is shut down; ask a live one")
+        return self.reports.latest(lambda: self.procs)
 
     def __repr__(self) -> str:
         if self.closed:

@@ -42,6 +42,10 @@ class RayCollector(asking.Asking, TorchRLRayCollector):
             :class:`tdcollect.Collector`. Without ``ray_init_config`` and a Ray that runs, a quiet
             one without a dashboard starts, and stops with the last collector that uses it.
 
+    Attributes:
+        stats: :class:`tdcollect.collect.Statistics`, merged over the workers; a call gives
+            TorchRL's dict of counters.
+
     Raises:
         WorkerLostError: where the collector waits for a worker that is lost; the others are ended.
 

@@ -110,6 +110,17 @@ def test_drawn_actions_repeat_with_the_seed(collector: Any, policy: Any) -> None
     assert_same(take(collector, 3)[0].flatten(0, 1), next(iter(in_one_process(3))))
 
 
+def test_statistics_are_merged(collector: Any) -> None:
+    life = collector.stats.lifetime
+    steps, episodes = life.steps, life.episodes
+    batches = take(collector, 4, 5)
+    after = collector.stats.lifetime
+    assert after.steps - steps == sum(batch.numel() for batch in batches)
+    ended = sum(int(batch["next", "done"].sum()) for batch in batches)
+    assert after.episodes - episodes == ended
+    assert collector.stats()["workers"] == 2
+
+
 def test_an_error_of_a_worker_comes_back(collector: Any) -> None:
     actor = collector.remote_collectors[0]
     with pytest.raises(ValueError, match="expected components to be"):

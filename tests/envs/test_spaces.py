@@ -22,7 +22,7 @@ from torchrl.envs import GymWrapper, SerialEnv, check_env_specs
 from torchrl.modules import RandomPolicy
 
 from tdcollect import make_env
-from tdcollect.envs.spaces import DrawableBox, SpaceCodec, drawable
+from tdcollect.envs.spaces import DrawableBox, SpaceCodec
 
 INTEGERS = [np.uint8, np.int8, np.int16, np.int32, np.int64]
 FLOATS = [np.float16, np.float32, np.float64]
@@ -307,7 +307,7 @@ def test_such_a_spec_is_what_torchrl_expects(derive: Callable[[Any], Any]) -> No
     """Whatever is made of it draws well, too, and equals what is made of TorchRL's own."""
     bounds = WIDE["mixed axes"]
     plain = Bounded(torch.tensor(bounds.low), torch.tensor(bounds.high), (4,))
-    spec, theirs = derive(drawable(plain)), derive(plain)
+    spec, theirs = derive(DrawableBox(*plain.space, plain.shape)), derive(plain)
     assert type(spec) is DrawableBox
     assert (spec == theirs, theirs == spec, spec != theirs) == (True, True, False)
     assert spec != Bounded(0, 1, theirs.shape, dtype=theirs.dtype)
@@ -320,6 +320,6 @@ def test_such_a_spec_is_what_torchrl_expects(derive: Callable[[Any], Any]) -> No
 
 
 def test_such_a_spec_is_stacked_with_others() -> None:
-    specs = [drawable(Bounded(0, INF, (2,))), Bounded(0, 1, (2,))]
+    specs = [DrawableBox(0, INF, (2,)), Bounded(0, 1, (2,))]
     for pair in (specs, specs[::-1]):
         assert all(one.rand().isfinite().all() for one in torch.stack(pair).unbind(0))

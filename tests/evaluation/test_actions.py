@@ -20,7 +20,7 @@ from torchrl.modules import RandomPolicy
 
 from tdcollect import make_env
 from tdcollect.collect.policy import RandomActions
-from tdcollect.envs.spaces import drawable
+from tdcollect.envs.spaces import DrawableBox
 from tdcollect.evaluation.episodes.inference import DrawByRow, stream
 
 from ..zoo import masked
@@ -187,7 +187,7 @@ SPECS = {
     "a number": Bounded(-1, 1, ()),
     "integers": Bounded(0, 5, (3,), dtype=torch.int64),
     "unbounded": Unbounded((20,)),
-    "half bounded": drawable(Bounded(torch.tensor([0.0, -9]), torch.tensor([np.inf, 9]), (2,))),
+    "half bounded": DrawableBox(torch.tensor([0.0, -9]), torch.tensor([np.inf, 9]), (2,)),
 }
 
 

@@ -254,7 +254,7 @@ def test_other_names_in_a_directory_are_shown_or_left_out(sent, typed, text: str
 def test_an_evaluation_by_python_can_be_named(here) -> None:
     with pytest.raises(TypeError, match="expected request to be a Request, got str"):
         tdcollect.evaluate("CartPole-v1", None, 1, output_dir="run", request="random")
-    with pytest.raises(ValueError, match="which keeps the names of request, got None"):
+    with pytest.raises(ValueError, match="an output_dir, which keeps the names of request"):
         tdcollect.evaluate("CartPole-v1", None, 1, request=Request("CartPole-v1", "random"))
     request = Request("CartPole-v1", "random", directory=str(here))
     tdcollect.evaluate("CartPole-v1", None, 1, output_dir="run", progress=False, request=request)

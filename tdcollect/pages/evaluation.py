@@ -19,6 +19,7 @@ from tdcollect.display import count_text, listed_text, number_text, number_texts
 from tdcollect.evaluation import ledger, statistics
 from tdcollect.evaluation.ledger import BATCHES, RANDOM, Episode, manifest_entry, policy_name
 from tdcollect.evaluation.statistics import Interval, Quantity, Summary, ends, in_order
+from tdcollect.files import write_json
 from tdcollect.pages import build, plots
 from tdcollect.pages.build import REPORT, Cell, Column, DataTable, Figure, Figures, Page, Paragraph
 from tdcollect.pages.plots import Values, finite, short
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from tdcollect.evaluation.comparison import Comparison, Difference
 
 COMPARISON_REPORT = "comparison.html"
+COMPARED = "comparison.json"
 LOWEST = 5  # returns that are named above the table of episodes
 LISTED = 100  # entries of a list in the manifest, such as given seeds
 MOST = 10_000  # rows of a table of episodes
@@ -436,8 +438,11 @@ def write_comparison_report(
 ) -> list[Path]:
     """Write ``comparison.html`` and its figures as :func:`write_report` does; return the files.
 
-    ``pages`` has the paths of those of single episodes.
+    ``pages`` has the paths of those of single episodes. ``comparison.json`` names what was
+    compared, by its digests, so that ``tdcollect view`` compares it again.
     """
+    settings = ("names", "ledgers", "across_envs", "confidence", "resamples", "seed")
+    write_json(Path(directory, COMPARED), {name: getattr(comparison, name) for name in settings})
     return build.write_page(Path(directory, COMPARISON_REPORT), comparison_page(comparison, pages))
 
 

@@ -687,7 +687,7 @@ def test_graphs_are_made_under_autocast() -> None:
 
 
 def test_a_policy_is_timed_on_both_devices() -> None:
-    made = collector(drops, policy_device=GPU)
+    made = collector("actor", policy_device=GPU)
     state = torch.get_rng_state(), torch.cuda.default_generators[0].get_state()
     told = {part.what: part.how for part in made.explain(measure=True)}
     assert re.fullmatch(r"\d+ us on cuda:0, \d+ us on cpu", told["time of a call"])

@@ -61,7 +61,9 @@ def test_ppo_prints_what_comes_and_what_it_has_measured_and_ends_with_its_pages(
     assert re.fullmatch(rf"All of it on pages, after \d+ s. Open {index}", last)
     links = {*re.findall('href="./(.*?)"', index.read_text())}
     pages = [f"{name}/report.html" for name in ("halfway", "trained")]
-    assert links == {f"pages/{page}" for page in [*pages, "curve/curve.html"]}
+    assert links == {
+        f"pages/{p}" for p in [*pages, "comparison/comparison.html", "curve/curve.html"]
+    }
 
 
 def test_ppo_draws_a_curve_of_test_episodes_and_names_the_best_checkpoint(ppo) -> None:

@@ -192,13 +192,36 @@ def test_only_what_an_evaluation_wrote_is_viewed(runs: Path, tmp_path: Path) -> 
     for _ in range(2):
         index, found = view(here, here / "out", overwrite=True)
         kinds = [(one.kind, one.path) for one in found]
-        assert kinds == [("evaluation", "b")]
-        assert "compared" not in index.read_text()
+        assert kinds == [("evaluation", "b"), ("comparison", "compared")]
+        assert "left out, as what it compares is not below this folder" in index.read_text()
         shutil.copytree(runs / "b", here / "out" / "b")
     with pytest.raises(ValueError, match="lies in the folder to view, or holds more"):
         view(here, here / "out")
     with pytest.raises(FileNotFoundError, match="expected evaluations below"):
         view(here / "compared", tmp_path / "out")
+
+
+def test_comparisons_are_made_again_from_what_was_viewed(runs: Path, tmp_path: Path) -> None:
+    """With the numbers that were compared, wherever the evaluations lie; a page is no source."""
+    here = tmp_path / "runs"
+    for name in ("a", "b"):
+        shutil.copytree(runs / "b", here / name)
+    out = here / "both"
+    assert main(["compare", f"{here / 'a'}", f"{here / 'b'}", "--output-dir", f"{out}"]) == 0
+    compared = json.loads((out / "comparison.json").read_text())
+    before = (out / "comparison.html").read_text()
+    (out / "comparison.html").write_text("<script>alert(1)</script>")
+    (here / "a").rename(here / "moved")
+    index, found = view(here, tmp_path / "pages")
+    assert (found[-1].kind, found[-1].path, found[-1].policy) == ("comparison", "both", "b minus a")
+    assert '<a href="./pages/both/comparison.html">both</a>' in index.read_text()
+    again = (tmp_path / "pages" / "pages" / "both" / "comparison.html").read_text()
+    assert re.sub("<nav>.*?</nav>\n", "", again) == before
+    wrong = {"ledgers": [[1]], "resamples": "9", "confidence": None, "seed": -1, "across_envs": 2}
+    for name, value in wrong.items():
+        (out / "comparison.json").write_text(json.dumps(compared | {name: value}))
+        _, found = view(here, tmp_path / "pages")
+        assert found[-1].status.startswith("left out")
 
 
 def test_commands_are_those_of_the_evaluations(runs: Path, out: Path, capsys) -> None:

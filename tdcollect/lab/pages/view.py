@@ -16,8 +16,9 @@ from typing import Any, TypeVar
 from tdcollect.display import count_text
 from tdcollect.evaluation import curve as learning
 from tdcollect.evaluation import ledger
+from tdcollect.evaluation.comparison import compare
 from tdcollect.evaluation.curve import Best, Point, curve_page
-from tdcollect.evaluation.statistics import Summary, ends, summarize
+from tdcollect.evaluation.statistics import MOST_RESAMPLES, Summary, ends, summarize
 from tdcollect.files import replaced, write_atomically
 from tdcollect.lab.pages.episode import (
     EPISODES,
@@ -32,25 +33,37 @@ from tdcollect.lab.race import RaceResult, path_of, race_page
 from tdcollect.lab.results import FINISHED, SuiteResults, is_suite, results_of
 from tdcollect.pages import build, evaluation
 from tdcollect.pages.build import REPORT, Cell, Column, DataTable, Figure, Figures, Page, Part
-from tdcollect.pages.evaluation import again_of, intervals_sentence, named_in, report_page
+from tdcollect.pages.evaluation import (
+    COMPARED,
+    COMPARISON_REPORT,
+    again_of,
+    comparison_page,
+    intervals_sentence,
+    named_in,
+    report_page,
+)
 from tdcollect.pages.plots import Mark, intervals
 
 INDEX = "index.html"
 PAGES = "pages"
+COMPARISON = "comparison"
 WHERE = "the folder that was viewed"
 SHOWN = "worst:5"  # of each evaluation, with pages of their own
+LEFT_OUT = "left out, as what it compares is not below this folder"
 T = TypeVar("T")
 Where = str | os.PathLike[str]
 _FOREIGN = ("is something else's", f"which has no {ledger.MANIFEST}")  # of no evaluation
 _MARK = b'<meta name="generator" content="tdcollect">'
-_KINDS = {name.split()[-1]: name for name in ("suite", "race", "evaluation", "learning curve")}
+_KINDS = {
+    name.split()[-1]: name for name in ("suite", "race", "evaluation", "learning curve", COMPARISON)
+}
 _FIGURES, _ROWS = 6, 20  # figures of the index, and rows of each
 _FILMED = 100  # episodes of an evaluation that have a page as they have a film
 
 
 @dataclass(frozen=True)
 class Viewed:
-    """An evaluation, a learning curve, a race or a suite that was found.
+    """An evaluation, a learning curve, a race, a suite or a comparison that was found.
 
     Its path is relative to the folder that was viewed, its page to the index. The status tells why
     one has no page, such as ``"unfinished, 3 of 10 episodes"``.
@@ -108,7 +121,7 @@ def view(
     _check(root, out, overwrite)
     with replaced(out) as new:
         viewed = [*_Pages(root, out, new, episodes).found()]
-        if not viewed:
+        if all(one.kind == COMPARISON for one in viewed):
             raise FileNotFoundError(
                 f"expected evaluations below {root}, as tdcollect.evaluate writes them with an "
                 "output_dir, found none"
@@ -143,10 +156,14 @@ class _Pages:
 
     def __init__(self, root: Path, out: Path, new: Path, episodes: str):
         self.root, self.out, self.new, self.which = root, out, new, episodes
+        self.finished: dict[str, Path] = {}  # evaluations by the digests of their ledgers
 
     def found(self) -> Iterator[Viewed]:
-        """Write all pages; yield what they are of, without parts of curves, races and suites."""
-        out = self.out.resolve()
+        """Write all pages; yield what they are of, without parts of curves, races and suites.
+
+        Comparisons come last: they are made again from evaluations.
+        """
+        out, comparisons = self.out.resolve(), []
         for folder, folders, files in os.walk(self.root):
             here = Path(folder)
             folders[:] = sorted(
@@ -156,6 +173,8 @@ class _Pages:
                 and not (here / name).is_symlink()
                 and (here / name).resolve() != out
             )
+            if COMPARISON_REPORT in files:
+                comparisons.append(here)
             if ledger.MANIFEST in files:
                 folders.clear()
                 one = self.evaluation(here)
@@ -171,6 +190,25 @@ class _Pages:
                 parts = {*map(learning.step_name, learning.steps_of(here))}.intersection(folders)
                 folders[:] = [name for name in folders if name not in parts]
                 yield self.curve(here, sorted(parts))
+        yield from map(self.comparison, comparisons)
+
+    def comparison(self, here: Path) -> Viewed:
+        """Compare again what was compared, if all of it was viewed, and write the page."""
+        path = self._path(here)
+        try:
+            known = ledger.read_json(here / COMPARED, dict, "")
+            runs = [ledger.read_directory(self.finished[one]) for one in known["ledgers"]]
+            resamples = min(known["resamples"], MOST_RESAMPLES)
+            settings = {name: known[name] for name in ("across_envs", "confidence", "seed")}
+            names = [*map(str, known["names"])]
+            comparison = compare(*runs, names=names, resamples=resamples, **settings)
+        except (ValueError, TypeError, KeyError, OSError):
+            return Viewed(path, COMPARISON, LEFT_OUT)
+        page_path = f"{PAGES}/{path}/{COMPARISON_REPORT}"
+        self._write(page_path, comparison_page(comparison, {}, _back(page_path)))
+        baseline, *others = comparison.names
+        policies = f"{', '.join(others)} minus {baseline}"
+        return Viewed(path, COMPARISON, FINISHED, page_path, comparison.env, policies)
 
     def evaluation(self, here: Path, target: str = INDEX, text: str = "All evaluations") -> Viewed:
         """Write the page of an evaluation, if it is finished, with a link to another page."""
@@ -189,6 +227,7 @@ class _Pages:
         except (ValueError, OSError) as error:
             status = "refused" if (here / ledger.REFUSED).exists() else "unreadable"
             return Viewed(path, "evaluation", f"{status}: {self._within(error)}")
+        self.finished[ledger.ledger_digest(episodes)] = here
         summary = summarize(episodes)
         cells = dict.fromkeys(ledger.kept_trajectories(here), Cell("kept"))
         again = again_of(manifest, here, self.root, WHERE)
@@ -281,7 +320,7 @@ def _back(
 def index_page(name: str, viewed: Sequence[Viewed]) -> Page:
     """Return the index of what was found in a folder of a name."""
     groups = {kind: [one for one in viewed if one.kind == kind] for kind in _KINDS}
-    suites, races, evaluations, curves = groups.values()
+    suites, races, evaluations, curves, comparisons = groups.values()
     drawn = _figures(evaluations)
     sections: list[tuple[str, Sequence[Part]]] = [
         ("Suites", [_suites(suites)] if suites else []),
@@ -289,6 +328,7 @@ def index_page(name: str, viewed: Sequence[Viewed]) -> Page:
         ("Mean returns", [Figures(drawn)] if drawn else []),
         ("Evaluations", [_evaluations(evaluations)] if evaluations else []),
         ("Learning curves", [_curves(curves)] if curves else []),
+        ("Comparisons", [_comparisons(comparisons)] if comparisons else []),
     ]
     lead = [count_text(len(some), _KINDS[kind]) for kind, some in groups.items() if some]
     without = sum(one.page is None for one in viewed)
@@ -373,6 +413,14 @@ def _curves(curves: Sequence[Viewed]) -> DataTable:
         Column("last mean return", [o.curve[-1].mean if o.curve else None for o in curves], "n"),
     ]
     return _listing("learning curve", curves, columns)
+
+
+def _comparisons(comparisons: Sequence[Viewed]) -> DataTable:
+    columns = [
+        Column("env", [one.env for one in comparisons]),
+        Column("policies", [one.policy for one in comparisons], "t"),
+    ]
+    return _listing("comparison", comparisons, columns)
 
 
 def _each(things: Sequence[T | None], value: Callable[[T], Any]) -> list[Any]:

@@ -637,8 +637,9 @@ def followed(
 
         def counted(event: Event) -> Event:
             one, what = event
-            if bar is not None and what is None:  # those that were there
-                bar.update(episodes - len(one.recording.left))
+            if bar is not None and what is None:
+                if there := episodes - len(one.recording.left):
+                    bar.update(there)
             elif bar is not None and isinstance(what, Finished) and not one.recording.again:
                 bar.update(1)
             return event

@@ -361,10 +361,11 @@ def test_each_component_is_saved_and_loaded_by_name() -> None:
     seed_everything(0)
     made, other = (collector("CartPole-v1", normed) for _ in range(2))
     next(iter(made))
+    since_0_15 = {"collector_progress"} & ParentCollector.state_dict(made).keys()
     kept = {
         "policy": {"policy_state_dict"},
         "transforms": {"env_state_dict"},
-        "counters": {"frames", "iter", "traj_pool"},
+        "counters": {"frames", "iter", "traj_pool"} | since_0_15,
         "statistics": {"statistics"},
         "random": {"random"},
         "envs": {"envs"},

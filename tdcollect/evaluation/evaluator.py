@@ -218,8 +218,8 @@ class Evaluator:
             seed: the root seed of these episodes; None for that of the evaluator.
 
         Returns:
-            A TensorDict ``[num_trajectories]``, by index: ``"episode_reward"`` (float64; NaN of one
-            that failed), ``"episode_length"`` (int64, in steps), ``"truncated"`` (bool), and
+            A TensorDict ``[num_trajectories]``, by index, of ``"episode_reward"`` (float64; NaN of
+            one that failed), ``"episode_length"`` (int64, in steps), ``"truncated"`` (bool), and
             ``"env_index"`` (int64), the index of the episode, which belongs to no slot.
         """
         check.count(seed=seed or 0, step=step or 0)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import sys
 import zlib
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -19,9 +19,14 @@ MODULES = ("tdcollect.keys", "tdcollect.seeding")  # without __all__: all names 
 
 
 def public_names() -> set[str]:
-    names = {f"{module}.{name}" for module, exported in EXPORTED.items() for name in exported}
+    names = {
+        f"{module}.{name}"
+        for module, exported in EXPORTED.items()
+        for name in exported
+        if getattr(import_module(module), name).__module__.startswith("tdcollect")
+    }  # the others are TorchRL's own
     for module in MODULES:
-        text = Path(str(importlib.import_module(module).__file__)).read_text()
+        text = Path(str(import_module(module).__file__)).read_text()
         own = re.findall(r"^(?:def )?([a-zA-Z]\w*)(?:\(| = )", text, re.M)
         names |= {f"{module}.{name}" for name in own}
     return names

@@ -551,7 +551,7 @@ def summarize(
     """Return the statistics of a ledger, the same bits for the same records in any order.
 
     The interval of the mean is the bias-corrected and accelerated bootstrap (Efron 1987), that of
-    the interquartile mean the percentile bootstrap (Agarwal et al. 2021), both over episodes, by
+    the interquartile mean the percentile bootstrap (Agarwal et al. 2021), both over episodes, as in
     ``scipy.stats.bootstrap``; that of the success rate is Wilson's (1927).
     ``docs/statistics.md`` has the formulas, and the measured coverage of each interval.
 

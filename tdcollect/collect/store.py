@@ -149,15 +149,21 @@ class Store:
             rows = torch.stack(values).flatten(0, 1)[torch.cat(self._rows).to(values[0].device)]
             self._parts.setdefault(name, []).append(rows)
             return
-        if len(values) == steps:
+        first = values[0]
+        # The flags that steps begin with are one tensor at all steps, say.
+        same = len(values) > 1 and all(value is first for value in values)
+        if len(values) == steps and not same:
             # Steps in another memory format (channels last) would make the batch one, too.
             self._entries[name] = torch.stack(values, dim).contiguous()
             return
-        first = values[0]
         if name not in self._entries:
             shape = (*first.shape[:dim], steps, *first.shape[dim:])
             self._entries[name] = _empty(shape, first)
-        torch.stack(values, dim, out=self._entries[name].narrow(dim, self._filled, len(values)))
+        target = self._entries[name].narrow(dim, self._filled, len(values))
+        if same:
+            target.copy_(first.unsqueeze(dim))
+        else:
+            torch.stack(values, dim, out=target)
 
 
 def _empty(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:

@@ -69,7 +69,10 @@ class Acting:
         if policy is None:
             self.policy = policy = self.lower(step.exclude(*texts) if texts else step)
         if policy.straight or not texts:
-            self.place.run(policy, step)
+            if self.place.moves:
+                self.place.run(policy, step)
+            else:
+                policy(step)
         else:
             device = self.place.policy if self.place.moves else None
             shown = StepDict(told(texts, step, device))
@@ -78,6 +81,10 @@ class Acting:
         if self._remembered is None:
             self._remembered = policy.forgets(step, self.env.carried)
         return self._remembered
+
+    def reads(self, key: Key) -> bool:
+        """Return whether the policy may read an entry of the env or the collector."""
+        return self.policy is None or key in self.policy.reads_first
 
     def check(self) -> None:
         """Raise if a draw had parameters that its distribution refuses."""
@@ -233,17 +240,26 @@ def _where(mask: torch.Tensor, value: torch.Tensor, other: torch.Tensor) -> torc
 
 
 class Ends:
-    """Resets the slots whose episodes ended in the latest step (``ended``), by their numbers."""
+    """Resets the slots whose episodes ended in the latest step (``ended``), by their numbers.
 
-    def __init__(self, env: ArrayEnv, new_ids: NewIds | None):
+    Args:
+        read: returns whether somebody may read trajectory ids before the batch is whole. They are
+            written then.
+    """
+
+    def __init__(self, env: ArrayEnv, new_ids: NewIds | None, read: Callable[[], bool]):
         self._env = env
         self._new_ids = new_ids
+        self._read = read
         self._count = env.batch_size.numel()
         self._renewed: list[int] = []
+        self._taken = 0
+        self._late: list[tuple[int, list[int], Array]] = []  # steps before; slots, and their ids
         self.ended: list[int] = []
 
     def begin(self, following: StepDict) -> StepDict:
         """The entries that begin the next step, given those that the latest step led to."""
+        self._taken += 1
         self.ended, self._renewed = self._env.ends(following)
         if not self.ended:
             return following
@@ -254,12 +270,24 @@ class Ends:
         if not self._renewed:
             return
         if self._new_ids is not None:
-            set_ids(upcoming, self._renewed, self._new_ids(len(self._renewed)))
+            ids = self._new_ids(len(self._renewed))
+            if self._read():
+                set_ids(upcoming, self._renewed, ids)
+            else:
+                self._late.append((self._taken, self._renewed, ids))
         if 0 < len(self.ended) < self._count:
             zero_rows(upcoming, forgotten, self._env.batch_size, self.ended)
 
     def number(self, entries: dict[Key, torch.Tensor]) -> None:
-        """Give trajectories their ids, where these are known at the end of a batch only."""
+        """Write the ids that are not written yet: into a batch ``[*N, T]``, or its last step."""
+        if not self._late or keys.TRAJ_IDS not in entries:
+            return
+        ids = entries[keys.TRAJ_IDS]
+        is_batch = ids.ndim > len(self._env.batch_size)
+        grid = (ids if is_batch else ids.clone()).numpy().reshape(self._count, -1)
+        for taken, slots, new in self._late:
+            grid[slots, taken if is_batch else 0 :] = new[:, None]
+        entries[keys.TRAJ_IDS] = torch.from_numpy(grid).view(ids.shape)
 
 
 class MaskedEnds(Ends):
@@ -276,7 +304,7 @@ class MaskedEnds(Ends):
     def __init__(
         self, env: ArrayEnv, new_ids: NewIds | None, ids_on: torch.device | None, asks: bool
     ):
-        super().__init__(env, new_ids)
+        super().__init__(env, new_ids, lambda: True)
         self._ids_on = ids_on or torch.device("cpu")
         self._asks = asks
         # The number of the latest trajectory: -1 of the first that begins in this batch.
@@ -452,7 +480,8 @@ class Frames:
         store = self._store(steps)
         place.ring = min(store.chunk, steps)
         slots = turns.ready
-        ends = Ends(env, self.new_ids)
+        known = not place.moves and self.watch is None and env.hands_through(keys.TRAJ_IDS)
+        ends = Ends(env, self.new_ids, lambda: not known or self._acting.reads(keys.TRAJ_IDS))
         if env.resets_by_mask:
             ends = MaskedEnds(env, self.new_ids, place.storing, asks=self.watch is not None)
             if keys.TRAJ_IDS in turns.present:

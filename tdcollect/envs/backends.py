@@ -79,15 +79,19 @@ class SerialBackend(Backend):
         self._leaf = leaf
 
     def reset(self, starts: Starts, options: dict[str, Any] | None, out: SlotBuffers) -> None:
-        def begin(slot: int) -> None:
-            own = values.options_of(options, slot)
-            begun = self.envs[slot].reset(seed=starts[slot], options=own)
-            observation, info = begun if type(begun) is tuple else as_begun(begun)
-            self.observation.write_slot(observation, out.observation, slot)
-            if self.info:
-                write_info(self.info, info, out.info, slot)
-
-        for_each_slot("reset", starts, begin)
+        failed: dict[int, Exception] = {}
+        for slot, seed in starts.items():
+            own = None if options is None else values.options_of(options, slot)
+            try:
+                begun = self.envs[slot].reset(seed=seed, options=own)
+                observation, info = begun if type(begun) is tuple else as_begun(begun)
+                self.observation.write_slot(observation, out.observation, slot)
+                if self.info:
+                    write_info(self.info, info, out.info, slot)
+            except Exception as error:
+                failed[slot] = error
+        if failed:
+            raise SlotError("reset", failed)
 
     def step(self, actions: Sequence[Array], slots: Sequence[int] | None, out: SlotBuffers) -> None:
         envs, unbatched = self.envs, self.action.read_slots(actions)
@@ -298,13 +302,13 @@ class VectorBackend(Backend):
             return
         rows = np.fromiter(starts, np.intp)
         seeds: Any = None
-        if any(seed is not None for seed in starts.values()):
+        if {*starts.values()} != {None}:
             seeds = [starts.get(slot) for slot in range(self.num_envs)]
         if options is None and self._fresh:
             rows = self._show_fresh(rows, seeds, out)
             if not len(rows):
                 return
-        passed = dict(options or {})
+        passed = {**options} if options else {}
         if len(rows) < self.num_envs:
             if not self.can.reset_singly:
                 raise ValueError(
@@ -333,7 +337,8 @@ class VectorBackend(Backend):
                 f"expected the infos of {self.env} to be a dict, as gymnasium.vector has it, got "
                 f"{type(info).__name__}; have it give one"
             )
-        self._fresh_at[rows] = -1
+        if self._fresh:
+            self._fresh_at[rows] = -1
         self._write_rows("reset", observation, info, rows, out)
 
     def _show_fresh(self, rows: Array, seeds: list[int | None] | None, out: SlotBuffers) -> Array:

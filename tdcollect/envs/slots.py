@@ -422,6 +422,7 @@ class Stepper:
             )
         self.backend = backend
         self.can = backend.can
+        self._goes_apart = backend.can.asynchronous
         self.name = name
         self.is_closed = False
         self.latest: StepBuffers | None = None
@@ -515,7 +516,8 @@ class Stepper:
         counters, places = self._counters, np.zeros((5, self.num_envs), np.int64)
         places[0], places[1] = counters.number, counters.episodes
         places[2], places[3] = counters.lengths(), self._phases
-        places[4, [*self.away]] = 1
+        if self._goes_apart:
+            places[4, [*self.away]] = 1
         return places
 
     def follow(self) -> None:
@@ -562,30 +564,30 @@ class Stepper:
         rows = _rows_of(slots)
         for flag in (out.raw.terminated, out.raw.truncated, out.done):
             flag[rows] = False
-        self.recall()
+        if self._goes_apart:
+            self.recall()
         starts = self._seeds.of(slots)
         if seeds is not None:
             starts.update(zip(slots, seeds, strict=True))
-        failed = self._reset_backend(starts, options, out) if slots else None
-        while failed is not None and self.max_restarts is not None:
+        left, failed = starts, None
+        while left:
+            try:
+                failed = None
+                self.backend.reset(left, options, out.raw)
+            except SlotError as error:
+                failed = error
+            failed = self._begin(left, failed, out)
+            if failed is None or self.max_restarts is None:
+                break
             again = sorted(failed.causes)
             self._restart(failed, again)
             if seeds is None:
                 starts.update(self._seeds.of(again))
-            failed = self._reset_backend({s: starts[s] for s in again}, options, out)
+            left = {slot: starts[slot] for slot in again}
         self._seeds.drop(slots)
         self._arrive(out)
         if failed is not None:
             raise failed
-
-    def _reset_backend(
-        self, starts: Starts, options: dict[str, Any] | None, out: StepBuffers
-    ) -> SlotError | None:
-        try:
-            self.backend.reset(starts, options, out.raw)
-        except SlotError as error:
-            return self._begin(starts, error, out)
-        return self._begin(starts, None, out)
 
     def _begin(
         self, starts: Starts, failed: SlotError | None, out: StepBuffers
@@ -627,16 +629,17 @@ class Stepper:
             SlotError: if the envs of some slots failed; the others are stepped.
             RestartsExhausted: if a failure exceeds ``max_restarts``; the others are stepped.
         """
-        self.recall()
+        if self._goes_apart:
+            self.recall()
         self._check_step(slots)
-        if slots is not None and not self.can.pause:
-            raise RuntimeError(
-                f"expected a step of all {self.num_envs} slots, got one of slots {list(slots)}: "
-                "this vector env steps its slots together; use backend='serial' to step some"
-            )
         if slots is not None:
+            if not self.can.pause:
+                raise RuntimeError(
+                    f"expected a step of all {self.num_envs} slots, got one of slots {list(slots)}:"
+                    " this vector env steps its slots together; use backend='serial' to step some"
+                )
             self._hold_present(out)
-        stepped, failed = self._without_fallen(slots)
+        stepped, failed = self._without_fallen(slots) if self._fallen else (slots, None)
         try:
             self.backend.step(actions, stepped, out.raw)
         except SlotError as error:
@@ -703,7 +706,7 @@ class Stepper:
     def send(self, actions: Sequence[Array], slots: Sequence[int]) -> None:
         """Have ``slots``, idle ones, take a step, and go on; see :meth:`receive`."""
         self._check_step(slots)
-        sent, failed = self._without_fallen(slots)
+        sent, failed = self._without_fallen(slots) if self._fallen else (slots, None)
         if failed is not None:
             self._phases[list(failed.causes)] = Phase.UNSENT
         self.backend.send(actions, sent)
@@ -785,8 +788,6 @@ class Stepper:
     # --- failures ------------------------------------------------------------------------------
 
     def _without_fallen(self, slots: Sequence[int] | None) -> tuple[Any, SlotError | None]:
-        if not self._fallen:
-            return slots, None
         every = self._every_slot if slots is None else slots
         fallen = {slot: self._fallen[slot] for slot in every if slot in self._fallen}
         rest = [slot for slot in every if slot not in fallen]

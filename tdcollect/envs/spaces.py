@@ -194,10 +194,6 @@ class _CategoricalLeaf(Leaf):
         return value.astype(self.space_dtype)
 
 
-def _whole(entry: Array) -> Array:
-    return entry.astype(np.int64) if entry.dtype.kind == "f" else entry
-
-
 class _OneHotLeaf(_CategoricalLeaf):
     """``Discrete`` and evenly sized ``MultiDiscrete``, one-hot over a last dimension."""
 
@@ -209,7 +205,7 @@ class _OneHotLeaf(_CategoricalLeaf):
         out[...] = self.index(value, out)[..., None] == self._range
 
     def read(self, entry: Array) -> Array:
-        index = _whole(entry).argmax(-1)
+        index = (entry.astype(np.int64) if entry.dtype.kind == "f" else entry).argmax(-1)
         if self._counts_from_zero and index.dtype is self.space_dtype:
             return index
         return (index + self.start).astype(self.space_dtype)
@@ -232,7 +228,7 @@ class _MultiOneHotLeaf(_CategoricalLeaf):
         out[...] = index[..., self._component] == self._range
 
     def read(self, entry: Array) -> Array:
-        whole = _whole(entry)
+        whole = entry.astype(np.int64) if entry.dtype.kind == "f" else entry
         index = np.stack([whole[..., block].argmax(-1) for block in self._blocks], axis=-1)
         index = index.reshape(*entry.shape[:-1], *self.n.shape)
         return (index + self.start).astype(self.space_dtype)

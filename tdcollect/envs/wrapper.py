@@ -279,11 +279,6 @@ class GymnasiumEnv(EnvBase):
         for leaf in self.texts.values():
             leaf.keep([*latest.raw.observation, *numbers])  # type: ignore[union-attr]
 
-    def _to_array(self, tensor: torch.Tensor) -> Array:
-        plain = tensor.is_cpu and not tensor.requires_grad
-        array: Array = tensor.numpy() if plain else tensor.numpy(force=True)  # three times as long
-        return array if self._batched else array[None]
-
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         (buffers,) = self.allocate(1, exact=self._exact)
         slots = self._slots(tensordict, keys.STEP)
@@ -313,7 +308,7 @@ class GymnasiumEnv(EnvBase):
         mask = None if tensordict is None else tensordict.get(key, None)
         if mask is None or mask.all():
             return None
-        marked: list[int] = np.flatnonzero(self._to_array(mask).reshape(self.num_envs)).tolist()
+        marked: list[int] = np.flatnonzero(mask.reshape(self.num_envs).numpy(force=True)).tolist()
         return marked
 
     def read_actions(self, source: Mapping[Any, torch.Tensor] | TensorDictBase) -> list[Array]:
@@ -337,7 +332,9 @@ class GymnasiumEnv(EnvBase):
             if (leaf := texts.get(key)) and isinstance(source, TensorDictBase):
                 leaf.keep(())
                 action = leaf.numbers(action)
-            actions.append(self._to_array(action))
+            plain = action.is_cpu and not action.requires_grad
+            array: Array = action.numpy() if plain else action.numpy(force=True)  # takes longer
+            actions.append(array if self._batched else array[None])
         return actions
 
     def _set_seed(self, seed: int | None) -> None:

@@ -266,9 +266,8 @@ class _Categorical(Sampler):
         """
         noise = None
         if _are_few(logits):
-            logs, exact = _log_noise(self._draw.noise, logits)
-            ratios = np.subtract(logits.numpy(), logs, dtype=np.float64)
-            if (largest := _largest(ratios)) is not None:
+            nearly, exact = _exponential(self._draw.noise, logits)
+            if (largest := _largest(logits.numpy(), nearly)) is not None:
                 return self._picked(largest, logits), (logits, torch.from_numpy(largest))
             noise = exact()
         index = self._indexed(logits, noise)[-1]
@@ -338,22 +337,22 @@ def _are_few(logits: Tensor) -> bool:
     return few and logits.is_cpu and not logits.requires_grad
 
 
-def _log_noise(noise: Noise, like: Tensor) -> tuple[NDArray[Any], Callable[[], Tensor]]:
-    """The logarithms of exponential numbers, nearly; a function that gives the numbers to the bit.
+def _exponential(noise: Noise, like: Tensor) -> tuple[NDArray[Any], Callable[[], Tensor]]:
+    """Exponential numbers, nearly; a function that gives them to the bit.
 
     torch makes them of uniform numbers, one by one. It is asked for these alone, and for the others
     where they are needed: by a generator in the state of the global one before.
     """
     if like.numel() < _MANY or type(noise) is not GlobalNoise or not _made_of_uniform():
         drawn = noise.exponential(like)
-        return np.log(drawn.numpy()), lambda: drawn
+        return drawn.numpy(), lambda: drawn
     state = torch.get_rng_state()
     uniform = torch.empty_like(like, dtype=torch.float64).uniform_()
 
     def exact() -> Tensor:
         return torch.empty_like(like).exponential_(1, generator=torch.Generator().set_state(state))
 
-    return np.log(-np.log1p(-uniform.numpy())), exact
+    return -np.log1p(-uniform.numpy()), exact
 
 
 @cache
@@ -377,16 +376,26 @@ def _one_hot_rows(choices: int) -> NDArray[np.int64]:
     return np.eye(choices, dtype=np.int64)
 
 
-def _largest(values: NDArray[np.floating]) -> NDArray[np.int64] | None:
-    """The index ``[..., 1]`` of the largest of each row, if that is far enough from the next."""
-    if values.shape[-1] == 2:
-        one, other = values[..., 0], values[..., 1]
-        index = other - _APART > one
-        clear = (index | (one - _APART > other)) & (np.maximum(one, other) < np.inf)
-        return None if b"\0" in clear.tobytes() else index.astype(np.int64)[..., None]
-    last = np.partition(values, -2)
+def _largest(
+    logits: NDArray[np.floating], noise: NDArray[np.floating] | None = None
+) -> NDArray[np.int64] | None:
+    """The index ``[..., 1]`` of the largest logit of each row, less the logarithm of its noise.
+
+    None if one is not far enough from the next.
+    """
+    if logits.shape[-1] == 2:
+        with np.errstate(all="ignore"):  # infinite numbers are not clear
+            ahead = np.subtract(logits[..., 1], logits[..., 0], dtype=np.float64)
+            if noise is not None:
+                ahead -= np.log(noise[..., 1] / noise[..., 0])
+            distance = np.abs(ahead)
+        clear = (distance > _APART) & (distance < np.inf)
+        return None if b"\0" in clear.tobytes() else (ahead > 0).astype(np.int64)[..., None]
+    if noise is not None:
+        logits = np.subtract(logits, np.log(noise), dtype=np.float64)
+    last = np.partition(logits, -2)
     clear = (last[..., -1] - _APART > last[..., -2]) & (last[..., -1] < np.inf)
-    return None if b"\0" in clear.tobytes() else values.argmax(-1, keepdims=True)
+    return None if b"\0" in clear.tobytes() else logits.argmax(-1, keepdims=True)
 
 
 def _check_finite(normalizer: Tensor) -> None:

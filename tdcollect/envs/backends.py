@@ -332,7 +332,7 @@ class VectorBackend(Backend):
                 "it in batches, with episodes_per_slot=1"
             ) from error
         self._has_begun = True
-        if not isinstance(info, Mapping):
+        if type(info) is not dict and not isinstance(info, Mapping):
             raise TypeError(
                 f"expected the infos of {self.env} to be a dict, as gymnasium.vector has it, got "
                 f"{type(info).__name__}; have it give one"

@@ -336,7 +336,7 @@ class EpisodeCounters:
     def started(self, starts: Starts, rows: Any) -> None:
         self._begun[rows] = self._clock
         self.episodes[rows] += 1
-        for slot, seed in starts.items():
+        for slot, seed in starts.items() if {*starts.values()} != {None} else ():
             if seed is not None:
                 self.seeded[slot] = seed, int(self.episodes[slot]) - 1
 
@@ -477,11 +477,15 @@ class Stepper:
         ``pinned`` ones are page-locked; in ``exact`` ones, the backend writes rewards in float64.
         """
         wanted = [((self.num_envs, *entry.shape), entry.dtype) for entry in self.entries]
-        numbers = map(np.dtype, [bool, bool, bool, np.float32, *[np.float64] * exact])
+        numbers = map(np.dtype, [np.float32, *[np.float64] * exact])
+        wanted += [((3, self.num_envs, 1), np.dtype(bool))]
         wanted += [((self.num_envs, 1), number) for number in numbers]
         written, memory = spaces.aligned_zeros(count, wanted, pinned)
-        tensors = [torch.from_numpy(b if batched else b[:, 0]).unbind(0) for b in written]
         last = len(self.entries)
+        flags = written[last]
+        state = memory[:, : written[last + 1].ctypes.data - memory.ctypes.data]
+        written[last : last + 1] = flags.swapaxes(0, 1)
+        tensors = [torch.from_numpy(b if batched else b[:, 0]).unbind(0) for b in written]
         columns = [list(array[..., 0]) for array in written[last:]]
         terminated, truncated, done, stored = columns[:4]
         steps = list(zip(*written[:last], strict=True))
@@ -491,9 +495,9 @@ class Stepper:
         observed, told, counted = (map(operator.itemgetter(part), steps) for part in parts)
         raw = map(SlotBuffers, observed, told, columns[-1], terminated, truncated)
         by_step = zip(*tensors[:last], tensors[last + 3], *tensors[last : last + 3], strict=True)
-        state = memory[:, : written[last + 3].ctypes.data - memory.ctypes.data]
+        ends = flags[..., 0]
         return list(
-            map(StepBuffers, raw, counted, steps, stored, done, by_step, tensors[-1], state)
+            map(StepBuffers, raw, counted, steps, stored, done, ends, by_step, tensors[-1], state)
         )
 
     def set_seeds(self, seeds: Sequence[int]) -> None:
@@ -561,9 +565,7 @@ class Stepper:
             slots = self._every_slot
         else:
             self._hold_present(out)
-        rows = _rows_of(slots)
-        for flag in (out.raw.terminated, out.raw.truncated, out.done):
-            flag[rows] = False
+        out.flags[:, _rows_of(slots)] = False
         if self._goes_apart:
             self.recall()
         starts = self._seeds.of(slots)
@@ -763,8 +765,7 @@ class Stepper:
         failed = came.failed_begins
         if not came.begun and failed is None:
             return [], None
-        for flag in (out.raw.terminated, out.raw.truncated, out.done):
-            flag[came.begun] = False
+        out.flags[:, came.begun] = False
         back = sorted([*came.begun, *(() if failed is None else failed.causes)])
         sent = {slot: self._starting.pop(slot) for slot in back}
         starts = {slot: seed for slot, (seed, _) in sent.items()}

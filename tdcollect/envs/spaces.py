@@ -83,7 +83,7 @@ class Leaf(abc.ABC):
     def read(self, entry: Array) -> Array:
         """Decode ``entry`` ``[*lead, *shape]`` into a new array ``[*lead, *space.shape]``."""
 
-    def _checked(self, value: Any, out: Array) -> Array:
+    def checked(self, value: Any, out: Array) -> Array:
         """``value`` as an array, which must have the space's shape behind the lead of ``out``."""
         value = np.asarray(value)
         got = value.shape[out.ndim - len(self.shape) :]
@@ -128,7 +128,7 @@ class BoxLeaf(Leaf):
         self._recast = self.dtype != self.space_dtype
 
     def write(self, value: Any, out: Array) -> None:
-        out[...] = self._checked(value, out).reshape(out.shape)
+        out[...] = self.checked(value, out).reshape(out.shape)
 
     def takes(self, value: Array) -> bool:
         # A widened entry may still be narrower than its space: uint64 goes into int64.
@@ -172,7 +172,7 @@ class _CategoricalLeaf(Leaf):
         self._counts_from_zero = not self.start.any()
 
     def index(self, value: Any, out: Array) -> Array:
-        index = self._checked(value, out) - self.start
+        index = self.checked(value, out) - self.start
         if ((index < 0) | (index >= self.n)).any():
             raise ValueError(
                 f"expected values in [{self.start}, {self.start + self.n}), got {value}; "
@@ -515,6 +515,10 @@ class SpaceCodec:
 
     def write_rows(self, value: Any, out: Sequence[Array], rows: Array) -> None:
         """Encode the values of some slots into their rows of arrays ``[N, *shape]``."""
+        if self.direct:  # without a copy in between
+            leaf = self.leaves[0]
+            out[0][rows] = leaf.checked(value, out[0]).reshape(len(rows), *leaf.shape)
+            return
         held = self.empty(len(rows))
         self.write(value, held)
         for array, part in zip(out, held, strict=True):
@@ -704,9 +708,10 @@ class StepBuffers(NamedTuple):
     ``entries`` are arrays ``[N, *shape]``, in the order of the stepper's: ``raw`` holds those that
     the backend writes, ``bookkeeping`` those that the stepper writes. ``reward`` is float32
     ``[N]``: the backend's own array, or its rounding where the backend writes float64. ``done`` is
-    bool ``[N]``. ``tensors`` share the memory of the entries, then reward, terminated, truncated
-    and done ``[N, 1]``; ``raw_reward`` that of the reward as the backend writes it ``[N, 1]``.
-    ``memory`` are the bytes of the :attr:`state`.
+    bool ``[N]``, and ``flags`` are terminated, truncated and done in one, ``[3, N]``. ``tensors``
+    share the memory of the entries, then reward, terminated, truncated and done ``[N, 1]``;
+    ``raw_reward`` that of the reward as the backend writes it ``[N, 1]``. ``memory`` are the bytes
+    of the :attr:`state`.
     """
 
     raw: SlotBuffers
@@ -714,6 +719,7 @@ class StepBuffers(NamedTuple):
     entries: Sequence[Array]
     reward: Array
     done: Array
+    flags: Array
     tensors: Sequence[torch.Tensor]
     raw_reward: torch.Tensor
     memory: Array

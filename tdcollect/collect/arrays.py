@@ -134,9 +134,10 @@ class SlotArrays(InnerEnv):
         return self.slots.allocate(count, pinned, exact)
 
     def step(self, step: StepDict, slots: list[int] | None, buffers: StepBuffers) -> Stepped:
-        error = None
+        stepper, error = self.slots.stepper, None
         try:
-            self.slots.stepper.step(self.slots.read_actions(step), slots, buffers)
+            actions = stepper.backend.action.of_step(step, self.slots.batch_size)
+            stepper.step(actions, slots, buffers)
         except SlotError as raised:
             error = raised
         return self.entries(buffers), error
@@ -567,7 +568,8 @@ class ArrayEnv(SteppedEnv):
     def send(self, step: StepDict, slots: list[int]) -> None:
         """Have ``slots`` take a step, and return at once."""
         self._taken = inner_step = self._inverted(step)
-        self.stepper.send(self.base.read_actions(inner_step), slots)  # type: ignore[union-attr]
+        action = self.stepper.backend.action
+        self.stepper.send(action.of_step(inner_step, self.batch_size), slots)
 
     def send_reset(self, slots: list[int], seeds: Seeds, options: Options) -> None:
         """Start an episode in ``slots``, and return at once."""

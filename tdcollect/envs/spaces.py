@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from gymnasium import spaces
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 from torchrl.data import (
     Binary,
     Bounded,
@@ -446,6 +446,7 @@ class SpaceCodec:
     ):
         self.space = space
         self.paths: list[Path] = []
+        self._keys: list[keys.Key] = []
         self.leaves: list[Leaf] = []
         self.texts: dict[keys.Key, TextLeaf] = {}
         self._categorical = categorical
@@ -485,6 +486,7 @@ class SpaceCodec:
 
     def _add(self, leaf: Leaf, at: Path) -> int:
         self.paths.append(at)
+        self._keys.append(key_of(at))
         self.leaves.append(leaf)
         return len(self.leaves) - 1
 
@@ -538,6 +540,29 @@ class SpaceCodec:
             for part, item in zip(tree, value, strict=True):
                 self._write(part, item, out)
 
+    def of_step(self, step: Mapping[Any, Any] | TensorDictBase, lead: torch.Size) -> list[Array]:
+        """The entries of a step ``[*lead, *shape]`` as arrays ``[N, *shape]`` on the CPU.
+
+        They are in the order of the space, as backends take them; specs sort them by name.
+        """
+        arrays = []
+        for key, leaf in zip(self._keys, self.leaves, strict=True):
+            entry = step.get(key, None)
+            if entry is None:
+                raise lacks_action(key, step.keys())
+            if entry.shape != (*lead, *leaf.shape):
+                raise ValueError(
+                    f"expected {key!r} of shape {[*lead, *leaf.shape]}, as the action spec says, "
+                    f"got {list(entry.shape)}; compare the policy's output with env.action_spec"
+                )
+            if isinstance(leaf, TextLeaf) and isinstance(step, TensorDictBase):
+                leaf.keep(())
+                entry = leaf.numbers(entry)
+            plain = entry.is_cpu and not entry.requires_grad
+            array: Array = entry.numpy() if plain else entry.numpy(force=True)  # takes longer
+            arrays.append(array if lead else array[None])
+        return arrays
+
     def read(self, entries: Sequence[Array]) -> Any:
         """Decode the entries' arrays ``[N, *shape]`` into gymnasium's batched form."""
         if isinstance(self._tree, int):  # one entry, at every step of most envs
@@ -549,6 +574,13 @@ class SpaceCodec:
     def read_slots(self, entries: Sequence[Array]) -> Sequence[Any]:
         """Decode the entries' arrays ``[N, *shape]`` into one gymnasium value per slot."""
         return unstack(self.read(entries), len(entries[0]))
+
+
+def lacks_action(key: keys.Key, present: Iterable[keys.Key]) -> KeyError:
+    return KeyError(
+        f"expected the entry {key!r} in the input of step(), got the entries "
+        f"{', '.join(map(keys.entry_path, present))}; have the policy write it (its out_keys)"
+    )
 
 
 class _KeepsClass(upstream.BoundedMeta):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from numbers import Integral
 from typing import Any
@@ -97,11 +97,6 @@ class GymnasiumEnv(EnvBase):
         self.masks: dict[tuple[str, ...], torch.Tensor] = {}
         self.texts = stepper.backend.observation.texts
         self._make_specs()
-        action = stepper.backend.action
-        self._actions = [
-            (key_of(path), torch.Size([*self.batch_size, *leaf.shape]))
-            for path, leaf in zip(action.paths, action.leaves, strict=True)
-        ]
         self._exact = False
         self._kept: dict[str, Any] | None = None
         self.is_closed = False
@@ -282,7 +277,8 @@ class GymnasiumEnv(EnvBase):
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         (buffers,) = self.allocate(1, exact=self._exact)
         slots = self._slots(tensordict, keys.STEP)
-        self.stepper.step(self.read_actions(tensordict), slots, buffers)
+        actions = self.stepper.backend.action.of_step(tensordict, self.batch_size)
+        self.stepper.step(actions, slots, buffers)
         return self._pack(buffers)
 
     def _reset(
@@ -310,32 +306,6 @@ class GymnasiumEnv(EnvBase):
             return None
         marked: list[int] = np.flatnonzero(mask.reshape(self.num_envs).numpy(force=True)).tolist()
         return marked
-
-    def read_actions(self, source: Mapping[Any, torch.Tensor] | TensorDictBase) -> list[Array]:
-        """The action entries in the order of the action space, as backends take them.
-
-        ``action_keys`` and specs have them in another order, sorted by name.
-
-        Returns:
-            Arrays ``[N, *shape]`` on the CPU.
-        """
-        actions, texts = [], self.stepper.backend.action.texts
-        for key, shape in self._actions:
-            action = source.get(key, None)
-            if action is None:
-                raise lacks_action(key, source.keys())
-            if action.shape != shape:
-                raise ValueError(
-                    f"expected {key!r} of shape {list(shape)}, as the action spec says, got "
-                    f"{list(action.shape)}; compare the policy's output with env.action_spec"
-                )
-            if (leaf := texts.get(key)) and isinstance(source, TensorDictBase):
-                leaf.keep(())
-                action = leaf.numbers(action)
-            plain = action.is_cpu and not action.requires_grad
-            array: Array = action.numpy() if plain else action.numpy(force=True)  # takes longer
-            actions.append(array if self._batched else array[None])
-        return actions
 
     def _set_seed(self, seed: int | None) -> None:
         """Seed slot i with ``slot_seed(seed, i)`` at its next reset."""
@@ -480,13 +450,6 @@ def _shape_groups(entries: Any, batch: torch.Size, groups: Mapping[str, Sequence
     for group, agents in groups.items():
         if group in entries.keys():  # noqa: SIM118 - neither is a dict
             widen(entries[group], torch.Size([*batch, len(agents)]))
-
-
-def lacks_action(key: keys.Key, present: Iterable[keys.Key]) -> KeyError:
-    return KeyError(
-        f"expected the entry {key!r} in the input of step(), got the entries "
-        f"{', '.join(map(keys.entry_path, present))}; have the policy write it (its out_keys)"
-    )
 
 
 def _check_alike(old: Stepper, new: Stepper) -> None:

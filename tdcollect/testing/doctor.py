@@ -554,7 +554,10 @@ def _compare_with_plain_loop(exam: Examination, env: GymnasiumEnv, steps: int) -
         backend, paths = env.stepper.backend, [e.path for e in env.stepper.entries]
         nexts = batch[keys.NEXT]
         roots, values = backend.observation.empty(1), backend.observation.empty(1)
-        actions = [backend.action.read_slots(env.read_actions(batch[:, t])) for t in range(steps)]
+        actions = [
+            backend.action.read_slots(backend.action.of_step(batch[:, t], env.batch_size))
+            for t in range(steps)
+        ]
         for slot in range(2):
             with exam.another() as plain:
                 observation = plain.reset(seed=slot_seed(exam.seed, slot))[0]

@@ -378,7 +378,7 @@ def test_a_step_without_restarts_raises_and_spends_none(make: Any) -> None:
     env = make({0: "raise", 1: "raise"}, 2, at=1)
     (buffers,) = env.allocate(1)
     env.stepper.reset(None, buffers)
-    actions = env.read_actions(env.rand_action())
+    actions = env.stepper.backend.action.of_step(env.rand_action(), env.batch_size)
     with pytest.raises(SlotError, match="slot 0, episode 0, step 0: ZeroDivisionError: the pole"):
         env.stepper.step(actions, None, buffers, restart=False)
     assert env.restarts == 0

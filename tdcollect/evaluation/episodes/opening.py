@@ -27,14 +27,14 @@ from tdcollect.envs.beside import HonouredStarts
 from tdcollect.envs.make import alike, make_env
 from tdcollect.envs.process.values import options_of
 from tdcollect.envs.slots import Can, SlotError
-from tdcollect.envs.spaces import TextLeaf, nested
+from tdcollect.envs.spaces import TextLeaf, lacks_action, nested
 from tdcollect.envs.traits import (
     all_transforms_of,
     innermost,
     leaves_random_numbers_alone,
     transforms_of,
 )
-from tdcollect.envs.wrapper import GymnasiumEnv, lacks_action, texts_of
+from tdcollect.envs.wrapper import GymnasiumEnv, texts_of
 from tdcollect.evaluation.episodes.data import SUCCESS, entries_of
 from tdcollect.evaluation.requested import RequestedEnv, closed_on_error, freeze, is_unstarted
 from tdcollect.evaluation.settings import EvaluationSettings

@@ -56,7 +56,7 @@ from tdcollect.envs.wrapper import GymnasiumEnv, is_of_agents, texts_of
 from tdcollect.keys import Key, from_next, is_next
 
 _CPU = torch.device("cpu")
-_RESETS = 8  # whose buffers are allocated together at first, unless they are large
+_AHEAD = 8  # the steps and resets whose buffers are allocated together at first, unless large
 
 Seeds: TypeAlias = list[int] | None
 Options: TypeAlias = dict[str, Any] | None
@@ -124,14 +124,19 @@ class SlotArrays(InnerEnv):
         self.slots = slots
         self.step_bytes = _bytes_of(slots)
         self.rewards = slots.reward_keys
-        self._pinned = False
-        self._spare: list[StepBuffers] = []  # for resets
-        self._resets = _RESETS
+        self._spare: list[StepBuffers] = []
+        self._kind = (False, False)  # of buffers: pinned, and exact
+        self._ahead = min(_AHEAD, chunk_steps(self.step_bytes))
         self._done: tuple[torch.Tensor, torch.Tensor] | None = None  # at home, and on the CPU
 
     def allocate(self, count: int, pinned: bool, exact: bool) -> list[StepBuffers]:
-        self._pinned = pinned
-        return self.slots.allocate(count, pinned, exact)
+        spare = self._spare if self._kind == (pinned, exact) else []
+        if len(spare) < count:
+            spare += self.slots.allocate(max(count - len(spare), self._ahead), pinned, exact)
+            # Where there are many resets, or short batches, few are left over.
+            self._ahead = min(2 * self._ahead, chunk_steps(self.step_bytes))
+        self._spare, self._kind = spare[count:], (pinned, exact)
+        return spare[:count]
 
     def step(self, step: StepDict, slots: list[int] | None, buffers: StepBuffers) -> Stepped:
         stepper, error = self.slots.stepper, None
@@ -158,11 +163,7 @@ class SlotArrays(InnerEnv):
         return self._done[1] if self._done is not None and flag is self._done[0] else None
 
     def reset(self, marks: StepDict, slots: list[int], seeds: Seeds, options: Options) -> StepDict:
-        if not self._spare:
-            count = min(self._resets, chunk_steps(self.step_bytes))
-            self._spare = self.allocate(count, self._pinned, False)
-            self._resets = 2 * count  # where there are many, few are left over
-        buffers = self._spare.pop()
+        (buffers,) = self.allocate(1, *self._kind)
         self.slots.stepper.reset(slots, buffers, seeds, options)
         begun = self.entries(buffers)
         for key in self.rewards:

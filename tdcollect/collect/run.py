@@ -504,7 +504,7 @@ class Runner:
         if plan.env is None:
             return None
         collector, parent = self._collector, self._parent
-        loop = self._frames(plan.env, random, log)
+        loop = self._frames(plan.env, random, log, steps)
         try:
             entries = (loop.asynchronous if plan.env.can.asynchronous else loop.synchronous)(steps)
         except NotTensors as found:
@@ -514,12 +514,14 @@ class Runner:
         batch = self.assemble(entries, (*collector.env.batch_size, steps))
         return parent.truncate_last_step(batch)
 
-    def _frames(self, env: ArrayEnv, random: bool, log: CollectionLog) -> Frames:
+    def _frames(
+        self, env: ArrayEnv, random: bool, log: CollectionLog, steps: int | None = None
+    ) -> Frames:
         collector, parent, place = self._collector, self._parent, self._place(env)
         if place.moves and not torch.is_grad_enabled():
             place.graphs = not self._why_no_graph(env, place)
         at_each_step = log.watch is not None or env.can.asynchronous or place.graphs
-        late = None if at_each_step else env
+        late = None if at_each_step or steps == 1 else env
         tracked = isinstance(collector.policy_version, int)
         env.start(parent.preallocates)
         env, lower = log.timed_parts(env, partial(self.lower, random=random, late=late))

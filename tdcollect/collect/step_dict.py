@@ -236,21 +236,20 @@ def shaped_like(
     if isinstance(template, LazyStackedTensorDict):
         return  # slots unlike each other are stacked as they are
     for name, part in template.items():
-        inner = batch.get(name, None)
+        own = inner = batch.get(name, None)
         if is_non_tensor(part):
             continue
         if isinstance(part, TensorDictBase):
             if inner is None:
                 inner = TensorDict({}, batch_size=batch.batch_size)
-            if part.device is None:
-                inner.clear_device_()
-            elif inner.device != part.device:
-                inner = inner.to(part.device)
+            if inner.device != part.device:
+                inner = inner.clear_device_() if part.device is None else inner.to(part.device)
             deeper = part.batch_size[template.ndim :]
             if deeper:
                 inner.batch_size = (*batch.batch_size, *deeper)
             shaped_like(part, inner, cast, fill)
-            batch.set(name, inner)
+            if inner is not own:
+                batch.set(name, inner)
         elif inner is None:
             if fill:
                 shape = (*batch.batch_size, *part.shape[template.ndim :])

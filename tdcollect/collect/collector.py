@@ -28,7 +28,6 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 from tdcollect import keys
 from tdcollect._upstream.collectors import (
     CollectorMeta,
-    CollectorState,
     backend_of_alias,
     normalize_env_functions,
     service_backend,
@@ -221,6 +220,7 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
             watch = watch_of(hooks)
         self._monitor = Monitor(statistics, stats_window, timers, watch)
         self._runner = Runner(self)
+        self._parent = self._runner.parent
         self._made_env = False
         try:
             super().__init__(*args, **kwargs)
@@ -232,10 +232,6 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
             raise
 
     stats = StatsAttribute()
-
-    @property
-    def _parent(self) -> CollectorState:
-        return CollectorState(self)
 
     def _init_env(self, create_env_fn: Any, create_env_kwargs: Any) -> EnvBase:
         env = super()._init_env(create_env_fn, create_env_kwargs)

@@ -136,6 +136,7 @@ class Runner:
         collector: is not kept alive.
 
     Attributes:
+        parent: the private state of the collector's parent.
         stale: whether the carried step does not say where the envs are: they must be reset before
             anything else is collected.
         arrivals: what stays of a collection by arrival from one batch to the next.
@@ -147,7 +148,8 @@ class Runner:
     """
 
     def __init__(self, collector: Any):
-        self._ref = weakref.ref(collector)
+        self._collector: Any = weakref.proxy(collector)
+        self.parent = CollectorState(self._collector)
         self._not_tensors: Sequence[Key] = ()  # policy outputs that are no dense tensors
         self._shrunk = False  # the parent's preallocated batch has the memory of one step
         self._has_acted = False  # the carried step has the policy's outputs already
@@ -166,14 +168,6 @@ class Runner:
         self._entries: dict[Key, Any] = {}  # of the step that it was lowered for
         self._warned: set[str] = set()
 
-    @property
-    def _collector(self) -> Any:
-        return self._ref()
-
-    @property
-    def _parent(self) -> CollectorState:
-        return CollectorState(self._collector)
-
     def check_open(self, to_go_on: bool = False) -> None:
         """Raise RuntimeError for a collector that is shut down, or has yielded all its frames."""
         collector = self._collector
@@ -182,7 +176,7 @@ class Runner:
                 "the collector is shut down, as an exception while iterating also does; make a new "
                 "one to collect"
             )
-        if to_go_on and self._parent.frames >= collector.total_frames:
+        if to_go_on and self.parent.frames >= collector.total_frames:
             raise RuntimeError(
                 f"the collector has yielded its total_frames={collector.total_frames} and closed "
                 "its env; make a new one, without total_frames, to collect"
@@ -262,11 +256,11 @@ class Runner:
         self.note_places()
         if carrier is not None:
             # Agents and the like keep the batch sizes that TorchRL gave them.
-            for path, size in nested_shapes(self._parent.carrier).items():
+            for path, size in nested_shapes(self.parent.carrier).items():
                 part = carrier.get(path, None)
                 if part is not None and part.batch_size != size:
                     part.batch_size = size
-            self._parent.carrier = carrier
+            self.parent.carrier = carrier
         else:
             self.arrivals = Arrivals()
         self.stale = stale
@@ -277,7 +271,7 @@ class Runner:
         The policy's outputs may lie elsewhere.
         """
         home = self._collector.env.device or torch.device("cpu")
-        carrier = self._parent.carrier
+        carrier = self.parent.carrier
         for key, value in carrier.items(True, True):
             if isinstance(value, torch.Tensor) and value.device != home:
                 carrier.set(key, value.to(home))
@@ -333,12 +327,12 @@ class Runner:
             parts.append(Part("batch", "stacked from TensorDicts, then copied", _AS_TORCHRL))
             return Explanation(parts)
         with set_exploration_type(collector.exploration_type):
-            step = flat(self._parent.carrier)
+            step = flat(self.parent.carrier)
             policy = self._lower_again(step, checked=False)
             if self._ignores_masks:
                 ((what, how),) = policy.described
                 policy.described = [(what, f"{how}; action masks are ignored, as in TorchRL")]
-            if self._parent.acts_randomly():
+            if self.parent.acts_randomly():
                 ((what, how),) = self._lower_again(step, False, self._random).described
                 policy.described.insert(0, (f"{what}, until init_random_frames", how))
         parts += [
@@ -348,7 +342,7 @@ class Runner:
         place = self._place(plan.env)
         if place.moves:
             parts.append(Part("devices", repr(place), "each tensor crosses once"))
-            module = self._parent.wrapped_policy
+            module = self.parent.wrapped_policy
             if place.policy.type == "cuda" and isinstance(module, nn.Module):
                 weights = [*module.parameters()]
                 work = collector.env.batch_size.numel() * sum(map(torch.numel, weights))
@@ -380,23 +374,23 @@ class Runner:
         if collector.reset_at_each_iter:
             collector._monitor.drop()
         plan = self.plan(iterating=True)
-        random = self._parent.acts_randomly()
+        random = self.parent.acts_randomly()
         self.owns_batch = plan.env is not None and not (random and self._holds_odd_entries)
         if not (self.owns_batch or collector.by_arrival):
             return self._as_torchrl(log)
         self._allot_buffer(shrunk=not collector.return_same_td)
         if collector.reset_at_each_iter:
-            self._parent.carrier.update(collector.env.reset())
-            self._parent.start_new_trajectories()
+            self.parent.carrier.update(collector.env.reset())
+            self.parent.start_new_trajectories()
         frames = collector.frames_asked if collector.by_arrival else collector.frames_per_batch
         with set_exploration_type(collector.exploration_type):
             batch = self._on_arrays(plan, int(frames), log, random)
         if batch is None:
             self.owns_batch = False
-            warn_of_lost(self._parent, self._not_tensors)
+            warn_of_lost(self.parent, self._not_tensors)
             return self._as_torchrl(log, reset_at_each_iter=False)
-        if collector.return_same_td and self._parent.preallocates:
-            return self._parent.preallocated.update_(batch)
+        if collector.return_same_td and self.parent.preallocates:
+            return self.parent.preallocated.update_(batch)
         return batch
 
     def frames(self, steps: int, log: CollectionLog, random: bool) -> TensorDictBase:
@@ -405,7 +399,7 @@ class Runner:
         self._find_envs()
         batch = self._on_arrays(self.plan(), steps, log, random)
         if batch is None:
-            with changed(self._parent, preallocates=False):
+            with changed(self.parent, preallocates=False):
                 batch = self._as_torchrl(
                     log,
                     frames_per_batch=steps,
@@ -415,10 +409,10 @@ class Runner:
                     interruptor=None,
                 )
             assert batch is not None
-            if self._parent.preallocates:
-                shaped_like(self._parent.preallocated, batch, cast=True)
+            if self.parent.preallocates:
+                shaped_like(self.parent.preallocated, batch, cast=True)
         if torch.is_grad_enabled():
-            self._parent.carrier = self._parent.carrier.detach()
+            self.parent.carrier = self.parent.carrier.detach()
         return batch
 
     def episodes(
@@ -442,7 +436,7 @@ class Runner:
         self.stale = True  # the envs go on from the carried step
         if collector.by_arrival and env.base is not None and seed is None:
             env.base.stepper.derive_seeds()  # timing has left the envs' generators anywhere
-        place, new_ids = self._place(env), new_ids_of(self._parent.trajectory_ids)
+        place, new_ids = self._place(env), new_ids_of(self.parent.trajectory_ids)
         acting = Acting(env, lower, place)
         order = FirstToStart(count) if env.can.asynchronous else None
         restarts = env.base is not None and env.base.restarts is not None
@@ -503,7 +497,7 @@ class Runner:
             return self._arriving(plan.env, steps, log, random)
         if plan.env is None:
             return None
-        collector, parent = self._collector, self._parent
+        collector, parent = self._collector, self.parent
         loop = self._frames(plan.env, random, log, steps)
         try:
             entries = (loop.asynchronous if plan.env.can.asynchronous else loop.synchronous)(steps)
@@ -517,7 +511,7 @@ class Runner:
     def _frames(
         self, env: ArrayEnv, random: bool, log: CollectionLog, steps: int | None = None
     ) -> Frames:
-        collector, parent, place = self._collector, self._parent, self._place(env)
+        collector, parent, place = self._collector, self.parent, self._place(env)
         if place.moves and not torch.is_grad_enabled():
             place.graphs = not self._why_no_graph(env, place)
         at_each_step = log.watch is not None or env.can.asynchronous or place.graphs
@@ -597,7 +591,7 @@ class Runner:
 
     def _allot_buffer(self, shrunk: bool) -> None:
         """Give the parent's preallocated batch memory of its own, or the memory of one step."""
-        parent = self._parent
+        parent = self.parent
         if not parent.preallocates:
             return
         buffer = parent.preallocated
@@ -614,7 +608,7 @@ class Runner:
 
     def _why_no_graph(self, env: ArrayEnv, place: Placement) -> str:
         """Why the policy does not run as one CUDA graph; empty where it may."""
-        asked, policy = self._collector.graphs, self._parent.wrapped_policy
+        asked, policy = self._collector.graphs, self.parent.wrapped_policy
         if place.policy.type != "cuda":
             return "the policy is not on a GPU"
         if asked is False:
@@ -637,12 +631,12 @@ class Runner:
 
     def _measured(self, env: ArrayEnv, place: Placement) -> str:
         """The times of a call on the policy's device and on the CPU, with what crosses for it."""
-        times, present = [], flat(self._parent.carrier)
+        times, present = [], flat(self.parent.carrier)
         place.enter(present, present)
         for device in (place.policy, torch.device("cpu")):
             there = placement(env, device, None)
             there.graphs, there.ring = not self._why_no_graph(env, place), _CALLS
-            policy = deepcopy(self._parent.wrapped_policy).to(device)
+            policy = deepcopy(self.parent.wrapped_policy).to(device)
             lowered = LoweredPolicy(policy, present, env.batch_size, device)
 
             def call(there: Placement = there, lowered: LoweredPolicy = lowered) -> None:
@@ -656,7 +650,7 @@ class Runner:
         return ", ".join(times)
 
     def _graph_explained(self, reason: str) -> str:
-        kept, module = self._lowered, self._parent.wrapped_policy
+        kept, module = self._lowered, self.parent.wrapped_policy
         graphs = kept.graphs if kept is not None and kept.module is module else {}
         turn, calls = graphs.get("turn"), graphs.get("policy")
         if isinstance(turn, Captured):
@@ -672,19 +666,19 @@ class Runner:
 
     @property
     def _left_out(self) -> frozenset[Key]:
-        left_out = frozenset(self._parent.left_out_of_next)
+        left_out = frozenset(self.parent.left_out_of_next)
         return left_out if self._collector.track_traj_ids else left_out | {keys.TRAJ_IDS}
 
     @property
     def stacked_lazily(self) -> bool:
         """True if entries of the carried step may not be one tensor each."""
-        carrier = self._parent.carrier
+        carrier = self.parent.carrier
         return type(carrier) is not TensorDict or stacked_lazily(carrier)
 
     @property
     def _holds_odd_entries(self) -> bool:
         """True if the parent's buffers hold entries that are no dense tensors."""
-        parent = self._parent
+        parent = self.parent
         return parent.preallocates and not all(
             is_plain(value) for value in parent.preallocated.values(True, True)
         )
@@ -718,9 +712,9 @@ class Runner:
         same. Where there is ``late``, scores that this env hands through may be late.
         """
         checked = torch.is_grad_enabled()  # gradients are those of the distributions' own classes
-        if random or not isinstance(self._parent.wrapped_policy, nn.Module):
+        if random or not isinstance(self.parent.wrapped_policy, nn.Module):
             return self._lower_again(step, checked, self._random if random else None, late)
-        collector, parent, kept = self._collector, self._parent, self._lowered
+        collector, parent, kept = self._collector, self.parent, self._lowered
         entries = {key: (value.shape, value.dtype, value.device) for key, value in step.items()}
         values = (
             (checked, late, collector.policy_device, parent.carrier.device),
@@ -746,7 +740,7 @@ class Runner:
         policy: Callable[..., Any] | None = None,
         late: ArrayEnv | None = None,
     ) -> LoweredPolicy:
-        collector, parent = self._collector, self._parent
+        collector, parent = self._collector, self.parent
         self._warn_of_policy(policy or collector.policy)
         compiled = collector.compiled_policy
         cast = parent.casts_to_policy_device and collector.policy_device is not None
@@ -767,7 +761,7 @@ class Runner:
 
     def assemble(self, entries: dict[Key, torch.Tensor], shape: tuple[int, ...]) -> TensorDictBase:
         """The entries of a batch as the TensorDict that the parent makes of them."""
-        collector, parent = self._collector, self._parent
+        collector, parent = self._collector, self.parent
         buffered = parent.preallocates
         # Has the devices and empty entries of the parent's batch, and the dtypes of its buffers.
         template = parent.preallocated if buffered else parent.carrier

@@ -80,7 +80,7 @@ def test_the_buffer_of_the_parent_is_made_small_once(steps: int) -> None:
     short = Collector(make_env("CartPole-v1", 2), None, frames_per_batch=2 * steps, total_frames=-1)
     stream = iter(short)
     next(stream)
-    buffer = short._runner._parent.preallocated
+    buffer = short._runner.parent.preallocated
     next(stream)
-    assert short._runner._parent.preallocated is buffer
+    assert short._runner.parent.preallocated is buffer
     assert buffer["observation"].untyped_storage().nbytes() == 2 * 4 * 4

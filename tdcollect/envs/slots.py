@@ -478,11 +478,12 @@ class Stepper:
         """
         wanted = [((self.num_envs, *entry.shape), entry.dtype) for entry in self.entries]
         numbers = map(np.dtype, [np.float32, *[np.float64] * exact])
-        wanted += [((3, self.num_envs, 1), np.dtype(bool))]
+        rows = -(-self.num_envs // spaces.ALIGNMENT) * spaces.ALIGNMENT  # each flag is aligned
+        wanted += [((3, rows, 1), np.dtype(bool))]
         wanted += [((self.num_envs, 1), number) for number in numbers]
         written, memory = spaces.aligned_zeros(count, wanted, pinned)
         last = len(self.entries)
-        flags = written[last]
+        flags = written[last][:, :, : self.num_envs]
         state = memory[:, : written[last + 1].ctypes.data - memory.ctypes.data]
         written[last : last + 1] = flags.swapaxes(0, 1)
         tensors = [torch.from_numpy(b if batched else b[:, 0]).unbind(0) for b in written]

@@ -698,7 +698,7 @@ def nested_unchecked(
 # --- buffers of a step ----------------------------------------------------------------------------
 
 
-_ALIGNMENT = 64  # bytes
+ALIGNMENT = 64  # bytes
 
 
 class SlotBuffers(NamedTuple):
@@ -783,11 +783,11 @@ def aligned_zeros(
             strides.append(last)
             last *= size
         arrays.append(((count, *shape), dtype, end, reversed(strides)))
-        end += -(-last // _ALIGNMENT) * _ALIGNMENT
-    memory = np.zeros(count * end + _ALIGNMENT, np.uint8)
+        end += -(-last // ALIGNMENT) * ALIGNMENT
+    memory = np.zeros(count * end + ALIGNMENT, np.uint8)
     if pinned:
         memory = torch.from_numpy(memory).pin_memory().numpy()
-    start = -memory.ctypes.data % _ALIGNMENT
+    start = -memory.ctypes.data % ALIGNMENT
     return [
         np.ndarray(shape, dtype, memory, start + at, (end, *strides))
         for shape, dtype, at, strides in arrays

@@ -1,4 +1,4 @@
-"""Cost per frame against T, and against the number of batches collected so far."""
+"""Cost per frame against T, beside TorchRL's, and against the number of batches collected."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import workloads
-from bench import QUICK, Effort, alternate, spread
+from bench import QUICK, Effort, alternate, ratios, spread
 
 import tdcollect
 
@@ -15,16 +15,21 @@ NUM_ENVS = 8
 
 
 def against_steps(effort: Effort) -> list[dict[str, Any]]:
-    """Microseconds per frame for batches of T steps."""
-    lengths = (8, 16) if effort == QUICK else (32, 64, 128, 256, 512, 1024)
-    programs = {str(steps): _ours(steps) for steps in lengths}
-    times = alternate(programs, effort)
-    for program in programs.values():
-        program.close()
-    return [
-        {"T": int(steps), **spread([value * 1e6 for value in values])._asdict()}
-        for steps, values in times.items()
-    ]
+    """Microseconds per frame for batches of T steps, and TorchRL's time over it."""
+    rows = []
+    for steps in (1, 8) if effort == QUICK else (1, 8, 32, 64, 128, 256, 512, 1024):
+        torchrl = workloads.torchrl_env("CartPole-v1", NUM_ENVS)
+        programs = {
+            workloads.OURS: _ours(steps),
+            workloads.TORCHRL: workloads.torchrl(torchrl, _policy(), steps),
+        }
+        times = alternate(programs, effort)
+        for program in programs.values():
+            program.close()
+        ratio = spread(ratios(times, workloads.OURS)[workloads.TORCHRL])._asdict()
+        ours = spread([value * 1e6 for value in times[workloads.OURS]])._asdict()
+        rows.append({"T": steps, **ours, "torchrl": ratio})
+    return rows
 
 
 def against_batches(effort: Effort) -> list[dict[str, Any]]:
@@ -43,7 +48,11 @@ def against_batches(effort: Effort) -> list[dict[str, Any]]:
     return rows
 
 
-def _ours(steps: int) -> Any:
+def _policy() -> Any:
     torch.manual_seed(0)
+    return workloads.discrete_actor(workloads.mlp(4, 2))
+
+
+def _ours(steps: int) -> Any:
     env = tdcollect.make_env("CartPole-v1", NUM_ENVS, categorical_action_encoding=True)
-    return workloads.ours(env, workloads.discrete_actor(workloads.mlp(4, 2)), steps)
+    return workloads.ours(env, _policy(), steps)

@@ -200,10 +200,14 @@ def _growth(row: dict[str, Any]) -> list[str]:
 
 
 def _steps(rows: list[dict[str, Any]]) -> list[str]:
-    body = [["us per frame", *(with_spread(row) for row in rows)]]
+    body = [
+        ["us per frame", *(with_spread(row) for row in rows)],
+        ["TorchRL Collector", *(with_spread(row["torchrl"]) for row in rows)],
+    ]
     return [
         "## Cost per frame against T\n",
-        "CartPole-v1, N=8.\n",
+        "CartPole-v1, N=8. TorchRL's is the ratio of its time to tdcollect's in the same round. "
+        "Off-policy scripts collect short batches.\n",
         table(["T", *(str(row["T"]) for row in rows)], body),
     ]
 

@@ -10,6 +10,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
+import ale_py
 import envpool
 import gymnasium as gym
 import hand_written
@@ -187,6 +188,24 @@ def _numpy(num_envs: int, steps: int) -> dict[str, Program]:
     }
 
 
+def _atari(num_envs: int, steps: int) -> dict[str, Program]:
+    torch.manual_seed(0)
+    net = pong_net()
+    policy, sample = discrete_actor(net), hand_written.categorical(net)
+    mode = AutoresetMode.SAME_STEP
+    env, same, alone = (
+        ale_py.AtariVectorEnv("pong", num_envs, autoreset_mode=mode, num_threads=POOL_THREADS)
+        for _ in range(3)
+    )
+    observation = torch.as_tensor(alone.reset(seed=0)[0])
+    return {
+        OURS: ours(tdcollect.make_env(env, categorical_action_encoding=True), policy, steps),
+        HAND: _loop(hand_written.every_row_real(same, sample, steps), num_envs * steps, same),
+        ENVS: _pool_alone(alone, alone.single_action_space, steps),
+        POLICY: policy_alone(sample, observation, steps),
+    }
+
+
 def _transformed(steps: int) -> dict[str, Program]:
     torch.manual_seed(0)
     policy = discrete_actor(mlp(4, 2))
@@ -336,6 +355,7 @@ CELLS = [
         partial(_pool, "Pong-v5", 16, pong_net),
         {HAND: 1.0},
     ),
+    Cell("atari-32", "Pong, ale-py's AtariVectorEnv, N=32", partial(_atari, 32), {HAND: 1.05}),
     *(
         Cell(
             f"numpy-{num_envs}",

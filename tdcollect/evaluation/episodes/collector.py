@@ -14,8 +14,9 @@ from weakref import WeakSet
 import numpy as np
 import torch
 from tensordict import TensorDict
-from torchrl.envs import EnvBase, Transform, TransformedEnv
-from torchrl.envs.utils import ExplorationType, RandomPolicy, set_exploration_type
+from torch import nn
+from torchrl.envs import EnvBase, TransformedEnv
+from torchrl.envs.utils import RandomPolicy, set_exploration_type
 
 from tdcollect import check
 from tdcollect._upstream.torchrl import append_policy_transforms
@@ -504,17 +505,30 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
 
     @contextmanager
     def _apart(self) -> Iterator[GlobalRandomness]:
+        """Run as the settings say, without gradients, and with transforms frozen, in eval mode.
+
+        Yields the global random states as they were. They are set back, unless another thread may
+        have drawn from them, whose random numbers would repeat.
+        """
         settings, slots = self.settings, self._opened.slots
         joint = None if isinstance(self.policy, GroupPolicies) else self.policy
         transforms = transforms_of(self.env) if slots is None else slots.transforms
         with (
             evaluating(),
             with_threads(settings.inference_threads),
-            in_eval_mode(self.policy if settings.eval_mode else None),
-            isolated(transforms, settings.exploration_type) as randomness,
+            in_eval_mode([*transforms, self.policy if settings.eval_mode else None]),
+            ExitStack() as stack,
+            torch.no_grad(),
+            set_exploration_type(settings.exploration_type),
             at_batch_size(joint, self.env, settings.inference_batch_size),
         ):
-            yield randomness
+            before = GlobalRandomness()
+            stack.callback(before.settle)
+            for transform in transforms:
+                if getattr(transform, "frozen", None) is False:
+                    stack.callback(transform.unfreeze)
+                    transform.freeze()
+            yield before
 
     def prepare_envs(self, prepare: Callable[[EnvBase], None]) -> None:
         """Call a function on each env of ours, and again on each that is built later."""
@@ -642,21 +656,23 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
 
 
 @contextmanager
-def in_eval_mode(module: Any) -> Iterator[None]:
-    """Run with all parts of a module in eval mode; each returns to its own mode afterwards."""
-    before = [(part, part.training) for part in modules_of(module)]
-    if not any(training for _, training in before):
+def in_eval_mode(of: Sequence[Any]) -> Iterator[None]:
+    """Run with all parts of modules in eval mode; each returns to its own mode afterwards."""
+    before = {part: part.training for module in of for part in modules_of(module)}
+    if not any(before.values()):
         yield
         return
     try:
-        module.eval()
+        for module in of:
+            if isinstance(module, nn.Module):
+                module.eval()
         yield
     finally:
         # Modules may do more than set the flag; parents come before their children.
-        for part, training in before:
+        for part, training in before.items():
             if part.training is not training:
                 part.train(training)
-        for part, training in before:
+        for part, training in before.items():
             part.training = training
 
 
@@ -666,25 +682,3 @@ def mode_of(policy: Any) -> str | None:
     if len(modes) == 2:
         return "mixed"
     return {True: "train", False: "eval"}[modes.pop()] if modes else None
-
-
-@contextmanager
-def isolated(
-    transforms: Sequence[Transform], exploration_type: ExplorationType
-) -> Iterator[GlobalRandomness]:
-    """Run with an exploration type, without gradients, and with transforms frozen, in eval mode.
-
-    Yields the global random states as they were. They are set back, unless another thread may have
-    drawn from them, whose random numbers would repeat.
-    """
-    before = GlobalRandomness()
-    learning = [t for t in transforms if getattr(t, "frozen", None) is False]
-    with ExitStack() as stack:
-        stack.callback(before.settle)
-        for transform in transforms:
-            stack.enter_context(in_eval_mode(transform))
-        for transform in learning:
-            stack.callback(transform.unfreeze)
-            transform.freeze()
-        with torch.no_grad(), set_exploration_type(exploration_type):
-            yield before

@@ -677,8 +677,11 @@ def device_of(policy: Any, named: torch.device | str | None) -> torch.device:
 @contextmanager
 def at_batch_size(policy: Any, env: EnvBase, size: int) -> Iterator[None]:
     """Let modules that hold an action spec, to draw or to project, take a batch of this size."""
-    bound = [m for m in modules_of(policy) if isinstance(m, _DRAWING) or only_projects(m)]
-    before = [(module, exploration_spec(module)) for module in bound]
+    before = [
+        (module, exploration_spec(module))
+        for module in modules_of(policy)
+        if isinstance(module, _DRAWING) or only_projects(module)
+    ]
     for module, spec in before:
         if not isinstance(module, _DRAWING):
             set_exploration_spec(module, _of_one_row(spec, env.full_action_spec_unbatched))

@@ -140,7 +140,10 @@ class Episodes:
         self._at, self._taken, self._from, self._due = self._counts
 
     def __iter__(self) -> Iterator[Block]:
-        while self._goes_on():
+        while True:
+            self._drop_late()
+            if not (self._running or self._beginning or self._start_all()):
+                return
             asynchronous = self.env.can.asynchronous
             steps = None if asynchronous else self.steps
             store = Store(self.env, self.left_out, self.place, self.in_one_piece, steps)
@@ -156,18 +159,13 @@ class Episodes:
             for slot, start in self._running.items():
                 if self._at[slot] > self._from[slot]:
                     self._cut(slot, start)
-            yield Block(store.grid(), pieces)
+            grid, size = store.grid(), self.env.batch_size
+            yield Block({key: by_slot(entry, size) for key, entry in grid.items()}, pieces)
 
     @property
     def present(self) -> StepDict:
         """The step that each slot is at."""
         return self._turns.present
-
-    def _goes_on(self) -> bool:
-        """Let go of episodes that are left out, and return whether there are others to run."""
-        if isinstance(self.starts, SlotStarts):
-            self._drop_late(self.starts.left_out)
-        return bool(self._running or self._beginning) or self._start_all()
 
     def _start_all(self) -> bool:
         """Start an episode in every slot; False if none is left to start."""
@@ -181,7 +179,7 @@ class Episodes:
             if first.seed is not None:
                 # A slot without an episode is reset too, and then waits: any seed does.
                 seeds = [starts.get(slot, first).seed for slot in self._slots]  # type: ignore[misc]
-            self._rebuild([slot for slot, start in starts.items() if start.rebuild])
+            self._rebuild(starts)
             self.resets += 1
             try:
                 step = env.reset_all(seeds, self._options(self._slots, starts))
@@ -202,10 +200,11 @@ class Episodes:
                 self.watch.began(list(starts), turns.present)
             return True
 
-    def _rebuild(self, slots: Sequence[int]) -> None:
-        if slots:
-            self.env.rebuild_slots(list(slots))
-            self.resets[[*slots]] = 0
+    def _rebuild(self, starts: Mapping[int, Start]) -> None:
+        """Build the envs again of slots whose episodes ask for it."""
+        if slots := [slot for slot, start in starts.items() if start.rebuild]:
+            self.env.rebuild_slots(slots)
+            self.resets[slots] = 0
 
     def _next_starts(self, free: Sequence[int]) -> dict[int, Start]:
         """The episodes to start in slots that are free, up to the first that has none."""
@@ -305,15 +304,14 @@ class Episodes:
         while True:
             if self._singly:
                 starts.update(self._next_starts([slot for slot in free if slot not in starts]))
-            if isinstance(self.starts, SlotStarts):
-                self._drop_late(self.starts.left_out)
+            self._drop_late()
             reset = sorted({*starts, *unseen})
             if not reset:
                 return []
             seeds = None
             if starts and next(iter(starts.values())).seed is not None:
                 seeds = [starts[slot].seed if slot in starts else 0 for slot in reset]
-            self._rebuild([slot for slot, start in starts.items() if start.rebuild])
+            self._rebuild(starts)
             self.resets[reset] += 1
             if env.can.asynchronous:
                 self._beginning.update(starts)
@@ -346,9 +344,10 @@ class Episodes:
         # A copy for each: envs may change theirs.
         return EachOptions((slot, copy.deepcopy(options)) for slot, options in own.items())
 
-    def _drop_late(self, late: set[int]) -> None:
+    def _drop_late(self) -> None:
         """Let go of episodes that are not among the first to start."""
-        for episodes in (self._running, self._beginning):
+        late = self.starts.left_out if isinstance(self.starts, SlotStarts) else ()
+        for episodes in (self._running, self._beginning) if late else ():
             for slot in [slot for slot, start in episodes.items() if start.traj_id in late]:
                 del episodes[slot]
 
@@ -368,7 +367,7 @@ class Episodes:
         if self.on_error is None or not self.env.can.rebuild:
             raise error
         if not built:
-            self._rebuild([*error.causes])
+            self.env.rebuild_slots([*error.causes])
         self.resets[[*error.causes]] = 0
         for slot, cause in error.causes.items():
             start = starts.pop(slot, None)
@@ -441,7 +440,7 @@ class FirstToStart(SlotStarts):
         return chosen
 
 
-def join_episodes(blocks: Iterable[Block], batch_size: torch.Size) -> dict[Key, torch.Tensor]:
+def join_episodes(blocks: Iterable[Block]) -> dict[Key, torch.Tensor]:
     """Join the pieces of all episodes, each contiguous, in the order of their indices.
 
     Pieces of an episode whose env failed, and which started again under its index, are left out.
@@ -464,8 +463,7 @@ def join_episodes(blocks: Iterable[Block], batch_size: torch.Size) -> dict[Key, 
         ids.append(of_id)
         failed += [piece.start.traj_id for piece in pieces if piece.error is not None]
         part = {}
-        for key, entry in entries.items():
-            rows = by_slot(entry, batch_size)
+        for key, rows in entries.items():
             part[key] = rows[slots.to(rows.device), steps.to(rows.device)]
         parts.append(part)
     order = torch.cat(indices).argsort(stable=True)

@@ -25,7 +25,7 @@ from tdcollect.collect.arrays import SteppedEnv
 from tdcollect.collect.episodes import Block
 from tdcollect.collect.policy import RandomActions, draws_from_spec, is_masked
 from tdcollect.collect.step_dict import StepDict, flat
-from tdcollect.evaluation.episodes.data import by_slot, rows_of
+from tdcollect.evaluation.episodes.data import rows_of
 from tdcollect.evaluation.episodes.inference import DrawByRow, Inference, Layout
 from tdcollect.evaluation.episodes.opening import SlotEnvs
 from tdcollect.keys import Key
@@ -113,11 +113,11 @@ class ActionCheck:
     continuous actions are not checked: TorchRL and gymnasium let envs clip them.
     """
 
-    def __init__(self, env: EnvBase, dims: int):
-        spec = env.full_action_spec_unbatched
-        specs = ((key, spec[key]) for key in env.action_keys)
-        self._specs = {key: one for key, one in specs if one.dtype is not None}  # of words nothing
-        self._dims = dims
+    def __init__(self, env: EnvBase):
+        spec, self._specs = env.full_action_spec_unbatched, dict[Key, TensorSpec]()
+        for key in env.action_keys:
+            if spec[key].dtype is not None:  # of words nothing is checked
+                self._specs[key] = spec[key]
 
     def check_first_call(self, rows: StepDict) -> None:
         """Check the outputs ``[B, ...]`` of a policy's first call."""
@@ -135,8 +135,7 @@ class ActionCheck:
         for key, spec in self._specs.items():
             entry = block.entries.get(key)
             if entry is not None and block.pieces and isinstance(spec, _LISTED):
-                slots = by_slot(entry, self._dims)
-                rows = [rows_of(piece, slots) for piece in block.pieces]
+                rows = [rows_of(piece, entry) for piece in block.pieces]
                 _check_values(key, spec, torch.cat(rows))
 
 

@@ -38,7 +38,7 @@ from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes import agents
 from tdcollect.evaluation.episodes.actions import ActionCheck, RandomActor
 from tdcollect.evaluation.episodes.batched import BatchEnv, BatchStarts, open_batched
-from tdcollect.evaluation.episodes.data import MOST, Assembly, Finished, Metrics, Returns
+from tdcollect.evaluation.episodes.data import Assembly, Finished, Metrics, Returns
 from tdcollect.evaluation.episodes.groups import GroupPolicies, checked_groups, with_measures
 from tdcollect.evaluation.episodes.inference import (
     Actor,
@@ -102,7 +102,7 @@ class EpisodeRun:
         """Run the episodes of a feed; yields those that have ended, after each block of steps."""
         starts, assembly, settings = self.starts, self.assembly, self.settings
         self._feed, self._failed = feed, list[tuple[Finished, int]]()
-        self._actions = ActionCheck(self.env, len(self.slots.batch_size))
+        self._actions = ActionCheck(self.env)
         self._remembered: list[Key] | None = None
         loop = Episodes(
             self.slots,
@@ -116,7 +116,7 @@ class EpisodeRun:
             own_options=settings.options_by_index is not None,
             left_out=assembly.left_out,
             on_start=self._started,
-            on_step=self._stepped if assembly.metrics.infos else None,
+            on_step=self._stepped if assembly.metrics and assembly.metrics.infos else None,
             on_error=None if self.max_restarts is None else self._raised,
         )
         starts.begin(feed, start_of, base)
@@ -145,7 +145,8 @@ class EpisodeRun:
         except _UNFIT as error:
             self._explain(rows, error)
             raise
-        self._feed.stepped()
+        if self._feed.stepped is not None:
+            self._feed.stepped()
         return self._remembered
 
     def _probe(self, rows: StepDict) -> list[Key]:
@@ -178,10 +179,12 @@ class EpisodeRun:
     def _started(self, slot: int, start: Start) -> None:
         self.starts.started(slot, start)
         self.actor.start(slot, self.assembly.seeds(start.index)[1])
-        self.assembly.metrics.begin(start.traj_id)
+        if self.assembly.metrics is not None:
+            self.assembly.metrics.begin(start.traj_id)
 
     def _stepped(self, running: Mapping[int, Start]) -> None:
         metrics = self.assembly.metrics
+        assert metrics is not None
         infos = self.slots.latest_infos([*running], metrics.infos)
         for slot, start in running.items():
             metrics.note(start, infos[slot])
@@ -206,10 +209,10 @@ class EpisodeRun:
         every = [*ended, *self._failed]
         self._failed.clear()
         for run, start in self.starts.runs_again.items():
-            if self.assembly.is_over(run, MOST):
+            if (cut := self.assembly.cut(start)) is not None:
                 self.starts.left_out.add(run)
-                every.append((self.assembly.cut(start), run))
-        taken = [self.starts.take(finished, run) for finished, run in every]
+                every.append((cut, run))
+        taken = (self.starts.take(finished, run) for finished, run in every)
         return [finished for finished in taken if finished is not None]
 
 
@@ -595,20 +598,19 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
                 exact = exact_reward_of(self.env)
                 plan = plan_for(self.env, exact, acted=self._texts.keys())
                 slots = by_episodes(plan, self.env, exact)
-        settings, dims = self.settings, len(slots.batch_size)
+        settings = self.settings
         assembly = Assembly(
             self.env,
-            dims,
             self.returns,
             self.episode_seeds,
             keep_trajectories,
-            Metrics(self.metrics),
+            None if self.metrics is None else Metrics(self.metrics),
             settings.step_bound,
             keep_steps,
             self._texts,
         )
-        count = slots.batch_size.numel()
-        layout = Layout(settings.inference_batch_size, count, bool(dims), self.device)
+        size, count = settings.inference_batch_size, slots.batch_size.numel()
+        layout = Layout(size, count, bool(slots.batch_size), self.device)
         # A single slot of a batch cannot start again.
         max_restarts = settings.restarts if self.batches is None else None
         actor = self._actor(slots, layout, assembly)

@@ -100,14 +100,6 @@ def is_sketched(key: Key) -> bool:
     return not (bookkeeping or _UNNAMED.fullmatch(name_of(key)))
 
 
-def joined(columns: Mapping[str, Sequence[Array]]) -> Steps:
-    whole = {
-        name: parts[0] if len(parts) == 1 else np.concatenate(parts)
-        for name, parts in columns.items()
-    }
-    return from_columns(whole)
-
-
 @lru_cache(maxsize=64)
 def _dtype(kinds: tuple[Any, ...]) -> np.dtype[np.void]:
     """The dtype of these fields; one for all episodes, as it takes more memory than a step."""
@@ -116,8 +108,8 @@ def _dtype(kinds: tuple[Any, ...]) -> np.dtype[np.void]:
 
 def from_columns(columns: Mapping[str, Array]) -> Steps:
     """Return steps whose fields are these arrays ``[L, ...]``."""
-    kinds = tuple((name, array.dtype, array.shape[1:]) for name, array in columns.items())
-    steps = np.empty(len(next(iter(columns.values()))), _dtype(kinds))
+    kinds = [(name, array.dtype, array.shape[1:]) for name, array in columns.items()]
+    steps = np.empty(len(next(iter(columns.values()))), _dtype(tuple(kinds)))
     for name, array in columns.items():
         steps[name] = array
     return steps
@@ -234,20 +226,21 @@ class Returns:
     """
 
     def __init__(self, env: EnvBase, chosen: Sequence[str] | None = None):
-        of = {entry_path(key): key for key in env.reward_keys}
-        if not of:
+        self.entries: list[Key] = sorted(env.reward_keys, key=entry_path)
+        paths = [*map(entry_path, self.entries)]
+        if not paths:
             raise ValueError(
                 f"expected an env with a reward, of which returns are made, got a "
                 f"{type(env).__name__} without; append a transform that writes one"
             )
-        unknown = [path for path in chosen or () if path not in of]
-        if unknown:
+        if unknown := sorted({*(chosen or ())} - {*paths}):
             raise ValueError(
-                f"expected reward_keys among the env's, {', '.join(sorted(of))}, got "
+                f"expected reward_keys among the env's, {', '.join(paths)}, got "
                 f"{', '.join(unknown)}"
             )
-        self.entries: list[Key] = [of[path] for path in sorted(of)]
-        self.counted: list[Key] = [of[path] for path in sorted(chosen or of)]
+        self.counted: list[Key] = self.entries
+        if chosen is not None:
+            self.counted = [key for key in self.entries if entry_path(key) in chosen]
         shape = env.full_reward_spec_unbatched[self.entries[0]].shape
         self.is_plain = self.entries == [keys.REWARD] and shape.numel() == 1
 
@@ -308,9 +301,8 @@ class Metrics:
         functions: those of an episode's data, by name.
     """
 
-    def __init__(self, wanted: Mapping[str, Any] | None):
-        self._wanted = wanted
-        items = (wanted or {}).items()
+    def __init__(self, wanted: Mapping[str, Any]):
+        self._wanted, items = wanted, wanted.items()
         self.functions = {name: metric for name, metric in items if callable(metric)}
         # The entries that the functions read, as measures say it; None for all.
         reads: list[Any] = [getattr(f, "reads", None) for f in self.functions.values()]
@@ -336,10 +328,8 @@ class Metrics:
     def drop(self, run: int) -> None:
         self._values.pop(run, None)
 
-    def of(self, index: int, run: int, data: TensorDict | None) -> dict[str, float | None] | None:
-        """Return the metrics of an episode that has ended; None if none are asked for."""
-        if self._wanted is None:
-            return None
+    def of(self, index: int, run: int, data: TensorDict | None) -> dict[str, float | None]:
+        """Return the metrics of an episode that has ended."""
         infos = self._values.pop(run, {})
         numbers: dict[str, float | None] = {}
         for name in self._wanted:
@@ -396,11 +386,6 @@ class _Unfinished:
     steps: int = 0
 
 
-def by_slot(entry: Any, dims: int) -> Any:
-    """Return an entry ``[*batch, t, ...]`` of ``dims`` batch dims as ``[N, t, ...]``."""
-    return entry.reshape(-1, *entry.shape[dims:])
-
-
 def rows_of(piece: Piece, slots: Any) -> Any:
     """Return the rows of a piece, out of an entry ``[N, t, ...]``."""
     return slots[piece.slot, piece.begin : piece.stop]
@@ -427,23 +412,24 @@ class Assembly:
     def __init__(
         self,
         env: EnvBase,
-        dims: int,
         returns: Returns,
         seeds: Callable[[int], tuple[int, int]],
         keep: bool,
-        metrics: Metrics,
+        metrics: Metrics | None = None,
         bound: float = math.inf,
         keep_steps: bool = False,
         texts: Mapping[Key, TextLeaf] = MappingProxyType({}),
     ):
-        self._dims, self.texts = dims, texts
+        self.texts = texts
         self._most = math.inf if keep_steps else MOST
         self._returns = returns
         self.seeds = seeds
         self.keeps_data = keep
         self.metrics = metrics
-        self._joins = keep or bool(metrics.functions)
-        self._joined = None if keep else metrics.reads
+        self._joins = keep or (metrics is not None and bool(metrics.functions))
+        self._joined: set[Key] | None = None  # the entries that are joined; all
+        if not keep:
+            self._joined = set() if metrics is None else metrics.reads
         self._bound = bound
         acted = sorted(entries_of(env.full_action_spec), key=entry_path)
         self._acted, observed = acted, _observed(env)
@@ -470,15 +456,18 @@ class Assembly:
         """
         # If the env raised at once, the block has no entries, only pieces without steps.
         digested = self._digested if block.entries else []
-        entries = {key: by_slot(entry, self._dims) for key, entry in block.entries.items()}
-        for key in self.texts.keys() & entries.keys():
-            entries[key] = self.texts[key].read(entries[key])
-        exact = entries.pop(_EXACT, None)
+        entries, sent, exact = dict[Key, Any](), dict[tuple[str, ...], Any](), None
+        for key, entry in block.entries.items():
+            if key == _EXACT:
+                exact = entry
+            elif _is_sent(key):
+                sent[as_path(key)[2:]] = entry
+            else:
+                entries[key] = self.texts[key].read(entry) if key in self.texts else entry
         arrays = {key: _array(entries[key]) for key, _ in digested}
         last = {key: _array(entries[under_next(key)]) for key, on in digested if on}
         counted = [under_next(key) for key in self._returns.counted] if digested else []
         rewards = [arrays[key] if exact is None else _array(exact) for key in counted]
-        sent = {key[2:]: entries.pop(key) for key in [*entries] if _is_sent(key)}
         columns = self._columns(entries, arrays, sent) if digested else {}
         names = [field_of(REWARD, key) for key in self._returns.counted]
         for piece in block.pieces:
@@ -525,7 +514,7 @@ class Assembly:
         self,
         entries: Mapping[Key, torch.Tensor],
         arrays: Mapping[Key, Any],
-        sent: Mapping[Key, Any],
+        sent: Mapping[tuple[str, ...], Any],
     ) -> dict[str, np.ndarray[Any, Any]]:
         """Return the fields of a block's steps, ``[N, t, ...]``, but for the rewards."""
         columns = {}
@@ -533,7 +522,7 @@ class Assembly:
             kind = OBSERVATION if key in self._observed else OUTPUT
             array = arrays[key] if key in arrays else _array(_plain(entries[key]))
             columns[field_of(kind, key)] = sketch(array)
-        columns = {name: columns[name] for name in sorted(columns)}
+        columns = dict(sorted(columns.items()))
         for key in self._acted:
             array = arrays[key] if arrays[key].dtype != object else sketch(arrays[key])
             columns[field_of(ACTION, key)] = array
@@ -562,29 +551,32 @@ class Assembly:
             truncated=truncated,
             success=_success(piece.info, index, seeds[0]),
             digest=_joined(held.hashes),
-            metrics=self.metrics.of(index, run, data),
+            metrics=None if self.metrics is None else self.metrics.of(index, run, data),
         )
         return Finished(record, data if self.keeps_data else None, self._steps(held))
 
     def _steps(self, held: _Unfinished) -> Steps:
-        steps = joined(held.columns)
+        steps = from_columns({name: np.concatenate(held.columns[name]) for name in held.columns})
         return steps if len(steps) <= self._most else steps[:MOST].copy()
 
-    def is_over(self, run: int, most: int) -> bool:
-        """Return whether a run that has not ended has so many steps."""
-        return run in self._held and self._held[run].steps >= most
-
-    def cut(self, start: Start) -> Finished:
-        held = self._held.pop(start.traj_id)
-        self.metrics.drop(start.traj_id)
+    def cut(self, start: Start) -> Finished | None:
+        """Cut a run that has not ended; None if it has too few steps for that."""
+        held = self._held.get(start.traj_id)
+        if held is None or held.steps < MOST:
+            return None
+        self._drop(start.traj_id)
         record = Episode(start.index, *self.seeds(start.index), CUT, length=held.steps)
         return Finished(record, None, self._steps(held))
 
     def failed(self, start: Start) -> Finished:
-        self._held.pop(start.traj_id, None)
-        self.metrics.drop(start.traj_id)
+        self._drop(start.traj_id)
         restarts = self.restarts.get(start.traj_id, 0)
         return Finished(Episode(start.index, *self.seeds(start.index), FAILED, restarts))
+
+    def _drop(self, run: int) -> None:
+        self._held.pop(run, None)
+        if self.metrics is not None:
+            self.metrics.drop(run)
 
     def _data(self, parts: Sequence[Mapping[Key, Any]]) -> TensorDict:
         import torch
@@ -609,9 +601,8 @@ def _observed(env: EnvBase) -> list[Key]:
 
     Also without the masks that TorchRL names by the place in memory of a dropout's module.
     """
-    unsorted = entries_of(env.observation_spec).keys() - entries_of(env.full_action_spec).keys()
-    named = (key for key in unsorted if not re.fullmatch(r"mask_\d{9,}", name_of(key)))
-    return sorted(named, key=entry_path)
+    seen = entries_of(env.observation_spec).keys() - entries_of(env.full_action_spec).keys()
+    return sorted((k for k in seen if not _UNNAMED.fullmatch(name_of(k))), key=entry_path)
 
 
 def digested_entries(env: EnvBase, returns: Returns, policy: Any = None) -> dict[str, list[str]]:

@@ -45,6 +45,8 @@ class Feed(Iterator[int | Again]):
     """Gives the indices of the episodes to run, here those known from the start."""
 
     seconds = 1.0
+    stepped: Callable[[], None] | None = None
+    """Called where a step of the running episodes has begun."""
 
     def __init__(self, indices: Iterable[int | Again]):
         self._indices = iter(indices)
@@ -56,9 +58,6 @@ class Feed(Iterator[int | Again]):
     def goes_on(self) -> bool:
         """Wait for further indices once all episodes have ended; False if none will come."""
         return False
-
-    def stepped(self) -> None:
-        """A step of the running episodes has begun."""
 
 
 class RunStarts(SlotStarts):
@@ -201,17 +200,11 @@ class Trial(RunStarts):
             if self.fresh_envs is None:
                 self._judge(ended)
             return None
-        if run in self._others:
-            del self._others[run]
-            self._take_as_subject(ended)  # all others may have ended before, in another process
-            return ended._replace(again=True)
-        self._take_as_subject(ended)
-        return ended
-
-    def _take_as_subject(self, ended: Finished) -> None:
+        # Also of those that run once more: all others may have ended before, in another process.
         wanted = self.fresh_envs is None and self._subject is None and ended.nth == 1
         if wanted and ended.record.status in (COMPLETED, CUT):
             self._subject, self._anew = ended, not self._rebuild
+        return ended._replace(again=self._others.pop(run, None) is not None)
 
     def settle(self, ended: Finished) -> None:
         if ended.again:

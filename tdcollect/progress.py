@@ -18,7 +18,9 @@ def progress_bar(total: int, unit: str, *, leave: bool = True) -> Any:
     A bar is drawn in a terminal or a notebook (a widget, or text without ipywidgets) if tqdm is
     installed; ``leave`` keeps it on the screen. Anything else, such as a log, gets lines.
     """
-    if _can_be_drawn():
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    in_notebook = "IPKernelApp" in getattr(shell, "config", ())
+    if in_notebook or (sys.stderr is not None and sys.stderr.isatty()):
         try:
             return _tqdm()(total=total, unit=f" {unit}", leave=leave)
         except ModuleNotFoundError as error:
@@ -78,12 +80,6 @@ def seconds_text(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.3g} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
-def _can_be_drawn() -> bool:
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    in_notebook = "IPKernelApp" in getattr(shell, "config", ())
-    return in_notebook or (sys.stderr is not None and sys.stderr.isatty())
 
 
 def _tqdm() -> Any:

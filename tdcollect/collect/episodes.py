@@ -88,6 +88,7 @@ class Episodes:
         on_error: is given an episode whose env raised, and the error; returns the episode to run in
             its place, or None for none. Without it, errors are raised.
         watch: called with steps, and with episodes that start.
+        turns: has the step that each slot is at, ``present``.
 
     Raises:
         ValueError: for ``max_episode_steps`` or ``options`` if slots cannot be reset singly.
@@ -124,7 +125,7 @@ class Episodes:
                 f"expected no max_episode_steps: the env has no {keys.TRUNCATED!r} flag to mark "
                 "the limit with; put it under TorchRL's StepCounter(max_steps=...)"
             )
-        self._turns = turns_of(self.env, self.act, self.place, StepDict())
+        self.turns = turns_of(self.env, self.act, self.place, StepDict())
         self._slots = list(range(self.env.batch_size.numel()))
         if self.resets is None:
             self.resets = np.zeros(len(self._slots), np.int64)
@@ -162,14 +163,9 @@ class Episodes:
             grid, size = store.grid(), self.env.batch_size
             yield Block({key: by_slot(entry, size) for key, entry in grid.items()}, pieces)
 
-    @property
-    def present(self) -> StepDict:
-        """The step that each slot is at."""
-        return self._turns.present
-
     def _start_all(self) -> bool:
         """Start an episode in every slot; False if none is left to start."""
-        turns, env = self._turns, self.env
+        turns, env = self.turns, self.env
         while True:
             starts = self._next_starts(self._slots)
             if not starts:
@@ -227,7 +223,7 @@ class Episodes:
         if not starts:
             return
         slots = list(starts)
-        set_ids(self._turns.present, slots, [start.traj_id for start in starts.values()])
+        set_ids(self.turns.present, slots, [start.traj_id for start in starts.values()])
         self._running.update(starts)
         self._from[slots] = self._at[slots]
         if self.max_episode_steps is not None:
@@ -245,7 +241,7 @@ class Episodes:
 
         A step that is lost in every slot gives no rows: all episodes start again.
         """
-        turns, env, running = self._turns, self.env, self._running
+        turns, env, running = self.turns, self.env, self._running
         try:
             came = turns.exchange(turns.able(running), buffers)
         except SlotError as error:
@@ -289,7 +285,7 @@ class Episodes:
 
     def _begin_free(self, step: StepDict, following: StepDict) -> list[int]:
         """Start episodes in the slots that are free; those where they have begun at once."""
-        turns, env = self._turns, self.env
+        turns, env = self.turns, self.env
         if len(self._running) + len(self._beginning) == len(self._slots):
             return []
         free = [s for s in self._slots if s not in self._running and s not in self._beginning]

@@ -37,7 +37,7 @@ from tdcollect.evaluation.ledger import (
     repeatability,
 )
 from tdcollect.evaluation.manifest import describe, known_of
-from tdcollect.evaluation.replay import Replay, replayer
+from tdcollect.evaluation.replay import Replay, run_again
 from tdcollect.evaluation.request import Request, exits_refused
 from tdcollect.evaluation.requested import recognized
 from tdcollect.evaluation.result import EvaluationResult, finish
@@ -122,7 +122,9 @@ def evaluate(
     chosen = EvaluationSettings(episodes, seed, **settings)
     chosen.check_whole(part is None and workers in (None, 0))
     policy = recognized(policy, env, chosen)
-    crew = as_workers(workers) if chosen.episode_indices else None
+    crew = None
+    if workers is not None and chosen.episode_indices:
+        crew = as_workers(workers)
     job = Job(env, policy, chosen, 1 if crew is None else crew.num_workers)
 
     record = partial(
@@ -134,7 +136,7 @@ def evaluate(
         shard=part,
         recheck=recheck,
         request=request,
-        replay=replayer(env, policy, lambda indices: replace(chosen, episodes=indices)),
+        replay=partial(run_again, env, policy, lambda these: replace(chosen, episodes=these)),
     )
     evaluation = Evaluation(lambda: job, record, keep_trajectories)
     indices = chosen.episode_indices if part is None else part.select(chosen.episode_indices)
@@ -403,6 +405,7 @@ class Recording:
             if not self.left and self.directory is not None and self.directory.was_finished:
                 self._was_finished = True
                 self.recheck = recheck and bool(self.directory.rechecked)
+            self._has_witness = self.recheck and self._batches is None
 
     @property
     def fresh_envs(self) -> bool | None:
@@ -412,10 +415,6 @@ class Recording:
     @property
     def _known(self) -> dict[str, Any]:
         return self._manifest if self.directory is None else self.directory.manifest
-
-    @property
-    def _has_witness(self) -> bool:
-        return self.recheck and self._batches is None
 
     def note(self, entries: Mapping[str, Any]) -> None:
         """Note entries of the manifest that are known once episodes run.
@@ -427,12 +426,12 @@ class Recording:
             if not self.directory.begun:
                 return  # what is there may be of another env; later rounds tell it again
             self.directory.is_tried |= FRESH_ENVS in entries
-        entries = {name: value for name, value in entries.items() if value}
-        if any(self._known.get(name) != value for name, value in entries.items()):
-            if self.directory is not None:
-                self.directory.note(entries)
-            else:
-                self._manifest.update(entries)
+        for name, value in entries.items():
+            if value and self._known.get(name) != value:
+                if self.directory is not None:
+                    self.directory.note({name: value})
+                else:
+                    self._manifest[name] = value
 
     def rounds(self) -> Iterator[Sequence[int] | None]:
         """Yield the indices to run, round by round; None to wait for other evaluations."""

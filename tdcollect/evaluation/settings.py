@@ -167,11 +167,6 @@ class EvaluationSettings:
             )
 
     @property
-    def restarts(self) -> int | None:
-        """The number of restarts allowed per episode; None if an env's error is raised."""
-        return self.max_restarts if self.on_env_error == "restart" else None
-
-    @property
     def options_by_index(self) -> EpisodeOptions | None:
         """The reset options of each episode, or None."""
         return cast("EpisodeOptions | None", self.episode_options)
@@ -181,11 +176,6 @@ class EvaluationSettings:
         """The length at which episodes are truncated; None for no limit."""
         limit = self.max_episode_steps
         return None if limit is None or limit == math.inf else int(limit)
-
-    @property
-    def step_bound(self) -> float:
-        """The most steps of an episode that nothing here truncates."""
-        return ENDLESS if self.max_episode_steps is None else math.inf
 
     def seed_schedule(self) -> Callable[[int], tuple[int, int]]:
         """Return a function from an episode's index to the seeds of its env and its policy."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -62,7 +63,7 @@ from tdcollect.evaluation.episodes.opening import (
 from tdcollect.evaluation.episodes.trial import Feed, RunStarts, Trial
 from tdcollect.evaluation.ledger import Batches, Episode
 from tdcollect.evaluation.requested import RequestedEnv, recognized
-from tdcollect.evaluation.settings import EvaluationSettings, takes_settings
+from tdcollect.evaluation.settings import ENDLESS, EvaluationSettings, takes_settings
 from tdcollect.keys import Key
 from tdcollect.policies import SpacePolicy
 from tdcollect.randomness import GlobalRandomness, NotReproducibleError, check_alone
@@ -129,8 +130,8 @@ class EpisodeRun:
                     self._explain(block.entries, error)
                     raise
                 yield self._counted(assembly.feed(block))
-                for key in assembly.texts.keys() & loop.present.keys():
-                    assembly.texts[key].keep([loop.present[key]])
+                for key in assembly.texts.keys() & loop.turns.present.keys():
+                    assembly.texts[key].keep([loop.turns.present[key]])
             failed = bool(self._failed)
             yield self._counted(())
             if not (failed or starts.goes_on() or feed.goes_on()):
@@ -206,14 +207,16 @@ class EpisodeRun:
 
     def _counted(self, ended: Iterable[tuple[Finished, int]]) -> list[Finished]:
         """Return the episodes that have ended, but for those that ran for the trial alone."""
-        every = [*ended, *self._failed]
+        every, counted = [*ended, *self._failed], []
         self._failed.clear()
         for run, start in self.starts.runs_again.items():
             if (cut := self.assembly.cut(start)) is not None:
                 self.starts.left_out.add(run)
                 every.append((cut, run))
-        taken = (self.starts.take(finished, run) for finished, run in every)
-        return [finished for finished in taken if finished is not None]
+        for finished, run in every:
+            if (taken := self.starts.take(finished, run)) is not None:
+                counted.append(taken)
+        return counted
 
 
 class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
@@ -243,6 +246,7 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
     Attributes:
         settings: the settings, checked.
         episodes: the records of the episodes that have ended, in the order of their ending.
+        errors: the last error of each failed episode of the latest run, by index, as text.
         episode_indices: the indices of the episodes to run.
         episode_seeds: returns the seeds of env and policy in an episode, given its index.
         base: the env under its transforms; the slots where these are envs of their own.
@@ -332,6 +336,7 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             self._check_settings()
             self._starts = self._new_starts()
         self.episodes: list[Episode] = []
+        self.errors: dict[int, str] = {}
         self._latest_run: EpisodeRun | None = None
 
     def _callable(self, policy: Any) -> Any:
@@ -421,11 +426,6 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
     def error(self) -> Exception | None:
         """The last exception that the env raised in the latest run, if any."""
         return None if self._latest_run is None else self._latest_run.error
-
-    @property
-    def errors(self) -> dict[int, str]:
-        """The last error of each failed episode of the latest run, by index, as text."""
-        return {} if self._latest_run is None else self._latest_run.errors
 
     @property
     def slots(self) -> int:
@@ -605,19 +605,21 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             self.episode_seeds,
             keep_trajectories,
             None if self.metrics is None else Metrics(self.metrics),
-            settings.step_bound,
+            ENDLESS if settings.max_episode_steps is None else math.inf,
             keep_steps,
             self._texts,
         )
         size, count = settings.inference_batch_size, slots.batch_size.numel()
         layout = Layout(size, count, bool(slots.batch_size), self.device)
         # A single slot of a batch cannot start again.
-        max_restarts = settings.restarts if self.batches is None else None
+        restarts = self.batches is None and settings.on_env_error == "restart"
+        max_restarts = settings.max_restarts if restarts else None
         actor = self._actor(slots, layout, assembly)
         acting = (self.policy, actor, self.device)
         self._latest_run = run = EpisodeRun(
             self.env, slots, *acting, assembly, self._starts, settings, max_restarts
         )
+        self.errors = run.errors
         return run.blocks(feed, self._start, self.base)
 
     def _actor(self, slots: SteppedEnv, layout: Layout, assembly: Assembly) -> Actor:
@@ -635,7 +637,8 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             return agents.SlotActor(policy, slots, assembly.texts, layout)
 
         def is_unread(key: Key) -> bool:
-            return not assembly.reads(key) and slots.hands_through(key)
+            only_sketched = assembly.read is not None and key not in assembly.read
+            return only_sketched and slots.hands_through(key)
 
         return Inference(policy, layout, is_unread)
 

@@ -6,7 +6,7 @@ import hashlib
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -269,6 +269,7 @@ def exact_sum(rewards: np.ndarray[Any, Any]) -> float:
 
 _FLAGS = ((keys.NEXT, keys.TERMINATED), (keys.NEXT, keys.TRUNCATED))
 _EXACT = (keys.NEXT, keys.EXACT_REWARD)
+_SENT = (keys.NEXT, keys.SENT)  # the parent of actions as the env got them
 SUCCESS = ("is_success", "success")
 _FLAG_PATHS = [entry_path(key) for key in _FLAGS]
 
@@ -379,7 +380,7 @@ class Finished(NamedTuple):
 class _Unfinished:
     """An episode that is running: its digests so far, rewards, steps and data."""
 
-    hashes: list[Any]
+    hashes: dict[Key, Any]
     rewards: list[Sequence[np.ndarray[Any, Any]]] = field(default_factory=list)
     columns: dict[str, list[np.ndarray[Any, Any]]] = field(default_factory=dict)
     parts: list[dict[Key, Any]] = field(default_factory=list)
@@ -395,12 +396,7 @@ class _Unread(frozenset[Any]):
     """All entries but these, and those that have a sketch."""
 
     def __contains__(self, key: Any) -> bool:
-        return not (super().__contains__(key) or is_sketched(key) or _is_sent(key))
-
-
-def _is_sent(key: Key) -> bool:
-    """Return whether an entry is an action as the env got it."""
-    return not isinstance(key, str) and key[:2] == (keys.NEXT, keys.SENT)
+        return not (super().__contains__(key) or is_sketched(key) or key[:2] == _SENT)
 
 
 class Assembly:
@@ -431,23 +427,18 @@ class Assembly:
         if not keep:
             self._joined = set() if metrics is None else metrics.reads
         self._bound = bound
-        acted = sorted(entries_of(env.full_action_spec), key=entry_path)
-        self._acted, observed = acted, _observed(env)
-        self._digested = _digested(observed, acted, returns.entries)
-        self._observed = frozenset(observed)
+        self._acted = sorted(entries_of(env.full_action_spec), key=entry_path)
+        self._observed = _observed(env)
+        self._digested = _digested(self._observed, self._acted, returns.entries)
         self.left_out: frozenset[Key] = frozenset()  # what nothing here reads
-        self._read: frozenset[Key] | None = None  # what is read for more than its sketch; all
+        self.read: frozenset[Key] | None = None  # what is read for more than its sketch; all
         if self._joined is not None:
-            last = [under_next(key) for key, on in self._digested if on]
-            self._read = frozenset((*dict(self._digested), *last, *self._joined, _EXACT))
-            self.left_out = _Unread(self._read)
+            last = map(under_next, self._observed)
+            self.read = frozenset((*self._digested, *last, *self._joined, _EXACT))
+            self.left_out = _Unread(self.read)
         # Of each run of an episode, by its trajectory id.
         self._held: dict[int, _Unfinished] = {}
         self.restarts: dict[int, int] = {}
-
-    def reads(self, key: Key) -> bool:
-        """Return whether an entry is needed for more than its sketch."""
-        return self._read is None or key in self._read
 
     def feed(self, block: Block) -> Iterator[tuple[Finished, int]]:
         """Add a block; yields the episodes that end in it, in the order of their ending.
@@ -460,12 +451,11 @@ class Assembly:
         for key, entry in block.entries.items():
             if key == _EXACT:
                 exact = entry
-            elif _is_sent(key):
+            elif key[:2] == _SENT:
                 sent[as_path(key)[2:]] = entry
             else:
                 entries[key] = self.texts[key].read(entry) if key in self.texts else entry
-        arrays = {key: _array(entries[key]) for key, _ in digested}
-        last = {key: _array(entries[under_next(key)]) for key, on in digested if on}
+        arrays = {key: _array(entries[key]) for key in digested}
         counted = [under_next(key) for key in self._returns.counted] if digested else []
         rewards = [arrays[key] if exact is None else _array(exact) for key in counted]
         columns = self._columns(entries, arrays, sent) if digested else {}
@@ -477,7 +467,7 @@ class Assembly:
             held = self._held.get(piece.start.traj_id)
             if held is None:
                 held = self._held[piece.start.traj_id] = _Unfinished(
-                    [_hash(key, rows_of(piece, array)) for key, array in arrays.items()]
+                    {key: _hash(key, rows_of(piece, array)) for key, array in arrays.items()}
                 )
             own = [_by_step(rows_of(piece, array)) for array in rewards]
             if held.steps < self._most:
@@ -495,8 +485,8 @@ class Assembly:
                     "max_episode_steps=math.inf (--max-episode-steps inf) for episodes of any "
                     "length"
                 )
-            for digest, array in zip(held.hashes, arrays.values(), strict=True):
-                digest.update(_bytes(rows_of(piece, array)))
+            for key, array in arrays.items():
+                held.hashes[key].update(_bytes(rows_of(piece, array)))
             held.rewards.append(own)
             if self._joins:
                 wanted = self._joined or entries
@@ -505,9 +495,9 @@ class Assembly:
                     {k: v.clone() if hasattr(v, "clone") else v for k, v in rows.items()}
                 )
             if piece.ended:
-                for digest, (key, on) in zip(held.hashes, self._digested, strict=True):
-                    if on:
-                        digest.update(_bytes(rows_of(piece, last[key])[-1:]))
+                for key in self._observed:
+                    last = rows_of(piece, entries[under_next(key)])[-1:]
+                    held.hashes[key].update(_bytes(_array(last)))
                 yield self._finish(piece, arrays), piece.start.traj_id
 
     def _columns(
@@ -550,7 +540,7 @@ class Assembly:
             terminated=terminated,
             truncated=truncated,
             success=_success(piece.info, index, seeds[0]),
-            digest=_joined(held.hashes),
+            digest=_joined(held.hashes.values()),
             metrics=None if self.metrics is None else self.metrics.of(index, run, data),
         )
         return Finished(record, data if self.keeps_data else None, self._steps(held))
@@ -652,11 +642,11 @@ def disagreements(
         return [f"the data lack {', '.join(missing) or 'steps'}"]
     rewards = {name: _by_step(data[f"{keys.NEXT}/{name}"]) for name in counted or rewarded}
     hashes = []  # as Assembly computes them from pieces
-    for key, on in _digested(observed, acted, rewarded):
+    for key in _digested(observed, acted, rewarded):
         rows = data[entry_path(key)]
         hashes.append(_hash(key, rows))
         hashes[-1].update(_bytes(rows))
-        if on:
+        if key in observed:
             hashes[-1].update(_bytes(data[entry_path(under_next(key))][-1:]))
     terminated, truncated = (bool(data[flag][-1]) for flag in _FLAG_PATHS)
     total, groups = combined(rewards)
@@ -681,17 +671,12 @@ def disagreements(
     return texts
 
 
-def _digested(
-    observed: Sequence[Key], acted: Sequence[Key], rewarded: Sequence[Key]
-) -> list[tuple[Key, bool]]:
-    """Return each entry of a digest, and whether the value after the last step belongs to it."""
-    return [
-        *((key, True) for key in observed),
-        *((key, False) for key in (*acted, *map(under_next, rewarded), *_FLAGS)),
-    ]
+def _digested(observed: Iterable[Key], acted: Iterable[Key], rewarded: Iterable[Key]) -> list[Key]:
+    """Return the entries of a digest; to observations belongs the value after the last step."""
+    return [*observed, *acted, *map(under_next, rewarded), *_FLAGS]
 
 
-def _joined(hashes: Sequence[Any]) -> str:
+def _joined(hashes: Iterable[Any]) -> str:
     return hashlib.sha256(b"".join(h.digest() for h in hashes)).hexdigest()
 
 

@@ -26,7 +26,7 @@ from tdcollect._upstream.torchrl import (
     schema_of,
     set_exploration_spec,
 )
-from tdcollect.collect.arguments import cannot_wrap, check_instance
+from tdcollect.collect.arguments import cannot_wrap
 from tdcollect.collect.policy import Call, LoweredPolicy, RandomActions, warning_of_draws
 from tdcollect.collect.step_dict import StepDict, is_plain, sent, with_index
 from tdcollect.envs.process.agents import ACTION_MASK
@@ -127,10 +127,10 @@ class Inference(Actor):
             self._mode.streams = streams
             program(rows)
             return
-        needed = program.reads_first if program.straight else rows.keys()
-        # What the policy needs, on its device: each entry crosses once.
-        inputs = StepDict((key, sent(rows[key], self._device)) for key in needed if key in rows)
-        joined = StepDict()
+        inputs, joined = StepDict(), StepDict()
+        for key in program.reads_first if program.straight else rows:
+            if key in rows:  # what the policy needs, on its device: each entry crosses once
+                inputs[key] = sent(rows[key], self._device)
         for first in range(0, slots, self._group):
             stop = min(first + self._group, slots)
             if not any(first <= slot < stop for slot in active):
@@ -158,10 +158,10 @@ class Inference(Actor):
         if index is None:
             slots = torch.arange(first, first + self._size).clamp(max=stop - 1)
             index = self._index[first] = slots.to(self._device)
-        return StepDict(
-            (key, (value if self._batched else value.unsqueeze(0)).index_select(0, index))
-            for key, value in inputs.items()
-        )
+        padded = StepDict()
+        for key, value in inputs.items():
+            padded[key] = (value if self._batched else value.unsqueeze(0)).index_select(0, index)
+        return padded
 
     def run(
         self,
@@ -623,7 +623,6 @@ def as_policy(policy: Any, env: EnvBase, size: int) -> Callable[..., Any]:
         if text := warning_of_draws(drawn):
             warnings.warn(text, stacklevel=2)
         return drawn
-    check_instance(policy)
     try:
         return make_compatible_policy(policy, env.observation_spec, env=env)
     except TypeError as error:

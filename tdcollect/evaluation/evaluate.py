@@ -185,19 +185,24 @@ def run(
     worker that is lost.
     """
     every = list(evaluations)
+    if workers is None:
+        return _by_turns(every, refuse_exits)
+    return _dispatched(every, workers, note)
+
+
+def _dispatched(
+    every: Sequence[Evaluation], workers: Workers, note: Callable[[str], None]
+) -> Generator[Event, None, None]:
     try:
-        if workers is None:
-            yield from _by_turns(every, refuse_exits)
-        else:
-            with closing(Dispatcher(workers, note)) as dispatcher:
-                yield from _on_workers(every, dispatcher)
+        with closing(Dispatcher(workers, note)) as dispatcher:
+            yield from _on_workers(every, dispatcher)
     except BaseException as error:
         for one in every:
             _given_up(one, error)
         raise
 
 
-def _by_turns(every: Sequence[Evaluation], refuse_exits: bool) -> Iterator[Event]:
+def _by_turns(every: Sequence[Evaluation], refuse_exits: bool) -> Generator[Event, None, None]:
     """Run evaluations in this process, each until it has ended or waits for the others."""
     running = deque((one, _in_this_process(one)) for one in every)
     try:
@@ -217,9 +222,11 @@ def _by_turns(every: Sequence[Evaluation], refuse_exits: bool) -> Iterator[Event
                     continue
                 yield event
                 del event  # else its data would stay in memory beside the next one's
-    finally:
-        for _, events in running:
+    except BaseException as error:
+        for one, events in running:
             events.close()
+            _given_up(one, error)
+        raise
 
 
 def _in_this_process(one: Evaluation) -> Generator[Event | None, None, None]:

@@ -138,10 +138,17 @@ class EpisodeRun:
                 return
 
     def _act(self, rows: StepDict, active: list[int]) -> list[Key]:
-        """Have the policy act; returns the entries that are zeroed where an episode begins."""
+        """Have the policy act; returns the entries that are zeroed where an episode begins.
+
+        It is probed before it acts.
+        """
         try:
             if self._remembered is None:
-                self._remembered = self._probe(rows)
+                randomness = GlobalRandomness()
+                with two_readings(self.policy, self.env):
+                    outputs, self._remembered = self.actor.probe(rows, self.slots.carried)
+                randomness.check("the policy")
+                self._take_first(rows, outputs, self._remembered)
             self.actor.act(rows, active)
         except _UNFIT as error:
             self._explain(rows, error)
@@ -150,12 +157,8 @@ class EpisodeRun:
             self._feed.stepped()
         return self._remembered
 
-    def _probe(self, rows: StepDict) -> list[Key]:
-        """Probe the policy before it acts; add the entries that it carries on."""
-        randomness = GlobalRandomness()
-        with two_readings(self.policy, self.env):
-            outputs, remembered = self.actor.probe(rows, self.slots.carried)
-        randomness.check("the policy")
+    def _take_first(self, rows: StepDict, outputs: StepDict, remembered: Sequence[Key]) -> None:
+        """Check the policy's first outputs; add the entries that it carries on to the rows."""
         self._actions.check_first_call(outputs)
         for key in remembered:
             if key not in rows:
@@ -168,7 +171,6 @@ class EpisodeRun:
                 "kept with the data of episodes; encode them as numbers to keep them",
                 stacklevel=2,
             )
-        return remembered
 
     def _explain(self, entries: Mapping[Key, torch.Tensor], error: Exception) -> None:
         if isinstance(error, (AttributeError, TypeError)):

@@ -236,18 +236,19 @@ class Inference(Actor):
         )
         return first, remembered
 
-    def _on_trial(
-        self, batch: StepDict, seeds: Iterable[int], watching: LikeRows | None = None
-    ) -> StepDict:
-        """Return the outputs for a batch, each row with a stream of its seed.
+    def _on_trial(self, batch: StepDict, seeds: Iterable[int]) -> StepDict:
+        """Return the outputs for a batch, each row with a stream of its seed."""
+        with self._unchanged_buffers():
+            return self.run(batch, [*map(stream, seeds)])
 
-        Refuse a policy that changes its buffers meanwhile, and set them back.
-        """
+    @contextmanager
+    def _unchanged_buffers(self) -> Iterator[None]:
+        """Refuse a policy that changes its buffers meanwhile, and set them back."""
         module = self.policy if isinstance(self.policy, nn.Module) else nn.Module()
         before = [(name, value, value.clone()) for name, value in module.named_buffers()]
         changed = []
         try:
-            outputs = self.run(batch, [*map(stream, seeds)], watching)
+            yield
         finally:
             for name, value, kept in before:
                 if _bits(value) != _bits(kept):
@@ -259,7 +260,6 @@ class Inference(Actor):
                 "would depend on those before it (batch norm in training mode, say); run it in "
                 "eval mode (eval_mode=True), or freeze what it keeps"
             )
-        return outputs
 
     def _repeated(self, batch: StepDict) -> StepDict:
         """Return the outputs for a batch, which must be the same twice."""
@@ -288,8 +288,10 @@ class Inference(Actor):
             for key, value in batch.items():
                 example[key] = _example(key, value[:1], seed).expand_as(value).clone()
             watching = LikeRows(self._size)
+            streams = [stream(seed) for _ in range(self._size)]
             try:
-                self._on_trial(example, [seed] * self._size, watching)
+                with self._unchanged_buffers():
+                    self.run(example, streams, watching)
             except NotReproducibleError:
                 raise
             except Exception:  # it refuses made-up rows: nothing is known of them
@@ -348,9 +350,8 @@ class LikeRows:
         self._of_batch: set[int] = set()
 
     def follow(self, values: Iterable[torch.Tensor]) -> None:
-        for value in values:
-            self._kept.append(value)
-            self._of_batch.add(_place(value))
+        self._kept += values
+        self._of_batch.update(map(_place, values))
 
     def note(self, schema: Any, values: Sequence[Any], result: Any) -> None:
         """Note that an operation has made a result of these values."""
@@ -359,12 +360,9 @@ class LikeRows:
             return
         # Weights that an operation hands back are no rows, unless it has written to them.
         handed_back = set() if _written(schema) else read - self._of_batch
-        for value in _tensors(result):
-            if _place(value) in handed_back:
-                continue
-            self.follow([value])
-            if "empty" in schema.name:  # which returns memory as it is
-                continue
+        computed = [value for value in _tensors(result) if _place(value) not in handed_back]
+        self.follow(computed)
+        for value in computed if "empty" not in schema.name else ():  # which returns memory as is
             if value.ndim > 0 and value.numel() > 0 and len(value) % self._rows == 0:
                 apart = value.flatten().view(torch.uint8).view(self._rows, -1)
                 self.unlike |= not torch.equal(apart, apart[:1].expand_as(apart))

@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -179,11 +179,10 @@ class EvaluationSettings:
 
     def seed_schedule(self) -> Callable[[int], tuple[int, int]]:
         """Return a function from an episode's index to the seeds of its env and its policy."""
-        root = self.seed
-        if self.env_seeds is None:
-            return _recent(lambda index: (env_seed(root, index), policy_seed(root, index)))
-        seeds = cast("Mapping[int, int]", self.env_seeds)
-        return _recent(lambda index: (seeds[index], policy_seed(root, index)))
+        seed_of: Any = partial(env_seed, self.seed)
+        if self.env_seeds is not None:
+            seed_of = cast("Mapping[int, int]", self.env_seeds).__getitem__
+        return _recent(lambda index: (seed_of(index), policy_seed(self.seed, index)))
 
     def __repr__(self) -> str:
         others = [

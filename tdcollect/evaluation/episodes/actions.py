@@ -155,7 +155,8 @@ def _fitting(spec: TensorSpec, values: torch.Tensor) -> torch.Tensor | None:
     # Subclasses come before their bases.
     if isinstance(spec, _ONE_HOT):
         sizes = [box.n for box in spec.space] if isinstance(spec, MultiOneHot) else values.shape[-1]
-        return torch.stack([_one_hot(block) for block in values.split(sizes, -1)], -1)
+        ones = torch.stack([block.sum(-1) == 1 for block in values.split(sizes, -1)], -1)
+        return ones & ((values == 0) | (values == 1)).all(-1, keepdim=True)
     if isinstance(spec, Binary):
         return (values == 0) | (values == 1)
     if isinstance(spec, MultiCategorical):
@@ -163,10 +164,6 @@ def _fitting(spec: TensorSpec, values: torch.Tensor) -> torch.Tensor | None:
     if isinstance(spec, Categorical) and spec.space.n >= 0:
         return (values >= 0) & (values < spec.space.n)
     return None
-
-
-def _one_hot(values: torch.Tensor) -> torch.Tensor:
-    return ((values == 0) | (values == 1)).all(-1) & (values.sum(-1) == 1)
 
 
 def _message(key: Any, spec: TensorSpec, row: torch.Tensor) -> str:

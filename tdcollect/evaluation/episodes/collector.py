@@ -24,10 +24,9 @@ from tdcollect._upstream.torchrl import append_policy_transforms
 from tdcollect.cleanup import ended_on_error
 from tdcollect.collect.arguments import explain_unfit_observations, missing_entries, no_options
 from tdcollect.collect.arrays import SteppedEnv, by_episodes, plan_for
-from tdcollect.collect.collector import needs_state
 from tdcollect.collect.episodes import Episodes, Start
 from tdcollect.collect.lowering import exact_reward_of
-from tdcollect.collect.policy import RandomActions
+from tdcollect.collect.policy import RandomActions, needs_state
 from tdcollect.collect.step_dict import StepDict
 from tdcollect.collect.store import placement
 from tdcollect.display import one_line
@@ -320,10 +319,12 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             check_alone()
             if per_slot is None:
                 singly = draws_at_starts(policy)
-                self._use(open_env(env, settings, self._finish, most_slots, singly))
+                self._opened = open_env(env, settings, self._finish, most_slots, singly)
             else:
-                self._use(open_batched(env, settings, self._finish))
+                self._opened = open_batched(env, settings, self._finish)
         with ended_on_error(self.close):
+            self.base: GymnasiumEnv | SlotEnvs = self._opened.slots or base_of(self.env)
+            self.has_streams = self._opened.slots is not None
             self.batches = None if per_slot is None else Batches(self.slots, per_slot)
             if self.batches is not None:
                 self.episode_seeds = partial(self.batches.seeds, settings.seed)
@@ -334,7 +335,8 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             self.metrics = with_measures(metrics, self.env) if metrics else None
             with self._apart():
                 self._policy = self._callable(policy)
-                self.policy_mode = mode_of(policy)
+                modes = {"train" if part.training else "eval" for part in modules_of(policy)}
+                self.policy_mode = "mixed" if len(modes) == 2 else next(iter(modes), None)
             self._check_settings()
             self._starts = self._new_starts()
         self.episodes: list[Episode] = []
@@ -386,11 +388,6 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             if (finish := getattr(module, "finish_env", None)) is not None:
                 env = finish(env)
         return env
-
-    def _use(self, opened: OpenEnv) -> None:
-        self._opened = opened
-        self.base: GymnasiumEnv | SlotEnvs = opened.slots or base_of(self.env)
-        self.has_streams = opened.slots is not None
 
     @property
     def env(self) -> EnvBase:
@@ -586,8 +583,7 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             return False
         env = make()
         self._opened.close()
-        self._use(OpenEnv(env))
-        self.has_streams = True
+        self._opened, self.base, self.has_streams = OpenEnv(env), base_of(env), True
         self._starts.start_over()
         return True
 
@@ -681,11 +677,3 @@ def in_eval_mode(of: Sequence[Any]) -> Iterator[None]:
                 part.train(training)
         for part, training in before.items():
             part.training = training
-
-
-def mode_of(policy: Any) -> str | None:
-    """Return the mode of a policy's modules, ``"eval"``, ``"train"`` or ``"mixed"``, or None."""
-    modes = {module.training for module in modules_of(policy)}
-    if len(modes) == 2:
-        return "mixed"
-    return {True: "train", False: "eval"}[modes.pop()] if modes else None

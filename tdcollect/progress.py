@@ -7,6 +7,7 @@ import sys
 import time
 import warnings
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 SECONDS_BETWEEN_LINES = 30.0  # a shorter run writes none
@@ -34,7 +35,7 @@ def line_above(bar: Any, text: str) -> None:
     bar.write(f"tdcollect: {text}", file=sys.stderr)
 
 
-class Lines:
+class Lines(AbstractContextManager["Lines"]):
     """A line every 30 seconds, for logs; used as tqdm's bar is. ``n`` is the count."""
 
     def __init__(self, total: int, unit: str):
@@ -43,9 +44,6 @@ class Lines:
         self._unit = unit
         self._began = self._told = time.monotonic()
         self._postfix: Mapping[str, str] = {}
-
-    def __enter__(self) -> Lines:
-        return self
 
     def __exit__(self, *exception: Any) -> None:
         """Nothing stays open."""

@@ -116,7 +116,12 @@ def evaluate(
     """
     if request is not None and not isinstance(request, Request):
         raise TypeError(f"expected request to be a Request, got {type(request).__name__}")
-    output_dir = _checked(output_dir, request)
+    if output_dir is not None:
+        check_directory(Path(output_dir))
+        check_report_extras("evaluate(output_dir=...)")
+        output_dir = os.path.abspath(output_dir)  # whatever the env's code changes to
+    elif request is not None:
+        raise ValueError("expected an output_dir, which keeps the names of request; pass one")
     part = None if shard is None else Shard.of(shard)
     check.arguments(evaluate, settings)
     chosen = EvaluationSettings(episodes, seed, **settings)
@@ -152,17 +157,6 @@ def evaluate(
                 return what
             del what
     raise AssertionError("expected a result")
-
-
-def _checked(output_dir: str | os.PathLike[str] | None, request: Request | None) -> str | None:
-    """Return the output directory as an absolute path, whatever the env's code changes to."""
-    if output_dir is not None:
-        check_directory(Path(output_dir))
-        check_report_extras("evaluate(output_dir=...)")
-        return os.path.abspath(output_dir)
-    if request is not None:
-        raise ValueError("expected an output_dir, which keeps the names of request; pass one")
-    return None
 
 
 _WITNESSES = 3  # episodes of other shards that may fail, before a shard has a witness of its own

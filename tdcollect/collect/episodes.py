@@ -262,7 +262,8 @@ class Episodes:
         for slot in ended:
             self._cut(slot, running.pop(slot), True, None, env.latest_info(slot))
         turns.take(came)
-        self._note({s: self._beginning.pop(s) for s in came.began if s in self._beginning})
+        if came.began:
+            self._note({s: self._beginning.pop(s) for s in came.began if s in self._beginning})
         if (refused := came.failed_begins) is not None:
             lost = [slot for slot in refused.causes if slot in self._beginning]
             self._give_up(refused, {slot: self._beginning.pop(slot) for slot in lost})

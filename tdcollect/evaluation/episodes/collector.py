@@ -78,37 +78,33 @@ _UNFIT = (RuntimeError, ValueError, AttributeError, TypeError)  # of a policy on
 
 @dataclass
 class EpisodeRun:
-    """One run of episodes of an env, which is stepped as ``slots``.
+    """One run of a collector's episodes, whose env is stepped as ``slots``.
 
-    An episode whose env raises starts again, ``max_restarts`` times at most; with None, the error
-    is raised. ``error`` is the last one, and ``errors`` has those of failed episodes, by index.
+    ``error`` is the last one of an env that started an episode again, or failed; ``errors`` has
+    those of failed episodes, by index.
     """
 
-    env: EnvBase
+    of: EvaluationCollector
     slots: SteppedEnv
-    policy: Any
     actor: Actor
-    device: torch.device
     assembly: Assembly
     starts: RunStarts
-    settings: EvaluationSettings
-    max_restarts: int | None
     error: Exception | None = None
     errors: dict[int, str] = field(default_factory=dict)
 
-    def blocks(
-        self, feed: Feed, start_of: Callable[[int], Start], base: Any
-    ) -> Generator[list[Finished], None, None]:
+    def blocks(self, feed: Feed) -> Generator[list[Finished], None, None]:
         """Run the episodes of a feed; yields those that have ended, after each block of steps."""
-        starts, assembly, settings = self.starts, self.assembly, self.settings
+        starts, assembly, settings = self.starts, self.assembly, self.of.settings
+        # A single slot of a batch cannot start again.
+        restarts = settings.on_env_error == "restart" and self.of.batches is None
         self._feed, self._failed = feed, list[tuple[Finished, int]]()
-        self._actions = ActionCheck(self.env)
+        self._actions = ActionCheck(self.of.env)
         self._remembered: list[Key] | None = None
         loop = Episodes(
             self.slots,
             self._act,
             starts,
-            placement(self.slots, self.device, torch.device("cpu")),
+            placement(self.slots, self.of.device, torch.device("cpu")),
             steps=max(_STEPS // 8, min(_STEPS, _BLOCK_BYTES // max(1, self.slots.step_bytes))),
             seconds=feed.seconds,
             max_episode_steps=settings.step_limit,
@@ -117,9 +113,9 @@ class EpisodeRun:
             left_out=assembly.left_out,
             on_start=self._started,
             on_step=self._stepped if assembly.metrics and assembly.metrics.infos else None,
-            on_error=None if self.max_restarts is None else self._raised,
+            on_error=self._raised if restarts else None,
         )
-        starts.begin(feed, start_of, base)
+        starts.begin(feed, self.of.start_of, self.of.base)
         while True:
             for block in loop:
                 try:
@@ -144,7 +140,7 @@ class EpisodeRun:
         try:
             if self._remembered is None:
                 randomness = GlobalRandomness()
-                with two_readings(self.policy, self.env):
+                with two_readings(self.of.policy, self.of.env):
                     outputs, self._remembered = self.actor.probe(rows, self.slots.carried)
                 randomness.check("the policy")
                 self._take_first(rows, outputs, self._remembered)
@@ -176,7 +172,7 @@ class EpisodeRun:
             missing = missing_entries(getattr(self.actor, "policy", None), entries)
             if missing is not None:
                 raise missing from error
-        explain_unfit_observations(entries, self.env, error)
+        explain_unfit_observations(entries, self.of.env, error)
 
     def _started(self, slot: int, start: Start) -> None:
         self.starts.started(slot, start)
@@ -194,11 +190,10 @@ class EpisodeRun:
     def _raised(self, start: Start, error: Exception) -> Start | None:
         """Return the episode to start again after an error of its env; None if it has failed."""
         self.error = error
-        assert self.max_restarts is not None
         restarts = self.assembly.restarts
         tries = restarts.get(start.traj_id, 0)
         again = start.traj_id in self.starts.runs_again
-        if tries < self.max_restarts and not again:
+        if tries < self.of.settings.max_restarts and not again:
             restarts[start.traj_id] = tries + 1
             return start
         if not again:
@@ -609,16 +604,10 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         )
         size, count = settings.inference_batch_size, slots.batch_size.numel()
         layout = Layout(size, count, bool(slots.batch_size), self.device)
-        # A single slot of a batch cannot start again.
-        restarts = self.batches is None and settings.on_env_error == "restart"
-        max_restarts = settings.max_restarts if restarts else None
         actor = self._actor(slots, layout, assembly)
-        acting = (self.policy, actor, self.device)
-        self._latest_run = run = EpisodeRun(
-            self.env, slots, *acting, assembly, self._starts, settings, max_restarts
-        )
+        self._latest_run = run = EpisodeRun(self, slots, actor, assembly, self._starts)
         self.errors = run.errors
-        return run.blocks(feed, self._start, self.base)
+        return run.blocks(feed)
 
     def _actor(self, slots: SteppedEnv, layout: Layout, assembly: Assembly) -> Actor:
         policy = self._policy
@@ -640,7 +629,8 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
 
         return Inference(policy, layout, is_unread)
 
-    def _start(self, index: int) -> Start:
+    def start_of(self, index: int) -> Start:
+        """Return the episode of an index, to be started."""
         by_index = self.settings.options_by_index
         options = None if by_index is None else by_index[index]
         return Start(index, self.episode_seeds(index)[0], index, options)

@@ -148,11 +148,6 @@ def evaluate(
     shown = len(indices) * progress
     with followed([evaluation], workers, crew, output_dir, shown) as (events, _):
         for _, what in events:
-            if isinstance(what, Exception):
-                try:
-                    raise what
-                finally:
-                    del what  # else it would refer to itself by its traceback
             if isinstance(what, EvaluationResult):
                 return what
             del what
@@ -623,6 +618,7 @@ def followed(
     """Run evaluations as :func:`run` does; gives the events, and the bar or None.
 
     The bar is of so many episodes of each. The crew is closed unless it is the user's ``workers``.
+    An error that ends an evaluation is raised, unless exits are refused, too.
     """
     bar = None
     with resumable(directory), ExitStack() as stack:
@@ -637,6 +633,11 @@ def followed(
 
         def counted(event: Event) -> Event:
             one, what = event
+            if isinstance(what, Exception) and not refuse_exits:
+                try:
+                    raise what
+                finally:
+                    del event, what  # else it would refer to itself by its traceback
             if bar is not None and what is None:
                 if there := episodes - len(one.recording.left):
                     bar.update(there)

@@ -125,11 +125,6 @@ def race(
     shown = max_episodes * progress
     with followed(evaluations, workers, crew, output_dir, shown) as (events, bar):
         for one, what in events:
-            if isinstance(what, Exception):
-                try:
-                    raise what
-                finally:
-                    del what  # else it would refer to itself by its traceback
             if isinstance(what, EvaluationResult):
                 results[evaluations[one]] = what
             elif what is not None and bar is not None:

@@ -576,8 +576,9 @@ class Recording:
                 directory.note({REPEATED: self._repeated})
             if self._repeated["differing"]:
                 warnings.warn(repeatability(self._manifest), stacklevel=2)
-        failed = {episode.index for episode in self._ended if not episode.completed}
-        errors = {index: text for index, text in errors.items() if index in failed}
+        if errors:  # also of episodes that completed, elsewhere or later
+            failed = {episode.index for episode in self._ended if not episode.completed}
+            errors = {index: text for index, text in errors.items() if index in failed}
         result = EvaluationResult(
             self._known,
             self._ended,

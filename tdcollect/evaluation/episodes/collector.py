@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from weakref import WeakSet
@@ -78,19 +78,13 @@ _UNFIT = (RuntimeError, ValueError, AttributeError, TypeError)  # of a policy on
 
 @dataclass
 class EpisodeRun:
-    """One run of a collector's episodes, whose env is stepped as ``slots``.
-
-    ``error`` is the last one of an env that started an episode again, or failed; ``errors`` has
-    those of failed episodes, by index.
-    """
+    """One run of a collector's episodes, whose env is stepped as ``slots``."""
 
     of: EvaluationCollector
     slots: SteppedEnv
     actor: Actor
     assembly: Assembly
     starts: RunStarts
-    error: Exception | None = None
-    errors: dict[int, str] = field(default_factory=dict)
 
     def blocks(self, feed: Feed) -> Generator[list[Finished], None, None]:
         """Run the episodes of a feed; yields those that have ended, after each block of steps."""
@@ -189,7 +183,7 @@ class EpisodeRun:
 
     def _raised(self, start: Start, error: Exception) -> Start | None:
         """Return the episode to start again after an error of its env; None if it has failed."""
-        self.error = error
+        self.of.error = error
         restarts = self.assembly.restarts
         tries = restarts.get(start.traj_id, 0)
         again = start.traj_id in self.starts.runs_again
@@ -197,7 +191,7 @@ class EpisodeRun:
             restarts[start.traj_id] = tries + 1
             return start
         if not again:
-            self.errors[start.index] = f"{type(error).__name__}: {error}"
+            self.of.errors[start.index] = f"{type(error).__name__}: {error}"
         self._failed.append((self.assembly.failed(start), start.traj_id))
         return None
 
@@ -242,6 +236,7 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
     Attributes:
         settings: the settings, checked.
         episodes: the records of the episodes that have ended, in the order of their ending.
+        error: the last exception that the env raised in the latest run, if any.
         errors: the last error of each failed episode of the latest run, by index, as text.
         episode_indices: the indices of the episodes to run.
         episode_seeds: returns the seeds of env and policy in an episode, given its index.
@@ -335,8 +330,8 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             self._check_settings()
             self._starts = self._new_starts()
         self.episodes: list[Episode] = []
+        self.error: Exception | None = None
         self.errors: dict[int, str] = {}
-        self._latest_run: EpisodeRun | None = None
 
     def _callable(self, policy: Any) -> Any:
         random = policy is None or isinstance(policy, RandomPolicy)
@@ -415,11 +410,6 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             backend = self.base.stepper.backend
             return {**backend.observation.texts, **backend.action.texts}
         return {} if self._opened.slots is None else self._opened.slots.texts
-
-    @property
-    def error(self) -> Exception | None:
-        """The last exception that the env raised in the latest run, if any."""
-        return None if self._latest_run is None else self._latest_run.error
 
     @property
     def slots(self) -> int:
@@ -605,9 +595,8 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
         size, count = settings.inference_batch_size, slots.batch_size.numel()
         layout = Layout(size, count, bool(slots.batch_size), self.device)
         actor = self._actor(slots, layout, assembly)
-        self._latest_run = run = EpisodeRun(self, slots, actor, assembly, self._starts)
-        self.errors = run.errors
-        return run.blocks(feed)
+        self.error, self.errors = None, {}
+        return EpisodeRun(self, slots, actor, assembly, self._starts).blocks(feed)
 
     def _actor(self, slots: SteppedEnv, layout: Layout, assembly: Assembly) -> Actor:
         policy = self._policy

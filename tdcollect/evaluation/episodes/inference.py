@@ -131,10 +131,8 @@ class Inference(Actor):
         for key in program.reads_first if program.straight else rows:
             if key in rows:  # what the policy needs, on its device: each entry crosses once
                 inputs[key] = sent(rows[key], self._device)
-        for first in range(0, slots, self._group):
+        for first in sorted({slot - slot % self._group for slot in active}):
             stop = min(first + self._group, slots)
-            if not any(first <= slot < stop for slot in active):
-                continue
             drawn = [*streams[first:stop], *[None] * (self._size - stop + first)]
             outputs = self.run(self._padded(inputs, first, stop), drawn)
             for key, value in outputs.items():

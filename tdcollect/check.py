@@ -78,7 +78,7 @@ def one_of(choices: Sequence[Any], **values: Any) -> None:
     """Raise ValueError for a value that is none of the choices."""
     *texts, last = map(repr, choices)
     wanted = f"{', '.join(texts)}{' or ' * bool(texts)}{last}"
-    _each(lambda value: value in choices, wanted, **values)
+    _each(choices.__contains__, wanted, **values)
 
 
 def either(**values: Any) -> None:

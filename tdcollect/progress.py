@@ -7,6 +7,7 @@ import sys
 import time
 import warnings
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 SECONDS_BETWEEN_LINES = 30.0  # a shorter run writes none
@@ -18,7 +19,9 @@ def progress_bar(total: int, unit: str, *, leave: bool = True) -> Any:
     A bar is drawn in a terminal or a notebook (a widget, or text without ipywidgets) if tqdm is
     installed; ``leave`` keeps it on the screen. Anything else, such as a log, gets lines.
     """
-    if _can_be_drawn():
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    in_notebook = "IPKernelApp" in getattr(shell, "config", ())
+    if in_notebook or (sys.stderr is not None and sys.stderr.isatty()):
         try:
             return _tqdm()(total=total, unit=f" {unit}", leave=leave)
         except ModuleNotFoundError as error:
@@ -32,7 +35,7 @@ def line_above(bar: Any, text: str) -> None:
     bar.write(f"tdcollect: {text}", file=sys.stderr)
 
 
-class Lines:
+class Lines(AbstractContextManager["Lines"]):
     """A line every 30 seconds, for logs; used as tqdm's bar is. ``n`` is the count."""
 
     def __init__(self, total: int, unit: str):
@@ -41,9 +44,6 @@ class Lines:
         self._unit = unit
         self._began = self._told = time.monotonic()
         self._postfix: Mapping[str, str] = {}
-
-    def __enter__(self) -> Lines:
-        return self
 
     def __exit__(self, *exception: Any) -> None:
         """Nothing stays open."""
@@ -78,12 +78,6 @@ def seconds_text(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.3g} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
-def _can_be_drawn() -> bool:
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    in_notebook = "IPKernelApp" in getattr(shell, "config", ())
-    return in_notebook or (sys.stderr is not None and sys.stderr.isatty())
 
 
 def _tqdm() -> Any:

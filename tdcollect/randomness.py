@@ -23,7 +23,7 @@ from numpy.random import mtrand
 
 from tdcollect.seeding import global_seeds
 from tdcollect.states import equal
-from tdcollect.threads import Elsewhere, busy_threads, other_threads
+from tdcollect.threads import other_threads
 
 _MT19937_BYTES = 2500  # 624 words and a position
 _LOOKS = 5
@@ -42,8 +42,11 @@ Others can be added."""
 
 def library_states() -> dict[str, list[Any]]:
     """The states of :data:`LIBRARIES` that are imported, by name."""
-    holders = {name: find() for name, find in LIBRARIES.items()}
-    return {name: list(held) for name, held in holders.items() if held is not None}
+    states = {}
+    for name, find in LIBRARIES.items():
+        if (held := find()) is not None:
+            states[name] = list(held)
+    return states
 
 
 def set_library_states(states: Mapping[str, Sequence[Any]]) -> None:
@@ -137,7 +140,9 @@ class GlobalRandomness:
     """The global random states of torch, NumPy and Python, as they are now."""
 
     def __init__(self) -> None:
-        self._elsewhere = Elsewhere()
+        # In this order, and in the other one at the end, no time of this thread's is counted.
+        here = time.thread_time_ns()
+        self._elsewhere = time.process_time_ns() - here
         self._beside = other_threads()
         self._states = global_states()
 
@@ -152,12 +157,13 @@ class GlobalRandomness:
 
     def moved(self) -> list[str]:
         """Return the modules whose states have moved: ``"torch"``, ``"numpy"``, ``"random"``..."""
-        now = global_states()
-        # CUDA has no state before its first use, which moves nothing.
-        held = {name: state for name, state in self._states.items() if len(state)}
-        python = held.pop("python")  # 625 ints, which a tuple compares fastest
-        moved = [name for name, state in held.items() if not equal(state, now[name])]
-        return moved + ["random"] * (python != now["python"])
+        now, moved = global_states(), []
+        for name, state in self._states.items():
+            # CUDA has no state before its first use, which moves nothing.
+            if name != "python" and len(state) and not equal(state, now[name]):
+                moved.append(name)
+        # 625 ints, which a tuple compares fastest.
+        return moved + ["random"] * (self._states["python"] != now["python"])
 
     def check(self, who: str) -> None:
         """Raise if one of them has moved since."""
@@ -180,13 +186,19 @@ class GlobalRandomness:
         raise NotReproducibleError(message)
 
     def _suspects(self) -> list[str]:
-        """Return the names of other threads that may have drawn since; empty if none has run."""
-        return sorted(self._beside | other_threads()) if self._elsewhere.computed() else []
+        """Return the names of other threads that may have drawn since; empty if none has run.
+
+        Threads that wait or read from a socket have used no CPU time.
+        """
+        all_threads = time.process_time_ns()
+        if all_threads - time.thread_time_ns() <= self._elsewhere:
+            return []
+        return sorted(self._beside | other_threads())
 
 
 def check_alone(seconds: float = 0.005) -> None:
     """Raise if another thread draws from the global random states."""
-    busy = busy_threads()
+    busy = other_threads(busy=True)
     if not busy:
         return
     before = GlobalRandomness()

@@ -91,9 +91,9 @@ def evaluating() -> Iterator[None]:
 
     RuntimeError if another thread collects.
     """
-    for _ in range(_LOOKS):  # the thread that started this evaluation may be about to wait for it
-        if not any(collection.pauses for collection in _elsewhere()):
-            break
+    looks = _LOOKS  # the thread that started this evaluation may be about to wait for it
+    while looks and any(collection.pauses for collection in _elsewhere()):
+        looks -= 1
         time.sleep(_SECONDS)
     with _turn:
         for collection in _elsewhere():
@@ -127,44 +127,23 @@ def _no_end() -> Iterator[None]:
 
 def _elsewhere() -> list[_Collection]:
     """The collections in other threads, without those that wait between two batches."""
+    if not _collections:
+        return []
     here = threading.current_thread()
     others = [c for c in tuple(_collections) if c.thread is not here and c.thread.is_alive()]
     frames = sys._current_frames() if others else {}
     return [c for c in others if not (c.pauses and _waits(frames.get(c.thread.ident or 0)))]
 
 
-def busy_threads() -> set[str]:
-    """Names of the other threads that are not waiting."""
-    return {name for name, frame in _other_threads() if not _waits(frame)}
-
-
-def other_threads() -> set[str]:
-    """Names of all other threads."""
-    return {name for name, _ in _other_threads()}
-
-
-def _other_threads() -> list[tuple[str, FrameType]]:
+def other_threads(busy: bool = False) -> set[str]:
+    """Names of all other threads; if ``busy``, of those that are not waiting."""
     here = threading.get_ident()
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    return [
-        (names.get(ident, f"thread {ident}"), frame)
+    return {
+        names.get(ident, f"thread {ident}")
         for ident, frame in sys._current_frames().items()
-        if ident != here
-    ]
-
-
-class Elsewhere:
-    """True if other threads of the process have used the CPU since this was made."""
-
-    def __init__(self) -> None:
-        # In this order, and in the other one at the end, no time of this thread's is counted.
-        here = time.thread_time_ns()
-        self._time = time.process_time_ns() - here
-
-    def computed(self) -> bool:
-        """Return whether they have; threads that wait or read from a socket have not."""
-        all_threads = time.process_time_ns()
-        return all_threads - time.thread_time_ns() > self._time
+        if ident != here and not (busy and _waits(frame))
+    }
 
 
 def _waits(frame: FrameType | None) -> bool:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from tensordict import TensorDictBase, unravel_key
-from torch import nn
 from torchrl.collectors import Collector as TorchRLCollector
 from torchrl.envs import (
     EnvBase,
@@ -50,14 +49,14 @@ from tdcollect.collect.arguments import (
     whole_trajectories,
 )
 from tdcollect.collect.monitor import Monitor, StatsAttribute, changed, slots_of
-from tdcollect.collect.policy import unknown_class
+from tdcollect.collect.policy import needs_state, unknown_class
 from tdcollect.collect.resume import FirstStates, add_state, keep_state, load_state
 from tdcollect.collect.run import Explanation, Runner, short
 from tdcollect.display import one_line
 from tdcollect.envs.adopted import lost_ends, take_over
 from tdcollect.envs.traits import EnvAction, base_of, transforms_of
 from tdcollect.envs.wrapper import GymnasiumEnv
-from tdcollect.keys import IS_INIT, Key, as_path
+from tdcollect.keys import Key, as_path
 from tdcollect.randomness import OwnLibraryStates
 from tdcollect.threads import collecting
 
@@ -618,15 +617,6 @@ def check_writes_action(policy: Any, env: EnvBase) -> None:
             f"expected the policy to write an action entry of the env, one of {env.action_keys}, "
             f"got a policy with out_keys={out_keys}; name its output accordingly"
         )
-
-
-def needs_state(policy: Any) -> bool:
-    """Return whether a policy carries a hidden state, or reads where episodes begin."""
-    modules = policy.modules() if isinstance(policy, nn.Module) else ()
-    return any(
-        hasattr(type(module), "make_tensordict_primer") or hasattr(module, "is_init_key")
-        for module in modules
-    ) or any(as_path(key)[-1] == IS_INIT for key in getattr(policy, "in_keys", None) or ())
 
 
 def refuse_elsewhere(options: dict[str, Any], backend: str) -> None:

@@ -88,6 +88,7 @@ class Episodes:
         on_error: is given an episode whose env raised, and the error; returns the episode to run in
             its place, or None for none. Without it, errors are raised.
         watch: called with steps, and with episodes that start.
+        turns: has the step that each slot is at, ``present``.
 
     Raises:
         ValueError: for ``max_episode_steps`` or ``options`` if slots cannot be reset singly.
@@ -124,7 +125,7 @@ class Episodes:
                 f"expected no max_episode_steps: the env has no {keys.TRUNCATED!r} flag to mark "
                 "the limit with; put it under TorchRL's StepCounter(max_steps=...)"
             )
-        self._turns = turns_of(self.env, self.act, self.place, StepDict())
+        self.turns = turns_of(self.env, self.act, self.place, StepDict())
         self._slots = list(range(self.env.batch_size.numel()))
         if self.resets is None:
             self.resets = np.zeros(len(self._slots), np.int64)
@@ -140,7 +141,10 @@ class Episodes:
         self._at, self._taken, self._from, self._due = self._counts
 
     def __iter__(self) -> Iterator[Block]:
-        while self._goes_on():
+        while True:
+            self._drop_late()
+            if not (self._running or self._beginning or self._start_all()):
+                return
             asynchronous = self.env.can.asynchronous
             steps = None if asynchronous else self.steps
             store = Store(self.env, self.left_out, self.place, self.in_one_piece, steps)
@@ -156,22 +160,12 @@ class Episodes:
             for slot, start in self._running.items():
                 if self._at[slot] > self._from[slot]:
                     self._cut(slot, start)
-            yield Block(store.grid(), pieces)
-
-    @property
-    def present(self) -> StepDict:
-        """The step that each slot is at."""
-        return self._turns.present
-
-    def _goes_on(self) -> bool:
-        """Let go of episodes that are left out, and return whether there are others to run."""
-        if isinstance(self.starts, SlotStarts):
-            self._drop_late(self.starts.left_out)
-        return bool(self._running or self._beginning) or self._start_all()
+            grid, size = store.grid(), self.env.batch_size
+            yield Block({key: by_slot(entry, size) for key, entry in grid.items()}, pieces)
 
     def _start_all(self) -> bool:
         """Start an episode in every slot; False if none is left to start."""
-        turns, env = self._turns, self.env
+        turns, env = self.turns, self.env
         while True:
             starts = self._next_starts(self._slots)
             if not starts:
@@ -181,7 +175,7 @@ class Episodes:
             if first.seed is not None:
                 # A slot without an episode is reset too, and then waits: any seed does.
                 seeds = [starts.get(slot, first).seed for slot in self._slots]  # type: ignore[misc]
-            self._rebuild([slot for slot, start in starts.items() if start.rebuild])
+            self._rebuild(starts)
             self.resets += 1
             try:
                 step = env.reset_all(seeds, self._options(self._slots, starts))
@@ -202,10 +196,11 @@ class Episodes:
                 self.watch.began(list(starts), turns.present)
             return True
 
-    def _rebuild(self, slots: Sequence[int]) -> None:
-        if slots:
-            self.env.rebuild_slots(list(slots))
-            self.resets[[*slots]] = 0
+    def _rebuild(self, starts: Mapping[int, Start]) -> None:
+        """Build the envs again of slots whose episodes ask for it."""
+        if slots := [slot for slot, start in starts.items() if start.rebuild]:
+            self.env.rebuild_slots(slots)
+            self.resets[slots] = 0
 
     def _next_starts(self, free: Sequence[int]) -> dict[int, Start]:
         """The episodes to start in slots that are free, up to the first that has none."""
@@ -228,7 +223,7 @@ class Episodes:
         if not starts:
             return
         slots = list(starts)
-        set_ids(self._turns.present, slots, [start.traj_id for start in starts.values()])
+        set_ids(self.turns.present, slots, [start.traj_id for start in starts.values()])
         self._running.update(starts)
         self._from[slots] = self._at[slots]
         if self.max_episode_steps is not None:
@@ -246,7 +241,7 @@ class Episodes:
 
         A step that is lost in every slot gives no rows: all episodes start again.
         """
-        turns, env, running = self._turns, self.env, self._running
+        turns, env, running = self.turns, self.env, self._running
         try:
             came = turns.exchange(turns.able(running), buffers)
         except SlotError as error:
@@ -267,7 +262,8 @@ class Episodes:
         for slot in ended:
             self._cut(slot, running.pop(slot), True, None, env.latest_info(slot))
         turns.take(came)
-        self._note({s: self._beginning.pop(s) for s in came.began if s in self._beginning})
+        if came.began:
+            self._note({s: self._beginning.pop(s) for s in came.began if s in self._beginning})
         if (refused := came.failed_begins) is not None:
             lost = [slot for slot in refused.causes if slot in self._beginning]
             self._give_up(refused, {slot: self._beginning.pop(slot) for slot in lost})
@@ -290,7 +286,7 @@ class Episodes:
 
     def _begin_free(self, step: StepDict, following: StepDict) -> list[int]:
         """Start episodes in the slots that are free; those where they have begun at once."""
-        turns, env = self._turns, self.env
+        turns, env = self.turns, self.env
         if len(self._running) + len(self._beginning) == len(self._slots):
             return []
         free = [s for s in self._slots if s not in self._running and s not in self._beginning]
@@ -305,15 +301,14 @@ class Episodes:
         while True:
             if self._singly:
                 starts.update(self._next_starts([slot for slot in free if slot not in starts]))
-            if isinstance(self.starts, SlotStarts):
-                self._drop_late(self.starts.left_out)
+            self._drop_late()
             reset = sorted({*starts, *unseen})
             if not reset:
                 return []
             seeds = None
             if starts and next(iter(starts.values())).seed is not None:
                 seeds = [starts[slot].seed if slot in starts else 0 for slot in reset]
-            self._rebuild([slot for slot, start in starts.items() if start.rebuild])
+            self._rebuild(starts)
             self.resets[reset] += 1
             if env.can.asynchronous:
                 self._beginning.update(starts)
@@ -346,9 +341,10 @@ class Episodes:
         # A copy for each: envs may change theirs.
         return EachOptions((slot, copy.deepcopy(options)) for slot, options in own.items())
 
-    def _drop_late(self, late: set[int]) -> None:
+    def _drop_late(self) -> None:
         """Let go of episodes that are not among the first to start."""
-        for episodes in (self._running, self._beginning):
+        late = self.starts.left_out if isinstance(self.starts, SlotStarts) else ()
+        for episodes in (self._running, self._beginning) if late else ():
             for slot in [slot for slot, start in episodes.items() if start.traj_id in late]:
                 del episodes[slot]
 
@@ -368,7 +364,7 @@ class Episodes:
         if self.on_error is None or not self.env.can.rebuild:
             raise error
         if not built:
-            self._rebuild([*error.causes])
+            self.env.rebuild_slots([*error.causes])
         self.resets[[*error.causes]] = 0
         for slot, cause in error.causes.items():
             start = starts.pop(slot, None)
@@ -441,7 +437,7 @@ class FirstToStart(SlotStarts):
         return chosen
 
 
-def join_episodes(blocks: Iterable[Block], batch_size: torch.Size) -> dict[Key, torch.Tensor]:
+def join_episodes(blocks: Iterable[Block]) -> dict[Key, torch.Tensor]:
     """Join the pieces of all episodes, each contiguous, in the order of their indices.
 
     Pieces of an episode whose env failed, and which started again under its index, are left out.
@@ -464,8 +460,7 @@ def join_episodes(blocks: Iterable[Block], batch_size: torch.Size) -> dict[Key, 
         ids.append(of_id)
         failed += [piece.start.traj_id for piece in pieces if piece.error is not None]
         part = {}
-        for key, entry in entries.items():
-            rows = by_slot(entry, batch_size)
+        for key, rows in entries.items():
             part[key] = rows[slots.to(rows.device), steps.to(rows.device)]
         parts.append(part)
     order = torch.cat(indices).argsort(stable=True)

@@ -784,3 +784,12 @@ def _random_call(leaves: dict[Key, TensorSpec]) -> Call:
             step[key] = leaf.rand(())
 
     return draw
+
+
+def needs_state(policy: Any) -> bool:
+    """Return whether a policy carries a hidden state, or reads where episodes begin."""
+    modules = policy.modules() if isinstance(policy, nn.Module) else ()
+    return any(
+        hasattr(type(module), "make_tensordict_primer") or hasattr(module, "is_init_key")
+        for module in modules
+    ) or any(name_of(key) == keys.IS_INIT for key in getattr(policy, "in_keys", None) or ())

@@ -468,7 +468,7 @@ class Runner:
         if order is not None:
             blocks = order.only_kept(list(blocks), torch.from_numpy(new_ids(count)))
             env.stepper.derive_seeds()
-        entries = join_episodes(log.note_blocks(blocks), env.batch_size)
+        entries = join_episodes(log.note_blocks(blocks))
         log.note_entries(entries, collector.env.reward_keys)
         return self.assemble(entries, (len(entries[keys.NEXT_DONE]),))
 

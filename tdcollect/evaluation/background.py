@@ -38,7 +38,7 @@ from tdcollect.evaluation.curve import (
     with_point,
 )
 from tdcollect.evaluation.evaluate import Recording, run
-from tdcollect.evaluation.replay import Replay, Replayed, replayer
+from tdcollect.evaluation.replay import Replay, Replayed, run_again
 from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.evaluation.statistics import exact_mean
 from tdcollect.evaluation.workers.dispatcher import Evaluation
@@ -553,12 +553,13 @@ def _replay_of(setup: Setup, request: Order) -> Replay:
         parts = unpickled(setup.job)
         if request.policy is not None:
             parts = replace(parts, policy=pickle.loads(request.policy))
-        again = replayer(
+        return run_again(
             parts.env,
             parts.made_policy(),
             lambda several: replace(parts.settings, episodes=several),
-            partial(set_weights, weights=request.weights),
+            indices,
+            video,
+            set_up=partial(set_weights, weights=request.weights),
         )
-        return again(indices, video)
 
     return replay

@@ -37,7 +37,7 @@ from tdcollect.evaluation.ledger import (
     repeatability,
 )
 from tdcollect.evaluation.manifest import describe, known_of
-from tdcollect.evaluation.replay import Replay, replayer
+from tdcollect.evaluation.replay import Replay, run_again
 from tdcollect.evaluation.request import Request, exits_refused
 from tdcollect.evaluation.requested import recognized
 from tdcollect.evaluation.result import EvaluationResult, finish
@@ -116,13 +116,20 @@ def evaluate(
     """
     if request is not None and not isinstance(request, Request):
         raise TypeError(f"expected request to be a Request, got {type(request).__name__}")
-    output_dir = _checked(output_dir, request)
+    if output_dir is not None:
+        check_directory(Path(output_dir))
+        check_report_extras("evaluate(output_dir=...)")
+        output_dir = os.path.abspath(output_dir)  # whatever the env's code changes to
+    elif request is not None:
+        raise ValueError("expected an output_dir, which keeps the names of request; pass one")
     part = None if shard is None else Shard.of(shard)
     check.arguments(evaluate, settings)
     chosen = EvaluationSettings(episodes, seed, **settings)
     chosen.check_whole(part is None and workers in (None, 0))
     policy = recognized(policy, env, chosen)
-    crew = as_workers(workers) if chosen.episode_indices else None
+    crew = None
+    if workers is not None and chosen.episode_indices:
+        crew = as_workers(workers)
     job = Job(env, policy, chosen, 1 if crew is None else crew.num_workers)
 
     record = partial(
@@ -134,33 +141,17 @@ def evaluate(
         shard=part,
         recheck=recheck,
         request=request,
-        replay=replayer(env, policy, lambda indices: replace(chosen, episodes=indices)),
+        replay=partial(run_again, env, policy, lambda these: replace(chosen, episodes=these)),
     )
     evaluation = Evaluation(lambda: job, record, keep_trajectories)
     indices = chosen.episode_indices if part is None else part.select(chosen.episode_indices)
     shown = len(indices) * progress
     with followed([evaluation], workers, crew, output_dir, shown) as (events, _):
         for _, what in events:
-            if isinstance(what, Exception):
-                try:
-                    raise what
-                finally:
-                    del what  # else it would refer to itself by its traceback
             if isinstance(what, EvaluationResult):
                 return what
             del what
     raise AssertionError("expected a result")
-
-
-def _checked(output_dir: str | os.PathLike[str] | None, request: Request | None) -> str | None:
-    """Return the output directory as an absolute path, whatever the env's code changes to."""
-    if output_dir is not None:
-        check_directory(Path(output_dir))
-        check_report_extras("evaluate(output_dir=...)")
-        return os.path.abspath(output_dir)
-    if request is not None:
-        raise ValueError("expected an output_dir, which keeps the names of request; pass one")
-    return None
 
 
 _WITNESSES = 3  # episodes of other shards that may fail, before a shard has a witness of its own
@@ -183,19 +174,24 @@ def run(
     worker that is lost.
     """
     every = list(evaluations)
+    if workers is None:
+        return _by_turns(every, refuse_exits)
+    return _dispatched(every, workers, note)
+
+
+def _dispatched(
+    every: Sequence[Evaluation], workers: Workers, note: Callable[[str], None]
+) -> Generator[Event, None, None]:
     try:
-        if workers is None:
-            yield from _by_turns(every, refuse_exits)
-        else:
-            with closing(Dispatcher(workers, note)) as dispatcher:
-                yield from _on_workers(every, dispatcher)
+        with closing(Dispatcher(workers, note)) as dispatcher:
+            yield from _on_workers(every, dispatcher)
     except BaseException as error:
         for one in every:
             _given_up(one, error)
         raise
 
 
-def _by_turns(every: Sequence[Evaluation], refuse_exits: bool) -> Iterator[Event]:
+def _by_turns(every: Sequence[Evaluation], refuse_exits: bool) -> Generator[Event, None, None]:
     """Run evaluations in this process, each until it has ended or waits for the others."""
     running = deque((one, _in_this_process(one)) for one in every)
     try:
@@ -215,9 +211,11 @@ def _by_turns(every: Sequence[Evaluation], refuse_exits: bool) -> Iterator[Event
                     continue
                 yield event
                 del event  # else its data would stay in memory beside the next one's
-    finally:
-        for _, events in running:
+    except BaseException as error:
+        for one, events in running:
             events.close()
+            _given_up(one, error)
+        raise
 
 
 def _in_this_process(one: Evaluation) -> Generator[Event | None, None, None]:
@@ -403,6 +401,7 @@ class Recording:
             if not self.left and self.directory is not None and self.directory.was_finished:
                 self._was_finished = True
                 self.recheck = recheck and bool(self.directory.rechecked)
+            self._has_witness = self.recheck and self._batches is None
 
     @property
     def fresh_envs(self) -> bool | None:
@@ -412,10 +411,6 @@ class Recording:
     @property
     def _known(self) -> dict[str, Any]:
         return self._manifest if self.directory is None else self.directory.manifest
-
-    @property
-    def _has_witness(self) -> bool:
-        return self.recheck and self._batches is None
 
     def note(self, entries: Mapping[str, Any]) -> None:
         """Note entries of the manifest that are known once episodes run.
@@ -427,12 +422,12 @@ class Recording:
             if not self.directory.begun:
                 return  # what is there may be of another env; later rounds tell it again
             self.directory.is_tried |= FRESH_ENVS in entries
-        entries = {name: value for name, value in entries.items() if value}
-        if any(self._known.get(name) != value for name, value in entries.items()):
-            if self.directory is not None:
-                self.directory.note(entries)
-            else:
-                self._manifest.update(entries)
+        for name, value in entries.items():
+            if value and self._known.get(name) != value:
+                if self.directory is not None:
+                    self.directory.note({name: value})
+                else:
+                    self._manifest[name] = value
 
     def rounds(self) -> Iterator[Sequence[int] | None]:
         """Yield the indices to run, round by round; None to wait for other evaluations."""
@@ -581,8 +576,9 @@ class Recording:
                 directory.note({REPEATED: self._repeated})
             if self._repeated["differing"]:
                 warnings.warn(repeatability(self._manifest), stacklevel=2)
-        failed = {episode.index for episode in self._ended if not episode.completed}
-        errors = {index: text for index, text in errors.items() if index in failed}
+        if errors:  # also of episodes that completed, elsewhere or later
+            failed = {episode.index for episode in self._ended if not episode.completed}
+            errors = {index: text for index, text in errors.items() if index in failed}
         result = EvaluationResult(
             self._known,
             self._ended,
@@ -623,6 +619,7 @@ def followed(
     """Run evaluations as :func:`run` does; gives the events, and the bar or None.
 
     The bar is of so many episodes of each. The crew is closed unless it is the user's ``workers``.
+    An error that ends an evaluation is raised, unless exits are refused, too.
     """
     bar = None
     with resumable(directory), ExitStack() as stack:
@@ -637,6 +634,11 @@ def followed(
 
         def counted(event: Event) -> Event:
             one, what = event
+            if isinstance(what, Exception) and not refuse_exits:
+                try:
+                    raise what
+                finally:
+                    del event, what  # else it would refer to itself by its traceback
             if bar is not None and what is None:
                 if there := episodes - len(one.recording.left):
                     bar.update(there)

@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -391,7 +391,7 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[tup
     return [
         difference
         for key in sorted({*first, *second} - untold)
-        for difference in leaf_differences(visible(str(key)), first.get(key), second.get(key))
+        for difference in leaf_differences(str(key), first.get(key), second.get(key))
     ]
 
 
@@ -404,6 +404,8 @@ def differences_text(
 
 def record_differences(first: Episode, second: Episode) -> list[tuple[str, Any, Any]]:
     """Return the differences of two records of one episode; restarts belong to a run."""
+    if first == replace(second, restarts=first.restarts):
+        return []
     one, other = (json.loads(episode.to_json()) | {"restarts": 0} for episode in (first, second))
     return differences(one, other)
 
@@ -412,9 +414,9 @@ def leaf_differences(path: str, a: Any, b: Any) -> Iterator[tuple[str, Any, Any]
     """Yield the paths at which two JSON values differ, with both values."""
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         for key in sorted({*a, *b}):
-            yield from leaf_differences(f"{path}.{visible(str(key))}", a.get(key), b.get(key))
+            yield from leaf_differences(f"{path}.{key}", a.get(key), b.get(key))
     elif a != b and repr(a) != repr(b):  # nan is not equal to itself
-        yield path, a, b
+        yield visible(path), a, b
 
 
 MANIFEST, EPISODES, RESULTS, RUN = "manifest.json", "episodes.jsonl", "results.json", "run.json"

@@ -100,40 +100,38 @@ class RaisedAgainError(RuntimeError):
 
 
 Replay = Callable[..., list[Replayed]]
+"""Runs episodes again, given their indices, and where a video goes."""
 
 
-def replayer(
+def run_again(
     env: str | Callable[..., Any] | EnvBase,
     policy: Any,
     settings_of: Callable[[Sequence[int]], EvaluationSettings],
+    indices: Sequence[int],
+    video: str | os.PathLike[str] | None = None,
+    keep_data: bool = True,
     set_up: Callable[[EvaluationCollector], None] = lambda again: None,
-) -> Replay:
-    """Return a function that runs episodes again, given their indices and where a video goes.
+) -> list[Replayed]:
+    """Run episodes again, given their indices and where a video goes.
 
     With ``keep_data=False``, one whose env raises again is among them, without steps.
     """
-
-    def replay(
-        indices: Sequence[int], video: str | os.PathLike[str] | None = None, keep_data: bool = True
-    ) -> list[Replayed]:
-        settings = settings_of(indices)
-        with (
-            filmed(env, settings.env_kwargs, video) as filmed_env,
-            EvaluationCollector.from_settings(filmed_env, policy, settings) as again,
-        ):
-            set_up(again)
-            # What runs first on a new env is compared with its record.
-            again.tell(bool(settings.fresh_envs))
-            ended = [*again.run(keep_trajectories=keep_data, keep_steps=True)]
-            manifest = {**describe(again), **known_of(again)}
-        if keep_data and ended[0].data is None:
-            raise RaisedAgainError(
-                f"the env raised in episode {ended[0].record.index} again, at every try: "
-                f"{type(again.error).__name__}: {again.error}"
-            ) from again.error
-        return [Replayed(one.record, one.data, one.steps, manifest) for one in ended]
-
-    return replay
+    settings = settings_of(indices)
+    with (
+        filmed(env, settings.env_kwargs, video) as filmed_env,
+        EvaluationCollector.from_settings(filmed_env, policy, settings) as again,
+    ):
+        set_up(again)
+        # What runs first on a new env is compared with its record.
+        again.tell(bool(settings.fresh_envs))
+        ended = [*again.run(keep_trajectories=keep_data, keep_steps=True)]
+        manifest = {**describe(again), **known_of(again)}
+    if keep_data and ended[0].data is None:
+        raise RaisedAgainError(
+            f"the env raised in episode {ended[0].record.index} again, at every try: "
+            f"{type(again.error).__name__}: {again.error}"
+        ) from again.error
+    return [Replayed(one.record, one.data, one.steps, manifest) for one in ended]
 
 
 EQUAL, FALSE = "equal to the bit", "false"
@@ -194,7 +192,7 @@ def audited(root: Path, env: Any, sample: int | None, seed: int) -> Audit:
     policy = KeptActions({records[index].policy_seed: steps[index] for index in indices})
     terms, kwargs = _Terms(manifest, policy, env is None), manifest["env"].get("kwargs") or {}
     lacking = any(isinstance(value, dict) and ledger.OBJECT in value for value in kwargs.values())
-    ended = replayer(
+    ended = run_again(
         _own_env(manifest["env"]["id"], lacking) if env is None else env,
         policy,
         lambda these: settings_of(
@@ -204,8 +202,10 @@ def audited(root: Path, env: Any, sample: int | None, seed: int) -> Audit:
             env_kwargs=None if lacking or isinstance(env, EnvBase) else kwargs or None,
             fresh_envs=manifest.get(ledger.FRESH_ENVS),
         ),
-        terms.set_up,
-    )(indices, keep_data=False)
+        indices,
+        keep_data=False,
+        set_up=terms.set_up,
+    )
     verdicts, texts = dict[int, str](), list[str]()
     for again in sorted(ended, key=lambda one: one.record.index):
         index = again.record.index

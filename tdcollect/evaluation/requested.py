@@ -14,6 +14,7 @@ from typing import Any
 import gymnasium as gym
 import torch
 from gymnasium.envs.registration import EnvSpec
+from tensordict.nn import TensorDictModuleBase
 from torch import nn
 from torchrl.envs import EnvBase, ParallelEnv, SerialEnv, TransformedEnv
 from torchrl.envs import transforms as T
@@ -21,7 +22,7 @@ from torchrl.envs import transforms as T
 from tdcollect import check, policies
 from tdcollect._upstream.torchrl import VecNormSums, VecNormV2Statistics
 from tdcollect.cleanup import close_env, ended_on_error
-from tdcollect.collect.arguments import check_order
+from tdcollect.collect.arguments import check_instance, check_order
 from tdcollect.display import one_line
 from tdcollect.envs.make import alike, make_env, vec_env_advice
 from tdcollect.envs.traits import all_transforms_of, flat_transforms, innermost, of_kind, runs_once
@@ -66,6 +67,9 @@ def recognized(policy: Any, env: Any, settings: EvaluationSettings) -> Any:
     For the spaces of these an env is made, and closed again. What is no env is refused.
     """
     check_env(env, policy=policy)
+    if policy is None or isinstance(policy, TensorDictModuleBase):
+        return policy
+    check_instance(policy)
     of = getattr(policy, "__self__", policy)
     modules = [kind.__module__ for kind in type(of).__mro__]
     model = "stable_baselines3.common.base_class" in modules
@@ -85,9 +89,10 @@ def recognized(policy: Any, env: Any, settings: EvaluationSettings) -> Any:
 
 def check_env(env: Any, advice: str = "", policy: Any = None) -> None:
     """Raise TypeError, with advice, for what neither is nor makes an env of an evaluation."""
+    if isinstance(env, (str, EnvBase)):
+        return
     check_order(env, policy)
-    known = isinstance(env, (str, EnvBase)) or callable(env)
-    if isinstance(env, (gym.Env, gym.vector.VectorEnv)) or not known:
+    if isinstance(env, (gym.Env, gym.vector.VectorEnv)) or not callable(env):
         raise TypeError(
             "expected a gymnasium id, a callable that makes an env, or a TorchRL env, got "
             f"{env!r}; {advice or vec_env_advice(env) or _MADE}"

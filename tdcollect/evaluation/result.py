@@ -6,8 +6,9 @@ import os
 import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from numbers import Integral
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -72,7 +73,7 @@ class EvaluationResult:
         witness: Finished | None = None,
     ):
         self.manifest = dict(manifest)
-        self.episodes = sorted(episodes, key=lambda episode: episode.index)
+        self.episodes = sorted(episodes, key=attrgetter("index"))
         self.directory = None if directory is None else Path(os.path.abspath(directory))
         self._trajectories = dict(trajectories or {})
         self.errors = dict(errors or {})
@@ -129,10 +130,11 @@ class EvaluationResult:
                     f"expected an evaluation that tdcollect ran, got {directory}, which another "
                     "program wrote: that program alone can run its episodes again"
                 )
-            from tdcollect.evaluation.replay import replayer, settings_of
+            from tdcollect.evaluation.replay import run_again, settings_of
 
             how: Any = {"env_kwargs": env_kwargs, "backend": backend, "device": device}
-            result._replay = replayer(
+            result._replay = partial(
+                run_again,
                 env,
                 policy,
                 lambda these: settings_of(files.manifest, [*map(result.record, these)], **how),

@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -167,11 +167,6 @@ class EvaluationSettings:
             )
 
     @property
-    def restarts(self) -> int | None:
-        """The number of restarts allowed per episode; None if an env's error is raised."""
-        return self.max_restarts if self.on_env_error == "restart" else None
-
-    @property
     def options_by_index(self) -> EpisodeOptions | None:
         """The reset options of each episode, or None."""
         return cast("EpisodeOptions | None", self.episode_options)
@@ -182,18 +177,12 @@ class EvaluationSettings:
         limit = self.max_episode_steps
         return None if limit is None or limit == math.inf else int(limit)
 
-    @property
-    def step_bound(self) -> float:
-        """The most steps of an episode that nothing here truncates."""
-        return ENDLESS if self.max_episode_steps is None else math.inf
-
     def seed_schedule(self) -> Callable[[int], tuple[int, int]]:
         """Return a function from an episode's index to the seeds of its env and its policy."""
-        root = self.seed
-        if self.env_seeds is None:
-            return _recent(lambda index: (env_seed(root, index), policy_seed(root, index)))
-        seeds = cast("Mapping[int, int]", self.env_seeds)
-        return _recent(lambda index: (seeds[index], policy_seed(root, index)))
+        seed_of: Any = partial(env_seed, self.seed)
+        if self.env_seeds is not None:
+            seed_of = cast("Mapping[int, int]", self.env_seeds).__getitem__
+        return _recent(lambda index: (seed_of(index), policy_seed(self.seed, index)))
 
     def __repr__(self) -> str:
         others = [

@@ -24,7 +24,7 @@ from tdcollect.evaluation.episodes.data import Finished
 from tdcollect.evaluation.episodes.groups import is_measure
 from tdcollect.evaluation.episodes.opening import SLOTS
 from tdcollect.evaluation.evaluate import Recording, followed
-from tdcollect.evaluation.replay import replayer
+from tdcollect.evaluation.replay import run_again
 from tdcollect.evaluation.request import Request
 from tdcollect.evaluation.requested import recognized
 from tdcollect.evaluation.result import EvaluationResult
@@ -125,11 +125,6 @@ def race(
     shown = max_episodes * progress
     with followed(evaluations, workers, crew, output_dir, shown) as (events, bar):
         for one, what in events:
-            if isinstance(what, Exception):
-                try:
-                    raise what
-                finally:
-                    del what  # else it would refer to itself by its traceback
             if isinstance(what, EvaluationResult):
                 results[evaluations[one]] = what
             elif what is not None and bar is not None:
@@ -155,7 +150,7 @@ def _claimed(output_dir: str | os.PathLike[str] | None, plan: files.RacePlan) ->
 def _evaluation(job: Job, **how: Any) -> Evaluation:
     """Return the evaluation of a policy of a race."""
     env, policy, most = job.env, job.policy, job.settings
-    replay = replayer(env, policy, lambda indices: replace(most, episodes=indices))
+    replay = partial(run_again, env, policy, lambda indices: replace(most, episodes=indices))
     record = partial(_Racer, indices=most.episode_indices, replay=replay, **how)
     return Evaluation(lambda: job, record, how["keep_trajectories"])
 

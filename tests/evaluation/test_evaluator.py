@@ -29,7 +29,7 @@ from tdcollect import Evaluator
 from tdcollect._upstream.torchrl import seed_generator
 from tdcollect.evaluation.evaluator import _TORCHRL_ONLY
 from tdcollect.randomness import GlobalRandomness
-from tdcollect.threads import busy_threads
+from tdcollect.threads import other_threads
 
 from .. import forkserver
 from .envs import Strict, TenOrTwoHundred, Walk
@@ -380,7 +380,7 @@ def test_the_thread_waits_in_the_eyes_of_other_evaluations(
     evaluator: Evaluator, policy: Any
 ) -> None:
     assert "tdcollect-evaluator" in {thread.name for thread in threading.enumerate()}
-    assert "tdcollect-evaluator" not in busy_threads()
+    assert "tdcollect-evaluator" not in other_threads(busy=True)
     futures = [evaluator.submit() for _ in range(3)]
     assert {offline(policy).digest} == {future.result(60).digest for future in futures}
 

@@ -25,7 +25,7 @@ from tdcollect.collect.arrays import SteppedEnv
 from tdcollect.collect.episodes import Block
 from tdcollect.collect.policy import RandomActions, draws_from_spec, is_masked
 from tdcollect.collect.step_dict import StepDict, flat
-from tdcollect.evaluation.episodes.data import by_slot, rows_of
+from tdcollect.evaluation.episodes.data import rows_of
 from tdcollect.evaluation.episodes.inference import DrawByRow, Inference, Layout
 from tdcollect.evaluation.episodes.opening import SlotEnvs
 from tdcollect.keys import Key
@@ -113,11 +113,11 @@ class ActionCheck:
     continuous actions are not checked: TorchRL and gymnasium let envs clip them.
     """
 
-    def __init__(self, env: EnvBase, dims: int):
-        spec = env.full_action_spec_unbatched
-        specs = ((key, spec[key]) for key in env.action_keys)
-        self._specs = {key: one for key, one in specs if one.dtype is not None}  # of words nothing
-        self._dims = dims
+    def __init__(self, env: EnvBase):
+        spec, self._specs = env.full_action_spec_unbatched, dict[Key, TensorSpec]()
+        for key in env.action_keys:
+            if spec[key].dtype is not None:  # of words nothing is checked
+                self._specs[key] = spec[key]
 
     def check_first_call(self, rows: StepDict) -> None:
         """Check the outputs ``[B, ...]`` of a policy's first call."""
@@ -135,8 +135,7 @@ class ActionCheck:
         for key, spec in self._specs.items():
             entry = block.entries.get(key)
             if entry is not None and block.pieces and isinstance(spec, _LISTED):
-                slots = by_slot(entry, self._dims)
-                rows = [rows_of(piece, slots) for piece in block.pieces]
+                rows = [rows_of(piece, entry) for piece in block.pieces]
                 _check_values(key, spec, torch.cat(rows))
 
 
@@ -156,7 +155,8 @@ def _fitting(spec: TensorSpec, values: torch.Tensor) -> torch.Tensor | None:
     # Subclasses come before their bases.
     if isinstance(spec, _ONE_HOT):
         sizes = [box.n for box in spec.space] if isinstance(spec, MultiOneHot) else values.shape[-1]
-        return torch.stack([_one_hot(block) for block in values.split(sizes, -1)], -1)
+        ones = torch.stack([block.sum(-1) == 1 for block in values.split(sizes, -1)], -1)
+        return ones & ((values == 0) | (values == 1)).all(-1, keepdim=True)
     if isinstance(spec, Binary):
         return (values == 0) | (values == 1)
     if isinstance(spec, MultiCategorical):
@@ -164,10 +164,6 @@ def _fitting(spec: TensorSpec, values: torch.Tensor) -> torch.Tensor | None:
     if isinstance(spec, Categorical) and spec.space.n >= 0:
         return (values >= 0) & (values < spec.space.n)
     return None
-
-
-def _one_hot(values: torch.Tensor) -> torch.Tensor:
-    return ((values == 0) | (values == 1)).all(-1) & (values.sum(-1) == 1)
 
 
 def _message(key: Any, spec: TensorSpec, row: torch.Tensor) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from weakref import WeakSet
@@ -14,18 +15,18 @@ from weakref import WeakSet
 import numpy as np
 import torch
 from tensordict import TensorDict
-from torchrl.envs import EnvBase, Transform, TransformedEnv
-from torchrl.envs.utils import ExplorationType, RandomPolicy, set_exploration_type
+from torch import nn
+from torchrl.envs import EnvBase, TransformedEnv
+from torchrl.envs.utils import RandomPolicy, set_exploration_type
 
 from tdcollect import check
 from tdcollect._upstream.torchrl import append_policy_transforms
 from tdcollect.cleanup import ended_on_error
 from tdcollect.collect.arguments import explain_unfit_observations, missing_entries, no_options
 from tdcollect.collect.arrays import SteppedEnv, by_episodes, plan_for
-from tdcollect.collect.collector import needs_state
 from tdcollect.collect.episodes import Episodes, Start
 from tdcollect.collect.lowering import exact_reward_of
-from tdcollect.collect.policy import RandomActions
+from tdcollect.collect.policy import RandomActions, needs_state
 from tdcollect.collect.step_dict import StepDict
 from tdcollect.collect.store import placement
 from tdcollect.display import one_line
@@ -37,7 +38,7 @@ from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes import agents
 from tdcollect.evaluation.episodes.actions import ActionCheck, RandomActor
 from tdcollect.evaluation.episodes.batched import BatchEnv, BatchStarts, open_batched
-from tdcollect.evaluation.episodes.data import MOST, Assembly, Finished, Metrics, Returns
+from tdcollect.evaluation.episodes.data import Assembly, Finished, Metrics, Returns
 from tdcollect.evaluation.episodes.groups import GroupPolicies, checked_groups, with_measures
 from tdcollect.evaluation.episodes.inference import (
     Actor,
@@ -61,7 +62,7 @@ from tdcollect.evaluation.episodes.opening import (
 from tdcollect.evaluation.episodes.trial import Feed, RunStarts, Trial
 from tdcollect.evaluation.ledger import Batches, Episode
 from tdcollect.evaluation.requested import RequestedEnv, recognized
-from tdcollect.evaluation.settings import EvaluationSettings, takes_settings
+from tdcollect.evaluation.settings import ENDLESS, EvaluationSettings, takes_settings
 from tdcollect.keys import Key
 from tdcollect.policies import SpacePolicy
 from tdcollect.randomness import GlobalRandomness, NotReproducibleError, check_alone
@@ -77,37 +78,27 @@ _UNFIT = (RuntimeError, ValueError, AttributeError, TypeError)  # of a policy on
 
 @dataclass
 class EpisodeRun:
-    """One run of episodes of an env, which is stepped as ``slots``.
+    """One run of a collector's episodes, whose env is stepped as ``slots``."""
 
-    An episode whose env raises starts again, ``max_restarts`` times at most; with None, the error
-    is raised. ``error`` is the last one, and ``errors`` has those of failed episodes, by index.
-    """
-
-    env: EnvBase
+    of: EvaluationCollector
     slots: SteppedEnv
-    policy: Any
     actor: Actor
-    device: torch.device
     assembly: Assembly
     starts: RunStarts
-    settings: EvaluationSettings
-    max_restarts: int | None
-    error: Exception | None = None
-    errors: dict[int, str] = field(default_factory=dict)
 
-    def blocks(
-        self, feed: Feed, start_of: Callable[[int], Start], base: Any
-    ) -> Generator[list[Finished], None, None]:
+    def blocks(self, feed: Feed) -> Generator[list[Finished], None, None]:
         """Run the episodes of a feed; yields those that have ended, after each block of steps."""
-        starts, assembly, settings = self.starts, self.assembly, self.settings
+        starts, assembly, settings = self.starts, self.assembly, self.of.settings
+        # A single slot of a batch cannot start again.
+        restarts = settings.on_env_error == "restart" and self.of.batches is None
         self._feed, self._failed = feed, list[tuple[Finished, int]]()
-        self._actions = ActionCheck(self.env, len(self.slots.batch_size))
+        self._actions = ActionCheck(self.of.env)
         self._remembered: list[Key] | None = None
         loop = Episodes(
             self.slots,
             self._act,
             starts,
-            placement(self.slots, self.device, torch.device("cpu")),
+            placement(self.slots, self.of.device, torch.device("cpu")),
             steps=max(_STEPS // 8, min(_STEPS, _BLOCK_BYTES // max(1, self.slots.step_bytes))),
             seconds=feed.seconds,
             max_episode_steps=settings.step_limit,
@@ -115,10 +106,10 @@ class EpisodeRun:
             own_options=settings.options_by_index is not None,
             left_out=assembly.left_out,
             on_start=self._started,
-            on_step=self._stepped if assembly.metrics.infos else None,
-            on_error=None if self.max_restarts is None else self._raised,
+            on_step=self._stepped if assembly.metrics and assembly.metrics.infos else None,
+            on_error=self._raised if restarts else None,
         )
-        starts.begin(feed, start_of, base)
+        starts.begin(feed, self.of.start_of, self.of.base)
         while True:
             for block in loop:
                 try:
@@ -128,31 +119,35 @@ class EpisodeRun:
                     self._explain(block.entries, error)
                     raise
                 yield self._counted(assembly.feed(block))
-                for key in assembly.texts.keys() & loop.present.keys():
-                    assembly.texts[key].keep([loop.present[key]])
+                for key in assembly.texts.keys() & loop.turns.present.keys():
+                    assembly.texts[key].keep([loop.turns.present[key]])
             failed = bool(self._failed)
             yield self._counted(())
             if not (failed or starts.goes_on() or feed.goes_on()):
                 return
 
     def _act(self, rows: StepDict, active: list[int]) -> list[Key]:
-        """Have the policy act; returns the entries that are zeroed where an episode begins."""
+        """Have the policy act; returns the entries that are zeroed where an episode begins.
+
+        It is probed before it acts.
+        """
         try:
             if self._remembered is None:
-                self._remembered = self._probe(rows)
+                randomness = GlobalRandomness()
+                with two_readings(self.of.policy, self.of.env):
+                    outputs, self._remembered = self.actor.probe(rows, self.slots.carried)
+                randomness.check("the policy")
+                self._take_first(rows, outputs, self._remembered)
             self.actor.act(rows, active)
         except _UNFIT as error:
             self._explain(rows, error)
             raise
-        self._feed.stepped()
+        if self._feed.stepped is not None:
+            self._feed.stepped()
         return self._remembered
 
-    def _probe(self, rows: StepDict) -> list[Key]:
-        """Probe the policy before it acts; add the entries that it carries on."""
-        randomness = GlobalRandomness()
-        with two_readings(self.policy, self.env):
-            outputs, remembered = self.actor.probe(rows, self.slots.carried)
-        randomness.check("the policy")
+    def _take_first(self, rows: StepDict, outputs: StepDict, remembered: Sequence[Key]) -> None:
+        """Check the policy's first outputs; add the entries that it carries on to the rows."""
         self._actions.check_first_call(outputs)
         for key in remembered:
             if key not in rows:
@@ -165,51 +160,53 @@ class EpisodeRun:
                 "kept with the data of episodes; encode them as numbers to keep them",
                 stacklevel=2,
             )
-        return remembered
 
     def _explain(self, entries: Mapping[Key, torch.Tensor], error: Exception) -> None:
         if isinstance(error, (AttributeError, TypeError)):
             missing = missing_entries(getattr(self.actor, "policy", None), entries)
             if missing is not None:
                 raise missing from error
-        explain_unfit_observations(entries, self.env, error)
+        explain_unfit_observations(entries, self.of.env, error)
 
     def _started(self, slot: int, start: Start) -> None:
         self.starts.started(slot, start)
         self.actor.start(slot, self.assembly.seeds(start.index)[1])
-        self.assembly.metrics.begin(start.traj_id)
+        if self.assembly.metrics is not None:
+            self.assembly.metrics.begin(start.traj_id)
 
     def _stepped(self, running: Mapping[int, Start]) -> None:
         metrics = self.assembly.metrics
+        assert metrics is not None
         infos = self.slots.latest_infos([*running], metrics.infos)
         for slot, start in running.items():
             metrics.note(start, infos[slot])
 
     def _raised(self, start: Start, error: Exception) -> Start | None:
         """Return the episode to start again after an error of its env; None if it has failed."""
-        self.error = error
-        assert self.max_restarts is not None
+        self.of.error = error
         restarts = self.assembly.restarts
         tries = restarts.get(start.traj_id, 0)
         again = start.traj_id in self.starts.runs_again
-        if tries < self.max_restarts and not again:
+        if tries < self.of.settings.max_restarts and not again:
             restarts[start.traj_id] = tries + 1
             return start
         if not again:
-            self.errors[start.index] = f"{type(error).__name__}: {error}"
+            self.of.errors[start.index] = f"{type(error).__name__}: {error}"
         self._failed.append((self.assembly.failed(start), start.traj_id))
         return None
 
     def _counted(self, ended: Iterable[tuple[Finished, int]]) -> list[Finished]:
         """Return the episodes that have ended, but for those that ran for the trial alone."""
-        every = [*ended, *self._failed]
+        every, counted = [*ended, *self._failed], []
         self._failed.clear()
         for run, start in self.starts.runs_again.items():
-            if self.assembly.is_over(run, MOST):
+            if (cut := self.assembly.cut(start)) is not None:
                 self.starts.left_out.add(run)
-                every.append((self.assembly.cut(start), run))
-        taken = [self.starts.take(finished, run) for finished, run in every]
-        return [finished for finished in taken if finished is not None]
+                every.append((cut, run))
+        for finished, run in every:
+            if (taken := self.starts.take(finished, run)) is not None:
+                counted.append(taken)
+        return counted
 
 
 class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
@@ -239,6 +236,8 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
     Attributes:
         settings: the settings, checked.
         episodes: the records of the episodes that have ended, in the order of their ending.
+        error: the last exception that the env raised in the latest run, if any.
+        errors: the last error of each failed episode of the latest run, by index, as text.
         episode_indices: the indices of the episodes to run.
         episode_seeds: returns the seeds of env and policy in an episode, given its index.
         base: the env under its transforms; the slots where these are envs of their own.
@@ -310,10 +309,12 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             check_alone()
             if per_slot is None:
                 singly = draws_at_starts(policy)
-                self._use(open_env(env, settings, self._finish, most_slots, singly))
+                self._opened = open_env(env, settings, self._finish, most_slots, singly)
             else:
-                self._use(open_batched(env, settings, self._finish))
+                self._opened = open_batched(env, settings, self._finish)
         with ended_on_error(self.close):
+            self.base: GymnasiumEnv | SlotEnvs = self._opened.slots or base_of(self.env)
+            self.has_streams = self._opened.slots is not None
             self.batches = None if per_slot is None else Batches(self.slots, per_slot)
             if self.batches is not None:
                 self.episode_seeds = partial(self.batches.seeds, settings.seed)
@@ -324,11 +325,13 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             self.metrics = with_measures(metrics, self.env) if metrics else None
             with self._apart():
                 self._policy = self._callable(policy)
-                self.policy_mode = mode_of(policy)
+                modes = {"train" if part.training else "eval" for part in modules_of(policy)}
+                self.policy_mode = "mixed" if len(modes) == 2 else next(iter(modes), None)
             self._check_settings()
             self._starts = self._new_starts()
         self.episodes: list[Episode] = []
-        self._latest_run: EpisodeRun | None = None
+        self.error: Exception | None = None
+        self.errors: dict[int, str] = {}
 
     def _callable(self, policy: Any) -> Any:
         random = policy is None or isinstance(policy, RandomPolicy)
@@ -376,11 +379,6 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
                 env = finish(env)
         return env
 
-    def _use(self, opened: OpenEnv) -> None:
-        self._opened = opened
-        self.base: GymnasiumEnv | SlotEnvs = opened.slots or base_of(self.env)
-        self.has_streams = opened.slots is not None
-
     @property
     def env(self) -> EnvBase:
         """The env with its transforms; that of slot 0 where slots are envs of their own."""
@@ -412,16 +410,6 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             backend = self.base.stepper.backend
             return {**backend.observation.texts, **backend.action.texts}
         return {} if self._opened.slots is None else self._opened.slots.texts
-
-    @property
-    def error(self) -> Exception | None:
-        """The last exception that the env raised in the latest run, if any."""
-        return None if self._latest_run is None else self._latest_run.error
-
-    @property
-    def errors(self) -> dict[int, str]:
-        """The last error of each failed episode of the latest run, by index, as text."""
-        return {} if self._latest_run is None else self._latest_run.errors
 
     @property
     def slots(self) -> int:
@@ -504,17 +492,30 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
 
     @contextmanager
     def _apart(self) -> Iterator[GlobalRandomness]:
+        """Run as the settings say, without gradients, and with transforms frozen, in eval mode.
+
+        Yields the global random states as they were. They are set back, unless another thread may
+        have drawn from them, whose random numbers would repeat.
+        """
         settings, slots = self.settings, self._opened.slots
         joint = None if isinstance(self.policy, GroupPolicies) else self.policy
         transforms = transforms_of(self.env) if slots is None else slots.transforms
         with (
             evaluating(),
             with_threads(settings.inference_threads),
-            in_eval_mode(self.policy if settings.eval_mode else None),
-            isolated(transforms, settings.exploration_type) as randomness,
+            in_eval_mode([*transforms, self.policy if settings.eval_mode else None]),
+            ExitStack() as stack,
+            torch.no_grad(),
+            set_exploration_type(settings.exploration_type),
             at_batch_size(joint, self.env, settings.inference_batch_size),
         ):
-            yield randomness
+            before = GlobalRandomness()
+            stack.callback(before.settle)
+            for transform in transforms:
+                if getattr(transform, "frozen", None) is False:
+                    stack.callback(transform.unfreeze)
+                    transform.freeze()
+            yield before
 
     def prepare_envs(self, prepare: Callable[[EnvBase], None]) -> None:
         """Call a function on each env of ours, and again on each that is built later."""
@@ -567,8 +568,7 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             return False
         env = make()
         self._opened.close()
-        self._use(OpenEnv(env))
-        self.has_streams = True
+        self._opened, self.base, self.has_streams = OpenEnv(env), base_of(env), True
         self._starts.start_over()
         return True
 
@@ -581,28 +581,22 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
                 exact = exact_reward_of(self.env)
                 plan = plan_for(self.env, exact, acted=self._texts.keys())
                 slots = by_episodes(plan, self.env, exact)
-        settings, dims = self.settings, len(slots.batch_size)
+        settings = self.settings
         assembly = Assembly(
             self.env,
-            dims,
             self.returns,
             self.episode_seeds,
             keep_trajectories,
-            Metrics(self.metrics),
-            settings.step_bound,
+            None if self.metrics is None else Metrics(self.metrics),
+            ENDLESS if settings.max_episode_steps is None else math.inf,
             keep_steps,
             self._texts,
         )
-        count = slots.batch_size.numel()
-        layout = Layout(settings.inference_batch_size, count, bool(dims), self.device)
-        # A single slot of a batch cannot start again.
-        max_restarts = settings.restarts if self.batches is None else None
+        size, count = settings.inference_batch_size, slots.batch_size.numel()
+        layout = Layout(size, count, bool(slots.batch_size), self.device)
         actor = self._actor(slots, layout, assembly)
-        acting = (self.policy, actor, self.device)
-        self._latest_run = run = EpisodeRun(
-            self.env, slots, *acting, assembly, self._starts, settings, max_restarts
-        )
-        return run.blocks(feed, self._start, self.base)
+        self.error, self.errors = None, {}
+        return EpisodeRun(self, slots, actor, assembly, self._starts).blocks(feed)
 
     def _actor(self, slots: SteppedEnv, layout: Layout, assembly: Assembly) -> Actor:
         policy = self._policy
@@ -619,11 +613,13 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             return agents.SlotActor(policy, slots, assembly.texts, layout)
 
         def is_unread(key: Key) -> bool:
-            return not assembly.reads(key) and slots.hands_through(key)
+            only_sketched = assembly.read is not None and key not in assembly.read
+            return only_sketched and slots.hands_through(key)
 
         return Inference(policy, layout, is_unread)
 
-    def _start(self, index: int) -> Start:
+    def start_of(self, index: int) -> Start:
+        """Return the episode of an index, to be started."""
         by_index = self.settings.options_by_index
         options = None if by_index is None else by_index[index]
         return Start(index, self.episode_seeds(index)[0], index, options)
@@ -642,49 +638,21 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
 
 
 @contextmanager
-def in_eval_mode(module: Any) -> Iterator[None]:
-    """Run with all parts of a module in eval mode; each returns to its own mode afterwards."""
-    before = [(part, part.training) for part in modules_of(module)]
-    if not any(training for _, training in before):
+def in_eval_mode(of: Sequence[Any]) -> Iterator[None]:
+    """Run with all parts of modules in eval mode; each returns to its own mode afterwards."""
+    before = {part: part.training for module in of for part in modules_of(module)}
+    if not any(before.values()):
         yield
         return
     try:
-        module.eval()
+        for module in of:
+            if isinstance(module, nn.Module):
+                module.eval()
         yield
     finally:
         # Modules may do more than set the flag; parents come before their children.
-        for part, training in before:
+        for part, training in before.items():
             if part.training is not training:
                 part.train(training)
-        for part, training in before:
+        for part, training in before.items():
             part.training = training
-
-
-def mode_of(policy: Any) -> str | None:
-    """Return the mode of a policy's modules, ``"eval"``, ``"train"`` or ``"mixed"``, or None."""
-    modes = {module.training for module in modules_of(policy)}
-    if len(modes) == 2:
-        return "mixed"
-    return {True: "train", False: "eval"}[modes.pop()] if modes else None
-
-
-@contextmanager
-def isolated(
-    transforms: Sequence[Transform], exploration_type: ExplorationType
-) -> Iterator[GlobalRandomness]:
-    """Run with an exploration type, without gradients, and with transforms frozen, in eval mode.
-
-    Yields the global random states as they were. They are set back, unless another thread may have
-    drawn from them, whose random numbers would repeat.
-    """
-    before = GlobalRandomness()
-    learning = [t for t in transforms if getattr(t, "frozen", None) is False]
-    with ExitStack() as stack:
-        stack.callback(before.settle)
-        for transform in transforms:
-            stack.enter_context(in_eval_mode(transform))
-        for transform in learning:
-            stack.callback(transform.unfreeze)
-            transform.freeze()
-        with torch.no_grad(), set_exploration_type(exploration_type):
-            yield before

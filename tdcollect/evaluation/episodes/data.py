@@ -6,7 +6,7 @@ import hashlib
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -100,14 +100,6 @@ def is_sketched(key: Key) -> bool:
     return not (bookkeeping or _UNNAMED.fullmatch(name_of(key)))
 
 
-def joined(columns: Mapping[str, Sequence[Array]]) -> Steps:
-    whole = {
-        name: parts[0] if len(parts) == 1 else np.concatenate(parts)
-        for name, parts in columns.items()
-    }
-    return from_columns(whole)
-
-
 @lru_cache(maxsize=64)
 def _dtype(kinds: tuple[Any, ...]) -> np.dtype[np.void]:
     """The dtype of these fields; one for all episodes, as it takes more memory than a step."""
@@ -116,8 +108,8 @@ def _dtype(kinds: tuple[Any, ...]) -> np.dtype[np.void]:
 
 def from_columns(columns: Mapping[str, Array]) -> Steps:
     """Return steps whose fields are these arrays ``[L, ...]``."""
-    kinds = tuple((name, array.dtype, array.shape[1:]) for name, array in columns.items())
-    steps = np.empty(len(next(iter(columns.values()))), _dtype(kinds))
+    kinds = [(name, array.dtype, array.shape[1:]) for name, array in columns.items()]
+    steps = np.empty(len(next(iter(columns.values()))), _dtype(tuple(kinds)))
     for name, array in columns.items():
         steps[name] = array
     return steps
@@ -234,20 +226,21 @@ class Returns:
     """
 
     def __init__(self, env: EnvBase, chosen: Sequence[str] | None = None):
-        of = {entry_path(key): key for key in env.reward_keys}
-        if not of:
+        self.entries: list[Key] = sorted(env.reward_keys, key=entry_path)
+        paths = [*map(entry_path, self.entries)]
+        if not paths:
             raise ValueError(
                 f"expected an env with a reward, of which returns are made, got a "
                 f"{type(env).__name__} without; append a transform that writes one"
             )
-        unknown = [path for path in chosen or () if path not in of]
-        if unknown:
+        if unknown := sorted({*(chosen or ())} - {*paths}):
             raise ValueError(
-                f"expected reward_keys among the env's, {', '.join(sorted(of))}, got "
+                f"expected reward_keys among the env's, {', '.join(paths)}, got "
                 f"{', '.join(unknown)}"
             )
-        self.entries: list[Key] = [of[path] for path in sorted(of)]
-        self.counted: list[Key] = [of[path] for path in sorted(chosen or of)]
+        self.counted: list[Key] = self.entries
+        if chosen is not None:
+            self.counted = [key for key in self.entries if entry_path(key) in chosen]
         shape = env.full_reward_spec_unbatched[self.entries[0]].shape
         self.is_plain = self.entries == [keys.REWARD] and shape.numel() == 1
 
@@ -276,6 +269,7 @@ def exact_sum(rewards: np.ndarray[Any, Any]) -> float:
 
 _FLAGS = ((keys.NEXT, keys.TERMINATED), (keys.NEXT, keys.TRUNCATED))
 _EXACT = (keys.NEXT, keys.EXACT_REWARD)
+_SENT = (keys.NEXT, keys.SENT)  # the parent of actions as the env got them
 SUCCESS = ("is_success", "success")
 _FLAG_PATHS = [entry_path(key) for key in _FLAGS]
 
@@ -308,9 +302,8 @@ class Metrics:
         functions: those of an episode's data, by name.
     """
 
-    def __init__(self, wanted: Mapping[str, Any] | None):
-        self._wanted = wanted
-        items = (wanted or {}).items()
+    def __init__(self, wanted: Mapping[str, Any]):
+        self._wanted, items = wanted, wanted.items()
         self.functions = {name: metric for name, metric in items if callable(metric)}
         # The entries that the functions read, as measures say it; None for all.
         reads: list[Any] = [getattr(f, "reads", None) for f in self.functions.values()]
@@ -336,10 +329,8 @@ class Metrics:
     def drop(self, run: int) -> None:
         self._values.pop(run, None)
 
-    def of(self, index: int, run: int, data: TensorDict | None) -> dict[str, float | None] | None:
-        """Return the metrics of an episode that has ended; None if none are asked for."""
-        if self._wanted is None:
-            return None
+    def of(self, index: int, run: int, data: TensorDict | None) -> dict[str, float | None]:
+        """Return the metrics of an episode that has ended."""
         infos = self._values.pop(run, {})
         numbers: dict[str, float | None] = {}
         for name in self._wanted:
@@ -389,16 +380,11 @@ class Finished(NamedTuple):
 class _Unfinished:
     """An episode that is running: its digests so far, rewards, steps and data."""
 
-    hashes: list[Any]
+    hashes: dict[Key, Any]
     rewards: list[Sequence[np.ndarray[Any, Any]]] = field(default_factory=list)
     columns: dict[str, list[np.ndarray[Any, Any]]] = field(default_factory=dict)
     parts: list[dict[Key, Any]] = field(default_factory=list)
     steps: int = 0
-
-
-def by_slot(entry: Any, dims: int) -> Any:
-    """Return an entry ``[*batch, t, ...]`` of ``dims`` batch dims as ``[N, t, ...]``."""
-    return entry.reshape(-1, *entry.shape[dims:])
 
 
 def rows_of(piece: Piece, slots: Any) -> Any:
@@ -410,12 +396,7 @@ class _Unread(frozenset[Any]):
     """All entries but these, and those that have a sketch."""
 
     def __contains__(self, key: Any) -> bool:
-        return not (super().__contains__(key) or is_sketched(key) or _is_sent(key))
-
-
-def _is_sent(key: Key) -> bool:
-    """Return whether an entry is an action as the env got it."""
-    return not isinstance(key, str) and key[:2] == (keys.NEXT, keys.SENT)
+        return not (super().__contains__(key) or is_sketched(key) or key[:2] == _SENT)
 
 
 class Assembly:
@@ -427,41 +408,37 @@ class Assembly:
     def __init__(
         self,
         env: EnvBase,
-        dims: int,
         returns: Returns,
         seeds: Callable[[int], tuple[int, int]],
         keep: bool,
-        metrics: Metrics,
+        metrics: Metrics | None = None,
         bound: float = math.inf,
         keep_steps: bool = False,
         texts: Mapping[Key, TextLeaf] = MappingProxyType({}),
     ):
-        self._dims, self.texts = dims, texts
+        self.texts = texts
         self._most = math.inf if keep_steps else MOST
         self._returns = returns
         self.seeds = seeds
         self.keeps_data = keep
         self.metrics = metrics
-        self._joins = keep or bool(metrics.functions)
-        self._joined = None if keep else metrics.reads
+        self._joins = keep or (metrics is not None and bool(metrics.functions))
+        self._joined: set[Key] | None = None  # the entries that are joined; all
+        if not keep:
+            self._joined = set() if metrics is None else metrics.reads
         self._bound = bound
-        acted = sorted(entries_of(env.full_action_spec), key=entry_path)
-        self._acted, observed = acted, _observed(env)
-        self._digested = _digested(observed, acted, returns.entries)
-        self._observed = frozenset(observed)
+        self._acted = sorted(entries_of(env.full_action_spec), key=entry_path)
+        self._observed = _observed(env)
+        self._digested = _digested(self._observed, self._acted, returns.entries)
         self.left_out: frozenset[Key] = frozenset()  # what nothing here reads
-        self._read: frozenset[Key] | None = None  # what is read for more than its sketch; all
+        self.read: frozenset[Key] | None = None  # what is read for more than its sketch; all
         if self._joined is not None:
-            last = [under_next(key) for key, on in self._digested if on]
-            self._read = frozenset((*dict(self._digested), *last, *self._joined, _EXACT))
-            self.left_out = _Unread(self._read)
+            last = map(under_next, self._observed)
+            self.read = frozenset((*self._digested, *last, *self._joined, _EXACT))
+            self.left_out = _Unread(self.read)
         # Of each run of an episode, by its trajectory id.
         self._held: dict[int, _Unfinished] = {}
         self.restarts: dict[int, int] = {}
-
-    def reads(self, key: Key) -> bool:
-        """Return whether an entry is needed for more than its sketch."""
-        return self._read is None or key in self._read
 
     def feed(self, block: Block) -> Iterator[tuple[Finished, int]]:
         """Add a block; yields the episodes that end in it, in the order of their ending.
@@ -470,15 +447,17 @@ class Assembly:
         """
         # If the env raised at once, the block has no entries, only pieces without steps.
         digested = self._digested if block.entries else []
-        entries = {key: by_slot(entry, self._dims) for key, entry in block.entries.items()}
-        for key in self.texts.keys() & entries.keys():
-            entries[key] = self.texts[key].read(entries[key])
-        exact = entries.pop(_EXACT, None)
-        arrays = {key: _array(entries[key]) for key, _ in digested}
-        last = {key: _array(entries[under_next(key)]) for key, on in digested if on}
+        entries, sent, exact = dict[Key, Any](), dict[tuple[str, ...], Any](), None
+        for key, entry in block.entries.items():
+            if key == _EXACT:
+                exact = entry
+            elif key[:2] == _SENT:
+                sent[as_path(key)[2:]] = entry
+            else:
+                entries[key] = self.texts[key].read(entry) if key in self.texts else entry
+        arrays = {key: _array(entries[key]) for key in digested}
         counted = [under_next(key) for key in self._returns.counted] if digested else []
         rewards = [arrays[key] if exact is None else _array(exact) for key in counted]
-        sent = {key[2:]: entries.pop(key) for key in [*entries] if _is_sent(key)}
         columns = self._columns(entries, arrays, sent) if digested else {}
         names = [field_of(REWARD, key) for key in self._returns.counted]
         for piece in block.pieces:
@@ -488,7 +467,7 @@ class Assembly:
             held = self._held.get(piece.start.traj_id)
             if held is None:
                 held = self._held[piece.start.traj_id] = _Unfinished(
-                    [_hash(key, rows_of(piece, array)) for key, array in arrays.items()]
+                    {key: _hash(key, rows_of(piece, array)) for key, array in arrays.items()}
                 )
             own = [_by_step(rows_of(piece, array)) for array in rewards]
             if held.steps < self._most:
@@ -506,8 +485,8 @@ class Assembly:
                     "max_episode_steps=math.inf (--max-episode-steps inf) for episodes of any "
                     "length"
                 )
-            for digest, array in zip(held.hashes, arrays.values(), strict=True):
-                digest.update(_bytes(rows_of(piece, array)))
+            for key, array in arrays.items():
+                held.hashes[key].update(_bytes(rows_of(piece, array)))
             held.rewards.append(own)
             if self._joins:
                 wanted = self._joined or entries
@@ -516,16 +495,16 @@ class Assembly:
                     {k: v.clone() if hasattr(v, "clone") else v for k, v in rows.items()}
                 )
             if piece.ended:
-                for digest, (key, on) in zip(held.hashes, self._digested, strict=True):
-                    if on:
-                        digest.update(_bytes(rows_of(piece, last[key])[-1:]))
+                for key in self._observed:
+                    last = rows_of(piece, entries[under_next(key)])[-1:]
+                    held.hashes[key].update(_bytes(_array(last)))
                 yield self._finish(piece, arrays), piece.start.traj_id
 
     def _columns(
         self,
         entries: Mapping[Key, torch.Tensor],
         arrays: Mapping[Key, Any],
-        sent: Mapping[Key, Any],
+        sent: Mapping[tuple[str, ...], Any],
     ) -> dict[str, np.ndarray[Any, Any]]:
         """Return the fields of a block's steps, ``[N, t, ...]``, but for the rewards."""
         columns = {}
@@ -533,7 +512,7 @@ class Assembly:
             kind = OBSERVATION if key in self._observed else OUTPUT
             array = arrays[key] if key in arrays else _array(_plain(entries[key]))
             columns[field_of(kind, key)] = sketch(array)
-        columns = {name: columns[name] for name in sorted(columns)}
+        columns = dict(sorted(columns.items()))
         for key in self._acted:
             array = arrays[key] if arrays[key].dtype != object else sketch(arrays[key])
             columns[field_of(ACTION, key)] = array
@@ -561,30 +540,33 @@ class Assembly:
             terminated=terminated,
             truncated=truncated,
             success=_success(piece.info, index, seeds[0]),
-            digest=_joined(held.hashes),
-            metrics=self.metrics.of(index, run, data),
+            digest=_joined(held.hashes.values()),
+            metrics=None if self.metrics is None else self.metrics.of(index, run, data),
         )
         return Finished(record, data if self.keeps_data else None, self._steps(held))
 
     def _steps(self, held: _Unfinished) -> Steps:
-        steps = joined(held.columns)
+        steps = from_columns({name: np.concatenate(held.columns[name]) for name in held.columns})
         return steps if len(steps) <= self._most else steps[:MOST].copy()
 
-    def is_over(self, run: int, most: int) -> bool:
-        """Return whether a run that has not ended has so many steps."""
-        return run in self._held and self._held[run].steps >= most
-
-    def cut(self, start: Start) -> Finished:
-        held = self._held.pop(start.traj_id)
-        self.metrics.drop(start.traj_id)
+    def cut(self, start: Start) -> Finished | None:
+        """Cut a run that has not ended; None if it has too few steps for that."""
+        held = self._held.get(start.traj_id)
+        if held is None or held.steps < MOST:
+            return None
+        self._drop(start.traj_id)
         record = Episode(start.index, *self.seeds(start.index), CUT, length=held.steps)
         return Finished(record, None, self._steps(held))
 
     def failed(self, start: Start) -> Finished:
-        self._held.pop(start.traj_id, None)
-        self.metrics.drop(start.traj_id)
+        self._drop(start.traj_id)
         restarts = self.restarts.get(start.traj_id, 0)
         return Finished(Episode(start.index, *self.seeds(start.index), FAILED, restarts))
+
+    def _drop(self, run: int) -> None:
+        self._held.pop(run, None)
+        if self.metrics is not None:
+            self.metrics.drop(run)
 
     def _data(self, parts: Sequence[Mapping[Key, Any]]) -> TensorDict:
         import torch
@@ -609,9 +591,8 @@ def _observed(env: EnvBase) -> list[Key]:
 
     Also without the masks that TorchRL names by the place in memory of a dropout's module.
     """
-    unsorted = entries_of(env.observation_spec).keys() - entries_of(env.full_action_spec).keys()
-    named = (key for key in unsorted if not re.fullmatch(r"mask_\d{9,}", name_of(key)))
-    return sorted(named, key=entry_path)
+    seen = entries_of(env.observation_spec).keys() - entries_of(env.full_action_spec).keys()
+    return sorted((k for k in seen if not _UNNAMED.fullmatch(name_of(k))), key=entry_path)
 
 
 def digested_entries(env: EnvBase, returns: Returns, policy: Any = None) -> dict[str, list[str]]:
@@ -661,11 +642,11 @@ def disagreements(
         return [f"the data lack {', '.join(missing) or 'steps'}"]
     rewards = {name: _by_step(data[f"{keys.NEXT}/{name}"]) for name in counted or rewarded}
     hashes = []  # as Assembly computes them from pieces
-    for key, on in _digested(observed, acted, rewarded):
+    for key in _digested(observed, acted, rewarded):
         rows = data[entry_path(key)]
         hashes.append(_hash(key, rows))
         hashes[-1].update(_bytes(rows))
-        if on:
+        if key in observed:
             hashes[-1].update(_bytes(data[entry_path(under_next(key))][-1:]))
     terminated, truncated = (bool(data[flag][-1]) for flag in _FLAG_PATHS)
     total, groups = combined(rewards)
@@ -690,17 +671,12 @@ def disagreements(
     return texts
 
 
-def _digested(
-    observed: Sequence[Key], acted: Sequence[Key], rewarded: Sequence[Key]
-) -> list[tuple[Key, bool]]:
-    """Return each entry of a digest, and whether the value after the last step belongs to it."""
-    return [
-        *((key, True) for key in observed),
-        *((key, False) for key in (*acted, *map(under_next, rewarded), *_FLAGS)),
-    ]
+def _digested(observed: Iterable[Key], acted: Iterable[Key], rewarded: Iterable[Key]) -> list[Key]:
+    """Return the entries of a digest; to observations belongs the value after the last step."""
+    return [*observed, *acted, *map(under_next, rewarded), *_FLAGS]
 
 
-def _joined(hashes: Sequence[Any]) -> str:
+def _joined(hashes: Iterable[Any]) -> str:
     return hashlib.sha256(b"".join(h.digest() for h in hashes)).hexdigest()
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from torchrl.envs import EnvBase
 
 from tdcollect import keys
-from tdcollect.collect.collector import needs_state
+from tdcollect.collect.policy import needs_state
 from tdcollect.display import listed_text
 from tdcollect.envs.traits import innermost
 from tdcollect.evaluation.episodes.data import SUCCESS, exact_sum

@@ -26,7 +26,7 @@ from tdcollect._upstream.torchrl import (
     schema_of,
     set_exploration_spec,
 )
-from tdcollect.collect.arguments import cannot_wrap, check_instance
+from tdcollect.collect.arguments import cannot_wrap
 from tdcollect.collect.policy import Call, LoweredPolicy, RandomActions, warning_of_draws
 from tdcollect.collect.step_dict import StepDict, is_plain, sent, with_index
 from tdcollect.envs.process.agents import ACTION_MASK
@@ -127,14 +127,12 @@ class Inference(Actor):
             self._mode.streams = streams
             program(rows)
             return
-        needed = program.reads_first if program.straight else rows.keys()
-        # What the policy needs, on its device: each entry crosses once.
-        inputs = StepDict((key, sent(rows[key], self._device)) for key in needed if key in rows)
-        joined = StepDict()
-        for first in range(0, slots, self._group):
+        inputs, joined = StepDict(), StepDict()
+        for key in program.reads_first if program.straight else rows:
+            if key in rows:  # what the policy needs, on its device: each entry crosses once
+                inputs[key] = sent(rows[key], self._device)
+        for first in sorted({slot - slot % self._group for slot in active}):
             stop = min(first + self._group, slots)
-            if not any(first <= slot < stop for slot in active):
-                continue
             drawn = [*streams[first:stop], *[None] * (self._size - stop + first)]
             outputs = self.run(self._padded(inputs, first, stop), drawn)
             for key, value in outputs.items():
@@ -158,10 +156,10 @@ class Inference(Actor):
         if index is None:
             slots = torch.arange(first, first + self._size).clamp(max=stop - 1)
             index = self._index[first] = slots.to(self._device)
-        return StepDict(
-            (key, (value if self._batched else value.unsqueeze(0)).index_select(0, index))
-            for key, value in inputs.items()
-        )
+        padded = StepDict()
+        for key, value in inputs.items():
+            padded[key] = (value if self._batched else value.unsqueeze(0)).index_select(0, index)
+        return padded
 
     def run(
         self,
@@ -170,30 +168,28 @@ class Inference(Actor):
         watching: LikeRows | None = None,
     ) -> StepDict:
         """Return the policy's outputs for a batch of the fixed size."""
-        program = self._program
+        program, mode = self._program, self._mode
         assert program is not None
-        self._mode.streams = streams
+        mode.streams, mode.watching = streams, watching
         rows = StepDict(inputs)
         for op in program.calls:
-            draws_itself = op in program.sampling
-            if watching is not None and not draws_itself:
-                watching.follow(rows.values())
-                with watching, self._mode:
-                    op(rows)
-            elif draws_itself or not self._drawing.get(op, True):
+            if op in program.sampling or not (watching or self._drawing.get(op, True)):
                 op(rows)
+                continue
+            if watching is not None:
+                watching.follow(rows.values())
+            before = mode.draws
+            with mode:
+                op(rows)
+            self._drawing.setdefault(op, mode.draws > before)
+        written, self.left_out = StepDict(), []
+        for key, value in rows.items():
+            if value is inputs.get(key):
+                continue
+            if is_plain(value):  # others have no bits to compare, and are not kept
+                written[key] = value
             else:
-                before = self._mode.draws
-                with self._mode:
-                    op(rows)
-                self._drawing.setdefault(op, self._mode.draws > before)
-        written = StepDict(
-            (key, value) for key, value in rows.items() if value is not inputs.get(key)
-        )
-        # Only dense tensors have bits to compare, and are kept.
-        self.left_out = [key for key, value in written.items() if not is_plain(value)]
-        for key in self.left_out:
-            del written[key]
+                self.left_out.append(key)
         return written
 
     def end(self) -> None:
@@ -201,27 +197,33 @@ class Inference(Actor):
             self._program.check()
 
     def probe(self, rows: StepDict, carried: list[Key]) -> tuple[StepDict, list[Key]]:
-        size = self._size
-        leads = ((k, v[:1] if self._batched else v.unsqueeze(0)) for k, v in rows.items())
-        one = StepDict((key, value.to(self._device)) for key, value in leads)
-        batch = StepDict((k, v.expand(size, *v.shape[1:]).clone()) for k, v in one.items())
+        size, batch = self._size, StepDict()  # equal rows, as at the start of an episode
+        for key, value in rows.items():
+            one = (value[:1] if self._batched else value.unsqueeze(0)).to(self._device)
+            batch[key] = one.expand(size, *one.shape[1:]).clone()
         program = self._program = LoweredPolicy(
             self.policy,
             batch,
             torch.Size([size]),
             self._device,
             unread=self._unread,
-            noise=RowNoise(self._mode),
+            noise=self._mode,
         )
-        probe = Probe(self.policy, self.run, batch, size)
-        first = probe.repeated()
-        with _unchanged_buffers(self.policy):
-            alike = size == 1 or (not self._mode.picks and probe.rows_are_alike())
+        first = self._repeated(batch)
+        alike = size == 1 or (not self._mode.picks and self._rows_are_alike(batch))
         self._group = size if alike else 1
         remembered = program.forgets(StepDict({**rows, **first}), carried)
-        probe.check_starts([key for key in remembered if key not in rows])
+        if lacking := [key for key in remembered if key not in rows]:
+            batch.update((key, torch.zeros_like(first[key])) for key in lacking)
+            read = [key for key in lacking if key in getattr(self.policy, "in_keys", ())]
+            check_same(
+                first,
+                StepDict({**batch, **self._on_trial(batch, range(size))}),
+                f"gives other outputs {{}} where {read or lacking} is zero, as where an episode "
+                f"starts, than where the env does not give it. {_AT_RESETS}",
+            )
         for place in {0, self._group - 1} if size > 1 else ():
-            probe.check_place(place, self._mode.picks)
+            self._check_place(place, batch, first)
         # All slots are one group of the fixed size, on the CPU, and samplers draw.
         self._on_rows = (
             program.straight
@@ -231,6 +233,98 @@ class Inference(Actor):
             and self._slots == size == self._group
         )
         return first, remembered
+
+    def _on_trial(self, batch: StepDict, seeds: Iterable[int]) -> StepDict:
+        """Return the outputs for a batch, each row with a stream of its seed."""
+        with self._unchanged_buffers():
+            return self.run(batch, [*map(stream, seeds)])
+
+    @contextmanager
+    def _unchanged_buffers(self) -> Iterator[None]:
+        """Refuse a policy that changes its buffers meanwhile, and set them back."""
+        module = self.policy if isinstance(self.policy, nn.Module) else nn.Module()
+        before = [(name, value, value.clone()) for name, value in module.named_buffers()]
+        changed = []
+        try:
+            yield
+        finally:
+            for name, value, kept in before:
+                if _bits(value) != _bits(kept):
+                    changed.append(name)
+                    value.copy_(kept)
+        if changed:
+            raise NotReproducibleError(
+                f"the policy changes its own buffers {changed} as it runs, so that an episode "
+                "would depend on those before it (batch norm in training mode, say); run it in "
+                "eval mode (eval_mode=True), or freeze what it keeps"
+            )
+
+    def _repeated(self, batch: StepDict) -> StepDict:
+        """Return the outputs for a batch, which must be the same twice."""
+        size = self._size
+        first = self._on_trial(batch, range(size))
+        for key, value in first.items():
+            if value.shape[:1] != (size,):
+                raise ValueError(
+                    f"expected the policy's entry {key!r} to have a row for each row that it is "
+                    f"given, {size}, got one of shape {list(value.shape)}; return a tensor "
+                    "with the batch size in front"
+                )
+        check_same(
+            first,
+            self._on_trial(batch, range(size)),
+            "gives other outputs {} for the same rows and random streams: it keeps a state that is "
+            "no entry of the TensorDict, or draws random numbers that torch does not know of; draw "
+            "from torch",
+        )
+        return first
+
+    def _rows_are_alike(self, batch: StepDict) -> bool:
+        """Return whether equal rows give equal outputs; the answer is the same for all episodes."""
+        for seed in range(_EXAMPLES):
+            example = StepDict()
+            for key, value in batch.items():
+                example[key] = _example(key, value[:1], seed).expand_as(value).clone()
+            watching = LikeRows(self._size)
+            streams = [stream(seed) for _ in range(self._size)]
+            try:
+                with self._unchanged_buffers():
+                    self.run(example, streams, watching)
+            except NotReproducibleError:
+                raise
+            except Exception:  # it refuses made-up rows: nothing is known of them
+                return False
+            if watching.unlike:
+                return False
+        return True
+
+    def _check_place(self, place: int, batch: StepDict, first: StepDict) -> None:
+        """Refuse a policy that acts otherwise in a row whose neighbours differ."""
+        others, size = StepDict(), self._size
+        for key, value in batch.items():
+            # Where rows are picked by their values, all of them begin an episode.
+            others[key] = unlike(key, value, self._mode.picks)
+            others[key][place] = value[place]
+        seeds = [*range(size, 2 * size)]
+        seeds[place] = 0
+        try:
+            alone = StepDict({**others, **self._on_trial(others, seeds)})
+        except RuntimeError as error:
+            if changed := [k for k in first if k in batch and first[k].shape != batch[k].shape]:
+                raise ValueError(
+                    f"expected a policy that leaves {changed} of the shape that the env gives, "
+                    f"{[list(batch[key].shape[1:]) for key in changed]}, got one that changes it "
+                    f"to {[list(first[key].shape[1:]) for key in changed]}. {_AT_RESETS}"
+                ) from error
+            raise
+        check_same(
+            first,
+            alone,
+            "gives a row other outputs {} where the rest of the batch differs, or at another "
+            "place in it: it couples rows, as batch norm in training mode or noise on the "
+            "weights does; run it in eval mode (eval_mode=True), or remove what mixes rows",
+            place,
+        )
 
 
 def _lie_well(rows: StepDict, read: Iterable[Key]) -> bool:
@@ -244,135 +338,37 @@ def _lie_well(rows: StepDict, read: Iterable[Key]) -> bool:
     )
 
 
-class Probe:
-    """Runs a policy on batches that are made up, and refuses it where rows are not their own.
-
-    ``batch`` has equal rows, as at the start of an episode; ``run`` gives the outputs for a batch,
-    given a random stream for each row.
-    """
-
-    def __init__(
-        self, policy: Any, run: Callable[..., StepDict], batch: StepDict, size: int
-    ) -> None:
-        self._policy, self._run = policy, run
-        self._batch, self._size = batch, size
-        self._first = StepDict()  # the outputs for the batch
-
-    def _outputs(self, batch: StepDict, seeds: Iterable[int]) -> StepDict:
-        with _unchanged_buffers(self._policy):
-            return self._run(batch, [*map(stream, seeds)])
-
-    def repeated(self) -> StepDict:
-        """Return the outputs for the batch, which must be the same twice."""
-        self._first = self._outputs(self._batch, range(self._size))
-        for key, value in self._first.items():
-            if value.shape[:1] != (self._size,):
-                raise ValueError(
-                    f"expected the policy's entry {key!r} to have a row for each row that it is "
-                    f"given, {self._size}, got one of shape {list(value.shape)}; return a tensor "
-                    "with the batch size in front"
-                )
-        check_same(
-            self._first,
-            self._outputs(self._batch, range(self._size)),
-            "gives other outputs {} for the same rows and random streams: it keeps a state that is "
-            "no entry of the TensorDict, or draws random numbers that torch does not know of; draw "
-            "from torch",
-        )
-        return self._first
-
-    def rows_are_alike(self) -> bool:
-        """Return whether equal rows give equal outputs; the answer is the same for all episodes."""
-        for seed in range(_EXAMPLES):
-            batch = StepDict()
-            for key, value in self._batch.items():
-                batch[key] = _example(key, value[:1], seed).expand_as(value).clone()
-            watching = LikeRows(self._size)
-            streams = [stream(seed) for _ in range(self._size)]
-            try:
-                self._run(batch, streams, watching)
-            except NotReproducibleError:
-                raise
-            except Exception:  # it refuses made-up rows: nothing is known of them
-                return False
-            if watching.unlike:
-                return False
-        return True
-
-    def check_starts(self, lacking: Sequence[Key]) -> None:
-        if not lacking:
-            return
-        self._batch.update((key, torch.zeros_like(self._first[key])) for key in lacking)
-        read = [key for key in lacking if key in getattr(self._policy, "in_keys", ())]
-        check_same(
-            self._first,
-            StepDict({**self._batch, **self._outputs(self._batch, range(self._size))}),
-            f"gives other outputs {{}} where {read or lacking} is zero, as where an episode "
-            f"starts, than where the env does not give it. {_AT_RESETS}",
-        )
-
-    def check_place(self, place: int, starting: bool) -> None:
-        """Refuse a policy that acts otherwise in a row whose neighbours differ.
-
-        With ``starting``, all rows begin an episode.
-        """
-        first, size = self._first, self._size
-        others = StepDict((k, unlike(k, v, starting)) for k, v in self._batch.items())
-        for key, value in self._batch.items():
-            others[key][place] = value[place]
-        seeds = [0 if row == place else size + row for row in range(size)]
-        try:
-            alone = {**others, **self._outputs(others, seeds)}
-        except RuntimeError as error:
-            batch = self._batch
-            if changed := [k for k in first if k in batch and first[k].shape != batch[k].shape]:
-                raise ValueError(
-                    f"expected a policy that leaves {changed} of the shape that the env gives, "
-                    f"{[list(batch[key].shape[1:]) for key in changed]}, got one that changes it "
-                    f"to {[list(first[key].shape[1:]) for key in changed]}. {_AT_RESETS}"
-                ) from error
-            raise
-        check_same(
-            StepDict((key, value[0]) for key, value in first.items()),
-            StepDict((key, alone[key][place]) for key in first),
-            "gives a row other outputs {} where the rest of the batch differs, or at another "
-            "place in it: it couples rows, as batch norm in training mode or noise on the "
-            "weights does; run it in eval mode (eval_mode=True), or remove what mixes rows",
-        )
-
-
-class LikeRows(TorchDispatchMode):
+class LikeRows:
     """Watches a policy on a batch of equal rows: all that it computes must have equal rows."""
 
     def __init__(self, rows: int):
-        super().__init__()
         self.unlike = False
         self._rows = rows
         self._kept: list[torch.Tensor] = []  # alive, so that no other tensor takes over the storage
         self._of_batch: set[int] = set()
 
     def follow(self, values: Iterable[torch.Tensor]) -> None:
-        for value in values:
-            self._kept.append(value)
-            self._of_batch.add(_place(value))
+        self._kept += values
+        self._of_batch.update(map(_place, values))
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        read = set(map(_place, _tensors(*args, *kwargs.values())))
-        if not read.isdisjoint(self._of_batch):
-            # Weights that an operation hands back are no rows, unless it has written to them.
-            written = any(a.alias_info and a.alias_info.is_write for a in schema_of(func).arguments)
-            handed_back = set() if written else read - self._of_batch
-            computed = [value for value in _tensors(result) if _place(value) not in handed_back]
-            self.follow(computed)
-            for value in computed:
-                if "empty" in schema_of(func).name:  # which returns memory as it is
-                    continue
-                if value.ndim > 0 and value.numel() > 0 and len(value) % self._rows == 0:
-                    apart = value.flatten().view(torch.uint8).view(self._rows, -1)
-                    self.unlike |= not torch.equal(apart, apart[:1].expand_as(apart))
-        return result
+    def note(self, schema: Any, values: Sequence[Any], result: Any) -> None:
+        """Note that an operation has made a result of these values."""
+        read = set(map(_place, _tensors(*values)))
+        if read.isdisjoint(self._of_batch):
+            return
+        # Weights that an operation hands back are no rows, unless it has written to them.
+        handed_back = set() if _written(schema) else read - self._of_batch
+        computed = []
+        for value in _tensors(result):
+            if _place(value) in handed_back:
+                continue
+            computed.append(value)
+            if "empty" in schema.name:  # which returns memory as it is
+                continue
+            if value.ndim > 0 and value.numel() > 0 and len(value) % self._rows == 0:
+                apart = value.flatten().view(torch.uint8).view(self._rows, -1)
+                self.unlike |= not torch.equal(apart, apart[:1].expand_as(apart))
+        self.follow(computed)
 
 
 def _place(value: torch.Tensor) -> int:
@@ -393,27 +389,6 @@ def _example(key: Key, like: torch.Tensor, seed: int) -> torch.Tensor:
     return drawn.to(dtype=like.dtype, device=like.device)
 
 
-@contextmanager
-def _unchanged_buffers(policy: Any) -> Iterator[None]:
-    """Refuse a policy that changes its buffers meanwhile, and set them back."""
-    buffers = dict(policy.named_buffers()) if isinstance(policy, nn.Module) else {}
-    before = {name: value.clone() for name, value in buffers.items()}
-    changed = []
-    try:
-        yield
-    finally:
-        for name, value in buffers.items():
-            if _bits(value) != _bits(before[name]):
-                changed.append(name)
-                value.copy_(before[name])
-    if changed:
-        raise NotReproducibleError(
-            f"the policy changes its own buffers {changed} as it runs, so that an episode would "
-            "depend on those before it (batch norm in training mode, say); run it in eval mode "
-            "(eval_mode=True), or freeze what it keeps"
-        )
-
-
 def unlike(key: Key, value: torch.Tensor, starting: bool = False) -> torch.Tensor:
     """Return an entry that differs in every element, with values that a policy may find there.
 
@@ -429,9 +404,18 @@ def unlike(key: Key, value: torch.Tensor, starting: bool = False) -> torch.Tenso
     return torch.where(value > 0, value - 1, value + 1)
 
 
-def check_same(first: StepDict, other: StepDict, why: str) -> None:
-    """Refuse a policy whose outputs differ in rows that should be equal."""
-    differing = [key for key in first if _bits(first[key]) != _bits(other[key])]
+def check_same(first: StepDict, other: StepDict, why: str, place: int | None = None) -> None:
+    """Refuse a policy whose outputs differ in rows that should be equal.
+
+    All rows should; or only the first one of ``first`` and the other's at a place.
+    """
+    differing = []
+    for key, value in first.items():
+        one, two = value, other[key]
+        if place is not None:
+            one, two = one[0], two[place]
+        if _bits(one) != _bits(two):
+            differing.append(key)
     if differing:
         raise NotReproducibleError("the policy " + why.format(differing))
 
@@ -456,12 +440,25 @@ def stream(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-class RowNoise:
-    """Draws for the samplers of a policy, each row from its own stream; a ``Noise``."""
+class DrawByRow(TorchDispatchMode):
+    """Runs random operations row by row, each with one of ``streams``; None for no episode.
 
-    def __init__(self, by_row: DrawByRow):
-        self._by_row = by_row
-        # Draws, and their rows: each is written over the one before, which no sampler keeps.
+    It draws for the samplers of a policy, too, as their ``Noise``.
+
+    Attributes:
+        watching: is told of each operation, if there is one.
+        draws: the number of random operations.
+        picks: True once rows were picked by their values: how many then depends on the batch.
+    """
+
+    def __init__(self, rows: int):
+        super().__init__()
+        self.streams: Sequence[torch.Generator | None] = [None] * rows
+        self.watching: LikeRows | None = None
+        self.draws, self.picks = 0, False
+        self._unused = stream(0)  # for rows of no episode
+        # Draws of samplers, and their rows: each is written over the one before, which no sampler
+        # keeps.
         self._memory: dict[Any, tuple[torch.Tensor, Sequence[torch.Tensor]]] = {}
 
     def exponential(self, like: torch.Tensor) -> torch.Tensor:
@@ -476,33 +473,25 @@ class RowNoise:
             layout = torch.contiguous_format if draw is torch.Tensor.normal_ else None
             values = torch.ones_like(like, device=_CPU, memory_format=layout)
             memory = self._memory[key] = values, values.unbind(0)
-        for row, generator in zip(memory[1], self._by_row.streams, strict=True):
+        for row, generator in zip(memory[1], self.streams, strict=True):
             if generator is not None:
                 draw(row, generator=generator)
         return memory[0] if like.is_cpu else sent(memory[0], like.device)
 
-
-class DrawByRow(TorchDispatchMode):
-    """Runs random operations row by row, each with one of ``streams``; None for no episode.
-
-    Attributes:
-        draws: the number of random operations.
-        picks: True once rows were picked by their values: how many then depends on the batch.
-    """
-
-    def __init__(self, rows: int):
-        super().__init__()
-        self.streams: Sequence[torch.Generator | None] = [None] * rows
-        self.draws, self.picks = 0, False
-        self._unused = stream(0)  # for rows of no episode
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not draws(func, args, kwargs):
+        if draws(func, args, kwargs):
+            result = self._by_row(func, args, kwargs)
+        else:
             if torch.Tag.dynamic_output_shape in func.tags:
                 by_number = func is torch.ops.aten.index.Tensor
                 self.picks |= not by_number or getattr(args[1][0], "dtype", None) == torch.bool
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+        if self.watching is not None:
+            self.watching.note(schema_of(func), (*args, *kwargs.values()), result)
+        return result
+
+    def _by_row(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         self.draws += 1
         schema = schema_of(func)
         arguments = _by_name(schema, args, kwargs)
@@ -518,8 +507,7 @@ class DrawByRow(TorchDispatchMode):
             if takes_generator:
                 of_row["generator"] = generator
             results.append(_call(func, of_row, None if takes_generator else generator))
-        written = [a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write]
-        if written:
+        if written := _written(schema):
             for name in written if home != _CPU else ():
                 arguments[name].copy_(sent(on_cpu[name], home))
             return arguments[written[0]]
@@ -583,6 +571,11 @@ def _by_name(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dic
     return {**values, **dict(zip(values, args, strict=False)), **kwargs}
 
 
+def _written(schema: Any) -> list[str]:
+    """Return the names of the arguments that an operation writes to."""
+    return [a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write]
+
+
 def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     """Join the rows; a single one may have no dimensions."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
@@ -604,9 +597,7 @@ def _call(func: Any, arguments: dict[str, Any], generator: torch.Generator | Non
 
 def _on_cpu(schema: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     tensors = [name for name, value in arguments.items() if isinstance(value, torch.Tensor)]
-    fills = len(tensors) == 1 and any(
-        a.name == tensors[0] and a.alias_info and a.alias_info.is_write for a in schema.arguments
-    )
+    fills = len(tensors) == 1 and tensors[0] in _written(schema)
     # Values that the operation does not read stay where they are: bringing them would wait.
     unread = fills or schema.name.endswith("like")
     moved: dict[str, Any] = {
@@ -633,7 +624,6 @@ def as_policy(policy: Any, env: EnvBase, size: int) -> Callable[..., Any]:
         if text := warning_of_draws(drawn):
             warnings.warn(text, stacklevel=2)
         return drawn
-    check_instance(policy)
     try:
         return make_compatible_policy(policy, env.observation_spec, env=env)
     except TypeError as error:
@@ -677,8 +667,11 @@ def device_of(policy: Any, named: torch.device | str | None) -> torch.device:
 @contextmanager
 def at_batch_size(policy: Any, env: EnvBase, size: int) -> Iterator[None]:
     """Let modules that hold an action spec, to draw or to project, take a batch of this size."""
-    bound = [m for m in modules_of(policy) if isinstance(m, _DRAWING) or only_projects(m)]
-    before = [(module, exploration_spec(module)) for module in bound]
+    before = [
+        (module, exploration_spec(module))
+        for module in modules_of(policy)
+        if isinstance(module, _DRAWING) or only_projects(module)
+    ]
     for module, spec in before:
         if not isinstance(module, _DRAWING):
             set_exploration_spec(module, _of_one_row(spec, env.full_action_spec_unbatched))

@@ -45,6 +45,8 @@ class Feed(Iterator[int | Again]):
     """Gives the indices of the episodes to run, here those known from the start."""
 
     seconds = 1.0
+    stepped: Callable[[], None] | None = None
+    """Called where a step of the running episodes has begun."""
 
     def __init__(self, indices: Iterable[int | Again]):
         self._indices = iter(indices)
@@ -56,9 +58,6 @@ class Feed(Iterator[int | Again]):
     def goes_on(self) -> bool:
         """Wait for further indices once all episodes have ended; False if none will come."""
         return False
-
-    def stepped(self) -> None:
-        """A step of the running episodes has begun."""
 
 
 class RunStarts(SlotStarts):
@@ -112,8 +111,9 @@ class Trial(RunStarts):
         self.due: dict[int, None] = {}  # episodes that are handed out and have not ended
         self._rebuild, self._wanted = rebuild, fresh_envs
         self._given_back = deque[int | Again]()
-        self._others: dict[int, Start] = {}  # runs that were asked for as "again"
-        self._again: dict[int, None] = {}  # their episodes, until they count: the driver waits
+        self.runs_again: dict[int, Start] = {}
+        self._own = set[int]()  # those of the subject that have not been judged
+        self._again: dict[int, None] = {}  # episodes that run again, until they count
         self._runs = count(1)
         self._tries = 0
         self.start_over()
@@ -134,13 +134,9 @@ class Trial(RunStarts):
         self._third = False  # whether it has been started there as the third
         self._latest: dict[int, int] = {}  # the latest episode of each slot
         self._nth: dict[int, int] = {}  # by run
-        self._own: dict[int, Start] = {}  # runs of the subject that have not been judged
-        self._others.clear()
+        self._own.clear()
+        self.runs_again.clear()
         self._again.clear()
-
-    @property
-    def runs_again(self) -> Mapping[int, Start]:  # type: ignore[override]
-        return {**self._own, **self._others}
 
     def goes_on(self) -> bool:
         return bool(self._given_back)  # one that came too late for the slot that it needs
@@ -157,7 +153,7 @@ class Trial(RunStarts):
                 return None
             rebuild = self._rebuild and self.fresh_envs is not False and bool(self.resets[slot])
             self._again[item.index] = None
-            return self._once_more(item.index, rebuild, self._others)
+            return self._once_more(item.index, rebuild)
         self.due[item] = None
         pending = self.fresh_envs is None and self._rebuild
         fresh = bool(self.fresh_envs) or (pending and bool(self.resets[slot]))
@@ -169,7 +165,7 @@ class Trial(RunStarts):
             return None
         index = self._subject.record.index
         if not self._anew:
-            return None if self._own else self._once_more(index, True, self._own)
+            return None if self._own else self._once_more(index, True, own=True)
         if self._slot is None:
             fits = self.resets[slot] > 0 and self._latest.get(slot) != index
             if self._own or not (fits or idle):
@@ -178,12 +174,14 @@ class Trial(RunStarts):
         if self._slot != slot or self._third:
             return None
         self._third = bool(self.resets[slot] >= 2)
-        return self._once_more(index, False, self._own)
+        return self._once_more(index, False, own=True)
 
-    def _once_more(self, index: int, rebuild: bool, runs: dict[int, Start]) -> Start:
+    def _once_more(self, index: int, rebuild: bool, own: bool = False) -> Start:
         run = -next(self._runs)  # no episode's index, which other runs have for their id
-        runs[run] = replace(self._start_of(index), traj_id=run, rebuild=rebuild)
-        return runs[run]
+        if own:
+            self._own.add(run)
+        self.runs_again[run] = replace(self._start_of(index), traj_id=run, rebuild=rebuild)
+        return self.runs_again[run]
 
     def started(self, slot: int, start: Start) -> None:
         self._latest[slot] = start.index
@@ -196,22 +194,17 @@ class Trial(RunStarts):
             NotReproducibleError: if it is not what it was before.
         """
         ended = ended._replace(nth=self._nth.pop(run, 0))  # 0: its reset raised
+        again = self.runs_again.pop(run, None) is not None
         if run in self._own:
-            del self._own[run]
+            self._own.remove(run)
             if self.fresh_envs is None:
                 self._judge(ended)
             return None
-        if run in self._others:
-            del self._others[run]
-            self._take_as_subject(ended)  # all others may have ended before, in another process
-            return ended._replace(again=True)
-        self._take_as_subject(ended)
-        return ended
-
-    def _take_as_subject(self, ended: Finished) -> None:
+        # Also of those that run once more: all others may have ended before, in another process.
         wanted = self.fresh_envs is None and self._subject is None and ended.nth == 1
         if wanted and ended.record.status in (COMPLETED, CUT):
             self._subject, self._anew = ended, not self._rebuild
+        return ended._replace(again=again)
 
     def settle(self, ended: Finished) -> None:
         if ended.again:

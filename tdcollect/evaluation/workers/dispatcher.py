@@ -60,7 +60,6 @@ class Evaluation:
     # Who ran the witness first, and the machines on which another has run it.
     witness_by: int | None = None
     proved: set[str] = field(default_factory=set)
-    # Manifests of workers that are let in.
 
     @cached_property
     def pickled(self) -> Pickled:

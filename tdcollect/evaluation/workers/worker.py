@@ -180,12 +180,12 @@ class _Server(Feed):
         self, receive: Receive, beat: Callable[[], None], answer: Callable[[local.Message], None]
     ):
         self._receive, self._answer = receive, answer
-        self.stepped = beat  # type: ignore[method-assign]
+        self.stepped = self._beat = beat
         self._jobs: dict[str, EvaluationCollector] = {}  # oldest first
         self._following: list[local.Message | None] = []  # the message that ended a run
 
     def serve(self) -> None:
-        self.stepped()
+        self._beat()
         message = self._receive(True)
         try:
             while message is not None:
@@ -234,7 +234,7 @@ class _Server(Feed):
             failed = record.status == FAILED and not finished.again
             self._tell()
             self._say(local.Ended(finished, collector.errors[record.index] if failed else None))
-            self.stepped()  # to send them may take as long as a step
+            self._beat()  # to send them may take as long as a step
             del finished  # else its data would stay in memory beside the next one's
         self._tell()
 

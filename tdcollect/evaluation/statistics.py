@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -52,26 +53,6 @@ def in_units(values: Values) -> tuple[Values, float]:
     largest = np.abs(values[np.isfinite(values)]).max(initial=0.0)
     unit = 2.0 ** (math.frexp(largest)[1] - 1)
     return values / unit, unit
-
-
-def resampled_means(values: Values, cut: int, resamples: int, rng: np.random.Generator) -> Values:
-    """Return the means of bootstrap resamples of ``values [E]``, each without its extremes.
-
-    A resample is E values, drawn with replacement (Efron, *Bootstrap Methods: Another Look at the
-    Jackknife*, Annals of Statistics 7, 1979).
-
-    ``cut`` is the number of lowest, and of highest, values of each resample to leave out. Float64
-    ``[resamples]``.
-    """
-    count = len(values)
-    rows = max(1, BATCH_VALUES // count)
-    means = []
-    for first in range(0, resamples, rows):
-        drawn = values[rng.integers(0, count, (min(rows, resamples - first), count))]
-        if cut:
-            drawn.sort(axis=1)
-        means.append(drawn[:, cut : count - cut].mean(1))
-    return np.concatenate(means)
 
 
 def sign_flip_p_value(values: Values, resamples: int, rng: np.random.Generator) -> float:
@@ -139,47 +120,52 @@ def check_settings(confidence: float, resamples: int | None, seed: int, episodes
 
 
 def mean_interval(
-    values: Values, confidence: float, resamples: int, rng: np.random.Generator
+    values: Values,
+    confidence: float,
+    resamples: int,
+    rng: np.random.Generator,
+    mean: Callable[..., Any] = np.mean,
 ) -> Interval | None:
-    """Return the bias-corrected and accelerated bootstrap interval of the mean of ``values [E]``.
+    """Return the bootstrap interval of the mean of ``values [E]``, by ``scipy.stats.bootstrap``.
 
-    Efron, *Better Bootstrap Confidence Intervals*, JASA 82, 1987: the interval between those
-    quantiles of the resampled means that make up for their bias and for the skew of the sample.
-    The same as ``scipy.stats.bootstrap(method="BCa")`` with the same generator, but for rounding.
+    Of the mean the bias-corrected and accelerated one: Efron, *Better Bootstrap Confidence
+    Intervals*, JASA 82, 1987. Of :func:`interquartile_mean` the percentile one, as the jackknife
+    fails for statistics that ignore the tails. That of more than 20,000 values is Student's, of a
+    mean without those that are left out at each end (Tukey and McLaughlin, Less Vulnerable
+    Confidence and Significance Procedures for Location Based on a Single Sample, Sankhya A 25,
+    1963).
 
     None for fewer than two values; of no width if all are equal.
     """
-
-    def resampled(values: Values) -> tuple[Values, Any]:
-        special = extra_module("scipy.special", "a bootstrap interval")
-        means = resampled_means(values, 0, resamples, rng)
-        mean = values.mean()
-        below = np.count_nonzero(means < mean) + np.count_nonzero(means <= mean)
-        bias = special.ndtri(below / (2 * resamples))
-        ends = [(1 - confidence) / 2, (1 + confidence) / 2]
-        if np.isfinite(bias):  # else only rounding errors vary: the percentiles as they are
-            shifted = bias + special.ndtri(ends)
-            with np.errstate(divide="ignore"):
-                ends = special.ndtr(bias + shifted / (1 - _acceleration(values) * shifted))
-        return means, ends
-
-    return _interval(values, 0, confidence, resampled)
-
-
-def interquartile_mean_interval(
-    values: Values, confidence: float, resamples: int, rng: np.random.Generator
-) -> Interval | None:
-    """Return the percentile bootstrap interval of the interquartile mean of ``values [E]``.
-
-    Not the bias-corrected one, whose jackknife fails for statistics that ignore the tails.
-    """
-    ends = [(1 - confidence) / 2, (1 + confidence) / 2]
-    cut = len(values) // 4
-
-    def resampled(values: Values) -> tuple[Values, Any]:
-        return resampled_means(values, cut, resamples, rng), ends
-
-    return _interval(values, cut, confidence, resampled)
+    if len(values) < 2:
+        return None
+    if (values == values[0]).all():
+        return Interval(float(values[0]), float(values[0]))
+    scaled, unit = in_units(values)
+    stats = extra_module("scipy.stats", "the interval of a mean")
+    if len(values) > DRAWN_SINGLY:
+        cut = 0 if mean is np.mean else len(values) // 4
+        ordered = np.sort(scaled)
+        middle = ordered[cut : len(ordered) - cut]
+        error = ordered.clip(middle[0], middle[-1]).std(ddof=1) * math.sqrt(len(ordered))
+        ends = stats.t.interval(confidence, len(middle) - 1, middle.mean(), error / len(middle))
+    else:
+        with warnings.catch_warnings(action="ignore"):  # where only rounding errors vary
+            drawn = stats.bootstrap(
+                (scaled,),
+                mean,
+                n_resamples=resamples,
+                batch=max(1, BATCH_VALUES // len(values)),
+                confidence_level=confidence,
+                method="BCa" if mean is np.mean else "percentile",
+                rng=rng,
+            )
+        ends = drawn.confidence_interval
+        if not np.isfinite(ends).all():  # the percentiles as they are
+            shares = [(1 - confidence) / 2, (1 + confidence) / 2]
+            ends = np.quantile(drawn.bootstrap_distribution, shares)
+    ends = [unit * float(end) for end in ends]
+    return Interval(*np.clip(ends, values.min(), values.max()).tolist())
 
 
 def interquartile_mean(values: Values, axis: int = -1) -> Any:
@@ -203,46 +189,6 @@ def exact_mean(values: Values) -> float:
         return sum(values.tolist())
     mean = unit * (math.fsum(scaled) / len(values))
     return float(min(max(mean, values.min()), values.max()))
-
-
-def _interval(
-    values: Values,
-    cut: int,
-    confidence: float,
-    resampled: Callable[[Values], tuple[Values, Any]],
-) -> Interval | None:
-    """Return the interval between quantiles of resampled means; of no width for equal values.
-
-    That of more than 20,000 values is Student's, of a mean without ``cut`` values at each end
-    (Tukey and McLaughlin, Less Vulnerable Confidence and Significance Procedures for Location
-    Based on a Single Sample, Sankhya A 25, 1963).
-    """
-    if len(values) < 2:
-        return None
-    if (values == values[0]).all():
-        return Interval(float(values[0]), float(values[0]))
-    scaled, unit = in_units(values)
-    if len(values) > DRAWN_SINGLY:
-        stats = extra_module("scipy.stats", "the interval of a mean")
-        ordered = np.sort(scaled)
-        middle = ordered[cut : len(ordered) - cut]
-        error = ordered.clip(middle[0], middle[-1]).std(ddof=1) * math.sqrt(len(ordered))
-        ends = stats.t.interval(confidence, len(middle) - 1, middle.mean(), error / len(middle))
-    else:
-        ends = np.quantile(*resampled(scaled))
-    ends = [unit * float(end) for end in ends]
-    return Interval(*np.clip(ends, values.min(), values.max()).tolist())
-
-
-def _acceleration(values: Values) -> float:
-    """Return the acceleration, the change of the standard error with the mean, by the jackknife.
-
-    Equation 14.15 of Efron and Tibshirani, *An Introduction to the Bootstrap*, 1993, of which it is
-    ``sum(d**3) / (6 sum(d**2)**1.5)`` with ``d = x - mean`` that is left for a mean.
-    """
-    offsets = values - values.mean()
-    offsets /= np.abs(offsets).max()  # their third powers overflow later
-    return float((offsets**3).sum() / (6 * (offsets**2).sum() ** 1.5))
 
 
 class Running(NamedTuple):
@@ -551,7 +497,7 @@ def summarize(
     """Return the statistics of a ledger, the same bits for the same records in any order.
 
     The interval of the mean is the bias-corrected and accelerated bootstrap (Efron 1987), that of
-    the interquartile mean the percentile bootstrap (Agarwal et al. 2021), both over episodes, as in
+    the interquartile mean the percentile bootstrap (Agarwal et al. 2021), both over episodes, by
     ``scipy.stats.bootstrap``; that of the success rate is Wilson's (1927).
     ``docs/statistics.md`` has the formulas, and the measured coverage of each interval.
 
@@ -696,8 +642,8 @@ def describe(sample: Sequence[float] | Values, how: Resampling, stream: int) -> 
         min=float(values.min()),
         max=float(values.max()),
         mean_interval=mean_interval(values, how.confidence, *how.drawing(stream)),
-        interquartile_mean_interval=interquartile_mean_interval(
-            values, how.confidence, *how.drawing(stream + 1)
+        interquartile_mean_interval=mean_interval(
+            values, how.confidence, *how.drawing(stream + 1), interquartile_mean
         ),
     )
 

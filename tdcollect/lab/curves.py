@@ -215,7 +215,9 @@ def together(
         ordered = np.sort(numbers)  # the same are drawn in whatever order the runs come
         rng = statistics.generator(seed)  # at each step anew: a band as smooth as the curves
         with np.errstate(invalid="ignore"):
-            ends = statistics.interquartile_mean_interval(ordered, confidence, resamples, rng)
+            ends = statistics.mean_interval(
+                ordered, confidence, resamples, rng, statistics.interquartile_mean
+            )
         if ends is not None:  # NaN is between two infinite ones
             ends = Interval(*np.nan_to_num([ends.low, ends.high], nan=math.inf, posinf=math.inf))
         value = float(statistics.interquartile_mean(ordered))

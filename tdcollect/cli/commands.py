@@ -303,7 +303,7 @@ def doctor(env: str, as_json: bool, **settings: Any) -> int:
         subject = load_named(env, Path.cwd()) if is_named(env) else env
         report = diagnose(subject, **settings)
     tell(as_json, report, **report.to_dict())
-    return report.exit_code
+    return int(not report.passed)
 
 
 @program.command()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -126,46 +125,63 @@ def mean_interval(
     rng: np.random.Generator,
     mean: Callable[..., Any] = np.mean,
 ) -> Interval | None:
-    """Return the bootstrap interval of the mean of ``values [E]``, by ``scipy.stats.bootstrap``.
+    """Return the bootstrap interval of the mean of ``values [E]``, or of their interquartile mean.
 
     Of the mean the bias-corrected and accelerated one: Efron, *Better Bootstrap Confidence
-    Intervals*, JASA 82, 1987. Of :func:`interquartile_mean` the percentile one, as the jackknife
-    fails for statistics that ignore the tails. That of more than 20,000 values is Student's, of a
-    mean without those that are left out at each end (Tukey and McLaughlin, Less Vulnerable
-    Confidence and Significance Procedures for Location Based on a Single Sample, Sankhya A 25,
-    1963).
+    Intervals*, JASA 82, 1987: between those quantiles of the resampled means that make up for their
+    bias and for the skew of the sample. Of :func:`interquartile_mean` the percentile one, as the
+    jackknife fails for statistics that ignore the tails. The same as ``scipy.stats.bootstrap`` with
+    the same generator, but for rounding, and in linear time.
+
+    That of more than 20,000 values is Student's, of a mean without those that are left out at each
+    end (Tukey and McLaughlin, Less Vulnerable Confidence and Significance Procedures for Location
+    Based on a Single Sample, Sankhya A 25, 1963).
 
     None for fewer than two values; of no width if all are equal.
     """
-    if len(values) < 2:
+    count = len(values)
+    if count < 2:
         return None
     if (values == values[0]).all():
         return Interval(float(values[0]), float(values[0]))
     scaled, unit = in_units(values)
-    stats = extra_module("scipy.stats", "the interval of a mean")
-    if len(values) > DRAWN_SINGLY:
-        cut = 0 if mean is np.mean else len(values) // 4
+    shares = [(1 - confidence) / 2, (1 + confidence) / 2]
+    if count > DRAWN_SINGLY:
+        stats = extra_module("scipy.stats", "the interval of a mean")
+        cut = 0 if mean is np.mean else count // 4
         ordered = np.sort(scaled)
-        middle = ordered[cut : len(ordered) - cut]
-        error = ordered.clip(middle[0], middle[-1]).std(ddof=1) * math.sqrt(len(ordered))
+        middle = ordered[cut : count - cut]
+        error = ordered.clip(middle[0], middle[-1]).std(ddof=1) * math.sqrt(count)
         ends = stats.t.interval(confidence, len(middle) - 1, middle.mean(), error / len(middle))
     else:
-        with warnings.catch_warnings(action="ignore"):  # where only rounding errors vary
-            drawn = stats.bootstrap(
-                (scaled,),
-                mean,
-                n_resamples=resamples,
-                batch=max(1, BATCH_VALUES // len(values)),
-                confidence_level=confidence,
-                method="BCa" if mean is np.mean else "percentile",
-                rng=rng,
-            )
-        ends = drawn.confidence_interval
-        if not np.isfinite(ends).all():  # the percentiles as they are
-            shares = [(1 - confidence) / 2, (1 + confidence) / 2]
-            ends = np.quantile(drawn.bootstrap_distribution, shares)
-    ends = [unit * float(end) for end in ends]
-    return Interval(*np.clip(ends, values.min(), values.max()).tolist())
+        rows = max(1, BATCH_VALUES // count)
+        sizes = (min(rows, resamples - first) for first in range(0, resamples, rows))
+        drawn = [mean(scaled[rng.integers(0, count, (size, count))], axis=-1) for size in sizes]
+        means = np.concatenate(drawn)
+        ends = np.quantile(means, _corrected(shares, scaled, means) if mean is np.mean else shares)
+    return Interval(
+        *np.clip([unit * float(end) for end in ends], values.min(), values.max()).tolist()
+    )
+
+
+def _corrected(shares: Sequence[float], values: Values, means: Values) -> Any:
+    """Return shares of resampled means, corrected for their bias and the skew of the values.
+
+    The acceleration is that of the jackknife, equation 14.15 of Efron and Tibshirani, *An
+    Introduction to the Bootstrap*, 1993, of which ``sum(d**3) / (6 sum(d**2)**1.5)`` is left for a
+    mean, with ``d = x - mean``.
+    """
+    special = extra_module("scipy.special", "a bootstrap interval")
+    offsets = values - (mean := values.mean())
+    below = np.count_nonzero(means < mean) + np.count_nonzero(means <= mean)
+    bias = special.ndtri(below / (2 * len(means)))
+    if not np.isfinite(bias):  # only rounding errors vary: the percentiles as they are
+        return shares
+    offsets /= np.abs(offsets).max()  # their third powers overflow later
+    acceleration = (offsets**3).sum() / (6 * (offsets**2).sum() ** 1.5)
+    shifted = bias + special.ndtri(shares)
+    with np.errstate(divide="ignore"):
+        return special.ndtr(bias + shifted / (1 - acceleration * shifted))
 
 
 def interquartile_mean(values: Values, axis: int = -1) -> Any:
@@ -497,7 +513,7 @@ def summarize(
     """Return the statistics of a ledger, the same bits for the same records in any order.
 
     The interval of the mean is the bias-corrected and accelerated bootstrap (Efron 1987), that of
-    the interquartile mean the percentile bootstrap (Agarwal et al. 2021), both over episodes, by
+    the interquartile mean the percentile bootstrap (Agarwal et al. 2021), both over episodes, as in
     ``scipy.stats.bootstrap``; that of the success rate is Wilson's (1927).
     ``docs/statistics.md`` has the formulas, and the measured coverage of each interval.
 

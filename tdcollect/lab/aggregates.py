@@ -331,7 +331,7 @@ class Profile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Aggregates:
+class Aggregates(display.ShownAsTable):
     """Aggregates of policies over the same tasks; print them to see a table.
 
     Attributes:
@@ -390,30 +390,10 @@ class Aggregates:
         ]
         return one_line(self, self._head(), *best)
 
-    def __str__(self) -> str:
-        parts = []
-        for title, header, rows in self._tables():
-            table = display.text_table(rows, header=header)
-            parts.append(f"{display.visible(title)}\n\n{table}" if title else table)
-        return "\n\n".join([*parts, "\n".join(map(display.visible, self.notes()))])
-
-    def _repr_html_(self) -> str:
-        tables = self._tables()
-        return "\n".join(
-            display.html_table(
-                header,
-                rows,
-                before=[title] if title else [],
-                after=self.notes() if place == len(tables) - 1 else [],
-            )
-            for place, (title, header, rows) in enumerate(tables)
-        )
-
     def _head(self) -> str:
         return f"{count_text(len(self.runs), 'policy')} on {count_text(len(self.tasks), 'task')}"
 
     def _tables(self) -> list[tuple[str, list[str], list[list[str]]]]:
-        """Return title, header and rows of each table."""
         tables = [(self._head(), self.header(), self.rows())]
         if len(self.runs) > 1:
             tables.append(("", ["probability of improvement", ""], self.improvement_rows()))

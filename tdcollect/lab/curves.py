@@ -21,7 +21,7 @@ from tdcollect.evaluation.statistics import Interval, Values
 from tdcollect.lab.aggregates import LABELS, RESAMPLES, Estimate
 from tdcollect.packages import extra_module
 from tdcollect.pages import build, plots
-from tdcollect.pages.build import Column, DataTable, Figure, Figures, Page
+from tdcollect.pages.build import DataTable, Figure, Figures, Page, columns_of
 
 # The coverage of 95% intervals from few runs, in percent, lowest and highest of the simulations in
 # docs/beside-training.md. Suites do better: there each run has a score on each of several tasks.
@@ -351,8 +351,6 @@ def write_curves_page(directory: Path, curves: Curves) -> list[Path]:
 def curves_page(curves: Curves) -> Page:
     """Return the page of the learning curves of several training runs."""
     heads, rows = curves.header(), curves.rows()
-    names, *columns = zip(*rows, strict=True)
-    table = [Column(head, cells, "n") for head, cells in zip(heads[1:], columns, strict=True)]
     last, *measured = rows[len(curves.steps) - 1 :]
     return Page(
         f"{curves.env}: learning curves",
@@ -361,7 +359,7 @@ def curves_page(curves: Curves) -> Page:
         "Learning curves",
         [
             ("Figures", [Figures(_over_runs(curves))]),
-            ("Numbers", [DataTable([Column("step", names), *table], sort=False), *curves.notes()]),
+            ("Numbers", [DataTable(columns_of(heads, rows), sort=False), *curves.notes()]),
         ],
         [
             (f"{heads[1]}, {name}".capitalize(), value, f"{heads[2]} {interval}")

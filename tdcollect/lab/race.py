@@ -305,10 +305,8 @@ def race_page(race: RaceResult, links: Sequence[tuple[str, str]] = ()) -> Page:
     drawn = [*_figures(race)]
     left = len(race.history) - len(drawn)
     more = [f"{left} more pairs are in the table."] if left > 0 else []
-    labels, *cells = zip(*race.rows(), strict=True)
-    kinds = ("n", "n", "n", "")
-    columns = [Column(*parts) for parts in zip(race.header()[1:], cells, kinds, strict=True)]
-    pairs = DataTable([Column("pair", labels), *columns], name="Pairs of policies")
+    columns = build.columns_of(["pair", *race.header()[1:]], race.rows())
+    pairs = DataTable([*columns[:-1], columns[-1]._replace(kind="")], name="Pairs of policies")
     figures: list[Part] = (
         [Figures(drawn), *more] if drawn else ["No pair of episodes was compared."]
     )

@@ -170,14 +170,6 @@ class SuiteResults:
         """The names of the tasks that have a score, in the order of the columns of scores."""
         return [task.name for task in self.tasks if task.score is not None]
 
-    def records(self) -> dict[tuple[str, str, int | str], list[ledger.Episode]]:
-        """Read the records of all finished evaluations, by task, policy and run."""
-        return {
-            (cell.task, cell.policy, cell.run): read_directory(self.directory / cell.path).episodes
-            for cell in self.cells
-            if cell.status == FINISHED
-        }
-
     def to_dict(self) -> dict[str, Any]:
         """Return the results as plain dicts, lists, numbers and None, for JSON."""
         return {

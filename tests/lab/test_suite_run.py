@@ -560,9 +560,10 @@ def test_a_relative_directory_of_a_suite_holds_wherever_the_process_goes(
     suite = Suite.of(tables())
     results = quiet(suite, Path("out"), policies=["random"])
     monkeypatch.chdir("/")
-    assert len(results.records()) == 2
+    assert sum(cell.status == "finished" for cell in results.cells) == 2
     quiet(suite, folder / "out", tasks=["short"])
-    assert len(suite.results(folder / "out").records()) == 4
+    cells = suite.results(folder / "out").cells
+    assert sum(cell.status == "finished" for cell in cells) == 4
 
 
 def test_a_suite_is_audited_by_cell(once: Path) -> None:

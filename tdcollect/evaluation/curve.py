@@ -366,13 +366,9 @@ def _curve_figures(curve: Sequence[Point], best: Best | None, by: str) -> list[F
         return [Figure("curve", title, returns, shows, note), *metrics]
     line = plots.Line("mean length", x, length, series=2)
     lengths = plots.lines([line], x_label, "length (steps)")
-    first, last = number_texts([float(length[0]), float(length[-1])])
-    said = f"The mean length is {first} steps at first and {last} at the end."
-    return [
-        Figure("curve", title, returns, shows),
-        Figure("lengths", "Length of test episodes", lengths, said),
-        *metrics,
-    ]
+    said = from_to("The mean length", x, length)
+    figures = [Figure("curve", title, returns, shows)]
+    return [*figures, Figure("lengths", "Length of test episodes", lengths, said), *metrics]
 
 
 def _metric_curves(curve: Sequence[Point]) -> Iterator[Figure]:

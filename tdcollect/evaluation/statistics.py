@@ -217,11 +217,12 @@ class Running(NamedTuple):
     low: Values
     high: Values
 
-    def limits(self) -> tuple[float, float] | None:
-        """Return a range that shows the later intervals, which are narrow; None without one."""
+    def limits(self, *levels: float) -> tuple[float, float] | None:
+        """Return a range that shows later intervals, which are narrow, and levels; None if none."""
         count = len(self.mean)
         later = slice(min(count - 1, max(4, count // 20)), None)
-        bottom, top = float(self.low[later].min()), float(self.high[later].max())
+        bottom = min([float(self.low[later].min()), *levels])
+        top = max([float(self.high[later].max()), *levels])
         if not top > bottom:
             return None
         margin = 0.1 * (top - bottom)

@@ -114,10 +114,10 @@ def compare(
 def finished(directory: Path) -> EvaluationResult:
     """Read an evaluation; refuse one that is unfinished, and a shard."""
     import tdcollect
-    from tdcollect.evaluation.ledger import asked_indices, is_finished, read_last
+    from tdcollect.evaluation.ledger import is_finished, read_last
 
     result = tdcollect.EvaluationResult.load(directory)
-    count = len(asked_indices(result.manifest)) - len(result.episodes)
+    count = len(result.missing)
     if count or not is_finished(directory):
         lacks = f"{count} of its episodes" if count else "its results"
         if (shard := read_last(directory)[0]) is not None:
@@ -273,9 +273,7 @@ def race(
     records = [record for one in result.results.values() for record in one.episodes]
     lost = sum(record.lost for record in records)
     failed = sum(not record.completed for record in records) - lost
-    if failed:
-        say(f"tdcollect: {failed} of {len(records)} episodes failed", err=True)
-    return terminal.status_of(failed, lost)
+    return terminal.status_of(len(records), failed, lost)
 
 
 @program.command()
@@ -409,8 +407,6 @@ def _say_suite(results: Any, output_dir: Path, as_json: bool, quiet: bool = Fals
         tell(as_json, results, **results.to_dict(), failures=results.failures, report=report)
     for name, reason in results.failures.items():
         say(f"tdcollect: {name} could not run: {reason}", err=True)
-    if results.failed_episodes:
-        say(f"tdcollect: {results.failed_episodes} episodes failed", err=True)
-    return terminal.status_of(
-        bool(results.failures or results.failed_episodes), results.lost_episodes
-    )
+    ended = sum(cell.episodes for cell in results.cells)
+    refused = bool(results.failures)
+    return terminal.status_of(ended, results.failed_episodes, results.lost_episodes, refused)

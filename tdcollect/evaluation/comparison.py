@@ -35,7 +35,6 @@ _ACROSS = ("env.", "max_episode_steps", ledger.OPTIONS)
 TRANSFORMS = "env.transforms"  # those of one policy may normalise its observations, say
 RETURN, SUCCESS = "return", "success"  # what a policy may be better in
 
-T = TypeVar("T")
 Test = TypeVar("Test", bound="MetricDifference | SuccessDifference")
 
 
@@ -368,7 +367,10 @@ class Comparison(display.ShownAsTable):
             row(interval, lambda d: statistics.ends(d.difference.mean_interval)),
             row("standard deviation", lambda d: d.difference.std),
             row("won, tied, lost", lambda d: f"{d.won}, {d.tied}, {d.lost}"),
-            row("differ in data, in outcome", _differing_text),
+            row(
+                "differ in data, in outcome",
+                lambda d: f"{display.number_text(d.differing)}, {d.differing_outcomes}",
+            ),
             row("probability of improvement", lambda d: display.number_text(d.improvement)),
             row("p-value", lambda d: display.p_text(d.p_value)),
         ]
@@ -668,9 +670,14 @@ def _corrected(differences: Sequence[Difference]) -> tuple[Difference, ...]:
 
 
 def _adjusted(tests: Mapping[str, Test]) -> dict[str, Test]:
-    """Return tests by the policies' names with their p-values by Holm's correction."""
-    known = {name: test.p_value for name, test in tests.items() if test.p_value is not None}
-    adjusted = holm(known)
+    """Return tests by the policies' names with their p-values by Holm's correction.
+
+    Holm, Scandinavian Journal of Statistics 6, 1979.
+    """
+    known = sorted((t.p_value, name) for name, t in tests.items() if t.p_value is not None)
+    weighted = ((len(known) - rank) * p_value for rank, (p_value, _) in enumerate(known))
+    running = zip(known, accumulate(weighted, max), strict=True)
+    adjusted = {name: min(1.0, value) for (_, name), value in running}
     return {
         name: replace(test, adjusted_p_value=adjusted.get(name)) for name, test in tests.items()
     }
@@ -678,14 +685,6 @@ def _adjusted(tests: Mapping[str, Test]) -> dict[str, Test]:
 
 def _metric_names(differences: Sequence[Difference]) -> list[str]:
     return [*dict.fromkeys(name for d in differences for name in d.metrics)]
-
-
-def holm(p_values: Mapping[T, float]) -> dict[T, float]:
-    """Return the adjusted p-values of Holm, Scandinavian Journal of Statistics 6, 1979."""
-    tested = sorted(p_values, key=p_values.__getitem__)
-    weighted = [(len(tested) - rank) * p_values[name] for rank, name in enumerate(tested)]
-    running = accumulate(weighted, max)
-    return {name: min(1.0, value) for name, value in zip(tested, running, strict=True)}
 
 
 def _names(evaluations: Sequence[Evaluated], names: Sequence[str] | None) -> list[str]:
@@ -704,10 +703,6 @@ def _margin(value: float) -> float:
     if not (check.is_number(value) and 0 <= value < math.inf):
         raise ValueError(f"expected a margin that is finite and not negative, got {value!r}")
     return value
-
-
-def _differing_text(d: Difference) -> str:
-    return f"{'-' if d.differing is None else d.differing}, {d.differing_outcomes}"
 
 
 def _cells(test: SuccessDifference | MetricDifference) -> list[Any]:

@@ -396,7 +396,9 @@ class Aggregates(display.ShownAsTable):
     def _tables(self) -> list[tuple[str, list[str], list[list[str]]]]:
         tables = [(self._head(), self.header(), self.rows())]
         if len(self.runs) > 1:
-            tables.append(("", ["probability of improvement", ""], self.improvement_rows()))
+            best, *others = (policy for _, policy in self.ranking())
+            rows = [[f"{best} over {p}", str(self.improvement[best][p])] for p in others]
+            tables.append(("", ["probability of improvement", ""], rows))
         for name, group in self.groups.items():
             title = f"{name}: {', '.join(group.tasks)}"
             tables.append((title, group.header(), group.rows()))
@@ -413,11 +415,6 @@ class Aggregates(display.ShownAsTable):
             + [str(self.estimates[policy][metric]) for metric in self.metrics]
             for _, policy in self.ranking()
         ]
-
-    def improvement_rows(self) -> list[list[str]]:
-        """Return the probability of improvement of the best policy over each other one."""
-        best, *others = (policy for _, policy in self.ranking())
-        return [[f"{best} over {other}", str(self.improvement[best][other])] for other in others]
 
     def notes(self) -> list[str]:
         """Return the notes to the tables, one sentence each."""

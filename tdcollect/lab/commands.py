@@ -163,10 +163,13 @@ def curves(runs: tuple[Path, ...], output_dir: Path | None, as_json: bool, **set
     if settings["lower_is_better"] and settings["threshold"] is None:
         raise click.UsageError("--lower-is-better goes with --threshold")
     names = distinct_names(runs) if len(runs) > 1 else [runs[0].resolve().name]
-    from tdcollect.lab.curves import over_runs, write_curves_page
+    from tdcollect.lab.curves import CURVES_REPORT, curves_page, over_runs
+    from tdcollect.pages.build import write_page
 
     together = over_runs(dict(zip(names, runs, strict=True)), **settings)
-    report = None if output_dir is None else write_curves_page(output_dir, together)[-1]
+    report = None if output_dir is None else output_dir / CURVES_REPORT
+    if report is not None:
+        write_page(report, curves_page(together))
     tell(as_json, together, report=report, **together.to_dict())
 
 

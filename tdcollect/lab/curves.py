@@ -20,7 +20,7 @@ from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.evaluation.statistics import Interval, Values
 from tdcollect.lab.aggregates import LABELS, RESAMPLES, Estimate
 from tdcollect.packages import extra_module
-from tdcollect.pages import build, plots
+from tdcollect.pages import plots
 from tdcollect.pages.build import DataTable, Figure, Figures, Page, columns_of
 
 # The coverage of 95% intervals from few runs, in percent, lowest and highest of the simulations in
@@ -341,11 +341,6 @@ def time_to_success(
 
 CURVES_REPORT = "curves.html"
 MOST_RUNS = 10  # with a line of their own
-
-
-def write_curves_page(directory: Path, curves: Curves) -> list[Path]:
-    """Write the page of the curves of several runs, and its figures; return the files."""
-    return build.write_page(directory / CURVES_REPORT, curves_page(curves))
 
 
 def curves_page(curves: Curves) -> Page:

@@ -294,11 +294,6 @@ KINDS = (Kind(lambda root: (root / RACE).is_file(), evaluations_of, _problems),)
 MOST = 6  # pairs with a figure
 
 
-def write_race_page(directory: Path, race: RaceResult) -> list[Path]:
-    """Write the page of a race and its figures; return the files."""
-    return build.write_page(directory / REPORT, race_page(race))
-
-
 def race_page(race: RaceResult, links: Sequence[tuple[str, str]] = ()) -> Page:
     """Return the page of a race, whose evaluations lie beside it and are linked."""
     rule, names = race.plan.rule, [*race.results]

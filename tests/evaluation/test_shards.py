@@ -24,7 +24,7 @@ from tdcollect.pages.evaluation import named_in
 from .envs import Failing, Walk
 from .ledgers import GONE, alter, contents, flip_in, ledger, manifest, pipe, unfinished
 from .policies import deterministic
-from .test_interrupted import kills
+from .test_interrupted import killed, kills
 
 pytestmark = pytest.mark.usefixtures("small_reports")
 
@@ -444,6 +444,8 @@ def test_a_merge_that_is_killed_ends_with_the_same_bytes(runs: Path) -> None:
     out = runs / "merged"
     typed = ["merge", *map(str, both(runs)), f"--output-dir={out}", "--quiet"]
     before = list(map(contents, both(runs)))
+    for number in (1, 5, 4):  # amid the data
+        assert killed("replace", number, typed)
     assert kills(typed) >= 4  # one file at a time
     assert contents(out) == contents(runs / "whole")
     assert len(json.loads((out / TIMES).read_text())) == 2

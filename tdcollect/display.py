@@ -178,10 +178,21 @@ class ShownAsTable(Protocol):
     def notes(self) -> list[str]:
         """Return the notes to the table, one sentence each."""
 
+    def _tables(self) -> list[tuple[str, list[str], list[list[str]]]]:
+        """Return headline, heads and rows of each table; of one, unless there are more."""
+        return [(self._head(), self.header(), self.rows())]
+
     def __str__(self) -> str:
-        rows, notes = self.rows(), "\n".join(map(visible, self.notes()))
-        table = text_table(rows, self.header()) if rows else ""
-        return "\n\n".join(filter(None, [visible(self._head()), table, notes]))
+        parts = []
+        for head, header, rows in self._tables():
+            parts += [visible(head), text_table(rows, header) if rows else ""]
+        return "\n\n".join(filter(None, [*parts, "\n".join(map(visible, self.notes()))]))
 
     def _repr_html_(self) -> str:
-        return html_table(self.header(), self.rows(), before=[self._head()], after=self.notes())
+        tables = self._tables()
+        notes = [*[list[str]()] * (len(tables) - 1), self.notes()]
+        parts = zip(tables, notes, strict=True)
+        return "\n".join(
+            html_table(header, rows, [head] * bool(head), after)
+            for (head, header, rows), after in parts
+        )

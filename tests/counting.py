@@ -24,7 +24,7 @@ from torchrl.envs import EnvBase, TensorDictPrimer
 
 from tdcollect import keys
 from tdcollect.envs import GymnasiumEnv, make_env
-from tdcollect.keys import Key, under_next
+from tdcollect.keys import Key
 from tdcollect.seeding import slot_seeds
 
 Number = TypeVar("Number", int, torch.Tensor)
@@ -36,7 +36,6 @@ WRONG_ACTIONS = "wrong_actions"
 
 HIDDEN = "counting_hidden"
 """Entry of the recurrent policy's hidden state, float32 ``[N, 1]``: the step count, if correct."""
-_NEXT_OBSERVATION = (keys.NEXT, keys.OBSERVATION)
 _FAILED = (keys.NEXT, keys.ENV_ERROR)
 _EPISODES = 2**20
 _MOST = 2**24  # float32 holds every whole number up to here
@@ -363,19 +362,24 @@ def check_counting_batch(
     """
     about = (rules, num_envs, slots, max_episode_steps)
     rows = _Rows(batch, *about)
-    before = None if previous is None else _Rows(previous, *about)
-    _check_entries(rows, require)
-    _check_observations(rows, before)
-    _check_outcomes(rows)
-    if predicted:
-        action = rows[keys.ACTION]
-        if action.ndim > 2:
-            action = action.long().argmax(-1)
-        rule = "an action is the one that the state asks for"
-        rows.check(rule, keys.ACTION, rules.action(rows.step), action)
+    missing = {*_ENTRIES, *require} - rows.present
+    assert not missing, f"the batch lacks {missing}, and has {sorted(map(str, rows.present))}"
+    for key, expected in rows.expected().items():
+        if key in rows.present and (predicted or key != keys.ACTION):
+            rows.check(key, expected)
+    before = rows.batch[:, :0] if previous is None else _Rows(previous, *about).batch[:, -1:]
+    joined = _Rows(torch.cat([before, rows.batch], 1), *about)
+    joined.check_joints(rows.batch.shape[1] - joined.batch.shape[1])
     if keys.TRAJ_IDS in rows.present:
-        _check_traj_ids(rows, before)
-    _check_bookkeeping(rows)
+        seen = None if previous is None else previous[keys.TRAJ_IDS]
+        rows.check_new_ids(seen)
+
+
+_NEXT = {name: (keys.NEXT, name) for name in (*keys.FLAGS, keys.IS_INIT, keys.STEP_COUNT, HIDDEN)}
+_NEXT_OBSERVATION, _NEXT_REWARD = (keys.NEXT, keys.OBSERVATION), (keys.NEXT, keys.REWARD)
+_NEXT_TOTAL = (keys.NEXT, keys.EPISODE_REWARD)
+_ENTRIES = (keys.ACTION, keys.OBSERVATION, _NEXT_OBSERVATION, _NEXT_REWARD)
+_ENTRIES += (*keys.FLAGS, *(_NEXT[flag] for flag in keys.FLAGS))
 
 
 class _Rows:
@@ -395,195 +399,105 @@ class _Rows:
         self.rules = rules
         self.present = set(self.batch.keys(True, True))
         n, t = self.batch.shape
-        observation = self[keys.OBSERVATION]
-        self.step, self.episode, self.shown_slot = observation.long().unbind(-1)
+        observation = self.batch[keys.OBSERVATION]
+        self.step, self.episode, _ = observation.long().unbind(-1)
         numbers = torch.tensor(range(n) if slots is None else slots, device=observation.device)
         self.slot = numbers.unsqueeze(-1).expand(n, t)
         own_length = rules.length_of(self.slot, self.episode)
         limit = _MOST if max_episode_steps is None else max_episode_steps
         self.length = own_length.clamp(max=limit)
         self.at_limit = self.step + 1 >= limit
-        never = torch.zeros_like(self.at_limit)
-        self.failed = self[_FAILED] if _FAILED in self.present else never
+        self.failed = torch.zeros_like(self.at_limit)
+        if _FAILED in self.present:
+            self.failed = self.batch[_FAILED].squeeze(-1)
         self.at_end = (self.step + 1 >= own_length) & ~self.failed
         self.last = self.at_end | self.at_limit | self.failed
 
-    def __getitem__(self, key: Key) -> torch.Tensor:
-        if key not in self.present:
-            raise AssertionError(
-                f"the batch has the entry {key!r}: got {sorted(map(str, self.present))}"
-            )
-        value: torch.Tensor = self.batch[key]
-        return value.squeeze(-1) if value.ndim > 2 else value
-
     def observation(self, step: torch.Tensor, episode: torch.Tensor) -> torch.Tensor:
-        return torch.stack([step, episode, self.slot], -1)
+        return torch.stack([step, episode, self.slot], -1).float()
+
+    def expected(self) -> dict[Key, torch.Tensor]:
+        """The entries that follow from the step and the episode of each row, ``[N, T, ...]``."""
+        step, failed, no = self.step, self.failed, torch.zeros_like(self.failed)
+        terminates = self.rules.terminates(self.episode)
+        reward = self.rules.reward(self.slot, self.episode, step + 1) * ~failed
+        # No action follows the observation that ends an episode.
+        latest = torch.minimum(step, self.length - 1)
+        scalars: dict[Key, torch.Tensor] = {
+            _NEXT_REWARD: reward.float(),
+            _NEXT[keys.TERMINATED]: self.at_end & terminates,
+            _NEXT[keys.TRUNCATED]: (self.at_end & ~terminates) | self.at_limit | failed,
+            _NEXT[keys.DONE]: self.last,
+            **dict.fromkeys(keys.FLAGS, no),
+            keys.IS_INIT: step == 0,
+            _NEXT[keys.IS_INIT]: no,
+            keys.STEP_COUNT: step,
+            _NEXT[keys.STEP_COUNT]: step + 1,
+            HIDDEN: step.float(),
+            _NEXT[HIDDEN]: (step + 1).float(),
+        }
+        return {
+            keys.OBSERVATION: self.observation(latest, self.episode),
+            _NEXT_OBSERVATION: self.observation(step + (~failed).long(), self.episode),
+            keys.ACTION: self.rules.action(step),
+            **{key: value.unsqueeze(-1) for key, value in scalars.items()},
+        }
 
     def check(
         self,
-        rule: str,
         key: Key,
-        expected: Any,
+        expected: torch.Tensor,
         got: torch.Tensor | None = None,
-        where: torch.Tensor | None = None,
-        first_step: int = 0,
-        wrong: torch.Tensor | None = None,
+        where: torch.Tensor | bool = True,
+        first: int = 0,
     ) -> None:
-        """Fail at the first row, of those in ``where``, that is not as expected, or ``wrong``."""
-        got = self[key] if got is None else got
-        if wrong is None:
-            expected = torch.as_tensor(expected, device=got.device).expand(got.shape)
-            wrong = (got != expected).flatten(2).any(-1) if got.ndim > 2 else got != expected
-        wrong = wrong if where is None else wrong & where
-        if not wrong.any():
-            return
-        step = int(wrong.any(0).nonzero()[0])
-        slot = int(wrong[:, step].nonzero()[0])
-        wanted = expected if isinstance(expected, str) else _show(expected[slot, step])
-        others = int(wrong.sum()) - 1
-        raise AssertionError(
-            f"{rule}: slot {int(self.slot[slot, 0])}, step {step + first_step}, entry "
-            f"{key!r}: expected {wanted}, got {_show(got[slot, step])}"
-            + (f" (and {others} more rows)" if others else "")
-        )
-
-
-def _show(value: torch.Tensor) -> Any:
-    """Format a value for a message: whole numbers without ``.0``."""
-    shown = [
-        int(number) if isinstance(number, float) and number.is_integer() else number
-        for number in value.reshape(-1).tolist()
-    ]
-    return shown if value.ndim else shown[0]
-
-
-def _check_entries(rows: _Rows, require: Sequence[Key]) -> None:
-    n, t = rows.batch.shape
-    observation = (n, t, 3), torch.float32
-    flag = (n, t, 1), torch.bool
-    expected: dict[Key, tuple[tuple[int, ...], torch.dtype]] = {
-        keys.OBSERVATION: observation,
-        _NEXT_OBSERVATION: observation,
-        (keys.NEXT, keys.REWARD): ((n, t, 1), torch.float32),
-        **dict.fromkeys([*keys.FLAGS, *map(under_next, keys.FLAGS)], flag),
-    }
-    if keys.TRAJ_IDS in rows.present:
-        expected[keys.TRAJ_IDS] = (n, t), torch.int64
-    if keys.IS_INIT in rows.present:
-        expected[keys.IS_INIT] = flag
-    wanted: list[Key] = [*expected, keys.ACTION, *require]
-    for key in wanted:
-        rows[key]  # raises if there is none
-        value = rows.batch[key]
-        got = tuple(value.shape), value.dtype
-        if got != expected.get(key, got):
+        """Fail at the first row, of those in ``where``, that is not as expected."""
+        if got is None:
+            got = self.batch[key]
+            if key == keys.ACTION:
+                got = got.long().argmax(-1) if got.ndim > 2 else got
+            assert (got.shape, got.dtype) == (expected.shape, expected.dtype), (
+                f"entry {key!r}: expected {expected.shape}, {expected.dtype}, got {got.shape}, "
+                f"{got.dtype}"
+            )
+        wrong = (got != expected).flatten(2).any(-1) if got.ndim > 2 else got != expected
+        wrong = wrong & where
+        if wrong.any():
+            step = int(wrong.any(0).nonzero()[0])
+            slot = int(wrong[:, step].nonzero()[0])
             raise AssertionError(
-                f"entries have their shape and dtype: entry {key!r}: expected {expected[key]}, "
-                f"got {got}"
+                f"slot {int(self.slot[slot, 0])}, step {step + first}, entry {key!r}: expected "
+                f"{expected[slot, step].tolist()}, got {got[slot, step].tolist()}"
             )
 
+    def check_joints(self, first: int) -> None:
+        """Check that each row goes on where the one before ended; any may follow a failed one."""
+        batch, last, new = self.batch, self.last[:, :-1], self.step[:, 1:] == 0
+        shown = batch[keys.OBSERVATION][:, 1:]
+        step = torch.where(self.last, 0, self.step + 1)
+        episode = torch.where(self.last, next_episode(self.episode), self.episode)
+        expected = self.observation(step, episode)[:, :-1]
+        expected[..., 1] = torch.where(self.failed[:, :-1], shown[..., 1], expected[..., 1])
+        self.check(keys.OBSERVATION, expected, shown, first=first + 1)
+        if keys.TRAJ_IDS in self.present:
+            ids = batch[keys.TRAJ_IDS]
+            self.check(keys.TRAJ_IDS, ids[:, :-1], ids[:, 1:], ~new, first + 1)
+            self.check(keys.TRAJ_IDS, last, ids[:, :-1] != ids[:, 1:], new, first + 1)
+        if {keys.EPISODE_REWARD, _NEXT_TOTAL} <= self.present:
+            before, after = batch[keys.EPISODE_REWARD].squeeze(-1), batch[_NEXT_TOTAL].squeeze(-1)
+            self.check(keys.EPISODE_REWARD, torch.zeros_like(before), before, self.step == 0, first)
+            self.check(keys.EPISODE_REWARD, after[:, :-1], before[:, 1:], ~new, first + 1)
+            self.check(_NEXT_TOTAL, before + batch[_NEXT_REWARD].squeeze(-1), after, True, first)
 
-def _check_observations(rows: _Rows, before: _Rows | None) -> None:
-    key, shown = keys.OBSERVATION, rows[keys.OBSERVATION]
-    rows.check("a slot keeps to its own place", key, rows.slot, rows.shown_slot)
-    latest = rows.observation(torch.minimum(rows.step, rows.length - 1), rows.episode)
-    rule = "there is no row for a reset: no action follows the observation that ends an episode"
-    rows.check(rule, key, latest)
-
-    expected = rows.observation(rows.step + (~rows.failed).long(), rows.episode)
-    rule = "a failed step leads nowhere: its next observation is its own"
-    rows.check(rule, _NEXT_OBSERVATION, expected, where=rows.failed)
-    rule = "the final observation of an episode is the true one"
-    rows.check(rule, _NEXT_OBSERVATION, expected, where=rows.last)
-    rule = "the next observation is the one that follows"
-    rows.check(rule, _NEXT_OBSERVATION, expected)
-
-    expected = _following(rows, shown[:, 1:], slice(None, -1))
-    last = rows.last[:, :-1]
-    rule = "an episode starts at step 0, with the number after the one that ended"
-    rows.check(rule, key, expected, shown[:, 1:], where=last, first_step=1)
-    rule = "a row begins where the row before it ended"
-    rows.check(rule, key, expected, shown[:, 1:], first_step=1)
-    if before is not None:
-        rule = "a batch goes on where the previous one ended"
-        expected = _following(before, shown[:, :1], slice(-1, None))
-        rows.check(rule, key, expected, shown[:, :1])
-
-
-def _following(rows: _Rows, got: torch.Tensor, steps: slice) -> torch.Tensor:
-    """Return the observations after some steps; ``got`` shows the episodes after failed ones."""
-    step = torch.where(rows.last, 0, rows.step + 1)
-    episode = torch.where(rows.last, next_episode(rows.episode), rows.episode)
-    expected = rows.observation(step, episode)[:, steps]
-    expected[..., 1] = torch.where(rows.failed[:, steps], got[..., 1].long(), expected[..., 1])
-    return expected
-
-
-def _check_outcomes(rows: _Rows) -> None:
-    reward = rows.rules.reward(rows.slot, rows.episode, rows.step + 1) * ~rows.failed
-    rows.check("a reward is that of its step", (keys.NEXT, keys.REWARD), reward)
-    terminates = rows.rules.terminates(rows.episode)
-    truncated = (rows.at_end & ~terminates) | rows.at_limit | rows.failed
-    flags = {
-        keys.TERMINATED: ("terminated is what the env said", rows.at_end & terminates),
-        keys.TRUNCATED: ("truncated is what the env said, or a time limit", truncated),
-        keys.DONE: ("done is terminated or truncated", rows.last),
-    }
-    for flag, (rule, value) in flags.items():
-        rows.check(rule, under_next(flag), value)
-        rows.check("no step starts from an ended episode", flag, False)
-
-
-def _check_traj_ids(rows: _Rows, before: _Rows | None) -> None:
-    ids, step, first = rows[keys.TRAJ_IDS], rows.step, 0
-    seen = ids.new_empty(0)
-    if before is not None:
-        seen = before[keys.TRAJ_IDS]
-        ids = torch.cat([seen[:, -1:], ids], -1)
-        step = torch.cat([before.step[:, -1:], step], -1)
-        first = -1
-    within = step[:, 1:] > 0
-    rule = "traj_ids stay the same within an episode"
-    rows.check(rule, keys.TRAJ_IDS, ids[:, :-1], ids[:, 1:], within, first_step=first + 1)
-    same = ids[:, 1:] == ids[:, :-1]
-    rule = "traj_ids change where an episode starts"
-    rows.check(rule, keys.TRAJ_IDS, "another id", ids[:, 1:], ~within, first + 1, wrong=same)
-    _check_unique(rows, seen)
-
-
-def _check_unique(rows: _Rows, seen: torch.Tensor) -> None:
-    """Check that the ids of episodes that start in this batch are new, and differ."""
-    ids = rows[keys.TRAJ_IDS]
-    # An episode that went on from before the batch has its id in its first row only.
-    starts = rows.step == 0
-    chunks = starts.clone()
-    chunks[:, 0] = True
-    _, index, counts = ids[chunks].unique(return_inverse=True, return_counts=True)
-    repeated = torch.zeros_like(chunks)
-    repeated[chunks] = counts[index] > 1
-    repeated |= starts & torch.isin(ids, seen)
-    rows.check("no two episodes share a traj_id", keys.TRAJ_IDS, "a new id", wrong=repeated)
-
-
-def _check_bookkeeping(rows: _Rows) -> None:
-    """Check the entries that follow from the step count and the rewards, if the batch has them."""
-    rules: dict[Key, tuple[str, Any]] = {
-        keys.IS_INIT: ("is_init marks an episode's first row, and no other", rows.step == 0),
-        (keys.NEXT, keys.IS_INIT): ("next is_init is False: a step ends in no first row", False),
-        keys.STEP_COUNT: ("step_count counts the steps before the row", rows.step),
-        (keys.NEXT, keys.STEP_COUNT): ("next step_count counts the row too", rows.step + 1),
-        HIDDEN: ("the hidden state is the one before the step, zero at a start", rows.step),
-        (keys.NEXT, HIDDEN): ("the next hidden state is the one after the step", rows.step + 1),
-    }
-    for key, (rule, expected) in rules.items():
-        if key in rows.present:
-            rows.check(rule, key, expected)
-    key, next_key = keys.EPISODE_REWARD, (keys.NEXT, keys.EPISODE_REWARD)
-    if not {key, next_key} <= rows.present:
-        return
-    before, after, starts = rows[key], rows[next_key], rows.step == 0
-    rows.check("episode_reward is zero where an episode starts", key, 0, where=starts)
-    rule = "episode_reward goes on from row to row"
-    rows.check(rule, key, after[:, :-1], before[:, 1:], ~starts[:, 1:], first_step=1)
-    rule = "next episode_reward adds the row's reward"
-    rows.check(rule, next_key, before + rows[keys.NEXT, keys.REWARD])
+    def check_new_ids(self, seen: torch.Tensor | None) -> None:
+        """Check that the ids of episodes that start in this batch are new, and differ."""
+        ids, starts = self.batch[keys.TRAJ_IDS], self.step == 0
+        # An episode that went on from before the batch has its id in its first row only.
+        chunks = starts.clone()
+        chunks[:, 0] = True
+        _, index, counts = ids[chunks].unique(return_inverse=True, return_counts=True)
+        repeated = torch.zeros_like(chunks)
+        repeated[chunks] = counts[index] > 1
+        if seen is not None:
+            repeated |= starts & torch.isin(ids, seen)
+        self.check(keys.TRAJ_IDS, torch.zeros_like(repeated), repeated)

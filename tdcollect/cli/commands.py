@@ -13,7 +13,7 @@ import click
 from tdcollect.cli import options
 from tdcollect.cli import program as terminal
 from tdcollect.cli.program import print_json, program, running, say, tell
-from tdcollect.display import count_text, visible
+from tdcollect.display import visible
 
 if TYPE_CHECKING:
     from tdcollect.evaluation.request import Request
@@ -303,28 +303,4 @@ def doctor(env: str, as_json: bool, **settings: Any) -> int:
         subject = load_named(env, Path.cwd()) if is_named(env) else env
         report = diagnose(subject, **settings)
     tell(as_json, report, **report.to_dict())
-    return report.exit_code
-
-
-@program.command()
-@click.argument("directory", type=options.FOLDER, metavar="DIR")
-@options.shown("--confidence", type=float, default=0.95, help="Of every interval.")
-@options.as_json
-def summary(directory: Path, confidence: float, as_json: bool) -> None:
-    """Print the statistics of an evaluation again.
-
-    Nothing is run. The evaluation may be unfinished.
-    """
-    import tdcollect
-    from tdcollect.evaluation.ledger import policy_name
-
-    result = tdcollect.EvaluationResult.load(directory)
-    statistics = result.summary(confidence=confidence)
-    fields: dict[str, Any] = {"missing": result.missing, **statistics.to_dict()}
-    head = visible(f"{result.manifest['env']['id']}, {policy_name(result.manifest)}")
-    tell(
-        as_json, f"{head}\n\n{statistics}\n\nledger {result.digest}", ledger=result.digest, **fields
-    )
-    if result.missing:
-        count = count_text(len(result.missing), "episode")
-        say(f"tdcollect: {directory} is unfinished: it lacks {count}", err=True)
+    return int(not report.passed)

@@ -157,19 +157,19 @@ def say_result(
             say(f"\nledger {result.digest}")
         if report is not None:
             say(f"report {report}")
-    if summary.failed:
-        say(f"tdcollect: {summary.failed} of {summary.episodes} episodes failed", err=True)
     for index, error in sorted(result.errors.items())[:_MOST_ERRORS]:
         say(f"tdcollect: episode {index}: {' '.join(error.split())}", err=True)
     if len(result.errors) > _MOST_ERRORS:
         say(f"tdcollect: and {len(result.errors) - _MOST_ERRORS} more", err=True)
-    return status_of(summary.failed, summary.lost)
+    return status_of(summary.episodes, summary.failed, summary.lost)
 
 
-def status_of(failed: bool | int, lost: int) -> int:
-    """Return the exit status, given what failed; tell of lost episodes."""
+def status_of(episodes: int, failed: int, lost: int, refused: bool = False) -> int:
+    """Return the exit status, given how many episodes failed and were lost; tell of them."""
+    if failed:
+        say(f"tdcollect: {failed} of {episodes} episodes failed", err=True)
     if not lost:
-        return 1 if failed else 0
+        return int(bool(failed or refused))
     counted = count_text(lost, "lost episode")
     say(f"tdcollect: {counted}, whose workers ended; the same command runs them again", err=True)
     return LOST

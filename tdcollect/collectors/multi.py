@@ -8,7 +8,6 @@ import logging
 import multiprocessing
 import pickle
 import signal
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -361,17 +360,6 @@ class _BySync(MultiCollectorMeta):
         return (MultiSyncCollector if sync else MultiAsyncCollector)(*args, **kwargs)
 
 
-def _advice_at_start(proc: Any) -> str:
-    """Return what to do about a process that ended as it started."""
-    imports = proc.exitcode == 1 and type(proc).__name__ != "ForkProcess"
-    with suppress(OSError, TypeError):  # a notebook has no file, and nothing to import
-        program = compile(inspect.getsource(sys.modules["__main__"]), "", "exec")
-        if imports and "__name__" not in program.co_names:
-            guard = 'put what makes it under `if __name__ == "__main__":`'
-            return f"{guard}, as each worker imports the program first"
-    return "mend what ended it, which its own output tells"
-
-
 class MultiCollector(asking.Asking, upstream.MultiCollector, metaclass=_BySync):
     """Collectors on several processes of this machine.
 
@@ -446,7 +434,8 @@ class MultiCollector(asking.Asking, upstream.MultiCollector, metaclass=_BySync):
             if proc.exitcode not in (None, 0, -signal.SIGTERM):
                 how = f"{ending(proc.exitcode)} as it started"
                 lost = self._lost_worker(worker, proc.pid, how)
-                raise asking.WorkerLostError(lost, _advice_at_start(proc)) from error
+                advice = "mend what ended it, which its own output tells"
+                raise asking.WorkerLostError(lost, advice) from error
 
     # ----------------------------------------------------------------------------- lost workers
 

@@ -17,7 +17,6 @@ from tdcollect.evaluation.ledger import Episode, manifest_entry, policy_name
 from tdcollect.evaluation.statistics import (
     Interval,
     MetricDifference,
-    Quantity,
     SuccessDifference,
     mean_text,
 )
@@ -36,7 +35,7 @@ _ACROSS = ("env.", "max_episode_steps", ledger.OPTIONS)
 TRANSFORMS = "env.transforms"  # those of one policy may normalise its observations, say
 RETURN, SUCCESS = "return", "success"  # what a policy may be better in
 
-T = TypeVar("T")
+Test = TypeVar("Test", bound="MetricDifference | SuccessDifference")
 
 
 class Evaluated(Protocol):
@@ -147,8 +146,8 @@ def _differs(path: str, a: Any, b: Any, names: tuple[str, str]) -> str:
     return ledger.differences_text([(path, a, b)], *(f"in {name}" for name in names))
 
 
-@dataclass(frozen=True)
-class Difference:
+@dataclass(frozen=True, kw_only=True)
+class Difference(MetricDifference):
     """The return of one policy minus that of the baseline, episode by episode.
 
     Attributes:
@@ -190,14 +189,9 @@ class Difference:
     failed: int
     baseline_failed: int
     both_failed: int
-    mean: float | None
-    baseline_mean: float | None
-    difference: Quantity
     won: int
     tied: int
     lost: int
-    p_value: float | None
-    adjusted_p_value: float | None
     exact: bool
     confidence: float
     differing: int | None
@@ -259,10 +253,9 @@ class Difference:
     def measured(self, on: str) -> tuple[float | None, Interval | None]:
         """Return the difference in ``on``, with its interval; see :meth:`is_worse`."""
         check.one_of([RETURN, SUCCESS, *self.metrics], on=on)
-        if on in self.metrics:
-            return self.metrics[on].difference.mean, self.metrics[on].difference.mean_interval
-        if on == RETURN:
-            return self.difference.mean, self.difference.mean_interval
+        if on != SUCCESS or on in self.metrics:
+            difference = self.metrics.get(on, self).difference
+            return difference.mean, difference.mean_interval
         if self.success is None:
             raise ValueError(
                 f"expected an env that reports success, to compare {self.name} with "
@@ -374,7 +367,10 @@ class Comparison(display.ShownAsTable):
             row(interval, lambda d: statistics.ends(d.difference.mean_interval)),
             row("standard deviation", lambda d: d.difference.std),
             row("won, tied, lost", lambda d: f"{d.won}, {d.tied}, {d.lost}"),
-            row("differ in data, in outcome", _differing_text),
+            row(
+                "differ in data, in outcome",
+                lambda d: f"{display.number_text(d.differing)}, {d.differing_outcomes}",
+            ),
             row("probability of improvement", lambda d: display.number_text(d.improvement)),
             row("p-value", lambda d: display.p_text(d.p_value)),
         ]
@@ -592,6 +588,7 @@ def _difference(
     grouped = None if labels is None else [labels[a.index] for a, _ in both]
     of_returns = statistics.metric_difference(returns, how, 0, grouped)
     return Difference(
+        **vars(of_returns),
         name=names[1],
         baseline=names[0],
         episodes=tuple(a.index for a, _ in both),
@@ -601,14 +598,9 @@ def _difference(
         failed=sum(a.completed > b.completed for a, b in pairs),
         baseline_failed=sum(a.completed < b.completed for a, b in pairs),
         both_failed=sum(not (a.completed or b.completed) for a, b in pairs),
-        mean=of_returns.mean,
-        baseline_mean=of_returns.baseline_mean,
-        difference=of_returns.difference,
         won=int((values > 0).sum()),
         tied=int((values == 0).sum()),
         lost=int((values < 0).sum()),
-        p_value=of_returns.p_value,
-        adjusted_p_value=None,
         exact=statistics.flips_are_exact(len(both), resamples),
         confidence=confidence,
         differing=None if unknown else sum(one != other for one, other in digests),
@@ -661,38 +653,38 @@ def _end_alike(a: Episode, b: Episode) -> bool:
 
 def _corrected(differences: Sequence[Difference]) -> tuple[Difference, ...]:
     """Add the p-values by Holm's correction, those of returns, success and metrics apart."""
-    of_returns = holm({d.name: d.p_value for d in differences if d.p_value is not None})
-    of_success = holm({d.name: d.success.p_value for d in differences if d.success})
-    of_metrics = {
-        name: holm(
-            {d.name: m.p_value for d in differences if (m := d.metrics.get(name)) and m.p_value}
-        )
+    returns = _adjusted({d.name: d for d in differences})
+    success = _adjusted({d.name: d.success for d in differences if d.success})
+    metrics = {
+        name: _adjusted({d.name: d.metrics[name] for d in differences if name in d.metrics})
         for name in _metric_names(differences)
     }
     return tuple(
         replace(
             d,
-            adjusted_p_value=of_returns.get(d.name),
-            success=d.success and replace(d.success, adjusted_p_value=of_success[d.name]),
-            metrics={
-                name: replace(metric, adjusted_p_value=of_metrics[name].get(d.name))
-                for name, metric in d.metrics.items()
-            },
+            success=success.get(name),
+            metrics={metric: metrics[metric][name] for metric in d.metrics},
         )
-        for d in differences
+        for name, d in returns.items()
     )
+
+
+def _adjusted(tests: Mapping[str, Test]) -> dict[str, Test]:
+    """Return tests by the policies' names with their p-values by Holm's correction.
+
+    Holm, Scandinavian Journal of Statistics 6, 1979.
+    """
+    known = sorted((t.p_value, name) for name, t in tests.items() if t.p_value is not None)
+    weighted = ((len(known) - rank) * p_value for rank, (p_value, _) in enumerate(known))
+    running = zip(known, accumulate(weighted, max), strict=True)
+    adjusted = {name: min(1.0, value) for (_, name), value in running}
+    return {
+        name: replace(test, adjusted_p_value=adjusted.get(name)) for name, test in tests.items()
+    }
 
 
 def _metric_names(differences: Sequence[Difference]) -> list[str]:
     return [*dict.fromkeys(name for d in differences for name in d.metrics)]
-
-
-def holm(p_values: Mapping[T, float]) -> dict[T, float]:
-    """Return the adjusted p-values of Holm, Scandinavian Journal of Statistics 6, 1979."""
-    tested = sorted(p_values, key=p_values.__getitem__)
-    weighted = [(len(tested) - rank) * p_values[name] for rank, name in enumerate(tested)]
-    running = accumulate(weighted, max)
-    return {name: min(1.0, value) for name, value in zip(tested, running, strict=True)}
 
 
 def _names(evaluations: Sequence[Evaluated], names: Sequence[str] | None) -> list[str]:
@@ -711,10 +703,6 @@ def _margin(value: float) -> float:
     if not (check.is_number(value) and 0 <= value < math.inf):
         raise ValueError(f"expected a margin that is finite and not negative, got {value!r}")
     return value
-
-
-def _differing_text(d: Difference) -> str:
-    return f"{'-' if d.differing is None else d.differing}, {d.differing_outcomes}"
 
 
 def _cells(test: SuccessDifference | MetricDifference) -> list[Any]:

@@ -366,13 +366,9 @@ def _curve_figures(curve: Sequence[Point], best: Best | None, by: str) -> list[F
         return [Figure("curve", title, returns, shows, note), *metrics]
     line = plots.Line("mean length", x, length, series=2)
     lengths = plots.lines([line], x_label, "length (steps)")
-    first, last = number_texts([float(length[0]), float(length[-1])])
-    said = f"The mean length is {first} steps at first and {last} at the end."
-    return [
-        Figure("curve", title, returns, shows),
-        Figure("lengths", "Length of test episodes", lengths, said),
-        *metrics,
-    ]
+    said = from_to("The mean length", x, length)
+    figures = [Figure("curve", title, returns, shows)]
+    return [*figures, Figure("lengths", "Length of test episodes", lengths, said), *metrics]
 
 
 def _metric_curves(curve: Sequence[Point]) -> Iterator[Figure]:
@@ -398,32 +394,23 @@ def _points(
     curve: Sequence[Point], best: Best | None, path_of: Callable[[int], str | None]
 ) -> DataTable:
     steps = [point.step for point in curve]
-    *statistics, ledger = _columns(curve)
     chosen = [Cell("best", kind="good") if best and step == best.step else "" for step in steps]
+    intervals = [None if p.low is None or p.high is None else (p.low, p.high) for p in curve]
     columns = [
         Column("step", [Cell(f"{step:,}", path_of(step)) for step in steps], "n"),
-        *statistics,
+        Column("mean return", [point.mean for point in curve], "n"),
+        Column(_INTERVAL, intervals, "n"),
+        Column("std", [point.std for point in curve], "n"),
+        Column("interquartile mean", [point.iqm for point in curve], "n"),
+        Column("length", [point.length for point in curve], "n"),
+        *(
+            Column(f"mean {name}", [point.metrics[place].mean for point in curve], "n")
+            for place, (name, *_) in enumerate(curve[0].metrics if curve else ())
+        ),
+        Column("episodes", [str(point.episodes) for point in curve], "n"),
+        Column("failed", [str(point.failed) for point in curve], "n"),
         Column("", chosen),
-        ledger,
+        Column("ledger", [point.digest[:12] for point in curve]),
     ]
     caption = "A step leads to the report of its evaluation."
     return DataTable(columns, caption, hint="words, or step>1000")
-
-
-def _columns(points: Sequence[Point]) -> list[Column]:
-    """Return the columns of evaluations, their ledgers last."""
-    intervals = [None if p.low is None or p.high is None else (p.low, p.high) for p in points]
-    return [
-        Column("mean return", [point.mean for point in points], "n"),
-        Column(_INTERVAL, intervals, "n"),
-        Column("std", [point.std for point in points], "n"),
-        Column("interquartile mean", [point.iqm for point in points], "n"),
-        Column("length", [point.length for point in points], "n"),
-        *(
-            Column(f"mean {name}", [point.metrics[place].mean for point in points], "n")
-            for place, (name, *_) in enumerate(points[0].metrics if points else ())
-        ),
-        Column("episodes", [str(point.episodes) for point in points], "n"),
-        Column("failed", [str(point.failed) for point in points], "n"),
-        Column("ledger", [point.digest[:12] for point in points]),
-    ]

@@ -10,7 +10,6 @@ complete line, and the files are byte for byte those of a run that was never int
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -349,23 +348,6 @@ def write_trajectory(path: Path, data: TensorDict) -> None:
             error.add_note(f"in {key!r}: convert what NumPy has no dtype for, or keep no data")
             raise
     step_files.write_arrays(path, dict(sorted(arrays.items())))
-
-
-def take_trajectory(source: Path, path: Path) -> None:
-    """Take over the data of an episode: a hard link to their file, or a copy where links fail.
-
-    The file of an episode is replaced and never changed, so that links are as safe.
-    """
-    part = path.with_name(path.name + ".part")
-    with files.naming(path):
-        path.parent.mkdir(exist_ok=True)
-        part.unlink(missing_ok=True)
-        try:
-            os.link(source, part, follow_symlinks=False)
-        except OSError:
-            shutil.copyfile(source, part, follow_symlinks=False)
-        path.unlink(missing_ok=True)  # a link does not take the place of another of its file
-        part.rename(path)
 
 
 def read_trajectory(path: Path) -> Any:

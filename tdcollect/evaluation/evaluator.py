@@ -130,7 +130,7 @@ class Evaluator:
     ):
         policy = of_groups(recognized(policy))
         _check_subject(env, policy, policy_factory)
-        _check_names(settings)
+        check.arguments(Evaluator, settings, [*SETTINGS])
         check.callables(metrics_fn=metrics_fn, on_result=on_result, init_fn=init_fn)
         check.one_of(("per_env", "first_done"), episode_sampling=episode_sampling)
         check.one_of(("queue", "skip", "error"), busy_policy=busy_policy)
@@ -445,21 +445,8 @@ def _check_subject(env: Any, policy: Any, policy_factory: Any) -> None:
     check.callables(policy_factory=policy_factory)
 
 
-def _check_names(settings: Mapping[str, Any]) -> None:
-    """Refuse arguments of unknown names, and those that TorchRL's evaluator alone has a use for."""
-    if theirs := settings.keys() & _TORCHRL_ONLY:
-        raise TypeError(
-            f"expected no {', '.join(sorted(theirs))}: test episodes are collected by "
-            "tdcollect.EvaluationCollector, which has settings of its own; leave it out"
-        )
-    check.arguments(Evaluator, settings, [*SETTINGS])
-
-
 SETTINGS = {one.name for one in fields(EvaluationSettings) if one.init}
 SETTINGS -= {"episodes", "seed", "max_episode_steps"}  # which have other names here
-_TORCHRL_ONLY = {
-    *("collector_cls", "collector_kwargs", "done_keys", "frames_per_batch", "weight_sync_schemes")
-}
 
 
 def _crew_of(

@@ -22,11 +22,10 @@ from tdcollect.evaluation.directory import (
     check_directory,
     check_report_extras,
     read_runs,
-    take_trajectory,
 )
 from tdcollect.evaluation.episodes.data import POLICY_ADVICE, Finished, Steps, unlike
 from tdcollect.evaluation.result import EvaluationResult, finish
-from tdcollect.files import write_json
+from tdcollect.files import write_atomically, write_json
 
 
 def merge(
@@ -36,9 +35,8 @@ def merge(
     """Merge the shards of an evaluation, as ``evaluate(..., shard=(i, n))`` writes them.
 
     The merged directory is byte for byte that of one process (but for ``run.json``, which has the
-    times of all shards). Nothing of the shards is changed; data that were kept are hard links to
-    their files, or copies on another file system. Interrupted, the same call ends with the same
-    files; done already, it finds them done.
+    times of all shards). Nothing of the shards is changed; data that were kept are copied.
+    Interrupted, the same call ends with the same files; done already, it finds them done.
 
     Args:
         directories: the ``output_dir`` of each shard, in any order. Shards may overlap, and have
@@ -81,7 +79,8 @@ def merge(
         there = {episode.index for episode in directory.episodes}
         for index, source in data.items():
             if index not in there:
-                take_trajectory(source, ledger.trajectory_path(directory.path, index))
+                path = ledger.trajectory_path(directory.path, index)
+                write_atomically(path, source.read_bytes())
         done = there if directory.was_finished else set()
         for index, steps in _kept_steps(parts, episodes):
             if index not in done:

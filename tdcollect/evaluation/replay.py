@@ -77,11 +77,16 @@ class Replayed(NamedTuple):
             recorded = replace(recorded, metrics=there or None)
         return ledger.record_differences(recorded, self.record)
 
-    def told(self, recorded: Episode, first: kept.StepDifference | None) -> str:
+    def told(
+        self, recorded: Episode, first: kept.StepDifference | None, is_wrong: bool = True
+    ) -> str:
         """Say how it differs from a record, given the first difference of its steps."""
         unlike = self.unlike(recorded)
         how = "; ".join(f"{name} is {now!r}, in the ledger {was!r}" for name, was, now in unlike)
-        differs = f"episode {recorded.index} is not what the ledger says: {how}. "
+        says = (
+            "is not what the ledger says" if is_wrong else "ends as in the ledger, up to rounding"
+        )
+        differs = f"episode {recorded.index} {says}: {how}. "
         if first is not None:
             differs += f"The first difference, the ledger's value before today's: {first}. "
         if recorded.digest == self.record.digest:
@@ -211,7 +216,8 @@ def audited(root: Path, env: Any, sample: int | None, seed: int) -> Audit:
         index = again.record.index
         verdicts[index], first = terms.verdict(records[index], steps[index], again)
         if verdicts[index] != EQUAL:
-            texts.append(f"{verdicts[index]}: {again.told(records[index], first)}")
+            told = again.told(records[index], first, verdicts[index] != CLOSE)
+            texts.append(f"{verdicts[index]}: {told}")
     wrong = {index // size for index, verdict in verdicts.items() if verdict in (APART, FALSE)}
     bound = _bound(len(units), count, len(wrong))
     equal = sum(verdict == EQUAL for verdict in verdicts.values())

@@ -54,26 +54,6 @@ def in_units(values: Values) -> tuple[Values, float]:
     return values / unit, unit
 
 
-def resampled_means(values: Values, cut: int, resamples: int, rng: np.random.Generator) -> Values:
-    """Return the means of bootstrap resamples of ``values [E]``, each without its extremes.
-
-    A resample is E values, drawn with replacement (Efron, *Bootstrap Methods: Another Look at the
-    Jackknife*, Annals of Statistics 7, 1979).
-
-    ``cut`` is the number of lowest, and of highest, values of each resample to leave out. Float64
-    ``[resamples]``.
-    """
-    count = len(values)
-    rows = max(1, BATCH_VALUES // count)
-    means = []
-    for first in range(0, resamples, rows):
-        drawn = values[rng.integers(0, count, (min(rows, resamples - first), count))]
-        if cut:
-            drawn.sort(axis=1)
-        means.append(drawn[:, cut : count - cut].mean(1))
-    return np.concatenate(means)
-
-
 def sign_flip_p_value(values: Values, resamples: int, rng: np.random.Generator) -> float:
     """Return the two-sided p-value of a mean of zero of ``values [E]``, by flipping signs.
 
@@ -139,47 +119,69 @@ def check_settings(confidence: float, resamples: int | None, seed: int, episodes
 
 
 def mean_interval(
-    values: Values, confidence: float, resamples: int, rng: np.random.Generator
+    values: Values,
+    confidence: float,
+    resamples: int,
+    rng: np.random.Generator,
+    mean: Callable[..., Any] = np.mean,
 ) -> Interval | None:
-    """Return the bias-corrected and accelerated bootstrap interval of the mean of ``values [E]``.
+    """Return the bootstrap interval of the mean of ``values [E]``, or of their interquartile mean.
 
-    Efron, *Better Bootstrap Confidence Intervals*, JASA 82, 1987: the interval between those
-    quantiles of the resampled means that make up for their bias and for the skew of the sample.
-    The same as ``scipy.stats.bootstrap(method="BCa")`` with the same generator, but for rounding.
+    Of the mean the bias-corrected and accelerated one: Efron, *Better Bootstrap Confidence
+    Intervals*, JASA 82, 1987: between those quantiles of the resampled means that make up for their
+    bias and for the skew of the sample. Of :func:`interquartile_mean` the percentile one, as the
+    jackknife fails for statistics that ignore the tails. The same as ``scipy.stats.bootstrap`` with
+    the same generator, but for rounding, and in linear time.
+
+    That of more than 20,000 values is Student's, of a mean without those that are left out at each
+    end (Tukey and McLaughlin, Less Vulnerable Confidence and Significance Procedures for Location
+    Based on a Single Sample, Sankhya A 25, 1963).
 
     None for fewer than two values; of no width if all are equal.
     """
+    count = len(values)
+    if count < 2:
+        return None
+    if (values == values[0]).all():
+        return Interval(float(values[0]), float(values[0]))
+    scaled, unit = in_units(values)
+    shares = [(1 - confidence) / 2, (1 + confidence) / 2]
+    if count > DRAWN_SINGLY:
+        stats = extra_module("scipy.stats", "the interval of a mean")
+        cut = 0 if mean is np.mean else count // 4
+        ordered = np.sort(scaled)
+        middle = ordered[cut : count - cut]
+        error = ordered.clip(middle[0], middle[-1]).std(ddof=1) * math.sqrt(count)
+        ends = stats.t.interval(confidence, len(middle) - 1, middle.mean(), error / len(middle))
+    else:
+        rows = max(1, BATCH_VALUES // count)
+        sizes = (min(rows, resamples - first) for first in range(0, resamples, rows))
+        drawn = [mean(scaled[rng.integers(0, count, (size, count))], axis=-1) for size in sizes]
+        means = np.concatenate(drawn)
+        ends = np.quantile(means, _corrected(shares, scaled, means) if mean is np.mean else shares)
+    return Interval(
+        *np.clip([unit * float(end) for end in ends], values.min(), values.max()).tolist()
+    )
 
-    def resampled(values: Values) -> tuple[Values, Any]:
-        special = extra_module("scipy.special", "a bootstrap interval")
-        means = resampled_means(values, 0, resamples, rng)
-        mean = values.mean()
-        below = np.count_nonzero(means < mean) + np.count_nonzero(means <= mean)
-        bias = special.ndtri(below / (2 * resamples))
-        ends = [(1 - confidence) / 2, (1 + confidence) / 2]
-        if np.isfinite(bias):  # else only rounding errors vary: the percentiles as they are
-            shifted = bias + special.ndtri(ends)
-            with np.errstate(divide="ignore"):
-                ends = special.ndtr(bias + shifted / (1 - _acceleration(values) * shifted))
-        return means, ends
 
-    return _interval(values, 0, confidence, resampled)
+def _corrected(shares: Sequence[float], values: Values, means: Values) -> Any:
+    """Return shares of resampled means, corrected for their bias and the skew of the values.
 
-
-def interquartile_mean_interval(
-    values: Values, confidence: float, resamples: int, rng: np.random.Generator
-) -> Interval | None:
-    """Return the percentile bootstrap interval of the interquartile mean of ``values [E]``.
-
-    Not the bias-corrected one, whose jackknife fails for statistics that ignore the tails.
+    The acceleration is that of the jackknife, equation 14.15 of Efron and Tibshirani, *An
+    Introduction to the Bootstrap*, 1993, of which ``sum(d**3) / (6 sum(d**2)**1.5)`` is left for a
+    mean, with ``d = x - mean``.
     """
-    ends = [(1 - confidence) / 2, (1 + confidence) / 2]
-    cut = len(values) // 4
-
-    def resampled(values: Values) -> tuple[Values, Any]:
-        return resampled_means(values, cut, resamples, rng), ends
-
-    return _interval(values, cut, confidence, resampled)
+    special = extra_module("scipy.special", "a bootstrap interval")
+    offsets = values - (mean := values.mean())
+    below = np.count_nonzero(means < mean) + np.count_nonzero(means <= mean)
+    bias = special.ndtri(below / (2 * len(means)))
+    if not np.isfinite(bias):  # only rounding errors vary: the percentiles as they are
+        return shares
+    offsets /= np.abs(offsets).max()  # their third powers overflow later
+    acceleration = (offsets**3).sum() / (6 * (offsets**2).sum() ** 1.5)
+    shifted = bias + special.ndtri(shares)
+    with np.errstate(divide="ignore"):
+        return special.ndtr(bias + shifted / (1 - acceleration * shifted))
 
 
 def interquartile_mean(values: Values, axis: int = -1) -> Any:
@@ -205,46 +207,6 @@ def exact_mean(values: Values) -> float:
     return float(min(max(mean, values.min()), values.max()))
 
 
-def _interval(
-    values: Values,
-    cut: int,
-    confidence: float,
-    resampled: Callable[[Values], tuple[Values, Any]],
-) -> Interval | None:
-    """Return the interval between quantiles of resampled means; of no width for equal values.
-
-    That of more than 20,000 values is Student's, of a mean without ``cut`` values at each end
-    (Tukey and McLaughlin, Less Vulnerable Confidence and Significance Procedures for Location
-    Based on a Single Sample, Sankhya A 25, 1963).
-    """
-    if len(values) < 2:
-        return None
-    if (values == values[0]).all():
-        return Interval(float(values[0]), float(values[0]))
-    scaled, unit = in_units(values)
-    if len(values) > DRAWN_SINGLY:
-        stats = extra_module("scipy.stats", "the interval of a mean")
-        ordered = np.sort(scaled)
-        middle = ordered[cut : len(ordered) - cut]
-        error = ordered.clip(middle[0], middle[-1]).std(ddof=1) * math.sqrt(len(ordered))
-        ends = stats.t.interval(confidence, len(middle) - 1, middle.mean(), error / len(middle))
-    else:
-        ends = np.quantile(*resampled(scaled))
-    ends = [unit * float(end) for end in ends]
-    return Interval(*np.clip(ends, values.min(), values.max()).tolist())
-
-
-def _acceleration(values: Values) -> float:
-    """Return the acceleration, the change of the standard error with the mean, by the jackknife.
-
-    Equation 14.15 of Efron and Tibshirani, *An Introduction to the Bootstrap*, 1993, of which it is
-    ``sum(d**3) / (6 sum(d**2)**1.5)`` with ``d = x - mean`` that is left for a mean.
-    """
-    offsets = values - values.mean()
-    offsets /= np.abs(offsets).max()  # their third powers overflow later
-    return float((offsets**3).sum() / (6 * (offsets**2).sum() ** 1.5))
-
-
 class Running(NamedTuple):
     """The mean over the first 1, 2, ... values ``[E]``, with the ends of Student's t intervals.
 
@@ -255,11 +217,12 @@ class Running(NamedTuple):
     low: Values
     high: Values
 
-    def limits(self) -> tuple[float, float] | None:
-        """Return a range that shows the later intervals, which are narrow; None without one."""
+    def limits(self, *levels: float) -> tuple[float, float] | None:
+        """Return a range that shows later intervals, which are narrow, and levels; None if none."""
         count = len(self.mean)
         later = slice(min(count - 1, max(4, count // 20)), None)
-        bottom, top = float(self.low[later].min()), float(self.high[later].max())
+        bottom = min([float(self.low[later].min()), *levels])
+        top = max([float(self.high[later].max()), *levels])
         if not top > bottom:
             return None
         margin = 0.1 * (top - bottom)
@@ -696,8 +659,8 @@ def describe(sample: Sequence[float] | Values, how: Resampling, stream: int) -> 
         min=float(values.min()),
         max=float(values.max()),
         mean_interval=mean_interval(values, how.confidence, *how.drawing(stream)),
-        interquartile_mean_interval=interquartile_mean_interval(
-            values, how.confidence, *how.drawing(stream + 1)
+        interquartile_mean_interval=mean_interval(
+            values, how.confidence, *how.drawing(stream + 1), interquartile_mean
         ),
     )
 

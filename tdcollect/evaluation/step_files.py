@@ -1,7 +1,7 @@
 """Files of arrays, ``.npz``: how they are written and read, and those of what is kept of steps.
 
 They are as NumPy writes them, and ``numpy.load`` reads them: the same bytes whenever written. Any
-name of an array is kept. Each member is stored, at a multiple of 64 bytes. A file may be anybody's:
+name of an array is kept, and each member is stored. A file may be anybody's:
 nothing in it is evaluated or run, and no memory is taken for an array before it is known to be as
 long as it says.
 
@@ -18,7 +18,6 @@ import os
 import re
 import stat
 import string
-import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -59,11 +58,9 @@ _HEADERS: Any = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
-_LOCAL = struct.Struct("<4s2x2H4x3I2H")  # the header of a member, before its name
 _MOST, _LONGEST = 4096, 1000  # arrays in a file, and characters of a name
 _MOST_HEADER = 4096  # bytes
 _BIG = 1 << 30  # bytes from which a member's size has 64 bits
-_ALIGNED = 64
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
@@ -96,11 +93,7 @@ def dump(arrays: Mapping[str, np.ndarray[Any, Any]], file: BinaryIO) -> None:
                 )
             member = ZipInfo(name + _END)  # dated 1980, always
             member.create_system = 3
-            big = array.nbytes > _BIG
-            names = len(member.filename.encode())
-            pad = -(file.tell() + _LOCAL.size + names + 4 + 20 * big) % _ALIGNED
-            member.extra = struct.pack("<2H", 0xD935, pad) + bytes(pad)  # as Android pads
-            with archive.open(member, "w", force_zip64=big) as opened:
+            with archive.open(member, "w", force_zip64=array.nbytes > _BIG) as opened:
                 np.lib.format.write_array(opened, np.asarray(array, order="C"), (1, 0), False)
 
 

@@ -63,10 +63,7 @@ class Verification:
             "shard": None if self.shard is None else list(self.shard),
             "episodes": self.episodes,
             "kept": self.kept,
-            "problems": [
-                {"file": str(problem.file), "line": problem.line, "text": problem.text}
-                for problem in self.problems
-            ],
+            "problems": [{**one._asdict(), "file": str(one.file)} for one in self.problems],
         }
 
     def __repr__(self) -> str:

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from tdcollect.lab.definition import Policy as Policy
     from tdcollect.lab.definition import Score as Score
     from tdcollect.lab.definition import Task as Task
-    from tdcollect.lab.pages.suite import export as export
     from tdcollect.lab.race import RaceResult as RaceResult
     from tdcollect.lab.results import SuiteResults as SuiteResults
     from tdcollect.lab.suite import Suite as Suite

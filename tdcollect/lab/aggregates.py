@@ -331,7 +331,7 @@ class Profile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Aggregates:
+class Aggregates(display.ShownAsTable):
     """Aggregates of policies over the same tasks; print them to see a table.
 
     Attributes:
@@ -390,33 +390,15 @@ class Aggregates:
         ]
         return one_line(self, self._head(), *best)
 
-    def __str__(self) -> str:
-        parts = []
-        for title, header, rows in self._tables():
-            table = display.text_table(rows, header=header)
-            parts.append(f"{display.visible(title)}\n\n{table}" if title else table)
-        return "\n\n".join([*parts, "\n".join(map(display.visible, self.notes()))])
-
-    def _repr_html_(self) -> str:
-        tables = self._tables()
-        return "\n".join(
-            display.html_table(
-                header,
-                rows,
-                before=[title] if title else [],
-                after=self.notes() if place == len(tables) - 1 else [],
-            )
-            for place, (title, header, rows) in enumerate(tables)
-        )
-
     def _head(self) -> str:
         return f"{count_text(len(self.runs), 'policy')} on {count_text(len(self.tasks), 'task')}"
 
     def _tables(self) -> list[tuple[str, list[str], list[list[str]]]]:
-        """Return title, header and rows of each table."""
         tables = [(self._head(), self.header(), self.rows())]
         if len(self.runs) > 1:
-            tables.append(("", ["probability of improvement", ""], self.improvement_rows()))
+            best, *others = (policy for _, policy in self.ranking())
+            rows = [[f"{best} over {p}", str(self.improvement[best][p])] for p in others]
+            tables.append(("", ["probability of improvement", ""], rows))
         for name, group in self.groups.items():
             title = f"{name}: {', '.join(group.tasks)}"
             tables.append((title, group.header(), group.rows()))
@@ -433,11 +415,6 @@ class Aggregates:
             + [str(self.estimates[policy][metric]) for metric in self.metrics]
             for _, policy in self.ranking()
         ]
-
-    def improvement_rows(self) -> list[list[str]]:
-        """Return the probability of improvement of the best policy over each other one."""
-        best, *others = (policy for _, policy in self.ranking())
-        return [[f"{best} over {other}", str(self.improvement[best][other])] for other in others]
 
     def notes(self) -> list[str]:
         """Return the notes to the tables, one sentence each."""
@@ -539,21 +516,19 @@ def resampled_improvements(
     rngs: Mapping[str, np.random.Generator],
 ) -> Iterator[tuple[tuple[str, str], Scores]]:
     """Yield each pair of policies with its probability of improvement, ``[resamples]``."""
-    together = np.concatenate(list(scores.values()))
-    won = wins(together, together)
-    sizes = np.array([len(array) for array in scores.values()])
-    tasks = len(won)
-    block = max(1, BATCH_VALUES // (tasks * int(sizes.sum())))
-    draws = [
-        draw_runs(rngs[name], resamples, array, drawn[name], block)
-        for name, array in scores.items()
-    ]
-    sums = np.empty((resamples, len(sizes), len(sizes)))
-    for number, blocks in enumerate(zip(*draws, strict=True)):
-        counts = np.concatenate(list(map(_counts, blocks, sizes)), axis=2)
-        sums[number * block : (number + 1) * block] = _times_won(won, counts, sizes)
-    for (place, a), (other, b) in combinations(enumerate(scores), 2):
-        yield (a, b), sums[:, place, other] / (tasks * drawn[a] * drawn[b])
+    won = {(a, b): wins(scores[a], scores[b]) for a, b in combinations(scores, 2)}
+    sums: dict[tuple[str, str], list[Scores]] = {pair: [] for pair in won}
+    block = max(1, BATCH_VALUES // sum(array.size for array in scores.values()))
+    draws = (draw_runs(rngs[p], resamples, array, drawn[p], block) for p, array in scores.items())
+    for blocks in zip(*draws, strict=True):
+        counts = {
+            p: _counts(drawn, len(scores[p])) for p, drawn in zip(scores, blocks, strict=True)
+        }
+        for (a, b), of in sums.items():
+            # Counts and halves: the sums are exact, in any order and with any number of threads.
+            of.append((counts[a] @ won[a, b] * counts[b]).sum((0, 2)))
+    for (a, b), of in sums.items():
+        yield (a, b), np.concatenate(of) / (len(won[a, b]) * drawn[a] * drawn[b])
 
 
 def percentiles(values: Scores, confidence: float) -> Scores:
@@ -569,24 +544,3 @@ def _counts(indices: Indices, runs: int) -> Scores:
     places = rows[:, None] * runs + indices
     counts = np.bincount(places.ravel(), minlength=tasks * resamples * runs)
     return counts.reshape(tasks, resamples, runs).astype(np.float64)
-
-
-def _times_won(won: Scores, counts: Scores, sizes: npt.NDArray[np.int64]) -> Scores:
-    """Return how often runs of one policy score above those of another, over all tasks.
-
-    From each run against each other one, ``won [tasks, runs, runs]``, and the ``counts [tasks,
-    resamples, runs]`` of draws, as ``[resamples, policies, policies]``, above the diagonal.
-    """
-    starts = np.cumsum(sizes) - sizes
-    sums = np.zeros((counts.shape[1], len(sizes), len(sizes)))
-    for place, (start, size) in enumerate(zip(starts.tolist(), sizes.tolist(), strict=True)):
-        if not place:
-            continue
-        # Counts and halves: the sums are exact, in any order and with any number of threads.
-        beaten = sum(
-            drawn[:, :start]
-            * (drawn[:, start : start + size] @ scored[:start, start : start + size].T)
-            for drawn, scored in zip(counts, won, strict=True)
-        )
-        sums[:, :place, place] = np.add.reduceat(beaten, starts[:place], axis=1)
-    return sums

@@ -114,10 +114,10 @@ def compare(
 def finished(directory: Path) -> EvaluationResult:
     """Read an evaluation; refuse one that is unfinished, and a shard."""
     import tdcollect
-    from tdcollect.evaluation.ledger import asked_indices, is_finished, read_last
+    from tdcollect.evaluation.ledger import is_finished, read_last
 
     result = tdcollect.EvaluationResult.load(directory)
-    count = len(asked_indices(result.manifest)) - len(result.episodes)
+    count = len(result.missing)
     if count or not is_finished(directory):
         lacks = f"{count} of its episodes" if count else "its results"
         if (shard := read_last(directory)[0]) is not None:
@@ -163,10 +163,13 @@ def curves(runs: tuple[Path, ...], output_dir: Path | None, as_json: bool, **set
     if settings["lower_is_better"] and settings["threshold"] is None:
         raise click.UsageError("--lower-is-better goes with --threshold")
     names = distinct_names(runs) if len(runs) > 1 else [runs[0].resolve().name]
-    from tdcollect.lab.curves import over_runs, write_curves_page
+    from tdcollect.lab.curves import CURVES_REPORT, curves_page, over_runs
+    from tdcollect.pages.build import write_page
 
     together = over_runs(dict(zip(names, runs, strict=True)), **settings)
-    report = None if output_dir is None else write_curves_page(output_dir, together)[-1]
+    report = None if output_dir is None else output_dir / CURVES_REPORT
+    if report is not None:
+        write_page(report, curves_page(together))
     tell(as_json, together, report=report, **together.to_dict())
 
 
@@ -273,9 +276,7 @@ def race(
     records = [record for one in result.results.values() for record in one.episodes]
     lost = sum(record.lost for record in records)
     failed = sum(not record.completed for record in records) - lost
-    if failed:
-        say(f"tdcollect: {failed} of {len(records)} episodes failed", err=True)
-    return terminal.status_of(failed, lost)
+    return terminal.status_of(len(records), failed, lost)
 
 
 @program.command()
@@ -409,8 +410,6 @@ def _say_suite(results: Any, output_dir: Path, as_json: bool, quiet: bool = Fals
         tell(as_json, results, **results.to_dict(), failures=results.failures, report=report)
     for name, reason in results.failures.items():
         say(f"tdcollect: {name} could not run: {reason}", err=True)
-    if results.failed_episodes:
-        say(f"tdcollect: {results.failed_episodes} episodes failed", err=True)
-    return terminal.status_of(
-        bool(results.failures or results.failed_episodes), results.lost_episodes
-    )
+    ended = sum(cell.episodes for cell in results.cells)
+    refused = bool(results.failures)
+    return terminal.status_of(ended, results.failed_episodes, results.lost_episodes, refused)

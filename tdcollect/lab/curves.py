@@ -20,8 +20,8 @@ from tdcollect.evaluation.result import EvaluationResult
 from tdcollect.evaluation.statistics import Interval, Values
 from tdcollect.lab.aggregates import LABELS, RESAMPLES, Estimate
 from tdcollect.packages import extra_module
-from tdcollect.pages import build, plots
-from tdcollect.pages.build import Column, DataTable, Figure, Figures, Page
+from tdcollect.pages import plots
+from tdcollect.pages.build import DataTable, Figure, Figures, Page, columns_of
 
 # The coverage of 95% intervals from few runs, in percent, lowest and highest of the simulations in
 # docs/beside-training.md. Suites do better: there each run has a score on each of several tasks.
@@ -215,7 +215,9 @@ def together(
         ordered = np.sort(numbers)  # the same are drawn in whatever order the runs come
         rng = statistics.generator(seed)  # at each step anew: a band as smooth as the curves
         with np.errstate(invalid="ignore"):
-            ends = statistics.interquartile_mean_interval(ordered, confidence, resamples, rng)
+            ends = statistics.mean_interval(
+                ordered, confidence, resamples, rng, statistics.interquartile_mean
+            )
         if ends is not None:  # NaN is between two infinite ones
             ends = Interval(*np.nan_to_num([ends.low, ends.high], nan=math.inf, posinf=math.inf))
         value = float(statistics.interquartile_mean(ordered))
@@ -341,16 +343,9 @@ CURVES_REPORT = "curves.html"
 MOST_RUNS = 10  # with a line of their own
 
 
-def write_curves_page(directory: Path, curves: Curves) -> list[Path]:
-    """Write the page of the curves of several runs, and its figures; return the files."""
-    return build.write_page(directory / CURVES_REPORT, curves_page(curves))
-
-
 def curves_page(curves: Curves) -> Page:
     """Return the page of the learning curves of several training runs."""
     heads, rows = curves.header(), curves.rows()
-    names, *columns = zip(*rows, strict=True)
-    table = [Column(head, cells, "n") for head, cells in zip(heads[1:], columns, strict=True)]
     last, *measured = rows[len(curves.steps) - 1 :]
     return Page(
         f"{curves.env}: learning curves",
@@ -359,7 +354,7 @@ def curves_page(curves: Curves) -> Page:
         "Learning curves",
         [
             ("Figures", [Figures(_over_runs(curves))]),
-            ("Numbers", [DataTable([Column("step", names), *table], sort=False), *curves.notes()]),
+            ("Numbers", [DataTable(columns_of(heads, rows), sort=False), *curves.notes()]),
         ],
         [
             (f"{heads[1]}, {name}".capitalize(), value, f"{heads[2]} {interval}")

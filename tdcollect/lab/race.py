@@ -15,7 +15,7 @@ from tdcollect.display import count_text, number_text, number_texts, one_line, p
 from tdcollect.evaluation import ledger
 from tdcollect.evaluation.ledger import RACE, Episode, Problem
 from tdcollect.evaluation.result import EvaluationResult
-from tdcollect.evaluation.statistics import alike
+from tdcollect.evaluation.statistics import Running, alike
 from tdcollect.evaluation.verification import Kind
 from tdcollect.files import check_output, distinct_names, folder_name, write_json
 from tdcollect.lab.sequential import Look, Rule, Standing
@@ -294,21 +294,14 @@ KINDS = (Kind(lambda root: (root / RACE).is_file(), evaluations_of, _problems),)
 MOST = 6  # pairs with a figure
 
 
-def write_race_page(directory: Path, race: RaceResult) -> list[Path]:
-    """Write the page of a race and its figures; return the files."""
-    return build.write_page(directory / REPORT, race_page(race))
-
-
 def race_page(race: RaceResult, links: Sequence[tuple[str, str]] = ()) -> Page:
     """Return the page of a race, whose evaluations lie beside it and are linked."""
     rule, names = race.plan.rule, [*race.results]
     drawn = [*_figures(race)]
     left = len(race.history) - len(drawn)
     more = [f"{left} more pairs are in the table."] if left > 0 else []
-    labels, *cells = zip(*race.rows(), strict=True)
-    kinds = ("n", "n", "n", "")
-    columns = [Column(*parts) for parts in zip(race.header()[1:], cells, kinds, strict=True)]
-    pairs = DataTable([Column("pair", labels), *columns], name="Pairs of policies")
+    columns = build.columns_of(["pair", *race.header()[1:]], race.rows())
+    pairs = DataTable([*columns[:-1], columns[-1]._replace(kind="")], name="Pairs of policies")
     figures: list[Part] = (
         [Figures(drawn), *more] if drawn else ["No pair of episodes was compared."]
     )
@@ -362,12 +355,9 @@ def _figure(race: RaceResult, pair: str, place: int, looks: Sequence[Look]) -> F
     if rule.margin is not None:
         nulls |= dict.fromkeys((-rule.margin, rule.margin), f"margin {rule.margin:g}")
     line = plots.Line("difference", x, y, low, high)
-    later = slice(min(len(x) - 1, max(4, len(x) // 20)), None)  # the first intervals hide the rest
-    bottom, top = min(low[later].min(), *nulls), max(high[later].max(), *nulls)
     what = {"return": "returns", "success": "success rates"}.get(rule.on, rule.on)
     what = "signs" if rule.by_sign else what
-    room = 0.05 * (top - bottom)
-    y_label, y_limits = f"difference of {what}", (bottom - room, top + room)
+    y_label, y_limits = f"difference of {what}", Running(y, low, high).limits(*nulls)
     drawing = plots.lines(
         [line], "episodes", y_label, band_name=sequence, y_limits=y_limits, levels=nulls
     )

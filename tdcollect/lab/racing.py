@@ -34,8 +34,8 @@ from tdcollect.evaluation.workers.local import Workers, as_workers
 from tdcollect.evaluation.workers.worker import Job
 from tdcollect.files import write_json
 from tdcollect.lab import race as files
-from tdcollect.lab.race import write_race_page
 from tdcollect.lab.sequential import Rule
+from tdcollect.pages.build import REPORT, write_page
 from tdcollect.randomness import NotReproducibleError
 
 
@@ -132,7 +132,7 @@ def race(
             del what
     result = files.RaceResult(looks, results, output_dir)
     if output_dir is not None:
-        write_race_page(output_dir, result)
+        write_page(output_dir / REPORT, files.race_page(result))
         write_json(output_dir / ledger.RACE, {"format": files.FORMAT, **result.to_dict()})
     return result
 

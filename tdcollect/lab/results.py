@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from tdcollect.evaluation.statistics import Interval, ends, exact_mean, generato
 from tdcollect.evaluation.verification import Kind
 from tdcollect.files import check_output, locked, write_json
 from tdcollect.lab.aggregates import Aggregates, aggregate
-from tdcollect.lab.definition import EVALUATIONS, HEAD, REPORT, Definition, Policy, SuiteCell, Task
+from tdcollect.lab.definition import EVALUATIONS, HEAD, Definition, Policy, SuiteCell, Task
 
 FORMAT = 1
 FINISHED, UNFINISHED, MISSING, FAILED = "finished", "unfinished", "missing", "failed"
@@ -169,14 +169,6 @@ class SuiteResults:
     def scored_tasks(self) -> list[str]:
         """The names of the tasks that have a score, in the order of the columns of scores."""
         return [task.name for task in self.tasks if task.score is not None]
-
-    def records(self) -> dict[tuple[str, str, int | str], list[ledger.Episode]]:
-        """Read the records of all finished evaluations, by task, policy and run."""
-        return {
-            (cell.task, cell.policy, cell.run): read_directory(self.directory / cell.path).episodes
-            for cell in self.cells
-            if cell.status == FINISHED
-        }
 
     def to_dict(self) -> dict[str, Any]:
         """Return the results as plain dicts, lists, numbers and None, for JSON."""
@@ -485,30 +477,13 @@ def _plain(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def note_report(path: Path, suite: Definition) -> None:
-    """Write what decides the report, and no episode, in place of what did before."""
-    tasks = {
-        task.name: _some({"score": task.score and asdict(task.score), "group": task.group})
-        for task in suite.tasks
+    """Write the suite into its directory, in place of the one before: what decides the report."""
+    told = {
+        name: value for name, value in asdict(suite).items() if name not in (*HEAD, "directory")
     }
-    own = {
-        entry.name: value
-        for entry in fields(suite)
-        if entry.name in (*REPORT, "whole")
-        and (value := getattr(suite, entry.name)) != entry.default
-    }
-    decided = {name: value for name, value in read_folder(path).items() if name != "report"}
-    others: dict[str, dict[str, Any]] = {"tasks": {}, "policies": {}}  # of which nothing has run
-    for cell in suite.cells():
-        names = {"tasks": cell.task.name, "policies": cell.policy.name}
-        for (kind, name), defined in zip(names.items(), cell.definition(), strict=True):
-            if name not in decided.get(kind, {}):
-                others[kind][name] = defined
-    report = _some({"tasks": _some(tasks), "settings": own, "others": _plain(_some(others))})
-    write_json(path / SUITE, {**decided, **_some({"report": report})})
-
-
-def _some(table: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in table.items() if value not in (None, {})}
+    for entry in (*told["tasks"], *told["policies"]):  # settings that only take a bound off
+        entry["settings"] = {n: v for n, v in entry["settings"].items() if v != math.inf}
+    write_json(path / SUITE, {**read_folder(path), "report": _plain(told)})
 
 
 def check_folder(path: Path, described: Mapping[str, Any]) -> dict[str, Any]:
@@ -561,7 +536,7 @@ def results_of(directory: Path, may_be_stale: bool = True) -> SuiteResults:
         cells = {
             f"{cell['task']}/{cell['policy']}/{cell['run']}": cell for cell in written["cells"]
         }
-        suite = _suite(written["cells"], decided)
+        suite = _suite(decided)
         if lost := decided["files"].keys() - cells.keys():
             raise ValueError(f"it lacks {min(lost)}")
         states = [(cell["status"], cell["episodes"]) for cell in cells.values()]
@@ -582,24 +557,13 @@ def results_of(directory: Path, may_be_stale: bool = True) -> SuiteResults:
     return results
 
 
-def _suite(cells: Sequence[Mapping[str, Any]], decided: Mapping[str, Any]) -> Definition:
-    """Return the suite as its directory has it; only the policies' files are not known."""
-    told = decided.get("report", {})
-    others = told.get("others", {})
-    tasks, policies = ({**others.get(kind, {}), **decided[kind]} for kind in ("tasks", "policies"))
-    runs: dict[str, list[str]] = {}
-    for cell in cells:  # tasks in their order, and the runs of policies in theirs
-        of = runs.setdefault(cell["policy"], [])
-        of += [] if cell["run"] in of else [cell["run"]]
-    return Definition(
-        **{name: decided[name] for name in HEAD},
-        tasks=tuple(
-            Task(name, **tasks[name], **told.get("tasks", {}).get(name, {}))
-            for name in dict.fromkeys(cell["task"] for cell in cells)
-        ),
-        policies=tuple(Policy(name, runs=of, **policies[name]) for name, of in runs.items()),
-        **told.get("settings", {}),
-    )
+def _suite(decided: Mapping[str, Any]) -> Definition:
+    """Return the suite as its directory has it: what decided the episodes that ran holds first."""
+    told = dict(decided["report"])
+    for kind, make in (("tasks", Task), ("policies", Policy)):
+        entries = [{**entry, **decided[kind].get(entry["name"], {})} for entry in told[kind]]
+        told[kind] = tuple(make(**entry) for entry in entries)
+    return Definition(**{name: decided[name] for name in HEAD}, **told)
 
 
 def cells_of(directory: Path) -> list[Path]:

@@ -103,6 +103,12 @@ class Column(NamedTuple):
     kind: str = ""
 
 
+def columns_of(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[Column]:
+    """Return the columns of rows of texts: a label, then numbers."""
+    columns = [Column(head, cells, "n") for head, *cells in zip(header, *rows, strict=True)]
+    return [columns[0]._replace(kind=""), *columns[1:]]
+
+
 class Commands(NamedTuple):
     """The commands of the rows of a table: a row's first cell between two halves; and their use."""
 

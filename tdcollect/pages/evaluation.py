@@ -101,11 +101,10 @@ def report_page(
     if batches := ledger.Batches.of(manifest):
         lead.append(f"batches of {batches.slots} slots")
     same = bool(completed) and all(e.episode_return == e.length for e in completed)
-    labels, *cells = zip(*summary.rows(), strict=True)
-    columns = [Column(*each, "n") for each in zip(summary.header()[1:], cells, strict=True)]
+    columns = build.columns_of(summary.header(), summary.rows())
     if same:
-        columns[:2] = [Column("return and length (steps)", cells[0], "n")]
-    statistics_table = DataTable([Column("", labels), *columns], sort=False, name="Statistics")
+        columns[1:3] = [columns[1]._replace(heading="return and length (steps)")]
+    statistics_table = DataTable(columns, sort=False, name="Statistics")
     drawn = _figures(records, completed, summary, same) if completed else []
     return Page(
         str(manifest_entry(manifest, "env.id") or "env"),
@@ -457,9 +456,7 @@ def comparison_page(
             drawn += _difference_figures(difference, place)
 
     def table(name: str, rows: Sequence[Sequence[str]]) -> DataTable:
-        labels, *cells = zip(*rows, strict=True)
-        columns = [Column(name, texts, "n") for name, texts in zip(others, cells, strict=True)]
-        return DataTable([Column("", labels), *columns], sort=False, name=name)
+        return DataTable(build.columns_of(["", *others], rows), sort=False, name=name)
 
     returns = table("Differences", comparison.return_rows())
     success = comparison.success_rows()

@@ -114,11 +114,6 @@ class Report:
         """True if no check failed."""
         return not self.failures
 
-    @property
-    def exit_code(self) -> int:
-        """0 if no check failed, else 1."""
-        return 0 if self.passed else 1
-
     def raise_if_failed(self) -> None:
         """Raise AssertionError with each failed check, if any failed."""
         if self.failures:
@@ -231,14 +226,10 @@ def rule(
     return register
 
 
-_GONE = ("speed",)
-"""Checks that have left: a command that skips one of them stays right."""
-
-
 def select(*groups: str, skip: Collection[str] = ()) -> dict[str, Check]:
     """Return the checks of some groups by name, in their order; ValueError for others to skip."""
     checks = {c.name: c for group in groups for c in _CHECKS if c.group == group}
-    unknown = [name for name in skip if name not in checks and name not in _GONE]
+    unknown = [name for name in skip if name not in checks]
     if unknown:
         raise ValueError(f"expected the checks to skip to be of {list(checks)}, got {unknown}")
     return checks

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 from unittest.mock import Mock
 
 import pytest
@@ -608,14 +608,3 @@ def test_names_of_objects_are_told_from_ids_of_envs() -> None:
         assert is_named(text)
     for text in ("CartPole-v1", "ale_py:ALE/Pong-v5", "module:Id-v0", "random", ":a"):
         assert not is_named(text)
-
-
-def test_summary_prints_what_evaluate_did(typed: Any, here: Path) -> None:
-    command = "evaluate CartPole-v1 --policy @:lean --episodes 6 --output-dir runs/lean"
-    out = typed(command)[1]
-    assert typed("summary runs/lean")[:2] == (0, out.rpartition("report ")[0])
-    told = json.loads(typed("summary runs/lean --json")[1])
-    assert (told["missing"], told["returns"]["count"]) == ([], 6)
-    unfinished(here / "runs" / "lean", 2)
-    status, _, err = typed("summary runs/lean")
-    assert (status, "runs/lean is unfinished: it lacks 4 episodes" in err) == (0, True)

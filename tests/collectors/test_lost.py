@@ -153,19 +153,6 @@ def test_a_death_at_the_start_is_named() -> None:
         MultiSyncCollector([two_slots, dies], drawing(), frames_per_batch=64)
 
 
-def test_a_program_that_starts_workers_as_they_import_it_is_told_of_the_guard(tmp_path) -> None:
-    program = tmp_path / "train.py"
-    program.write_text(
-        "from tdcollect.collectors import MultiSyncCollector as M\n"
-        "M([lambda: None], None, frames_per_batch=9)"
-    )
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
-    assert done.stderr.splitlines()[-1].endswith(
-        "exit code 1 as it started; the other workers have been ended, put what makes it under "
-        '`if __name__ == "__main__":`, as each worker imports the program first'
-    )
-
-
 def test_the_error_of_a_worker_is_in_the_message() -> None:
     collector = MultiSyncCollector([odd("raise_")], None, frames_per_batch=64)
     text = r"worker 0 .* exit code 1 after SlotError: the env failed in .* the cart; the other"

@@ -137,7 +137,11 @@ def test_rounding_is_told_from_a_false_row(tmp_path: Path, gain: float, verdict:
     env, other = partial(Product, gain=gain), partial(turned, gain)
     quiet(env, None, 3, output_dir=tmp_path / "run")
     assert {*every(tmp_path / "run", env)[0].verdicts.values()} == {EQUAL}
-    assert {*every(tmp_path / "run", other)[0].verdicts.values()} == {verdict}
+    (audit,) = every(tmp_path / "run", other)
+    assert {*audit.verdicts.values()} == {verdict}
+    says = {CLOSE: "ends as in the ledger, up to rounding", APART: "is not what the ledger says"}
+    for index in range(3):
+        assert audit.texts[index + 1].startswith(f"{verdict}: episode {index} {says[verdict]}: ")
     forge(tmp_path / "run", raised_in_steps)
     assert every(tmp_path / "run", other)[0].verdicts[2] in (FALSE, APART)
 

@@ -119,6 +119,7 @@ def test_the_page_says_what_the_summary_and_the_manifest_say(whole) -> None:
     for said in (
         f"95% interval {interval.low:.2f} to {interval.high:.2f}",
         *("39 of 40", "1 failed, 2 restarted", "Failed or restarted: episodes 3 and 7."),
+        "Without the policy, `tdcollect audit DIR` runs episodes again by the actions that were",
     ):
         assert said in page.words
     assert page.tables[0][1:] == stripped(summary.rows())

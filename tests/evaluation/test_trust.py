@@ -148,8 +148,6 @@ def test_reading_runs_nothing(finished, sent, mark, typed) -> None:
     for index, told in [(0, "is no plain array"), (3, "to be an MP4 file")]:
         assert told in Path("pages", "pages", "episodes", f"{index:06d}.html").read_text()
     assert typed("compare mine sent --json")[0] == 0
-    status, out, _ = typed("summary sent")
-    assert status == 0
     status, out, _ = typed("verify mine sent")
     assert status == 1
     assert "is no plain array" in " ".join(out.split())
@@ -313,8 +311,7 @@ def test_control_characters_reach_no_terminal_and_no_page(sent, typed, capsys) -
     result = tdcollect.EvaluationResult.load("sent")
     outputs = [repr(result), str(tdcollect.compare(result, result, names=[EVIL, f"{EVIL}2"]))]
     commands = ("replay sent 0", "compare sent other --json")
-    more = ("compare sent other --output-dir compared", "summary sent")
-    for command in (*commands, *more):
+    for command in (*commands, "compare sent other --output-dir compared"):
         outputs.append("".join(typed(command)[1:]))
     for output in outputs:
         seen = output.replace("\\u001b", "\\x1b")

@@ -62,11 +62,6 @@ def draws(chances: dict[str, float], count: int, seed: int = 0) -> dict[str, lis
 # The capital
 
 
-def test_the_parts_of_the_capital_sum_to_one() -> None:
-    assert np.exp(LOG_WEIGHTS).sum() == pytest.approx(1, rel=1e-12)
-    assert ((BETS > 0) & (BETS < 1)).all()
-
-
 @given(
     st.lists(st.tuples(st.floats(-1, 1), st.floats(0.05, 1)), min_size=1, max_size=3),
     st.integers(1, 4),
@@ -87,14 +82,6 @@ def test_the_capital_is_a_martingale_at_the_true_mean(
     assert expected == pytest.approx(1, rel=1e-9)
 
 
-@given(DIFFERENCES, st.floats(-0.99, 0.99), st.floats(-0.99, 0.99))
-@settings(max_examples=100, deadline=None)
-def test_the_capital_falls_as_the_mean_rises(values: list[float], a: float, b: float) -> None:
-    found = Differences.of(values, 1.0)
-    low, high = sorted([a, b])
-    assert found.log_capital(low) >= found.log_capital(high) - 1e-9
-
-
 def test_the_capital_is_that_of_the_formula() -> None:
     values, reach, mean = [3.0, -1.5, 3.0, 0.0], 5.0, 0.7
     expected = sum(
@@ -103,19 +90,6 @@ def test_the_capital_is_that_of_the_formula() -> None:
     )
     found = math.exp(Differences.of(values, reach).log_capital(mean))
     assert found == pytest.approx(expected, rel=1e-12)
-
-
-def test_ties_of_success_do_not_move_the_capital() -> None:
-    some = Differences.of([1.0, -1.0, 1.0], 1.0)
-    more = Differences.of([1.0, -1.0, 1.0, *[0.0] * 500], 1.0)
-    assert some.log_capital(0.0) == pytest.approx(more.log_capital(0.0), rel=1e-12)
-
-
-def test_the_scale_of_returns_does_not_matter() -> None:
-    values = np.random.default_rng(0).uniform(-1, 1, 50)
-    one = Differences.of(values.tolist(), 1.0).log_capital(0.1)
-    other = Differences.of((values * 512).tolist(), 512.0).log_capital(51.2)
-    assert one == pytest.approx(other, rel=1e-12)
 
 
 # The interval
@@ -328,11 +302,11 @@ def test_signs_that_go_round_in_a_circle_leave_one_policy() -> None:
     assert decided == [["worse"], ["better"], ["worse"]]
 
 
-@given(st.lists(st.floats(-5, 8), min_size=3, max_size=3), st.floats(0.01, 0.3))
+@given(st.lists(st.floats(-5, 8), min_size=1, max_size=5), st.floats(0.01, 0.3))
 @settings(max_examples=200, deadline=None)
 def test_e_holm_is_the_closed_test_with_averages(logs: list[float], alpha: float) -> None:
     evidence = dict(enumerate(logs))
-    sets = list(chain.from_iterable(combinations(evidence, size) for size in (1, 2, 3)))
+    sets = list(chain.from_iterable(combinations(evidence, size) for size in range(1, 6)))
     rejected = {
         key
         for key in evidence
@@ -343,19 +317,6 @@ def test_e_holm_is_the_closed_test_with_averages(logs: list[float], alpha: float
         )
     }
     assert set(e_holm(evidence, alpha)) == rejected
-
-
-@given(st.lists(st.floats(-5, 9), min_size=1, max_size=12))
-@settings(max_examples=100, deadline=None)
-def test_e_holm_rejects_whatever_holm_does(logs: list[float]) -> None:
-    evidence = dict(enumerate(logs))
-    ordered = sorted(evidence, key=lambda key: -evidence[key])
-    rejected = []
-    for left, key in zip(range(len(logs), 0, -1), ordered, strict=True):
-        if math.exp(evidence[key]) < left / 0.05:
-            break
-        rejected.append(key)
-    assert set(rejected) <= set(e_holm(evidence, 0.05))
 
 
 def test_e_holm_gives_the_strongest_first() -> None:

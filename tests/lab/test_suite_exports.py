@@ -1,4 +1,4 @@
-"""A suite's exports: rliable's scores, the leaderboard as CSV and Markdown."""
+"""A suite's files for others: rliable's scores, the leaderboard as CSV."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tdcollect.lab import Policy, Score, SuiteResults, Task, aggregate, export
+from tdcollect.lab import Policy, Score, SuiteResults, Task, aggregate
+from tdcollect.lab.pages.suite import leaderboard, write_scores
 
 from .made import results
 
@@ -36,7 +37,8 @@ def test_the_arrays_are_the_mapping_that_rliable_takes(tmp_path: Path) -> None:
     library = pytest.importorskip("rliable.library")
     metrics = pytest.importorskip("rliable.metrics")
     of = run("ppo", "random")
-    scores = dict(np.load(export(of, "npz", tmp_path / "scores.npz")))
+    write_scores(of, tmp_path / "scores.npz")
+    scores = dict(np.load(tmp_path / "scores.npz"))
     assert list(scores) == ["ppo", "random"]
     for policy, array in scores.items():
         assert array.dtype == np.float64
@@ -53,9 +55,10 @@ def test_the_arrays_are_the_mapping_that_rliable_takes(tmp_path: Path) -> None:
 def test_the_names_lie_beside_the_scores(tmp_path: Path) -> None:
     names = ["ppo", "a.npy", "file", "allow_pickle", "b."]  # some that numpy would take for its own
     of = run(*names)
-    arrays = np.load(export(of, "npz", tmp_path / "scores.npz"))
-    again = export(of, "npz", tmp_path / "again.npz")
-    assert again.read_bytes() == (tmp_path / "scores.npz").read_bytes()
+    for name in ("scores.npz", "again.npz"):
+        write_scores(of, tmp_path / name)
+    arrays = np.load(tmp_path / "scores.npz")
+    assert (tmp_path / "again.npz").read_bytes() == (tmp_path / "scores.npz").read_bytes()
     read = json.loads((tmp_path / "scores.json").read_text())
     assert read["tasks"] == ["walk", "swim"]
     assert [read["policies"][key] for key in arrays.files] == names
@@ -64,25 +67,12 @@ def test_the_names_lie_beside_the_scores(tmp_path: Path) -> None:
         np.testing.assert_array_equal(arrays[key], of.scores()[name])
 
 
-def test_results_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
-    for of, path in [(run("a"), "scores"), (found(), "scores.npz")]:
-        with pytest.raises(ValueError, match=r"a path that ends in \.npz for format='npz', got"):
-            export(of, "npz", tmp_path / path)
-    with pytest.raises(ValueError, match="with a policy that has all its scores, got none"):
-        export(run("a", missing=[0]), "csv", tmp_path / "leaderboard.csv")
-    with pytest.raises(ValueError, match="format to be 'npz' or 'csv', got 'json'"):
-        export(run("a"), "json", tmp_path / "file")  # type: ignore[arg-type]
-    assert list(tmp_path.iterdir()) == []
-
-
 # The leaderboard
 
 
-def test_the_csv_has_every_digit_and_nothing_where_there_is_no_interval(tmp_path: Path) -> None:
+def test_the_csv_has_every_digit_and_nothing_where_there_is_no_interval() -> None:
     aggregates = found(metrics=["mean", "optimality_gap"])
-    path = export(aggregates, "csv", tmp_path / "leaderboard.csv")
-    with path.open(newline="") as file:
-        best, last = csv.DictReader(file)
+    best, last = csv.DictReader(leaderboard(aggregates).splitlines())
     assert (best["rank"], best["policy"], best["runs"]) == ("1", "ppo", "3")
     estimate = aggregates.estimates["ppo"]["optimality_gap"]
     assert float(best["optimality_gap"]) == estimate.value
@@ -93,8 +83,8 @@ def test_the_csv_has_every_digit_and_nothing_where_there_is_no_interval(tmp_path
     assert list(best)[-2:] == ["score:cart|pole", "score:pendulum"]
 
 
-def test_control_characters_of_names_are_written_out(tmp_path: Path) -> None:
+def test_control_characters_of_names_are_written_out() -> None:
     aggregates = aggregate({"a\nb\x1b\ud800": [[1.0]]}, tasks=["t\n"])
-    text = export(aggregates, "csv", tmp_path / "file").read_text()
+    text = leaderboard(aggregates)
     assert "\x1b" not in text
     assert "a\\nb" in text

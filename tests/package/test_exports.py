@@ -52,7 +52,7 @@ tdcollect.testing:
     Divergence Finding Report check_env diagnose
 
 tdcollect.lab:
-    Aggregates Policy RaceResult Score SuiteResults Task aggregate export
+    Aggregates Policy RaceResult Score SuiteResults Task aggregate
 
 tdcollect.trajectories:
     TrajectoryAssembler TrajectoryIndex discounted_returns first flatten_time join_trajectories

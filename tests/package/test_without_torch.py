@@ -43,7 +43,6 @@ COMMANDS = [
     "verify curve",
     "verify suite",
     "compare plain kept --fail-if-worse 0",
-    "summary kept",
     "merge 0 1 --output-dir merged",
     "suite ls suite.toml --output-dir suite",
     "suite report suite.toml --output-dir suite",

@@ -11,11 +11,11 @@ import numpy as np
 from tdcollect import compare
 from tdcollect.evaluation import summarize
 from tdcollect.evaluation.curve import Best, Point, curve_page
-from tdcollect.lab.curves import together, write_curves_page
+from tdcollect.lab.curves import CURVES_REPORT, curves_page, together
 from tdcollect.lab.definition import Policy, Score, Task
 from tdcollect.lab.pages.episode import Played, episode_page
 from tdcollect.lab.pages.suite import suite_page
-from tdcollect.pages.build import Commands
+from tdcollect.pages.build import Commands, write_page
 from tdcollect.pages.evaluation import write_comparison_report, write_report
 
 from ..evaluation.ledgers import ENV, ledger, manifest, run
@@ -90,7 +90,7 @@ def _curves(folder: Path) -> Path:
     means = {name: {step: step * (2.0 + at) for step in range(9)}
              for at, name in enumerate([EVIL, "long " * 30, "b"])}  # fmt: skip
     found = together(means, env=EVIL, episodes=20, on=EVIL, threshold=17.0, resamples=99)
-    return write_curves_page(folder, found)[-1]
+    return write_page(folder / CURVES_REPORT, curves_page(found))[-1]
 
 
 def _film(file: Path) -> bytes:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from tdcollect import check
 from tdcollect.display import count_text, listed_text, number_text, percent_text, visible
 from tdcollect.evaluation.ledger import RESULTS, SUITE, sha256
 from tdcollect.evaluation.statistics import ends
@@ -300,8 +298,9 @@ def report_on(suite: Definition, directory: Path) -> SuiteResults:
         note_report(directory, suite)
         results = read_results(suite, directory)
         if results.aggregates is not None:
-            export(results, "npz", directory / "scores.npz")
-            export(results, "csv", directory / "leaderboard.csv")
+            write_scores(results, directory / "scores.npz")
+            table = leaderboard(results.aggregates)
+            write_atomically(directory / "leaderboard.csv", table.encode())
         else:
             for name in FILES:
                 remove(directory / name)  # of results that have changed since
@@ -311,52 +310,27 @@ def report_on(suite: Definition, directory: Path) -> SuiteResults:
     return results
 
 
-def export(
-    results: SuiteResults | Aggregates,
-    format: Literal["npz", "csv"],
-    path: str | os.PathLike[str],
-) -> Path:
-    """Write the scores or the leaderboard of a suite for other tools, and return the file's path.
+def write_scores(results: SuiteResults, file: Path) -> None:
+    """Write scores ``[runs, tasks]``, an array per policy; and the names in a JSON file beside it.
 
-    Args:
-        results: what :meth:`tdcollect.Suite.run` returns; for a leaderboard also what
-            :func:`tdcollect.lab.aggregate` returns.
-        format: ``"npz"``: a float64 array of scores ``[runs, tasks]`` per policy, the mapping that
-            rliable's functions take, and the names in a JSON file beside it, as
-            ``{"tasks": [...], "policies": {key: name}}``. ``"csv"``: a row per policy, the best
-            first, with rank, runs, each metric with the ends of its interval (empty where there is
-            none), and the mean score of each task.
-        path: the file.
-
-    Raises:
-        ValueError: for another format, for npz under another ending or without scores, and as long
-            as no policy has all its scores.
+    The arrays are the mapping that rliable's functions take. The names are ``{"tasks": [...],
+    "policies": {key: name}}``.
     """
-    check.one_of(("npz", "csv"), format=format)
-    aggregates = results if isinstance(results, Aggregates) else results.aggregates
-    if aggregates is None:
-        raise ValueError("expected results with a policy that has all its scores, got none")
-    if format == "csv":
-        return write_atomically(Path(path), _csv(aggregates).encode())
-    if isinstance(results, Aggregates) or Path(path).suffix != ".npz":
-        raise ValueError(
-            "expected the results of a suite and a path that ends in .npz for format='npz', got "
-            f"{type(results).__name__} and {os.fspath(path)!r}"
-        )
-    return _write_npz(results, Path(path))
-
-
-def _write_npz(results: SuiteResults, file: Path) -> Path:
     # numpy takes a final ".npy" for the ending of the member's name.
     scores = results.scores()
     policies = {re.sub(r"\.(npy)?$", r"%2E\1", name): name for name in scores}
     arrays = {key: scores[name] for key, name in policies.items()}
     text = json.dumps({"tasks": results.scored_tasks, "policies": policies}, indent=2) + "\n"
     write_atomically(file.with_suffix(".json"), text.encode())
-    return write_atomically(file, partial(dump, arrays))
+    write_atomically(file, partial(dump, arrays))
 
 
-def _csv(aggregates: Aggregates) -> str:
+def leaderboard(aggregates: Aggregates) -> str:
+    """Return the leaderboard as CSV: a row per policy, the best first.
+
+    With rank, runs, each metric with the ends of its interval (empty where there is none), and the
+    mean score of each task.
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     metrics = [f"{metric}{end}" for metric in aggregates.metrics for end in ("", "_low", "_high")]

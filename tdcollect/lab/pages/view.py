@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,17 +31,15 @@ from tdcollect.lab.pages.suite import suite_page
 from tdcollect.lab.race import RaceResult, path_of, race_page
 from tdcollect.lab.results import FINISHED, SuiteResults, is_suite, results_of
 from tdcollect.pages import build, evaluation
-from tdcollect.pages.build import REPORT, Cell, Column, DataTable, Figure, Figures, Page, Part
+from tdcollect.pages.build import REPORT, Cell, Column, DataTable, Page, Part
 from tdcollect.pages.evaluation import (
     COMPARED,
     COMPARISON_REPORT,
     again_of,
     comparison_page,
-    intervals_sentence,
     named_in,
     report_page,
 )
-from tdcollect.pages.plots import Mark, intervals
 
 INDEX = "index.html"
 PAGES = "pages"
@@ -57,7 +54,6 @@ _MARK = b'<meta name="generator" content="tdcollect">'
 _KINDS = {
     name.split()[-1]: name for name in ("suite", "race", "evaluation", "learning curve", COMPARISON)
 }
-_FIGURES, _ROWS = 6, 20  # figures of the index, and rows of each
 _FILMED = 100  # episodes of an evaluation that have a page as they have a film
 
 
@@ -321,11 +317,9 @@ def index_page(name: str, viewed: Sequence[Viewed]) -> Page:
     """Return the index of what was found in a folder of a name."""
     groups = {kind: [one for one in viewed if one.kind == kind] for kind in _KINDS}
     suites, races, evaluations, curves, comparisons = groups.values()
-    drawn = _figures(evaluations)
     sections: list[tuple[str, Sequence[Part]]] = [
         ("Suites", [_suites(suites)] if suites else []),
         ("Races", [_races(races)] if races else []),
-        ("Mean returns", [Figures(drawn)] if drawn else []),
         ("Evaluations", [_evaluations(evaluations)] if evaluations else []),
         ("Learning curves", [_curves(curves)] if curves else []),
         ("Comparisons", [_comparisons(comparisons)] if comparisons else []),
@@ -334,30 +328,6 @@ def index_page(name: str, viewed: Sequence[Viewed]) -> Page:
     without = sum(one.page is None for one in viewed)
     lead += [f"{without} without a page"] if without else []
     return Page(name, " · ".join(lead), "Evaluations", sections)
-
-
-def _figures(evaluations: Sequence[Viewed]) -> list[Figure]:
-    """Return a figure per env with several evaluations: their mean returns."""
-    by_env: dict[str, list[tuple[str, float, Summary]]] = {}
-    for one in evaluations:
-        if one.summary is not None and (mean := one.summary.returns.mean) is not None:
-            name = one.path if one.path != "." else one.policy
-            by_env.setdefault(one.env, []).append((name, mean, one.summary))
-    drawn: list[Figure] = []
-    for place, (env, ones) in enumerate(sorted(by_env.items())):
-        if len(ones) < 2 or len(drawn) == _FIGURES:
-            continue
-        shown = sorted(ones, key=itemgetter(1), reverse=True)[:_ROWS]
-        estimates = [(name, mean, s.returns.mean_interval) for name, mean, s in shown]
-        texts = evaluation.mean_texts(s.returns for *_, s in shown)
-        rows = zip(estimates, texts, strict=True)
-        marks = [Mark(name, mean, ends(own), text=text) for (name, mean, own), text in rows]
-        drawing = intervals(marks, "mean return")
-        said = intervals_sentence(estimates[:5], shown[0][2].confidence)
-        left = len(ones) - len(shown)
-        note = f"The {len(shown)} highest are drawn; {left} more are in the table." if left else ""
-        drawn.append(Figure(f"env_{place}", env, drawing, said, note))
-    return drawn
 
 
 def _evaluations(evaluations: Sequence[Viewed]) -> DataTable:

@@ -396,7 +396,11 @@ class Runner:
             warn_of_lost(self._parent, self._not_tensors)
             return self._as_torchrl(log, reset_at_each_iter=False)
         if collector.return_same_td and self._parent.preallocates:
-            return self._parent.preallocated.update_(batch)
+            same = self._parent.preallocated.update_(batch)  # which leaves text as it is
+            for key in getattr(plan.env, "texts", ()):
+                if (text := batch.get(key, None)) is not None:
+                    upstream.set_unchecked(same, as_path(key), text)
+            return same
         return batch
 
     def frames(self, steps: int, log: CollectionLog, random: bool) -> TensorDictBase:

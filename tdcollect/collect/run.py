@@ -532,7 +532,7 @@ class Runner:
             lower,
             parent.carrier,
             new_ids_of(parent.trajectory_ids) if collector.track_traj_ids else None,
-            self._left_out,
+            self._left_out | (self.policys_own if random and collector.by_arrival else set()),
             place,
             self.set_position,
             torch.is_grad_enabled(),
@@ -676,6 +676,15 @@ class Runner:
     def _left_out(self) -> frozenset[Key]:
         left_out = frozenset(self._parent.left_out_of_next)
         return left_out if self._collector.track_traj_ids else left_out | {keys.TRAJ_IDS}
+
+    @property
+    def policys_own(self) -> set[Key]:
+        """The entries that the policy alone writes."""
+        env = self._collector.env
+        specs = env.full_observation_spec, env.full_state_spec, env.full_action_spec
+        known = {as_path(key) for spec in specs for key in spec.keys(True, True)}
+        own = set(self._parent.policy_output_keys)
+        return {key for key in own if not {as_path(key), as_path(key)[1:]} & known}
 
     @property
     def stacked_lazily(self) -> bool:

@@ -477,6 +477,8 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
                 batch = self._runner.frames(steps, log, random)
             else:
                 batch = self._runner.episodes(count, log, seed, options, random, max_episode_steps)
+            if random and not self.by_arrival:  # else late rows of the policy may be among them
+                batch = batch.exclude(*self._runner.policys_own)
             log.batch = batch
         batch = self._postproc(batch)
         if layout != "flat":

@@ -390,7 +390,11 @@ class Runner:
             warn_of_lost(self.parent, self._not_tensors)
             return self._as_torchrl(log, reset_at_each_iter=False)
         if collector.return_same_td and self.parent.preallocates:
-            return self.parent.preallocated.update_(batch)
+            same = self.parent.preallocated.update_(batch)  # which leaves text as it is
+            for key in getattr(plan.env, "texts", ()):
+                if (text := batch.get(key, None)) is not None:
+                    upstream.set_unchecked(same, as_path(key), text)
+            return same
         return batch
 
     def frames(self, steps: int, log: CollectionLog, random: bool) -> TensorDictBase:
@@ -524,7 +528,7 @@ class Runner:
             lower,
             parent.carrier,
             new_ids_of(parent.trajectory_ids) if collector.track_traj_ids else None,
-            self._left_out,
+            self._left_out | (self.policys_own if random and collector.by_arrival else set()),
             place,
             self.set_position,
             torch.is_grad_enabled(),
@@ -668,6 +672,15 @@ class Runner:
     def _left_out(self) -> frozenset[Key]:
         left_out = frozenset(self.parent.left_out_of_next)
         return left_out if self._collector.track_traj_ids else left_out | {keys.TRAJ_IDS}
+
+    @property
+    def policys_own(self) -> set[Key]:
+        """The entries that the policy alone writes."""
+        env = self._collector.env
+        specs = env.full_observation_spec, env.full_state_spec, env.full_action_spec
+        known = {as_path(key) for spec in specs for key in spec.keys(True, True)}
+        own = set(self.parent.policy_output_keys)
+        return {key for key in own if not {as_path(key), as_path(key)[1:]} & known}
 
     @property
     def stacked_lazily(self) -> bool:

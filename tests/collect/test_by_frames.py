@@ -163,6 +163,18 @@ def test_random_actions_come_from_the_action_spec(policy: Callable[[EnvBase], An
         assert_same(state, expected_state)
 
 
+@pytest.mark.parametrize("count", [{"frames": 6}, {"episodes": 2}])
+def test_random_actions_have_no_outputs_of_the_policy(count: dict[str, int]) -> None:
+    """Though the carried step has those of its last call."""
+    found = []
+    for policy in (policies.actor, policies.random_policy):
+        env = cartpole()
+        collector = Collector(env, policy(env), frames_per_batch=6)
+        next(iter(collector))
+        found.append(sorted(map(str, collector.collect(**count, random=True).keys(True, True))))
+    assert found[0] == found[1]
+
+
 @pytest.mark.behaviour(6)
 def test_exploration_is_set_for_one_call() -> None:
     env = ENVS["pendulum"]()

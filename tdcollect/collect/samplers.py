@@ -97,6 +97,7 @@ class Sampler:
     late = False
     _agreeing: ClassVar[dict[Any, bool]] = {}  # whether both ways agree, by kind, shapes, dtypes
     _event_dims: int | None = None
+    _folded: Tensor | None = None  # zero, or NaN where a normalizer was not finite
 
     def __init__(self, draw: Draw):
         self._draw = draw
@@ -106,6 +107,10 @@ class Sampler:
         """Forget draws that were neither checked nor scored."""
         self._kept: list[tuple[Tensor, ...]] = []  # what scores are made of, or the score
         self._scores: list[Tensor] = []
+        self._normalizers: list[Tensor] = []  # to be checked
+        self._logits: list[Tensor] = []  # whose normalizers were not needed
+        if self._folded is not None:
+            self._folded.zero_()
 
     def __call__(self, *parameters: Any) -> tuple[Tensor, Tensor | None]:
         """A sample and, if it is wanted, its log-probability."""
@@ -224,20 +229,11 @@ _OPTIONS: dict[Any, frozenset[str]] = {
 class _Categorical(Sampler):
     """Random draws of integers or one-hot, with a mask or without."""
 
-    _folded: Tensor | None = None  # zero, or NaN where a normalizer was not finite
-
     def __init__(self, draw: Draw):
         super().__init__(draw)
         self._one_hot = draw.kind in _ONE_HOT
         self._masked = draw.kind in _MASKED
         self.late = not self._masked and draw.interaction is _RANDOM
-
-    def restart(self) -> None:
-        super().restart()
-        self._normalizers: list[Tensor] = []
-        self._logits: list[Tensor] = []  # whose normalizers were not needed
-        if self._folded is not None:
-            self._folded.zero_()
 
     def __call__(self, logits: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         if mask is not None:

@@ -357,18 +357,17 @@ class LikeRows:
         if read.isdisjoint(self._of_batch):
             return
         # Weights that an operation hands back are no rows, unless it has written to them.
-        handed_back = set() if _written(schema) else read - self._of_batch
-        computed = []
+        handed_back = set() if schema.is_mutable else read - self._of_batch
         for value in _tensors(result):
-            if _place(value) in handed_back:
+            if (place := _place(value)) in handed_back:
                 continue
-            computed.append(value)
+            self._kept.append(value)
+            self._of_batch.add(place)
             if "empty" in schema.name:  # which returns memory as it is
                 continue
             if value.ndim > 0 and value.numel() > 0 and len(value) % self._rows == 0:
                 apart = value.flatten().view(torch.uint8).view(self._rows, -1)
                 self.unlike |= not torch.equal(apart, apart[:1].expand_as(apart))
-        self.follow(computed)
 
 
 def _place(value: torch.Tensor) -> int:

@@ -45,7 +45,7 @@ from tdcollect.collect.samplers import Draw, GlobalNoise, Noise, Sampler, sample
 from tdcollect.collect.step_dict import StepDict, is_plain, leaves
 from tdcollect.envs.spaces import DrawableBox, nested, overflows
 from tdcollect.envs.traits import NotKnown
-from tdcollect.keys import Key, entry_path, is_next, name_of
+from tdcollect.keys import Key, as_path, entry_path, is_next, name_of
 
 Call = Callable[[StepDict], None]
 Score = Callable[[dict[Key, Tensor], StepDict], None]
@@ -734,6 +734,13 @@ def draws_from_spec(env: EnvBase) -> bool:
             return True
         env = env.base_env
     return False
+
+
+def not_of(env: EnvBase, outputs: Iterable[Key]) -> set[Key]:
+    """Return the outputs of a policy that an env neither gives nor takes."""
+    specs = env.full_observation_spec, env.full_state_spec, env.full_action_spec
+    known = {as_path(key) for spec in specs for key in spec.keys(True, True)}
+    return {key for key in outputs if not {as_path(key), as_path(key)[1:]} & known}
 
 
 def is_masked(spec: Composite) -> bool:

@@ -43,6 +43,7 @@ from tdcollect.collect.policy import (
     draws_from_spec,
     is_masked,
     label,
+    not_of,
     own_code_of,
     warning_of_draws,
 )
@@ -512,9 +513,7 @@ class Runner:
         batch = self.assemble(entries, (*collector.env.batch_size, steps))
         return parent.truncate_last_step(batch)
 
-    def _frames(
-        self, env: ArrayEnv, random: bool, log: CollectionLog, steps: int | None = None
-    ) -> Frames:
+    def _frames(self, env: ArrayEnv, random: bool, log: CollectionLog, steps: int = 0) -> Frames:
         collector, parent, place = self._collector, self.parent, self._place(env)
         if place.moves and not torch.is_grad_enabled():
             place.graphs = not self._why_no_graph(env, place)
@@ -676,11 +675,7 @@ class Runner:
     @property
     def policys_own(self) -> set[Key]:
         """The entries that the policy alone writes."""
-        env = self._collector.env
-        specs = env.full_observation_spec, env.full_state_spec, env.full_action_spec
-        known = {as_path(key) for spec in specs for key in spec.keys(True, True)}
-        own = set(self.parent.policy_output_keys)
-        return {key for key in own if not {as_path(key), as_path(key)[1:]} & known}
+        return not_of(self._collector.env, self.parent.policy_output_keys)
 
     @property
     def stacked_lazily(self) -> bool:

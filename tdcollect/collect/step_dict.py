@@ -242,8 +242,9 @@ def shaped_like(
         if isinstance(part, TensorDictBase):
             if inner is None:
                 inner = TensorDict({}, batch_size=batch.batch_size)
-            if inner.device != part.device:
-                inner = inner.clear_device_() if part.device is None else inner.to(part.device)
+            device = batch.device or part.device
+            if inner.device != device:
+                inner = inner.clear_device_() if device is None else inner.to(device)
             deeper = part.batch_size[template.ndim :]
             if deeper:
                 inner.batch_size = (*batch.batch_size, *deeper)

@@ -393,7 +393,7 @@ def bin_edges(values: Values) -> Values:
     """Return the edges of the bars: one bar per integer for few integers; else Rice's rule."""
     low, high = float(values.min()), float(values.max())
     integers = bool((values == np.round(values)).all())
-    if integers and high - low < MOST_BARS:
+    if integers and high - low < MOST_BARS and abs(low) < 2**52:  # else no halves between them
         return np.arange(low - 0.5, high + 1.0)
     if low == high:
         half = max(0.5, 0.005 * abs(low))

@@ -71,7 +71,7 @@ OPTIONS: list[dict[str, Any]] = [
     {},
     {"init_random_frames": 37, "use_buffers": False},
     {"return_same_td": True, "set_truncated": True},
-    {"reset_at_each_iter": True, "storing_device": "cpu"},
+    {"reset_at_each_iter": True, "storing_device": "cpu", "use_buffers": False},
     {"compact_obs": True},
 ]
 

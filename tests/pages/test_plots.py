@@ -124,6 +124,7 @@ def test_an_axis_says_no_more_than_the_values() -> None:
         drawing = plots.lines([plots.Line("a", x, np.array(y))], "x", "y", steps=True)
         assert ticks(drawing) == [*expected, 0, 1, 2]
     assert ticks(plots.histogram([500.0] * 9, "x"))[-1:] == [500]
+    assert plots.histogram([1e30], "x").content  # whole numbers without halves between them
     found = plots.lines([plots.Line("a", np.array([0.0, 1e5]), x[:2] / 3)], "x", "y").content
     assert ">100,000<" in found and ">0.1<" in found  # noqa: PT018
 

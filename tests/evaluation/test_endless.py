@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tdcollect import evaluate
-from tdcollect.evaluation import settings
+from tdcollect.evaluation.episodes import collector
 from tdcollect.evaluation.ledger import read_directory
 
 from ..counting import CountingEnv, CountingRules
@@ -24,8 +24,8 @@ def counting(length: int | None = None) -> CountingEnv:
 
 @pytest.fixture
 def bound(monkeypatch: pytest.MonkeyPatch) -> int:
-    assert settings.ENDLESS == 10**6
-    monkeypatch.setattr(settings, "ENDLESS", 200)
+    assert collector.ENDLESS == 10**6
+    monkeypatch.setattr(collector, "ENDLESS", 200)
     return 200
 
 

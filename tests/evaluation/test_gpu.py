@@ -131,32 +131,18 @@ def test_what_an_operation_draws_by_default_is_read_off_its_schema() -> None:
     assert by_row.draws == 0
 
 
-class Played:
-    """An operation that hands back a batch, twice that, and the weights, as recurrent ones do."""
-
-    tags = ()
-    _schema = torch.ops.aten._cudnn_rnn.default._schema
-
-    def __init__(self, change: Callable[[torch.Tensor], torch.Tensor]):
-        self.change = change
-
-    def __call__(self, batch: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return batch, self.change(batch), weights
-
-
 def test_weights_that_an_operation_hands_back_are_no_rows() -> None:
-    for change, unlike in (
-        (lambda x: x * 2, False),
-        (lambda x: x + torch.arange(16.0)[:, None], True),
-    ):
-        watch, rows = LikeRows(16), torch.ones(16, 4)
+    schema = torch.ops.aten._cudnn_rnn.default._schema
+    for change, unlike in ((0.0, False), (torch.arange(16.0)[:, None], True)):
+        watch, rows, weights = LikeRows(16), torch.ones(16, 4), torch.arange(13440.0)
         watch.follow([rows])
-        watch.__torch_dispatch__(Played(change), (), (rows, torch.arange(13440.0)))
+        # Recurrent operations hand back the batch and the weights beside what they compute.
+        watch.note(schema, (rows, weights), (rows, rows * 2 + change, weights))
         assert watch.unlike is unlike
     watch, rows, kept = LikeRows(16), torch.ones(16, 1), torch.arange(16.0)[:, None]
     watch.follow([rows])
-    with watch:
-        kept.add_(rows)  # what is written to is computed
+    # What is written to is computed.
+    watch.note(torch.ops.aten.add_.Tensor._schema, (kept, rows), kept.add_(rows))
     assert watch.unlike
 
 

@@ -109,7 +109,7 @@ class EpisodeRun:
             on_step=self._stepped if assembly.metrics and assembly.metrics.infos else None,
             on_error=self._raised if restarts else None,
         )
-        starts.begin(feed, self.of._start, self.of.base)
+        starts.begin(feed, self.of.start_of, self.of.base)
         while True:
             for block in loop:
                 try:
@@ -618,8 +618,8 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
 
         return Inference(policy, layout, is_unread)
 
-    def _start(self, index: int) -> Start:
-        """Return the episode of an index, to be started."""
+    def start_of(self, index: int) -> Start:
+        # The episode of an index, to be started; for this package alone.
         by_index = self.settings.options_by_index
         options = None if by_index is None else by_index[index]
         return Start(index, self.episode_seeds(index)[0], index, options)

@@ -373,7 +373,7 @@ _global_hooks = attrgetter(*(f"_global_{kind}_hooks" for kind in _HOOKS))
 
 def has_hooks(module: nn.Module) -> bool:
     """Return whether a call of a module also calls hooks: its own, or those of all modules."""
-    return any(_own_hooks(module)) or any(_global_hooks(_module))
+    return any(_own_hooks(module)) or all_modules_have_hooks()
 
 
 def all_modules_have_hooks() -> bool:

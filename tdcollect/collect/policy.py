@@ -532,7 +532,7 @@ def _direct(module: Callable[..., Any]) -> Callable[..., Any]:
         return module.forward
     # Not children(), which leaves out a module that comes twice.
     children = [*cast(nn.Sequential, module)]
-    calls = [_direct(child) for child in children]
+    calls = [*map(_direct, children)]
     # What a linear layer gives is nobody else's: the next function may write into it.
     in_place = [*calls]
     for i, (before, after) in enumerate(pairwise(children)):

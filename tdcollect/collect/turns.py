@@ -684,8 +684,7 @@ class Frames:
         finally:
             if number is not None:
                 number(turns.present)
-            step = StepDict((k, v) for k, v in turns.present.items() if k not in turns.next_keys)
-            step = self.place.leave(step)
+            step = self.place.leave(turns.present.exclude(*turns.next_keys))
             if texts := self.env.texts:
                 step = told(texts, step, self.carrier.device)
             left = nested(step.items(), self.env.batch_size, self.carrier.device)

@@ -79,19 +79,15 @@ class SerialBackend(Backend):
         self._leaf = leaf
 
     def reset(self, starts: Starts, options: dict[str, Any] | None, out: SlotBuffers) -> None:
-        failed: dict[int, Exception] = {}
-        for slot, seed in starts.items():
-            own = None if options is None else values.options_of(options, slot)
-            try:
-                begun = self.envs[slot].reset(seed=seed, options=own)
-                observation, info = begun if type(begun) is tuple else as_begun(begun)
-                self.observation.write_slot(observation, out.observation, slot)
-                if self.info:
-                    write_info(self.info, info, out.info, slot)
-            except Exception as error:
-                failed[slot] = error
-        if failed:
-            raise SlotError("reset", failed)
+        def begin(slot: int) -> None:
+            own = values.options_of(options, slot)
+            begun = self.envs[slot].reset(seed=starts[slot], options=own)
+            observation, info = begun if type(begun) is tuple else as_begun(begun)
+            self.observation.write_slot(observation, out.observation, slot)
+            if self.info:
+                write_info(self.info, info, out.info, slot)
+
+        for_each_slot("reset", starts, begin)
 
     def step(self, actions: Sequence[Array], slots: Sequence[int] | None, out: SlotBuffers) -> None:
         envs, unbatched = self.envs, self.action.read_slots(actions)
@@ -302,13 +298,13 @@ class VectorBackend(Backend):
             return
         rows = np.fromiter(starts, np.intp)
         seeds: Any = None
-        if {*starts.values()} != {None}:
+        if any(seed is not None for seed in starts.values()):
             seeds = [starts.get(slot) for slot in range(self.num_envs)]
         if options is None and self._fresh:
             rows = self._show_fresh(rows, seeds, out)
             if not len(rows):
                 return
-        passed = {**options} if options else {}
+        passed = dict(options or {})
         if len(rows) < self.num_envs:
             if not self.can.reset_singly:
                 raise ValueError(
@@ -332,13 +328,12 @@ class VectorBackend(Backend):
                 "it in batches, with episodes_per_slot=1"
             ) from error
         self._has_begun = True
-        if type(info) is not dict and not isinstance(info, Mapping):
+        if not isinstance(info, Mapping):
             raise TypeError(
                 f"expected the infos of {self.env} to be a dict, as gymnasium.vector has it, got "
                 f"{type(info).__name__}; have it give one"
             )
-        if self._fresh:
-            self._fresh_at[rows] = -1
+        self._fresh_at[rows] = -1
         self._write_rows("reset", observation, info, rows, out)
 
     def _show_fresh(self, rows: Array, seeds: list[int | None] | None, out: SlotBuffers) -> Array:

@@ -336,7 +336,7 @@ class EpisodeCounters:
     def started(self, starts: Starts, rows: Any) -> None:
         self._begun[rows] = self._clock
         self.episodes[rows] += 1
-        for slot, seed in starts.items() if {*starts.values()} != {None} else ():
+        for slot, seed in starts.items():
             if seed is not None:
                 self.seeded[slot] = seed, int(self.episodes[slot]) - 1
 
@@ -422,7 +422,6 @@ class Stepper:
             )
         self.backend = backend
         self.can = backend.can
-        self._goes_apart = backend.can.asynchronous
         self.name = name
         self.is_closed = False
         self.latest: StepBuffers | None = None
@@ -521,8 +520,7 @@ class Stepper:
         counters, places = self._counters, np.zeros((5, self.num_envs), np.int64)
         places[0], places[1] = counters.number, counters.episodes
         places[2], places[3] = counters.lengths(), self._phases
-        if self._goes_apart:
-            places[4, [*self.away]] = 1
+        places[4, [*self.away]] = 1
         return places
 
     def follow(self) -> None:
@@ -567,8 +565,7 @@ class Stepper:
         else:
             self._hold_present(out)
         out.flags[:, _rows_of(slots)] = False
-        if self._goes_apart:
-            self.recall()
+        self.recall()
         starts = self._seeds.of(slots)
         if seeds is not None:
             starts.update(zip(slots, seeds, strict=True))
@@ -632,8 +629,7 @@ class Stepper:
             SlotError: if the envs of some slots failed; the others are stepped.
             RestartsExhausted: if a failure exceeds ``max_restarts``; the others are stepped.
         """
-        if self._goes_apart:
-            self.recall()
+        self.recall()
         self._check_step(slots)
         if slots is not None:
             if not self.can.pause:
@@ -642,7 +638,7 @@ class Stepper:
                     " this vector env steps its slots together; use backend='serial' to step some"
                 )
             self._hold_present(out)
-        stepped, failed = self._without_fallen(slots) if self._fallen else (slots, None)
+        stepped, failed = self._without_fallen(slots)
         try:
             self.backend.step(actions, stepped, out.raw)
         except SlotError as error:
@@ -709,7 +705,7 @@ class Stepper:
     def send(self, actions: Sequence[Array], slots: Sequence[int]) -> None:
         """Have ``slots``, idle ones, take a step, and go on; see :meth:`receive`."""
         self._check_step(slots)
-        sent, failed = self._without_fallen(slots) if self._fallen else (slots, None)
+        sent, failed = self._without_fallen(slots)
         if failed is not None:
             self._phases[list(failed.causes)] = Phase.UNSENT
         self.backend.send(actions, sent)
@@ -782,7 +778,7 @@ class Stepper:
 
     def recall(self) -> None:
         """Wait for slots in flight; they must be reset before they are stepped."""
-        if away := self.away:
+        if self.can.asynchronous and (away := self.away):
             self.backend.recall()
             self._starting = {}
             self._phases[list(away)] = Phase.UNSTARTED
@@ -790,6 +786,8 @@ class Stepper:
     # --- failures ------------------------------------------------------------------------------
 
     def _without_fallen(self, slots: Sequence[int] | None) -> tuple[Any, SlotError | None]:
+        if not self._fallen:
+            return slots, None
         every = self._every_slot if slots is None else slots
         fallen = {slot: self._fallen[slot] for slot in every if slot in self._fallen}
         rest = [slot for slot in every if slot not in fallen]

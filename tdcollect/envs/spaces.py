@@ -83,7 +83,7 @@ class Leaf(abc.ABC):
     def read(self, entry: Array) -> Array:
         """Decode ``entry`` ``[*lead, *shape]`` into a new array ``[*lead, *space.shape]``."""
 
-    def checked(self, value: Any, out: Array) -> Array:
+    def _checked(self, value: Any, out: Array) -> Array:
         """``value`` as an array, which must have the space's shape behind the lead of ``out``."""
         value = np.asarray(value)
         got = value.shape[out.ndim - len(self.shape) :]
@@ -128,7 +128,7 @@ class BoxLeaf(Leaf):
         self._recast = self.dtype != self.space_dtype
 
     def write(self, value: Any, out: Array) -> None:
-        out[...] = self.checked(value, out).reshape(out.shape)
+        out[...] = self._checked(value, out).reshape(out.shape)
 
     def takes(self, value: Array) -> bool:
         # A widened entry may still be narrower than its space: uint64 goes into int64.
@@ -172,7 +172,7 @@ class _CategoricalLeaf(Leaf):
         self._counts_from_zero = not self.start.any()
 
     def index(self, value: Any, out: Array) -> Array:
-        index = self.checked(value, out) - self.start
+        index = self._checked(value, out) - self.start
         if ((index < 0) | (index >= self.n)).any():
             raise ValueError(
                 f"expected values in [{self.start}, {self.start + self.n}), got {value}; "
@@ -194,6 +194,10 @@ class _CategoricalLeaf(Leaf):
         return value.astype(self.space_dtype)
 
 
+def _whole(entry: Array) -> Array:
+    return entry.astype(np.int64) if entry.dtype.kind == "f" else entry
+
+
 class _OneHotLeaf(_CategoricalLeaf):
     """``Discrete`` and evenly sized ``MultiDiscrete``, one-hot over a last dimension."""
 
@@ -205,7 +209,7 @@ class _OneHotLeaf(_CategoricalLeaf):
         out[...] = self.index(value, out)[..., None] == self._range
 
     def read(self, entry: Array) -> Array:
-        index = (entry.astype(np.int64) if entry.dtype.kind == "f" else entry).argmax(-1)
+        index = _whole(entry).argmax(-1)
         if self._counts_from_zero and index.dtype is self.space_dtype:
             return index
         return (index + self.start).astype(self.space_dtype)
@@ -228,7 +232,7 @@ class _MultiOneHotLeaf(_CategoricalLeaf):
         out[...] = index[..., self._component] == self._range
 
     def read(self, entry: Array) -> Array:
-        whole = entry.astype(np.int64) if entry.dtype.kind == "f" else entry
+        whole = _whole(entry)
         index = np.stack([whole[..., block].argmax(-1) for block in self._blocks], axis=-1)
         index = index.reshape(*entry.shape[:-1], *self.n.shape)
         return (index + self.start).astype(self.space_dtype)
@@ -517,10 +521,6 @@ class SpaceCodec:
 
     def write_rows(self, value: Any, out: Sequence[Array], rows: Array) -> None:
         """Encode the values of some slots into their rows of arrays ``[N, *shape]``."""
-        if self.direct:  # without a copy in between
-            leaf = self.leaves[0]
-            out[0][rows] = leaf.checked(value, out[0]).reshape(len(rows), *leaf.shape)
-            return
         held = self.empty(len(rows))
         self.write(value, held)
         for array, part in zip(out, held, strict=True):

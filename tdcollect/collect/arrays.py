@@ -634,7 +634,8 @@ class ArrayEnv(SteppedEnv):
         if self._away:
             flags = self._on_host(flags)
         done = flags[0].numpy()
-        ended = np.flatnonzero(done).tolist() if 1 in done.tobytes() else []  # the quickest way
+        # The quickest way, of several.
+        ended = done.reshape(-1).nonzero()[0].tolist() if 1 in done.tobytes() else []
         if self.ends_by_done:
             return ended, ended
         over = np.logical_or.reduce([flag.numpy().reshape(-1) for flag in flags])

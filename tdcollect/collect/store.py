@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import repeat
+from operator import is_, itemgetter
 from typing import Any
 
 import numpy as np
@@ -54,7 +56,7 @@ class Store:
     def __post_init__(self) -> None:
         self._dim = len(self.env.batch_size)
         self._count = self.env.batch_size.numel()
-        self._held: list[tuple[StepDict, StepDict]] = []
+        self._held: tuple[list[StepDict], list[StepDict]] = [], []  # and what they led to
         self._rows: list[torch.Tensor] = []  # of the steps held, those that have arrived
         self._names: list[tuple[Key, Key, bool]] | None = None
         self._filled = 0
@@ -80,9 +82,10 @@ class Store:
         if self.steps is None:
             if not slots:
                 return
-            self._rows.append(len(self._held) * self._count + torch.tensor(slots))
+            self._rows.append(len(self._held[0]) * self._count + torch.tensor(slots))
             self.slots += slots
-        self._held.append((step, following))
+        self._held[0].append(step)
+        self._held[1].append(following)
 
     def rows(self) -> dict[Key, torch.Tensor]:
         """All rows, ``[F, ...]`` per entry, in the order of their arrival."""
@@ -93,7 +96,7 @@ class Store:
         """The entries ``[N, t, ...]``; rows that a slot lacks are zero."""
         if self.steps is not None:
             if not self._filled:
-                self.steps = len(self._held)  # the loop has ended within its first chunk
+                self.steps = len(self._held[0])  # the loop has ended within its first chunk
             self._flush()
             if self._filled == self.steps:
                 return self._entries
@@ -107,10 +110,11 @@ class Store:
         }
 
     def _flush(self) -> None:
-        if not self._held:
+        steps, followings = self._held
+        if not steps:
             return
         if self._names is None:
-            step, following = self._held[0]
+            step, following = steps[0], followings[0]
             if lacking := [k for k in self.env.carried if k in following and k not in step]:
                 raise NotReset(
                     f"expected the entries {lacking} from resets, as steps give them, got resets "
@@ -121,8 +125,8 @@ class Store:
             names += [(under_next(key), key, True) for key in following]
             self._names = [one for one in names if one[0] not in self.left_out]
         try:
-            values = {k: [held[at][key] for held in self._held] for k, key, at in self._names}
-            coming = self._held[-1][1].values()
+            values = {k: [*map(itemgetter(key), self._held[at])] for k, key, at in self._names}
+            coming = followings[-1].values()
             for name, brought in self.place.bring(values, self._devices, coming).items():
                 self._stack(name, brought)
         except KeyError as error:
@@ -132,7 +136,7 @@ class Store:
             ) from error
         except RuntimeError as error:
             for _, key, led_to in self._names:
-                shapes = [held[led_to][key].shape for held in self._held]
+                shapes = [held[key].shape for held in self._held[led_to]]
                 odd = [shape for shape in shapes if shape != shapes[0]]
                 if odd:
                     raise ValueError(
@@ -140,8 +144,8 @@ class Store:
                         f"{list(shapes[0])}, then {list(odd[0])}; pad it"
                     ) from error
             raise
-        self._filled += len(self._held)
-        self._held, self._rows = [], []
+        self._filled += len(steps)
+        self._held, self._rows = ([], []), []
 
     def _stack(self, name: Key, values: list[torch.Tensor]) -> None:
         dim, steps = self._dim, self.steps
@@ -151,7 +155,7 @@ class Store:
             return
         first = values[0]
         # The flags that steps begin with are one tensor at all steps, say.
-        same = len(values) > 1 and all(value is first for value in values)
+        same = len(values) > 1 and all(map(is_, values, repeat(first)))
         if len(values) == steps and not same:
             # Steps in another memory format (channels last) would make the batch one, too.
             self._entries[name] = torch.stack(values, dim).contiguous()

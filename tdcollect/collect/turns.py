@@ -6,6 +6,7 @@ collected in the order of their arrival.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -254,7 +255,10 @@ class Ends:
         self._count = env.batch_size.numel()
         self._renewed: list[int] = []
         self._taken = 0
-        self._late: list[tuple[int, list[int], Array]] = []  # steps before; slots, and their ids
+        # The trajectories whose ids are not written yet: their slots, and the steps before them.
+        self._late_slots: list[int] = []
+        self._late_steps: list[int] = []
+        self._ids: Array | None = None  # theirs, once they are asked for
         self.ended: list[int] = []
 
     def begin(self, following: StepDict) -> StepDict:
@@ -270,23 +274,30 @@ class Ends:
         if not self._renewed:
             return
         if self._new_ids is not None:
-            ids = self._new_ids(len(self._renewed))
             if self._read():
-                set_ids(upcoming, self._renewed, ids)
+                set_ids(upcoming, self._renewed, self._new_ids(len(self._renewed)))
             else:
-                self._late.append((self._taken, self._renewed, ids))
+                self._late_slots += self._renewed
+                self._late_steps += [self._taken] * len(self._renewed)
         if 0 < len(self.ended) < self._count:
             zero_rows(upcoming, forgotten, self._env.batch_size, self.ended)
 
     def number(self, entries: dict[Key, torch.Tensor]) -> None:
         """Write the ids that are not written yet: into a batch ``[*N, T]``, or its last step."""
-        if not self._late or keys.TRAJ_IDS not in entries:
+        if not self._late_slots or self._new_ids is None or keys.TRAJ_IDS not in entries:
             return
+        if self._ids is None:
+            self._ids = self._new_ids(len(self._late_slots))
         ids = entries[keys.TRAJ_IDS]
-        is_batch = ids.ndim > len(self._env.batch_size)
-        grid = (ids if is_batch else ids.clone()).numpy().reshape(self._count, -1)
-        for taken, slots, new in self._late:
-            grid[slots, taken if is_batch else 0 :] = new[:, None]
+        if ids.ndim == len(self._env.batch_size):
+            latest = ids.numpy().flatten()
+            latest[self._late_slots] = self._ids  # of several of a slot, the last
+            entries[keys.TRAJ_IDS] = torch.from_numpy(latest).view(ids.shape)
+            return
+        grid = ids.numpy().reshape(self._count, -1)
+        count = bisect_left(self._late_steps, grid.shape[1])
+        grid[self._late_slots[:count], self._late_steps[:count]] = self._ids[:count]
+        np.maximum.accumulate(grid, axis=1, out=grid)  # ids go up
         entries[keys.TRAJ_IDS] = torch.from_numpy(grid).view(ids.shape)
 
 
@@ -309,7 +320,6 @@ class MaskedEnds(Ends):
         self._asks = asks
         # The number of the latest trajectory: -1 of the first that begins in this batch.
         self.latest = torch.zeros((), dtype=torch.int64, device=env.home)
-        self._ids: torch.Tensor | None = None
 
     def begin(self, following: StepDict) -> StepDict:
         self._done = done = following[keys.DONE]
@@ -337,8 +347,9 @@ class MaskedEnds(Ends):
             return
         if self._ids is None:  # the one wait for the env's device in a batch
             count = -int(self.latest)
-            self._ids = torch.from_numpy(self._new_ids(count) if count else np.empty(0, np.int64))
-        entries[keys.TRAJ_IDS] = numbered(entries[keys.TRAJ_IDS].to(self._ids_on), self._ids)
+            self._ids = self._new_ids(count) if count else np.empty(0, np.int64)
+        ids = entries[keys.TRAJ_IDS].to(self._ids_on)
+        entries[keys.TRAJ_IDS] = numbered(ids, torch.from_numpy(self._ids))
 
 
 class TurnGraph(Captured):

@@ -44,7 +44,7 @@ from tdcollect.envs.process.values import (
     write_info,
 )
 from tdcollect.envs.process.worker import EnvFactory, EnvSlots, check_spaces
-from tdcollect.envs.slots import Backend, Came, Can, SlotError, Starts
+from tdcollect.envs.slots import Backend, Came, Can, SlotError, Starts, are_seeded
 from tdcollect.envs.spaces import SlotBuffers
 from tdcollect.packages import extra_module
 
@@ -298,7 +298,7 @@ class VectorBackend(Backend):
             return
         rows = np.fromiter(starts, np.intp)
         seeds: Any = None
-        if any(seed is not None for seed in starts.values()):
+        if are_seeded(starts):
             seeds = [starts.get(slot) for slot in range(self.num_envs)]
         if options is None and self._fresh:
             rows = self._show_fresh(rows, seeds, out)
@@ -333,7 +333,8 @@ class VectorBackend(Backend):
                 f"expected the infos of {self.env} to be a dict, as gymnasium.vector has it, got "
                 f"{type(info).__name__}; have it give one"
             )
-        self._fresh_at[rows] = -1
+        if self._fresh:
+            self._fresh_at[rows] = -1
         self._write_rows("reset", observation, info, rows, out)
 
     def _show_fresh(self, rows: Array, seeds: list[int | None] | None, out: SlotBuffers) -> Array:

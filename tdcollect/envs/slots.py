@@ -68,6 +68,11 @@ Starts: TypeAlias = Mapping[int, int | None]
 """The slots to reset, ascending, each with its seed; None leaves it to its own generator."""
 
 
+def are_seeded(starts: Starts) -> bool:
+    """Return whether a slot has a seed."""
+    return not {None}.issuperset(starts.values())
+
+
 class Came(NamedTuple):
     """The slots that have come back from what they were sent to do.
 
@@ -336,7 +341,7 @@ class EpisodeCounters:
     def started(self, starts: Starts, rows: Any) -> None:
         self._begun[rows] = self._clock
         self.episodes[rows] += 1
-        for slot, seed in starts.items():
+        for slot, seed in starts.items() if are_seeded(starts) else ():
             if seed is not None:
                 self.seeded[slot] = seed, int(self.episodes[slot]) - 1
 
@@ -564,7 +569,6 @@ class Stepper:
             slots = self._every_slot
         else:
             self._hold_present(out)
-        out.flags[:, _rows_of(slots)] = False
         self.recall()
         starts = self._seeds.of(slots)
         if seeds is not None:
@@ -603,6 +607,7 @@ class Stepper:
         if self.bookkeeping.episode_reward:
             self._returns[rows] = 0
         self._phases[rows] = Phase.RUNNING
+        out.flags[:, rows] = False
         for slot in starts if self._fallen else ():
             self._fallen.pop(slot, None)
         if out.bookkeeping:
@@ -762,7 +767,6 @@ class Stepper:
         failed = came.failed_begins
         if not came.begun and failed is None:
             return [], None
-        out.flags[:, came.begun] = False
         back = sorted([*came.begun, *(() if failed is None else failed.causes)])
         sent = {slot: self._starting.pop(slot) for slot in back}
         starts = {slot: seed for slot, (seed, _) in sent.items()}

@@ -19,8 +19,8 @@ def progress_bar(total: int, unit: str, *, leave: bool = True) -> Any:
     A bar is drawn in a terminal or a notebook (a widget, or text without ipywidgets) if tqdm is
     installed; ``leave`` keeps it on the screen. Anything else, such as a log, gets lines.
     """
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    in_notebook = "IPKernelApp" in getattr(shell, "config", ())
+    get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    in_notebook = get_shell and "IPKernelApp" in getattr(get_shell(), "config", ())
     if in_notebook or (sys.stderr is not None and sys.stderr.isatty()):
         try:
             return _tqdm()(total=total, unit=f" {unit}", leave=leave)

@@ -86,21 +86,21 @@ class Surroundings(NamedTuple):
 
 def settings_of_process() -> dict[str, Any]:
     """Return the settings of this process that may change an episode on a CPU, as plain JSON."""
-    here = Surroundings.here()
+    settings = _of_torch(sys.modules["torch"])
     errors = {
         ":".join((_text(message), "|".join(map(".".join, named)), _text(module), str(line)))
-        for action, message, named, module, line in here.filters
+        for action, message, named, module, line in _filters()
         if action == "error"
     }
-    precision = here.torch.get("mkldnn.matmul.fp32_precision")
+    precision = settings.get("mkldnn.matmul.fp32_precision")
     return {
-        "numpy_errors": here.errors,
+        "numpy_errors": dict(np.geterr()),
         "warnings_as_errors": sorted(errors),
-        "flushed_denormals": here.flushes,
-        "default_dtype": here.torch["default_dtype"],
-        "deterministic_algorithms": here.torch["deterministic_debug_mode"],
-        "matmul_precision": here.torch.get("float32_matmul_precision", precision),
-        "onednn": here.torch["mkldnn.enabled"],
+        "flushed_denormals": _flushes(),
+        "default_dtype": settings["default_dtype"],
+        "deterministic_algorithms": settings["deterministic_debug_mode"],
+        "matmul_precision": settings.get("float32_matmul_precision", precision),
+        "onednn": settings["mkldnn.enabled"],
     }
 
 

@@ -191,7 +191,7 @@ class LoweredPolicy:
                     self._lower(part)
             else:
                 self._lower_one(module)
-                self.writes.update(key for key in module.out_keys if key != "_")
+                self.writes.update({*module.out_keys} - {"_"})
         except NotKnown as reason:
             self._call_as_it_is(module, str(reason))
             return
@@ -216,11 +216,13 @@ class LoweredPolicy:
             draw = self._draw(module)
             drawing = draw and sampler(draw)
             if draw is None or drawing is None:
-                self._add(_draw_call(module, _from_distribution(module)), label(module), _STRAIGHT)
+                call = _draw_call(module, _from_distribution(module), module.in_keys)
+                self._add(call, label(module), _STRAIGHT)
             else:
-                entries = dict(zip(_parameters(module), module.in_keys, strict=True))
+                names = map(name_of, module.dist_keys)
+                entries = dict(zip(names, module.in_keys, strict=True))
                 in_keys = [entries[name] for name in draw.names]
-                call = _draw_call(module, _reading(drawing, in_keys))
+                call = _draw_call(module, drawing, in_keys)
                 self._add(call, label(module), "computed straight, checked once per batch")
                 self._samplers.append(drawing)
                 self.sampling.add(call)
@@ -239,7 +241,7 @@ class LoweredPolicy:
         at_random = interaction is InteractionType.RANDOM
         return Draw(
             module.distribution_class,
-            tuple(sorted(_parameters(module))),
+            tuple(sorted(map(name_of, module.dist_keys))),
             module.distribution_kwargs,
             interaction,
             module.return_log_prob,
@@ -263,7 +265,7 @@ class LoweredPolicy:
         if self._unread is not None and self._unread(key):
             unscored = cast(Sampler, sampler(draw._replace(scored=False)))
             self._samplers.append(unscored)
-            call = _draw_call(module, _reading(unscored, in_keys))
+            call = _draw_call(module, unscored, in_keys)
             self._unscored = Unscored(at, entries, call, None)
 
     def _add(self, call: Call, name: str, how: str, touched: set[Key] | None = None) -> None:
@@ -583,25 +585,18 @@ def _recurrent(module: Any, forward: Callable[..., Any], batch_size: torch.Size)
 # ---------------------------------------------------------------------------------------- draws
 
 
-def _parameters(module: ProbabilisticTensorDictModule) -> tuple[str, ...]:
-    """The parameters of a module's distribution, one for each of its ``in_keys``."""
-    return tuple(map(name_of, module.dist_keys))
+Drawing = Callable[..., tuple[Tensor, Tensor | None]]
+"""Gives a sample of these parameters and, if it is wanted, its log-probability."""
 
 
-Drawing = Callable[[StepDict], tuple[Tensor, Tensor | None]]
-"""Gives a sample and, if it is wanted, its log-probability."""
-
-
-def _reading(drawing: Sampler, in_keys: Sequence[Key]) -> Drawing:
-    return lambda step: drawing(*map(step.__getitem__, in_keys))
-
-
-def _draw_call(module: ProbabilisticTensorDictModule, draw: Drawing) -> Call:
+def _draw_call(
+    module: ProbabilisticTensorDictModule, draw: Drawing, in_keys: Sequence[Key]
+) -> Call:
     sample_key: Key = module.dist_sample_keys[0]
     log_prob_key: Key | None = module.log_prob_key if module.return_log_prob else None
 
     def run(step: StepDict) -> None:
-        step[sample_key], log_prob = draw(step)
+        step[sample_key], log_prob = draw(*map(step.__getitem__, in_keys))
         if log_prob_key is not None and log_prob is not None:
             step[log_prob_key] = log_prob
 
@@ -633,8 +628,8 @@ def _from_distribution(module: ProbabilisticTensorDictModule) -> Drawing:
     interaction = interaction_type() or module.default_interaction_type
     together = upstream.scores_draw(module) and interaction is InteractionType.RANDOM
 
-    def run(step: StepDict) -> tuple[Tensor, Tensor | None]:
-        dist = module.get_dist(step)
+    def run(*parameters: Tensor) -> tuple[Tensor, Tensor | None]:
+        dist = module.get_dist(StepDict(zip(module.in_keys, parameters, strict=True)))
         if together and scored:
             return sample_and_log_prob(dist, torch.Size(), reparameterize=dist.has_rsample)
         sample = draw(dist, interaction_type=interaction)

@@ -338,6 +338,7 @@ class Recording:
     have ended before run once more, too, as their data are asked for.
 
     Attributes:
+        manifest: that of the evaluation, and what is known of it once episodes run.
         left: the indices of the episodes to run.
         again: what those were before that run once more now, by index; None of one that was not
             there, and is the witness from then on.
@@ -362,7 +363,7 @@ class Recording:
         replay: Replay | None = None,
         every_data: bool = False,
     ):
-        self._manifest, self._shard, self.recheck = dict(manifest), shard, recheck
+        self.manifest, self._shard, self.recheck = dict(manifest), shard, recheck
         self._keeps, self._request, self._replay = keep_trajectories, request, replay
         self.keep_steps = keep_steps and output_dir is not None
         self._listed, self._every_data = indices, every_data
@@ -389,6 +390,7 @@ class Recording:
         self.directory: Directory | None = None
         if output_dir is not None:
             self.directory = Directory(output_dir, manifest, shard, retry_lost)
+            self.manifest = self.directory.manifest
             self._ended = list(self.directory.episodes)
             self.witness = self.directory.witness
         with ended_on_error(self.close):
@@ -406,11 +408,7 @@ class Recording:
     @property
     def fresh_envs(self) -> bool | None:
         """True if episodes run on new envs, as an earlier run found; None if that is not known."""
-        return self._known.get(FRESH_ENVS)
-
-    @property
-    def _known(self) -> dict[str, Any]:
-        return self._manifest if self.directory is None else self.directory.manifest
+        return self.manifest.get(FRESH_ENVS)
 
     def note(self, entries: Mapping[str, Any]) -> None:
         """Note entries of the manifest that are known once episodes run.
@@ -423,11 +421,13 @@ class Recording:
                 return  # what is there may be of another env; later rounds tell it again
             self.directory.is_tried |= FRESH_ENVS in entries
         for name, value in entries.items():
-            if value and self._known.get(name) != value:
-                if self.directory is not None:
-                    self.directory.note({name: value})
-                else:
-                    self._manifest[name] = value
+            if value and self.manifest.get(name) != value:
+                self._add(name, value)
+
+    def _add(self, name: str, value: Any) -> None:
+        self.manifest[name] = value
+        if self.directory is not None:
+            self.directory.note({name: value})
 
     def rounds(self) -> Iterator[Sequence[int] | None]:
         """Yield the indices to run, round by round; None to wait for other evaluations."""
@@ -571,16 +571,14 @@ class Recording:
         """Write the last files, and return the result; ``about`` is for the notes on the run."""
         directory = self.directory
         if self._repeated:
-            self._manifest = {**self._manifest, REPEATED: self._repeated}
-            if directory is not None:
-                directory.note({REPEATED: self._repeated})
+            self._add(REPEATED, self._repeated)
             if self._repeated["differing"]:
-                warnings.warn(repeatability(self._manifest), stacklevel=2)
+                warnings.warn(repeatability(self.manifest), stacklevel=2)
         if errors:  # also of episodes that completed, elsewhere or later
             failed = {episode.index for episode in self._ended if not episode.completed}
             errors = {index: text for index, text in errors.items() if index in failed}
         result = EvaluationResult(
-            self._known,
+            self.manifest,
             self._ended,
             None if directory is None else directory.path,
             self._trajectories,

@@ -155,8 +155,7 @@ def _digest_value(digest: Any, name: str, value: Any) -> None:
 
 def _options(settings: EvaluationSettings, indices: Sequence[int]) -> dict[str, Any]:
     """Return the entry of the episodes' reset options: where they come from, and all of them."""
-    options = settings.options_by_index
-    assert options is not None
+    options: Any = settings.episode_options
     return {"name": options.name, "options": [options[index] for index in indices]}
 
 

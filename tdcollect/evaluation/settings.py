@@ -167,11 +167,6 @@ class EvaluationSettings:
             )
 
     @property
-    def options_by_index(self) -> EpisodeOptions | None:
-        """The reset options of each episode, or None."""
-        return cast("EpisodeOptions | None", self.episode_options)
-
-    @property
     def step_limit(self) -> int | None:
         """The length at which episodes are truncated; None for no limit."""
         limit = self.max_episode_steps

@@ -103,7 +103,7 @@ class EpisodeRun:
             seconds=feed.seconds,
             max_episode_steps=settings.step_limit,
             resets=starts.resets,
-            own_options=settings.options_by_index is not None,
+            own_options=settings.episode_options is not None,
             left_out=assembly.left_out,
             on_start=self._started,
             on_step=self._stepped if assembly.metrics and assembly.metrics.infos else None,
@@ -395,7 +395,7 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
             )
         if isinstance(self.base, GymnasiumEnv) and self.slots > 1:
             refuse_slot(*self.base.stepper.makes)
-        if self.settings.options_by_index and not self.base.can.each_options:
+        if self.settings.episode_options and not self.base.can.each_options:
             own = isinstance(self.base, GymnasiumEnv)
             raise no_options("episode_options", self.base if own else base_of(self.env))
 
@@ -449,8 +449,8 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
                 with self._apart() as randomness:
                     elsewhere = self._generators_elsewhere()
                     ended = next(steps, None)
-                    now = self._generators_elsewhere()  # those of new workers are not known yet
-                    drawn = any(now[pid] != elsewhere[pid] for pid in now.keys() & elsewhere.keys())
+                    now = self._generators_elsewhere()
+                    drawn = elsewhere | now != now | elsewhere  # in a process known before
                     try:
                         randomness.check(f"the env {self.base.name} or the policy, at some step,")
                     except NotReproducibleError as error:
@@ -620,7 +620,7 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
 
     def start_of(self, index: int) -> Start:
         # The episode of an index, to be started; for this package alone.
-        by_index = self.settings.options_by_index
+        by_index: Any = self.settings.episode_options
         options = None if by_index is None else by_index[index]
         return Start(index, self.episode_seeds(index)[0], index, options)
 

@@ -26,6 +26,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 from gymnasium import vector
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
@@ -54,19 +55,19 @@ from tdcollect.packages import extra_module
 _SMALL = 4096  # bytes
 
 
-class SerialBackend(Backend):
+class SerialBackend(EnvSlots, Backend):
     """N gymnasium envs in this process, one of each factory."""
 
     name = "serial"
+    envs: list[gym.Env[Any, Any]]
     can = Can(step_ended=True, rebuild=True)
 
     def __init__(self, factories: Sequence[EnvFactory], categorical: bool | None = None):
+        super().__init__(factories)
         self.num_envs = len(factories)
         self._latest: tuple[Sequence[int], Sequence[Mapping[str, Any]]] = ((), ())
-        self._envs = EnvSlots(list(factories))
-        self.envs = self._envs.envs
         with ended_on_error(self.close):
-            spaces, differing = self._envs.make()
+            spaces, differing = self.make()
             for slot, others in differing:
                 check_spaces(slot, spaces, others)
             self.spec = self.envs[0].spec
@@ -143,10 +144,6 @@ class SerialBackend(Backend):
         stepped, infos = self._latest
         return as_info(infos[stepped.index(slot)]) if slot in stepped else {}
 
-    def rebuild(self, slots: Sequence[int]) -> list[int]:
-        self._envs.rebuild(slots)
-        return list(slots)
-
     def _write_observations(
         self, observations: Sequence[Any], slots: Sequence[int], out: SlotBuffers
     ) -> None:
@@ -163,22 +160,16 @@ class SerialBackend(Backend):
             self.observation.write_slot(observation, out.observation, slot)
 
     def save_states(self) -> dict[int, dict[str, Any]]:
-        return self._envs.save_states() if self.can.resume else super().save_states()
+        return super().save_states() if self.can.resume else Backend.save_states(self)
 
     def load_states(self, states: Mapping[int, dict[str, Any]]) -> dict[int, str]:
-        return self._envs.load_states(states) if self.can.resume else super().load_states(states)
-
-    def sample_info(self) -> Mapping[str, Any]:
-        return self._envs.sample_info()
+        return super().load_states(states) if self.can.resume else Backend.load_states(self, states)
 
     def attributes(self, name: str) -> list[Any]:
         return [getattr(env, name) for env in self.envs]
 
     def render(self) -> list[Any]:
-        return self._envs.call(self._slots, "render")
-
-    def close(self) -> None:
-        self._envs.close()
+        return self.call(self._slots, "render")
 
 
 # --- gymnasium ------------------------------------------------------------------------------------

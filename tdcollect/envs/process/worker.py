@@ -106,8 +106,8 @@ class EnvSlots:
                 differing.append((slot, spaces))
         return self.spaces, differing
 
-    def rebuild(self, slots: Sequence[int]) -> None:
-        """Make the envs of ``slots`` again, and close the old ones."""
+    def rebuild(self, slots: Sequence[int]) -> list[int]:
+        """Make the envs of ``slots`` again, and close the old ones; returns these slots."""
         for slot in slots:
             self.begin(slot)
             old = self.envs[slot - self.first]
@@ -122,6 +122,7 @@ class EnvSlots:
             self._check_new(slot, env)
             check_spaces(slot, self.spaces, (env.observation_space, env.action_space))
             self.envs[slot - self.first] = env
+        return list(slots)
 
     def _check_new(self, slot: int, env: Any) -> None:
         if not isinstance(env, gym.Env):

@@ -66,6 +66,11 @@ def name_of(key: Key) -> str:
     return key if isinstance(key, str) else key[-1]
 
 
+def key_of(path: tuple[str, ...]) -> Key:
+    """The key of an entry, from the names from the root to it."""
+    return path[0] if len(path) == 1 else path
+
+
 def under(parent: str, key: Key) -> tuple[str, ...]:
     """The key of an entry in the TensorDict that a parent nests."""
     return (parent, key) if isinstance(key, str) else (parent, *key)

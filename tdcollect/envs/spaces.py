@@ -41,6 +41,7 @@ from tdcollect import keys
 from tdcollect._upstream import torchrl as upstream
 from tdcollect.envs.process.agents import Flags
 from tdcollect.envs.process.values import Array, keeps, limits, nest, unstack
+from tdcollect.keys import key_of
 
 Path = tuple[str, ...]
 
@@ -407,10 +408,6 @@ def _check_action(value: Array, dtype: np.dtype[Any]) -> None:
 
 
 # --- spaces ------------------------------------------------------------------------------------
-
-
-def key_of(path: Path) -> str | Path:
-    return path[0] if len(path) == 1 else path
 
 
 def observation_name(space: spaces.Space[Any]) -> str:

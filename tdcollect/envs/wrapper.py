@@ -24,8 +24,9 @@ from tdcollect.envs.process.agents import ACTION_MASK
 from tdcollect.envs.process.backend import WorkerLost
 from tdcollect.envs.process.values import Array, is_number
 from tdcollect.envs.slots import Can, Stepper
-from tdcollect.envs.spaces import StepBuffers, TextLeaf, compose, drawable, key_of, nested, told
+from tdcollect.envs.spaces import StepBuffers, TextLeaf, compose, drawable, nested, told
 from tdcollect.envs.traits import base_of
+from tdcollect.keys import key_of
 from tdcollect.seeding import slot_seed, slot_seeds
 
 
@@ -210,7 +211,7 @@ class GymnasiumEnv(EnvBase):
         paths = [entry.path for entry in self.stepper.entries]
         # The entries that a step writes, in the order of the tensors of its buffers.
         self.writes = [*map(key_of, paths), keys.REWARD, keys.TERMINATED, keys.TRUNCATED, keys.DONE]
-        for scope in ((), *((group,) for group in groups)):
+        for scope in ((), *zip(groups)):
             mask, action = (*scope, ACTION_MASK), (*scope, keys.ACTION)
             leaf = self.full_action_spec.get(action)
             if mask in paths and isinstance(leaf, (Categorical, OneHot)):

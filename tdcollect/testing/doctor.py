@@ -568,7 +568,7 @@ def _compare_with_plain_loop(exam: Examination, env: GymnasiumEnv, steps: int) -
                     backend.observation.write_slot(following, values, 0)
                     for where, source, rows in (("", batch, roots), ("next ", nexts, values)):
                         for path, row in zip(paths, rows, strict=False):
-                            key = path if len(path) > 1 else path[0]
+                            key = keys.key_of(path)
                             first = not where and key in env.reward_keys  # of agents
                             expected = env.texts[key].read(row) if key in env.texts else row
                             if not first and mismatch("", source[slot, t][key], expected[0]):

@@ -19,7 +19,7 @@ from torchrl.envs import EnvBase
 from tdcollect.collect.arrays import SteppedEnv
 from tdcollect.collect.step_dict import StepDict, flat
 from tdcollect.envs.process.values import Array
-from tdcollect.envs.spaces import TextLeaf, aligned_zeros, key_of, nested, told
+from tdcollect.envs.spaces import TextLeaf, aligned_zeros, nested, told
 from tdcollect.envs.traits import base_of
 from tdcollect.envs.wrapper import GymnasiumEnv
 from tdcollect.evaluation.episodes.actions import LegalActions
@@ -35,7 +35,7 @@ from tdcollect.evaluation.episodes.inference import (
     unlike,
 )
 from tdcollect.evaluation.episodes.opening import SlotEnvs
-from tdcollect.keys import ACTION, Key, as_path, entry_path
+from tdcollect.keys import ACTION, Key, as_path, entry_path, key_of
 from tdcollect.policies import AgentPolicy, SpacePolicy, parts_of
 from tdcollect.randomness import GlobalStream, NotReproducibleError, Outside
 
@@ -461,7 +461,7 @@ class OnGroup:
                 f"expected observations of group {group.name!r} for its function or agent, got an "
                 "env without; pass None for random actions, or one module for all groups"
             )
-        self.in_keys: list[Key] = [path[0] if len(path) == 1 else path for path in observed]
+        self.in_keys: list[Key] = [key_of(path) for path in observed]
         self.out_keys: list[Key] = [ACTION]
         self.observation = self
         self._name, self._count = group.name, len(group.agents)

@@ -20,7 +20,7 @@ from tdcollect import keys
 from tdcollect.display import listed_text
 from tdcollect.envs.process.values import Array, info_at
 from tdcollect.evaluation.ledger import CUT, FAILED, Episode, record_differences
-from tdcollect.keys import Key, as_path, entry_path, name_of, under_next
+from tdcollect.keys import Key, as_path, entry_path, key_of, name_of, under_next
 
 if TYPE_CHECKING:  # what is kept is read and checked without them
     import torch
@@ -517,8 +517,7 @@ class Assembly:
             array = arrays[key] if arrays[key].dtype != object else sketch(arrays[key])
             columns[field_of(ACTION, key)] = array
         for path, entry in sent.items():
-            key = path[0] if len(path) == 1 else path
-            columns[field_of(ENV_ACTION, key)] = _array(entry)
+            columns[field_of(ENV_ACTION, path)] = _array(entry)
         return columns
 
     def _finish(self, piece: Piece, arrays: Mapping[Key, Any]) -> Finished:
@@ -729,8 +728,7 @@ def entries_of(spec: Any) -> dict[Key, bool]:
     found: dict[Key, bool] = {}
     for key, leaf in spec.items(True, True):
         several = leaf.dtype is None and -1 in leaf.shape
-        path = as_path(key)[: -1 if several else None]
-        found[path[0] if len(path) == 1 else path] = leaf.dtype is None
+        found[key_of(as_path(key)[: -1 if several else None])] = leaf.dtype is None
     return found
 
 

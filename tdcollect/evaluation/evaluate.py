@@ -229,7 +229,7 @@ def _in_this_process(one: Evaluation) -> Generator[Event | None, None, None]:
         if one.weights:
             set_weights(collector, one.weights)
         recording = one.recording = one.record(describe(collector))
-        collector.tell(recording.fresh_envs)
+        collector.tell(recording.manifest.get(FRESH_ENVS))
         yield one, None
         for indices in recording.rounds():
             if indices is None:
@@ -269,7 +269,7 @@ def _on_workers(every: Sequence[Evaluation], dispatcher: Dispatcher) -> Iterator
                     raise what
                 if what is None:
                     one.recording = one.record(one.manifest)
-                    dispatcher.tell(one, one.recording.fresh_envs)
+                    dispatcher.tell(one, one.recording.manifest.get(FRESH_ENVS))
                     rounds[one] = one.recording.rounds()
                     dispatcher.begin(one, [])
                 elif isinstance(what, Finished):
@@ -404,11 +404,6 @@ class Recording:
                 self._was_finished = True
                 self.recheck = recheck and bool(self.directory.rechecked)
             self._has_witness = self.recheck and self._batches is None
-
-    @property
-    def fresh_envs(self) -> bool | None:
-        """True if episodes run on new envs, as an earlier run found; None if that is not known."""
-        return self.manifest.get(FRESH_ENVS)
 
     def note(self, entries: Mapping[str, Any]) -> None:
         """Note entries of the manifest that are known once episodes run.

@@ -266,10 +266,9 @@ class _Racer(Recording):
         self._ended = [episode for episode in self._ended if episode.index < count]
         self._trajectories = {n: data for n, data in self._trajectories.items() if n < count}
         self.left = [index for index in self.left if index < count]
-        if self.directory is None:
-            self._manifest = first(self._manifest, count)
-        else:
-            self.directory.cut(self._ended, first(self.directory.manifest, count))
+        self.manifest = first(self.manifest, count)
+        if self.directory is not None:
+            self.directory.cut(self._ended, self.manifest)
 
 
 def first(manifest: Mapping[str, Any], count: int) -> dict[str, Any]:

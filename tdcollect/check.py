@@ -62,18 +62,6 @@ callables = partial(
 """Raise TypeError for what is neither callable nor None."""
 
 
-def int_up_to(most: int, note: str, **values: Any) -> None:
-    """Raise ValueError for what is neither an int from 1 to ``most`` nor None.
-
-    ``note`` says what ``most`` is, and what None means.
-    """
-    _each(
-        lambda value: value is None or (is_count(value, 1) and value <= most),
-        f"an int from 1 to {most}, {note}",
-        **values,
-    )
-
-
 def one_of(choices: Sequence[Any], **values: Any) -> None:
     """Raise ValueError for a value that is none of the choices."""
     *texts, last = map(repr, choices)

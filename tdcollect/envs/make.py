@@ -259,8 +259,12 @@ def _check_process(
     passed = {name: value for name, value in options.items() if value is not None}
     if passed and backend != "process":
         raise TypeError(f"backend={backend!r} takes no {', '.join(passed)}; use backend='process'")
-    counts = {name: options[name] for name in ("num_workers", "wait_num")}
-    check.int_up_to(slots, "the number of slots, or None for its default", **counts)
+    for name in passed.keys() & {"num_workers", "wait_num"}:
+        if not check.is_count(passed[name], 1, slots + 1):
+            raise ValueError(
+                f"expected {name} to be an int from 1 to {slots}, the number of slots, or None for "
+                f"its default, got {passed[name]!r}"
+            )
     check.seconds_or_none(timeout=options["timeout"], wait_timeout=options["wait_timeout"])
     check.one_of((*START_METHODS, None), start_method=options["start_method"])
     for name, needs in {"wait_timeout": "wait_num", "wait_num": "num_envs"}.items():

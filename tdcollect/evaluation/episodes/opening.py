@@ -168,11 +168,14 @@ def warn_of_statistics(env: EnvBase) -> None:
     """Warn of gymnasium's normalizing wrappers, unless they are frozen."""
     base = innermost(env)
     try:
-        of = base if isinstance(base, GymnasiumEnv) else wrapped_env(base)
-        learns = np.any(of.get_wrapper_attr("update_running_mean"))
+        if isinstance(base, GymnasiumEnv):
+            reads = base.stepper.backend.attributes("get_wrapper_attr")
+        else:
+            reads = [wrapped_env(base).get_wrapper_attr]
+        learns = [read("update_running_mean") for read in reads]
     except AttributeError:
         return
-    if learns:
+    if np.any(learns):
         warnings.warn(
             f"{env_name(env)} is under gymnasium's NormalizeObservation or NormalizeReward, whose "
             "running statistics are not those of the training: give the former its obs_rms and "

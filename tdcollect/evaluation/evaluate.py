@@ -130,7 +130,7 @@ def evaluate(
     crew = None
     if workers is not None and chosen.episode_indices:
         crew = as_workers(workers)
-    job = Job(env, policy, chosen, 1 if crew is None else crew.num_workers)
+    job = partial(Job, env, policy, chosen, 1 if crew is None else crew.num_workers)
 
     record = partial(
         Recording,
@@ -143,7 +143,7 @@ def evaluate(
         request=request,
         replay=partial(run_again, env, policy, lambda these: replace(chosen, episodes=these)),
     )
-    evaluation = Evaluation(lambda: job, record, keep_trajectories)
+    evaluation = Evaluation(job, record, keep_trajectories)
     indices = chosen.episode_indices if part is None else part.select(chosen.episode_indices)
     shown = len(indices) * progress
     with followed([evaluation], workers, crew, output_dir, shown) as (events, _):
@@ -193,7 +193,7 @@ def _dispatched(
 
 def _by_turns(every: Sequence[Evaluation], refuse_exits: bool) -> Generator[Event, None, None]:
     """Run evaluations in this process, each until it has ended or waits for the others."""
-    running = deque((one, _in_this_process(one)) for one in every)
+    running = deque(zip(every, map(_in_this_process, every), strict=True))
     try:
         while running:
             one, events = running[0]

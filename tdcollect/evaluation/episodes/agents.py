@@ -591,7 +591,7 @@ class GroupPart(NamedTuple):
         of = [(as_path(k), k, v) for k, v in rows.items() if as_path(k)[:depth] == self.path]
         if self.absolute:
             return StepDict((key, value) for _, key, value in of)
-        return StepDict((p[depth] if len(p) == depth + 1 else p[depth:], v) for p, _, v in of)
+        return StepDict((key_of(path[depth:]), value) for path, _, value in of)
 
     def named(self, rows: Mapping[Key, Any]) -> StepDict:
         """Entries of its policy, as the env names them."""

@@ -259,8 +259,8 @@ def _check_process(
     passed = {name: value for name, value in options.items() if value is not None}
     if passed and backend != "process":
         raise TypeError(f"backend={backend!r} takes no {', '.join(passed)}; use backend='process'")
-    for name in passed.keys() & {"num_workers", "wait_num"}:
-        if not check.is_count(passed[name], 1, slots + 1):
+    for name in ("num_workers", "wait_num"):
+        if name in passed and not check.is_count(passed[name], 1, slots + 1):
             raise ValueError(
                 f"expected {name} to be an int from 1 to {slots}, the number of slots, or None for "
                 f"its default, got {passed[name]!r}"

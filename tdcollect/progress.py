@@ -13,17 +13,17 @@ from typing import Any
 SECONDS_BETWEEN_LINES = 30.0  # a shorter run writes none
 
 
-def progress_bar(total: int, unit: str, *, leave: bool = True) -> Any:
+def progress_bar(total: int, unit: str) -> Any:
     """Show the progress of a run on stderr, with tqdm's bar or :class:`Lines`.
 
     A bar is drawn in a terminal or a notebook (a widget, or text without ipywidgets) if tqdm is
-    installed; ``leave`` keeps it on the screen. Anything else, such as a log, gets lines.
+    installed, and gone at the end. Anything else, such as a log, gets lines.
     """
     get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
     in_notebook = get_shell and "IPKernelApp" in getattr(get_shell(), "config", ())
     if in_notebook or (sys.stderr is not None and sys.stderr.isatty()):
         try:
-            return _tqdm()(total=total, unit=f" {unit}", leave=leave)
+            return _tqdm()(total=total, unit=f" {unit}", leave=False)
         except ModuleNotFoundError as error:
             if error.name not in ("tqdm", "tqdm.auto"):
                 raise

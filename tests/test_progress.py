@@ -79,7 +79,7 @@ def test_a_notebook_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(progress_bar(3, "episodes"), Lines)  # pytest's stderr is no terminal
     shell = SimpleNamespace(config={"IPKernelApp": {}})
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
-    with progress_bar(3, "episodes", leave=False) as bar:
+    with progress_bar(3, "episodes") as bar:
         assert type(bar).__module__.startswith("tqdm")
     shell.config = {}  # IPython in a terminal that is none
     assert isinstance(progress_bar(3, "episodes"), Lines)

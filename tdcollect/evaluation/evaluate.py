@@ -619,7 +619,7 @@ def followed(
         if crew is not None and crew is not workers:
             stack.callback(crew.close)
         if total := episodes * len(evaluations):
-            bar = stack.enter_context(progress_bar(total, "test episodes", leave=False))
+            bar = stack.enter_context(progress_bar(total, "test episodes"))
         if bar is not None and crew is not None:
             bar.set_postfix({"workers": str(crew.num_workers)})
         note = warn if bar is None else partial(line_above, bar)

@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from numbers import Real
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -411,10 +410,10 @@ class Assembly:
         returns: Returns,
         seeds: Callable[[int], tuple[int, int]],
         keep: bool,
-        metrics: Metrics | None = None,
-        bound: float = math.inf,
-        keep_steps: bool = False,
-        texts: Mapping[Key, TextLeaf] = MappingProxyType({}),
+        metrics: Metrics | None,
+        bound: float,
+        keep_steps: bool,
+        texts: Mapping[Key, TextLeaf],
     ):
         self.texts = texts
         self._most = math.inf if keep_steps else MOST

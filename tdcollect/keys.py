@@ -43,7 +43,6 @@ EPISODE_REWARD = "episode_reward"
 IS_INIT = "is_init"
 ENV_ERROR = "env_error"  # under "next": the step failed, and the env was made again
 POLICY_VERSION = "policy_version"
-LOG_PROB = "log_prob"  # after the name of a sample, and an underscore
 
 RESERVED = frozenset(
     {ACTION, REWARD, EXACT_REWARD, SENT, DONE, TERMINATED, TRUNCATED, NEXT, COLLECTOR, RESET, STEP}

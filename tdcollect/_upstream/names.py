@@ -33,7 +33,7 @@ NAMES = {
     "torchrl.envs:EnvBase": "_complete_done _observation_keys_step_mdp _reset _set_seed "
     f"_skip_tensordict _state_keys_step_mdp _step_proc_data _supports_set_state {STEPPING_METHODS}",
     "torchrl.envs:GymWrapper": "_categorical_action_encoding _convert_actions_to_numpy _env "
-    f"_is_batched {READING_METHODS}",
+    + READING_METHODS,
     "torchrl.envs:PettingZooWrapper": "_env",
     "torchrl.envs.batched_envs:BatchedEnvBase": "_env_obs_keys _owns_workers _share_memory "
     "_memmap _use_buffers",

@@ -125,7 +125,6 @@ GymEnvMeta: Any = type(GymEnv)
 
 is_categorical: Callable[[GymWrapper], bool] = attrgetter("_categorical_action_encoding")
 converts_actions: Callable[[GymWrapper], bool] = attrgetter("_convert_actions_to_numpy")
-is_vectorised: Callable[[GymWrapper], bool] = attrgetter("_is_batched")
 uses_buffers: Callable[[ParallelEnv], bool] = attrgetter("_use_buffers")
 """Returns whether workers write into memory that they share; they then seed torch, too."""
 has_metadata_from_workers: Callable[[ParallelEnv], bool] = attrgetter("_metadata_from_workers")

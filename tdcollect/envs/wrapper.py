@@ -211,7 +211,7 @@ class GymnasiumEnv(EnvBase):
         paths = [entry.path for entry in self.stepper.entries]
         # The entries that a step writes, in the order of the tensors of its buffers.
         self.writes = [*map(key_of, paths), keys.REWARD, keys.TERMINATED, keys.TRUNCATED, keys.DONE]
-        for scope in ((), *zip(groups)):
+        for scope in ((), *((group,) for group in groups)):
             mask, action = (*scope, ACTION_MASK), (*scope, keys.ACTION)
             leaf = self.full_action_spec.get(action)
             if mask in paths and isinstance(leaf, (Categorical, OneHot)):

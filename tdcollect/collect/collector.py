@@ -258,6 +258,8 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
         # Here TorchRL calls the policy for the first time, with some exceptions.
         with explaining(partial(explain_first_call, self)):
             super()._maybe_make_final_rollout(make_rollout)
+        if make_rollout and (left_out := self._parent.left_out_of_next):  # zeros, of a hidden state
+            self._parent.preallocated = self._parent.preallocated.exclude(*left_out)
 
     def _setup_frames_per_batch(self, frames_per_batch: int) -> None:
         # The last of the parent's preparations before the env is reset.
@@ -370,8 +372,7 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
                 del batch  # or it would take memory beside the next one
 
     def _increment_frames(self, numel: int) -> Any:
-        completed = self._parent.frames + numel >= self.total_frames
-        if not completed:
+        if self._parent.frames + numel < self.total_frames:
             return super()._increment_frames(numel)
         self._runner.env_state = keep_state(self)  # the env is closed now
         self._runner.explained = self._runner.explain()

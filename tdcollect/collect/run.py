@@ -510,8 +510,7 @@ class Runner:
             self._not_tensors, self._has_acted = found.entries, True
             return None
         log.note_entries(entries, collector.env.reward_keys)
-        batch = self.assemble(entries, (*collector.env.batch_size, steps))
-        return parent.truncate_last_step(batch)
+        return parent.truncate_last_step(self.assemble(entries, (*collector.env.batch_size, steps)))
 
     def _frames(self, env: ArrayEnv, random: bool, log: CollectionLog, steps: int = 0) -> Frames:
         collector, parent, place = self._collector, self.parent, self._place(env)
@@ -573,10 +572,9 @@ class Runner:
         """Have slots in flight wait where they come to; their rows join the next batch."""
         if self.arrivals.turns is None or self.is_lost:
             return
-        plan = self.plan()
-        if plan.env is not None:
+        if (env := self.plan().env) is not None:
             log = log or self._collector._monitor.unnoted_log()
-            self._frames(plan.env, self._arrives_randomly, log).settle(self.arrivals)
+            self._frames(env, self._arrives_randomly, log).settle(self.arrivals)
 
     # ------------------------------------------------------------------------------ TorchRL's loop
 
@@ -707,11 +705,10 @@ class Runner:
         return is_masked(env.full_action_spec)
 
     def _warn_of_policy(self, policy: Any) -> None:
-        texts = [warning_of_draws(policy)]
-        if policy is self._collector.policy and self._ignores_masks:
-            texts.append(_IGNORES_MASKS)
-        for text in filter(None, texts):
+        if text := warning_of_draws(policy):
             self._warn_once(text)
+        if policy is self._collector.policy and self._ignores_masks:
+            self._warn_once(_IGNORES_MASKS)
 
     def lower(self, step: StepDict, random: bool, late: ArrayEnv | None = None) -> LoweredPolicy:
         """The policy, or random actions in its place, on StepDicts.
@@ -781,6 +778,9 @@ class Runner:
             base_of(collector.env).keep_texts(*present.values(), *held.surplus.values())
         batch = nested(entries.items(), shape, device)
         shaped_like(template, batch, cast=buffered, fill=buffered)
+        if left_out := parent.left_out_of_next:  # the nested TensorDicts that held them stay
+            before = parent.carrier.select(*(key[1:] for key in left_out), strict=False)
+            shaped_like(before, batch.get(keys.NEXT), cast=False)
         if buffered or collector.replay_buffer is None or parent.ignores_replay_buffer:
             batch.refine_names(..., keys.TIME)
         for key, text in stacks.items():
@@ -808,8 +808,7 @@ def _parts_of(env: EnvBase, plan: ArrayPlan) -> list[Part]:
     if stepped.can.only_by_arrival:
         parts.append(Part("slots", "NEXT_STEP", "begin again in a step of the others"))
     elif stepped.can.asynchronous:
-        wait_num = f"wait_num={stepped.can.wait_num}"
-        parts.append(Part("slots", wait_num, "go on when they are ready"))
+        parts.append(Part("slots", f"wait_num={stepped.can.wait_num}", "go on when they are ready"))
     elif reason := stepped.why.get("asynchronous"):
         parts.append(Part("slots", "wait_num", f"in step: {reason}", "the slowest slot"))
     if stepped.resets_by_mask:

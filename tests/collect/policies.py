@@ -41,10 +41,7 @@ from torchrl.modules import (
 )
 from torchrl.modules.tensordict_module import SafeProbabilisticModule
 
-from ..counting import (
-    CountingRules,
-    StatelessCountingPolicy,
-)
+from ..counting import CountingRules, StatelessCountingPolicy
 from .envs import ENVS
 
 NUMBERS = (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8)

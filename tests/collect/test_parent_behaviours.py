@@ -90,6 +90,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "init-random-frames": {"init_random_frames": 35},
     "same-td": {"return_same_td": True},
     "compact-obs": {"compact_obs": True},
+    "compact-no-buffers": {"compact_obs": True, "use_buffers": False},
     "compact-obs-trajectories": {"compact_obs": True, "trajs_per_batch": 3, "traj_format": "cat"},
     "no-trajectory-ids": {"track_traj_ids": False},
     "buffers": {"use_buffers": True},
@@ -159,9 +160,10 @@ def test_exploration_type(policy: str, kind: ExplorationType) -> None:
         *(("cartpole-device", "actor", "no-buffers"), ("mock-many-keys", "actor", "device")),
         *(("torchrl-gym", "actor", "policy-device"), ("toy-infos", "actor", "compact-obs")),
         *(
-            ("toy-nested", "actor", "split-trajectories"),
-            ("frozen-lake", "actor", "storing-device"),
+            ("toy-nested", "actor", option)
+            for option in ("split-trajectories", "compact-no-buffers")
         ),
+        ("frozen-lake", "actor", "storing-device"),
         *(("cartpole", "hidden_outputs", option) for option in ("no-buffers", "compact-obs")),
         ("cartpole", "actor_value", "storing-device"),
         ("cartpole", "reads_everything", "set-truncated"),

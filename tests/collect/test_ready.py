@@ -26,11 +26,7 @@ from torchrl.modules import LSTMModule
 from tdcollect import Collector, Hooks
 from tdcollect.collect.turns import _where
 
-from ..counting import (
-    CountingEnv,
-    CountingRules,
-    check_counting_batch,
-)
+from ..counting import CountingEnv, CountingRules, check_counting_batch
 from ..evaluation.policies import deterministic, recurrent
 from ..workers.test_process_exit import gone
 from ..zoo.uneven import Gated, Naps, Pace, ready_env

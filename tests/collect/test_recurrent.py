@@ -17,12 +17,7 @@ from torchrl.envs import SerialEnv, TensorDictPrimer, TransformedEnv
 
 import tdcollect
 
-from ..counting import (
-    HIDDEN,
-    CountingPolicy,
-    CountingRules,
-    counting_env,
-)
+from ..counting import HIDDEN, CountingPolicy, CountingRules, counting_env
 from . import policies
 from .envs import ENVS
 from .oracle import UPSTREAM, assert_same, batches, run
@@ -139,11 +134,23 @@ def test_the_default_is_what_torchrl_does_on_request(
     assert ("its own code, on arrays" in str(collector.explain())) == arrays
 
 
+@pytest.mark.parametrize("buffers", [False, True])
+def test_compact_obs_leaves_out_the_state_that_torchrls_buffers_have_as_zeros(
+    buffers: bool,
+) -> None:
+    options = {"use_buffers": buffers, "auto_register_policy_transforms": True, "compact_obs": True}
+    policy = partial(policies.recurrent, "gru")
+    theirs = first_batches(ParentCollector, "cartpole", policy, **options)
+    for _, batch, _ in theirs[:2] if buffers else ():
+        assert batch["recurrent_state"].any()
+        assert not batch["next"].pop("recurrent_state").any()
+    assert_same(first_batches(tdcollect.Collector, "cartpole", policy, **options), theirs)
+
+
 def test_a_policy_that_asks_where_episodes_begin_is_told() -> None:
     env = ENVS["pendulum"]()
-    batch = next(
-        iter(tdcollect.Collector(env, policies.ornstein_uhlenbeck(env), frames_per_batch=28))
-    )
+    policy = policies.ornstein_uhlenbeck(env)
+    batch = next(iter(tdcollect.Collector(env, policy, frames_per_batch=28)))
     assert torch.equal(batch["is_init"][:, 1:], batch["next", "done"][:, :-1])
     assert batch["is_init"][:, 0].all()
 
@@ -152,13 +159,9 @@ def test_a_policy_without_a_state_and_one_that_opts_out_leave_the_env_as_it_is()
     env = ENVS["cartpole"]()
     collector = tdcollect.Collector(env, policies.actor(env), frames_per_batch=30)
     assert collector.env is env
+    options = {"frames_per_batch": 30, "auto_register_policy_transforms": False}
     with pytest.raises(KeyError, match="is_init"):
-        tdcollect.Collector(
-            env,
-            policies.recurrent("gru", env),
-            frames_per_batch=30,
-            auto_register_policy_transforms=False,
-        )
+        tdcollect.Collector(env, policies.recurrent("gru", env), **options)
 
 
 def test_state_on_an_env_of_torchrl() -> None:

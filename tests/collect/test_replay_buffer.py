@@ -24,11 +24,7 @@ import tdcollect
 from tdcollect import Collector
 from tdcollect.collect.arguments import check_arrival_buffer, check_replay_buffer
 
-from ..counting import (
-    CountingRules,
-    StatelessCountingPolicy,
-    counting_env,
-)
+from ..counting import CountingRules, StatelessCountingPolicy, counting_env
 from .oracle import UPSTREAM
 
 pytestmark = pytest.mark.filterwarnings(UPSTREAM)

@@ -19,11 +19,7 @@ from torchrl.envs import GymEnv, RewardSum, TransformedEnv
 from tdcollect import Collector, evaluate, make_env
 from tdcollect.envs.slots import SlotError
 
-from ..counting import (
-    StatelessCountingPolicy,
-    check_counting_batch,
-    counting_env,
-)
+from ..counting import StatelessCountingPolicy, check_counting_batch, counting_env
 from .policies import tiring
 
 # -------------------------------------------------------------------------------------- exceptions

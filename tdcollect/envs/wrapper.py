@@ -382,7 +382,8 @@ class GymnasiumEnv(EnvBase):
         return [["/".join(e.path), list(e.shape), e.dtype.str] for e in self.stepper.entries]
 
     def check_slots(self, state: dict[str, Any]) -> None:
-        """Raise ValueError if a state of :meth:`save_slots` has other slots or entries."""
+        """Raise if the env is closed, or if a state of :meth:`save_slots` is of other entries."""
+        self.stepper.check_open("load")
         here = self._described(), self.num_envs
         saved = state["entries"], len(state["envs"])
         if here != saved:
@@ -392,13 +393,11 @@ class GymnasiumEnv(EnvBase):
             )
 
     def load_slots(self, state: dict[str, Any]) -> dict[int, str]:
-        """Bring slots back to a state of :meth:`save_slots`.
+        """Bring slots back to a state of :meth:`save_slots` that was checked.
 
         Returns:
             The reason by slot, for slots that could not be brought back. They must be reset.
         """
-        self.stepper.check_open("load")
-        self.check_slots(state)
         self.stepper.recall()
         failed = self.stepper.backend.load_states(state["envs"])
         slots = [slot for slot in range(self.num_envs) if slot not in failed]

@@ -810,6 +810,10 @@ def test_modules_that_run_their_own_code(name: str) -> None:
 def test_safe_modules_project_on_their_spec() -> None:
     module = SafeModule(lambda x: 3 * x, ["action"], ["action"], spec=WIDE, safe=True)
     check(module, ACTION, [CALLED, OWN])
+    narrow = StepDict(action=ACTION["action"][:, :1])
+    for call in (module, LoweredPolicy(module, narrow, torch.Size([N]), None)):
+        with pytest.raises(RuntimeError, match="expanded size"):
+            call(TensorDict(narrow, [N]) if call is module else narrow)
     actor = SafeProbabilisticModule(
         in_keys=NORMAL,
         out_keys=["action"],

@@ -352,6 +352,8 @@ def test_the_state_of_another_env_is_refused_and_so_is_a_closed_env() -> None:
         with pytest.raises((ValueError, RuntimeError), match=message):
             one.load_state_dict(made.state_dict())
         assert_same(dict(one.policy.state_dict()), before)  # nothing was loaded
+    with pytest.raises(RuntimeError, match="the env is closed; make a new one"):
+        next(iter(closed))
 
 
 # ----------------------------------------------------------------------------------- components

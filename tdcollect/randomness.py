@@ -228,7 +228,7 @@ class GlobalStream:
         self._generators = torch_generators(device)
         self._torch = [torch.Generator(g.device).manual_seed(of_torch) for g in self._generators]
         self._numpy = np.random.MT19937()
-        seeded: Any = np.random.RandomState(of_numpy).get_state(legacy=False)
+        seeded: Any = np.random.RandomState(of_numpy).get_state()
         self._numpy.state = seeded
         # NumPy keeps every second normal number for the next call, beside the generator.
         self._spare: float | None = None

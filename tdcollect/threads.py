@@ -127,11 +127,9 @@ def _no_end() -> Iterator[None]:
 
 def _elsewhere() -> list[_Collection]:
     """The collections in other threads, without those that wait between two batches."""
-    if not _collections:
-        return []
     here = threading.current_thread()
     others = [c for c in tuple(_collections) if c.thread is not here and c.thread.is_alive()]
-    frames = sys._current_frames() if others else {}
+    frames = sys._current_frames()
     return [c for c in others if not (c.pauses and _waits(frames.get(c.thread.ident or 0)))]
 
 

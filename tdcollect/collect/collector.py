@@ -589,6 +589,7 @@ class Collector(TorchRLCollector, metaclass=Dispatch):
             ValueError: for names of no component, for the state of other slots or entries, and
                 for versions that cannot be compared.
             KeyError: where a component is missing.
+            RuntimeError: for the slots of an env that is closed; nothing is loaded then.
         """
         load_state(self, state_dict, components, if_newer, kwargs)
 

@@ -653,7 +653,7 @@ def _projection(spec: TensorSpec) -> Projection:
     low, high = spec.space.low, spec.space.high
 
     def clamped(value: Tensor) -> Tensor:
-        fits = value.ndim >= dims and value.shape[value.ndim - dims :] == shape
+        fits = value.shape[value.ndim - dims :] == shape
         if not fits or value.dtype != dtype or value.device != device:
             return spec.project(value)
         projected = torch.clamp(value, low, high)

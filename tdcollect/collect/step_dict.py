@@ -193,8 +193,7 @@ def zero_rows(
     index = torch.tensor(slots)
     for key in entries:
         value = step[key] = step[key].clone(memory_format=torch.contiguous_format)
-        if index.device != value.device:
-            index = sent(index, value.device)
+        index = sent(index, value.device)
         by_slot(value, batch_size).index_fill_(0, index, 0)
 
 

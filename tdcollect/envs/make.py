@@ -171,7 +171,6 @@ def make_env(
             stepper,
             batched=num_envs is not None or isinstance(env, VectorEnv),
             device=device,
-            env_kwargs=kwargs,
             remake=None if isinstance(env, (gym.Env, VectorEnv)) else slots_with,
         )
         if seed is not None:

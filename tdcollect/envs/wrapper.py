@@ -67,8 +67,7 @@ class GymnasiumEnv(EnvBase):
         stepper: the slots.
         batched: ``batch_size=[N]``; False for one slot with ``batch_size=[]``.
         device: of the entries; None, as in ``GymEnv``, for the CPU and no device of TensorDicts.
-        env_kwargs: the arguments that each slot's env was made with.
-        remake: makes the slots from other such arguments; None if that cannot be done.
+        remake: makes the slots with other ``env_kwargs``; None if that cannot be done.
 
     Attributes:
         masks: the legal actions now, ``[*batch, choices]``, those of agents ``[*batch, agents,
@@ -86,13 +85,11 @@ class GymnasiumEnv(EnvBase):
         *,
         batched: bool,
         device: torch.device | str | int | None = None,
-        env_kwargs: Mapping[str, Any] | None = None,
         remake: Callable[[Mapping[str, Any]], Stepper] | None = None,
     ):
         super().__init__(device=device, batch_size=torch.Size([stepper.num_envs] * batched))
         self.stepper = stepper
         self._batched = batched
-        self._env_kwargs = dict(env_kwargs or {})
         self._remake = remake
         self._infos: dict[str, Any] = {}  # those that read_infos was given
         self.masks: dict[tuple[str, ...], torch.Tensor] = {}
@@ -349,7 +346,7 @@ class GymnasiumEnv(EnvBase):
                 f"cannot make {self.name} anew: make_env was given an env that is made already; "
                 "give it an id or a callable"
             )
-        settings = {**self._env_kwargs, **env_kwargs}
+        settings = {**(self.stepper.makes[1] or {}), **env_kwargs}
         stepper = self._remake(settings)
         with ended_on_error(stepper.close):
             stepper.read_info(self._infos)
@@ -358,7 +355,6 @@ class GymnasiumEnv(EnvBase):
         stepper.backend.observation = self.stepper.backend.observation  # with its texts
         stepper.shown = self.stepper.shown
         old, self.stepper = self.stepper, stepper
-        self._env_kwargs = settings
         old.close()
 
     def save_slots(self) -> dict[str, Any]:
@@ -383,7 +379,8 @@ class GymnasiumEnv(EnvBase):
         return [["/".join(e.path), list(e.shape), e.dtype.str] for e in self.stepper.entries]
 
     def check_slots(self, state: dict[str, Any]) -> None:
-        """Raise ValueError if a state of :meth:`save_slots` has other slots or entries."""
+        """Raise if the env is closed, or if a state of :meth:`save_slots` is of other entries."""
+        self.stepper.check_open("load")
         here = self._described(), self.num_envs
         saved = state["entries"], len(state["envs"])
         if here != saved:
@@ -393,13 +390,11 @@ class GymnasiumEnv(EnvBase):
             )
 
     def load_slots(self, state: dict[str, Any]) -> dict[int, str]:
-        """Bring slots back to a state of :meth:`save_slots`.
+        """Bring slots back to a state of :meth:`save_slots` that was checked.
 
         Returns:
             The reason by slot, for slots that could not be brought back. They must be reset.
         """
-        self.stepper.check_open("load")
-        self.check_slots(state)
         self.stepper.recall()
         failed = self.stepper.backend.load_states(state["envs"])
         slots = [slot for slot in range(self.num_envs) if slot not in failed]

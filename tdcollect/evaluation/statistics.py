@@ -154,7 +154,7 @@ def mean_interval(
         error = ordered.clip(middle[0], middle[-1]).std(ddof=1) * math.sqrt(count)
         ends = stats.t.interval(confidence, len(middle) - 1, middle.mean(), error / len(middle))
     else:
-        rows = max(1, BATCH_VALUES // count)
+        rows = BATCH_VALUES // count
         sizes = (min(rows, resamples - first) for first in range(0, resamples, rows))
         drawn = [mean(scaled[rng.integers(0, count, (size, count))], axis=-1) for size in sizes]
         means = np.concatenate(drawn)

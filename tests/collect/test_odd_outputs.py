@@ -12,7 +12,7 @@ from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, TensorD
 from tensordict.nn import TensorDictModule
 from torch import nn
 from torchrl.collectors import Collector as ParentCollector
-from torchrl.data import ListStorage, ReplayBuffer
+from torchrl.data import Composite, ListStorage, ReplayBuffer, Unbounded
 from torchrl.modules import OneHotCategorical, ProbabilisticActor, RandomPolicy
 
 from tdcollect import Collector, Hooks, evaluate, make_env
@@ -172,9 +172,13 @@ def test_hooks_see_each_step_once() -> None:
     assert collector.stats.lifetime.episodes <= Seen.starts <= collector.stats.lifetime.episodes + 1
 
 
-def test_lazily_stacked_entries_are_explained() -> None:
-    env = mocks.ENVS["HeterogeneousCountingEnv"]()
-    collector = Collector(env, mocks.Keyless(env), frames_per_batch=6)
+@pytest.mark.parametrize("name", ["HeterogeneousCountingEnv", "CountingEnv"])
+def test_lazily_stacked_entries_and_tensorclasses_are_explained(name: str) -> None:
+    env = mocks.ENVS[name]()
+    if name == "CountingEnv":
+        thought = Composite(value=Unbounded(1), data_cls=Thought)
+        env.observation_spec = Composite({**env.observation_spec, "thought": thought})
+    collector = Collector(env, mocks.Keyless(env), frames_per_batch=6, use_buffers=False)
     assert "Keyless" in str(collector.explain())
     assert "no tensors of one shape" in str(collector.explain())
 

@@ -139,6 +139,17 @@ def test_batches_and_episodes_are_those_of_in_step(
     assert_same_record(found, expected)
 
 
+def test_what_a_policy_keeps_by_itself_is_zeroed_where_an_episode_starts(pairs: list[Pair]) -> None:
+    def counts(td: TensorDictBase) -> TensorDictBase:
+        td["count"] = td.get("count", torch.zeros(*td.batch_size, 1)) + 1
+        return td.set("action", nn.functional.one_hot((td["count"][:, 0] % 2).long(), 2))
+
+    for env in pairs[2]:
+        batch = collector_of(env, counts).collect(episodes=9)
+        goes_on = torch.where(batch["next", "done"], 0.0, batch["count"])[:-1]
+        assert torch.equal(batch["count"], torch.cat([torch.ones(1, 1), goes_on + 1]))
+
+
 def test_a_program_that_collects_episodes_repeats(pairs: list[Pair]) -> None:
     """Slots run on beyond the episodes asked for, by how long depends on the moment."""
 

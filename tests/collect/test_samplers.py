@@ -759,7 +759,6 @@ def agents_spec(leaf: Any) -> Composite:
 OTHERS: dict[str, tuple[Callable[[], Any], Mapping[str, Any]]] = {
     "tanh": (lambda: TanhModule(in_keys=["action"]), ACTION),
     "tanh in a spec": (lambda: TanhModule(in_keys=["action"], spec=BOX, clamp=True), ACTION),
-    "Gaussian noise, safe": (lambda: AdditiveGaussianModule(WIDE, std=3.0, safe=True), ACTION),
     "epsilon-greedy with a mask": (
         lambda: EGreedyModule(OneHot(4, (N, 4)), 0.9, action_mask_key="mask"),
         {**CHOICE, "mask": MASKED["mask"]},
@@ -810,6 +809,10 @@ def test_modules_that_run_their_own_code(name: str) -> None:
 def test_safe_modules_project_on_their_spec() -> None:
     module = SafeModule(lambda x: 3 * x, ["action"], ["action"], spec=WIDE, safe=True)
     check(module, ACTION, [CALLED, OWN])
+    narrow = StepDict(action=ACTION["action"][:, :1])
+    for call in (module, LoweredPolicy(module, narrow, torch.Size([N]), None)):
+        with pytest.raises(RuntimeError, match="expanded size"):
+            call(TensorDict(narrow, [N]) if call is module else narrow)
     actor = SafeProbabilisticModule(
         in_keys=NORMAL,
         out_keys=["action"],

@@ -139,10 +139,11 @@ def test_nothing_outside_changes() -> None:
     given.rollout(10)
     learned = repr(given.transform.state_dict()), given.transform.training
     before = repr(global_states())
-    for collector in (
-        EvaluationCollector(Drift, None, 4, num_envs=2),
-        EvaluationCollector(given, None, 4),
+    for slots, collector in (
+        (2, EvaluationCollector(Drift, None, 4, num_envs=2)),
+        (1, EvaluationCollector(given, None, 4)),
     ):
+        assert collector.slots == slots
         for _ in collector:
             assert repr(global_states()) == before
         collector.close()

@@ -231,6 +231,7 @@ def test_envs_made_here_are_closed_and_others_are_not() -> None:
 def test_a_failure_in_the_middle_leaves_everything_as_before() -> None:
     def broken(value: torch.Tensor) -> torch.Tensor:
         torch.set_num_threads(3)
+        random.random()
         raise ArithmeticError
 
     env = partial(Failing, seeds=tuple(range(100)))

@@ -110,8 +110,6 @@ class Inference(Actor):
         self._program: LoweredPolicy | None = None
         # Whether each operation outside samplers draws random numbers, once known.
         self._drawing: dict[Call, bool] = {}
-        self._group = self._size  # the number of slots that run together
-        self._on_rows = False  # whether the policy may run on the slots' rows as they are
         self._index: dict[int, torch.Tensor] = {}  # of the slots of a group, by its first one
 
     def start(self, slot: int, seed: int) -> None:
@@ -211,7 +209,7 @@ class Inference(Actor):
         )
         first = self._repeated(batch)
         alike = size == 1 or (not self._mode.picks and self._rows_are_alike(batch))
-        self._group = size if alike else 1
+        self._group = size if alike else 1  # the number of slots that run together
         remembered = program.forgets(StepDict({**rows, **first}), carried)
         if lacking := [key for key in remembered if key not in rows]:
             batch.update((key, torch.zeros_like(first[key])) for key in lacking)
@@ -224,7 +222,8 @@ class Inference(Actor):
             )
         for place in {0, self._group - 1} if size > 1 else ():
             self._check_place(place, batch, first)
-        # All slots are one group of the fixed size, on the CPU, and samplers draw.
+        # Whether the policy may run on the slots' rows as they are: all are one group of the fixed
+        # size, on the CPU, and samplers draw.
         self._on_rows = (
             program.straight
             and not any(self._drawing.values())

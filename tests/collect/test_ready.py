@@ -145,7 +145,7 @@ def test_what_a_policy_keeps_by_itself_is_zeroed_where_an_episode_starts(pairs: 
         return td.set("action", nn.functional.one_hot((td["count"][:, 0] % 2).long(), 2))
 
     for env in pairs[2]:
-        batch = collector_of(env, counts).collect(episodes=9)
+        ((_, batch, _),) = observed(env, lambda c: iter([c.collect(episodes=9)]), policy=counts)
         goes_on = torch.where(batch["next", "done"], 0.0, batch["count"])[:-1]
         assert torch.equal(batch["count"], torch.cat([torch.ones(1, 1), goes_on + 1]))
 

@@ -32,7 +32,7 @@ def test_snippets_print_what_follows_them() -> None:
 
 def tables_of(script: str, *arguments: str) -> list[str]:
     """The tables that a script prints."""
-    done = run_script(ROOT / "benchmarks" / script, *arguments)
+    done = run_script(ROOT / "benchmarks" / script, *arguments, seconds=1800)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip().split("\n\n")
 

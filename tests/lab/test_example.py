@@ -88,7 +88,7 @@ def test_the_suite_runs(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.slow
 def test_the_whole_suite_on_workers_after_the_whole_training(tmp_path: Path) -> None:
     """Two minutes on two cores."""
-    done = run_script(FOLDER / "train.py", f"--output-dir={tmp_path / 'runs'}", cwd=tmp_path)
+    done = run_script(FOLDER / "train.py", "--output-dir=runs", cwd=tmp_path, seconds=1800)
     assert done.returncode == 0, done.stderr
     file = copied(tmp_path, tmp_path / "runs")
     command = [sys.executable, "-m", "tdcollect", "suite", "run", str(file), "--workers", "2"]

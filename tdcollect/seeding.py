@@ -39,7 +39,7 @@ def slot_seeds(seed: int | Sequence[int], slots: Sequence[int]) -> list[int]:
         seeds = [int(s) for s in seed]
     else:
         raise TypeError(f"expected a seed that is an int or one int per slot, got {seed!r}")
-    if min(seeds, default=0) < 0:
+    if any(s < 0 for s in seeds):
         raise ValueError(f"expected seeds that are not negative, got {seed}")
     return [slot_seed(seeds[0], slot) for slot in slots] if is_root else seeds
 

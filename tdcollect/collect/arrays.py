@@ -634,7 +634,7 @@ class ArrayEnv(SteppedEnv):
         if self._away:
             flags = self._on_host(flags)
         done = flags[0].numpy()
-        # The quickest way, of several.
+        # Of several ways the quickest.
         ended = done.reshape(-1).nonzero()[0].tolist() if 1 in done.tobytes() else []
         if self.ends_by_done:
             return ended, ended

@@ -145,7 +145,7 @@ class Sampler:
         draws, self._kept = self._kept, []
         if any(len(one) == 1 for one in draws):
             return self._scored_singly(draws)
-        steps = [torch.stack(part) for part in zip(*draws, strict=True)]
+        steps = [*map(torch.stack, zip(*draws, strict=True))]
         shapes = *((part.shape, part.dtype) for part in steps), torch.get_num_threads()
         case = self._draw.kind, self._event_dims, shapes
         if case not in self._agreeing:

@@ -130,7 +130,7 @@ class Turns:
         remembered = self._act(step, slots)
         if not self._has_acted:
             check_tensors(step)
-            self.next_keys = [key for key in step if is_next(key)]
+            self.next_keys = [*filter(is_next, step)]
             self.zeroed = remembered
             self._has_acted = True
 
@@ -290,9 +290,7 @@ class Ends:
             self._ids = self._new_ids(len(self._late_slots))
         ids = entries[keys.TRAJ_IDS]
         if ids.ndim == len(self._env.batch_size):
-            latest = ids.numpy().flatten()
-            latest[self._late_slots] = self._ids  # of several of a slot, the last
-            entries[keys.TRAJ_IDS] = torch.from_numpy(latest).view(ids.shape)
+            set_ids(entries, self._late_slots, self._ids)
             return
         grid = ids.numpy().reshape(self._count, -1)
         count = bisect_left(self._late_steps, grid.shape[1])
@@ -404,13 +402,11 @@ class TurnGraph(Captured):
         return copies, self.next_keys, self._latest.clone()
 
 
-def set_ids(step: StepDict, slots: Sequence[int], ids: Sequence[int] | Array) -> None:
-    """Write the trajectory ids of some slots, in a copy of the entry."""
+def set_ids(step: dict[Key, torch.Tensor], slots: list[int], ids: Sequence[int] | Array) -> None:
+    """Write the trajectory ids of some slots, in a copy of the entry; of several, the last."""
     if keys.TRAJ_IDS in step:
         entry = step[keys.TRAJ_IDS].numpy().copy()
-        rows = entry.reshape(-1)
-        for slot, new_id in zip(slots, ids, strict=True):  # few, mostly: an index takes longer
-            rows[slot] = new_id
+        entry.reshape(-1)[slots] = ids
         step[keys.TRAJ_IDS] = torch.from_numpy(entry)
 
 

@@ -160,7 +160,7 @@ class Directory:
             files.write_json(self.path / ledger.SHARD, {"shard": self.shard})
         self._write_ledger(self.episodes)
 
-    def cut(self, episodes: Iterable[ledger.Episode], manifest: Mapping[str, Any]) -> None:
+    def cut(self, episodes: Iterable[ledger.Episode], manifest: dict[str, Any]) -> None:
         """Keep these episodes alone, all that a manifest asks for, which is the one from then on.
 
         A process may die between the two files: the ledger is then that of an unfinished run.
@@ -169,7 +169,7 @@ class Directory:
         self._write_ledger(by_index[index] for index in sorted(by_index))
         for index in ledger.kept_trajectories(self.path) - by_index.keys():
             ledger.trajectory_path(self.path, index).unlink()
-        self.manifest = dict(manifest)
+        self.manifest = manifest
         files.write_json(self.path / ledger.MANIFEST, self.manifest)
 
     def note(self, entries: Mapping[str, Any]) -> None:

@@ -193,7 +193,7 @@ def _dispatched(
 
 def _by_turns(every: Sequence[Evaluation], refuse_exits: bool) -> Generator[Event, None, None]:
     """Run evaluations in this process, each until it has ended or waits for the others."""
-    running = deque(zip(every, map(_in_this_process, every), strict=True))
+    running = deque((one, _in_this_process(one)) for one in every)
     try:
         while running:
             one, events = running[0]
@@ -420,8 +420,9 @@ class Recording:
                 self._add(name, value)
 
     def _add(self, name: str, value: Any) -> None:
-        self.manifest[name] = value
-        if self.directory is not None:
+        if self.directory is None:
+            self.manifest[name] = value
+        else:  # whose manifest it is, too
             self.directory.note({name: value})
 
     def rounds(self) -> Iterator[Sequence[int] | None]:

@@ -89,6 +89,18 @@ def test_outputs_of_the_first_step() -> None:
         first(collector)
 
 
+@both_loops
+def test_closed_envs() -> None:
+    env = ENVS["cartpole"]()
+    stream = iter(Collector(env, frames_per_batch=30))
+    next(stream)
+    env.close()
+    with pytest.raises(RuntimeError, match="the env is closed; make a new one"):
+        next(stream)
+    with pytest.raises(RuntimeError, match="the env is closed; make a new one"):
+        Collector(env, frames_per_batch=30)
+
+
 BUFFER = ReplayBuffer(storage=LazyTensorStorage(100))
 POSITIVE = "frames_per_batch to be a positive int, got"
 REFUSED: list[tuple[type[Exception], Callable[[], Any], str]] = [

@@ -390,3 +390,13 @@ def test_options_mean_what_they_mean_in_iteration(options: str) -> None:
     shared = set(plain.keys(True, True)) & set(batch.keys(True, True)) - {("collector", "traj_ids")}
     for key in shared:
         assert_same(batch[key], plain[key])
+
+
+@pytest.mark.behaviour(5)
+def test_random_actions_take_no_policy() -> None:
+    collector = Collector(make_env("CartPole-v1", 3), frames_per_batch=3)
+    found = []
+    for random in (True, False):
+        torch.manual_seed(0)
+        found.append(collector.collect(episodes=9, seed=0, random=random)["action"])
+    assert_same(*found)

@@ -759,6 +759,7 @@ def agents_spec(leaf: Any) -> Composite:
 OTHERS: dict[str, tuple[Callable[[], Any], Mapping[str, Any]]] = {
     "tanh": (lambda: TanhModule(in_keys=["action"]), ACTION),
     "tanh in a spec": (lambda: TanhModule(in_keys=["action"], spec=BOX, clamp=True), ACTION),
+    "Gaussian noise, safe": (lambda: AdditiveGaussianModule(WIDE, std=3.0, safe=True), ACTION),
     "epsilon-greedy with a mask": (
         lambda: EGreedyModule(OneHot(4, (N, 4)), 0.9, action_mask_key="mask"),
         {**CHOICE, "mask": MASKED["mask"]},

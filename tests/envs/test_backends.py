@@ -20,11 +20,7 @@ from tdcollect import GymnasiumEnv, make_env, slot_seed
 from tdcollect.envs.process.backend import ProcessBackend
 from tdcollect.envs.slots import Stepper
 
-from ..counting import (
-    CountingEnv,
-    CountingRules,
-    check_counting_batch,
-)
+from ..counting import CountingEnv, CountingRules, check_counting_batch
 from ..forkserver import forkserver
 
 N = 3

@@ -18,24 +18,14 @@ from tensordict import TensorDictBase
 from torchrl.collectors import Collector as TorchRLCollector
 from torchrl.envs import EnvBase, GymWrapper, RewardSum, SerialEnv, StepCounter, TransformedEnv
 
-from tdcollect import (
-    Collector,
-    EvaluationCollector,
-    Hooks,
-    evaluate,
-    make_env,
-    split_trajectories,
-)
+from tdcollect import Collector, EvaluationCollector, Hooks, evaluate, make_env, split_trajectories
 from tdcollect.envs.slots import RestartsExhausted, SlotError
 from tdcollect.envs.spaces import Bookkeeping
 from tdcollect.seeding import restart_seed, slot_seed, slot_seeds
 from tdcollect.testing import check_env, diagnose
 
 from ..collect.policies import actor
-from ..counting import (
-    StatelessCountingPolicy,
-    check_counting_batch,
-)
+from ..counting import StatelessCountingPolicy, check_counting_batch
 from ..testing.faulty_envs import IN_STEP, IN_WORKERS, RULES, faulty_env
 from ..zoo.process_envs import Odd
 

@@ -16,13 +16,7 @@ import torch
 import torchrl.envs
 from tensordict import TensorDict
 from torchrl.collectors import Collector as TorchRLCollector
-from torchrl.envs import (
-    EnvBase,
-    EnvCreator,
-    SerialEnv,
-    TransformedEnv,
-    check_env_specs,
-)
+from torchrl.envs import EnvBase, EnvCreator, SerialEnv, TransformedEnv, check_env_specs
 from torchrl.envs import transforms as T
 from torchrl.envs.transforms import StepCounter
 from torchrl.testing.mocking_classes import CountingEnv

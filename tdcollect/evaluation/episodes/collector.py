@@ -449,8 +449,8 @@ class EvaluationCollector(AbstractContextManager["EvaluationCollector"]):
                 with self._apart() as randomness:
                     elsewhere = self._generators_elsewhere()
                     ended = next(steps, None)
-                    now = self._generators_elsewhere()
-                    drawn = elsewhere | now != now | elsewhere  # in a process known before
+                    now = self._generators_elsewhere()  # those of new workers are not known yet
+                    drawn = any(now[pid] != elsewhere[pid] for pid in now.keys() & elsewhere.keys())
                     try:
                         randomness.check(f"the env {self.base.name} or the policy, at some step,")
                     except NotReproducibleError as error:
